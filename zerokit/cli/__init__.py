@@ -1,0 +1,80 @@
+"""The ``zerokit`` command: a file per command, each parse → call → print.
+
+A command's module is imported only when that command runs, so that ``plan``
+starts at once and never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from zerokit import __version__
+from zerokit.errors import ZerokitError
+
+# name -> (module below zerokit.cli, attribute, one-line help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "plan": ("plan", "Choose the fastest DeepSpeed strategy that fits, and write its files."),
+    "estimate": ("estimate", "Memory and step time of one given configuration."),
+    "launch": ("launch", "Run a training script under DeepSpeed with a plan, and measure it."),
+    "report": ("report", "Show a run again, or compare two."),
+    "gpus": ("gpus", "List the GPUs in the catalogue."),
+    "models": ("models", "List the models in the catalogue."),
+    "recipes": ("recipes", "List, show, copy and check the committed recipes."),
+    "doctor": ("doctor", "What this machine has, and what a DeepSpeed run here would trip over."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are run or asked for help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"zerokit.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zerokit")
+def cli() -> None:
+    """Know what fits and runs fastest before the GPU hours are spent."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; ends the process with one of the documented exit codes."""
+    sys.exit(run(argv))
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        result: Any = cli.main(args=argv, prog_name="zerokit", standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.exceptions.Abort:
+        click.echo("zerokit: interrupted", err=True)
+        return 130
+    except ZerokitError as error:
+        click.echo(f"zerokit: {error}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        # the reader (head, less) went away: not an error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0

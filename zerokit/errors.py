@@ -1,0 +1,102 @@
+"""Every error zerokit raises on purpose, and the exit code it ends the command with.
+
+::
+
+    ZerokitError
+    ├── InputError          2   something the user wrote: an option, a file, a value
+    │   └── FileInputError  2   … with file:line:column
+    ├── NothingFits         3   no strategy fits; names the nearest change that would
+    ├── LaunchError
+    │   ├── RankFailed      10
+    │   ├── RunHung         11
+    │   ├── LauncherLost    12
+    │   └── NodeUnusable    13  port taken, host unreachable, versions differ
+    └── ReportNotWritten    74
+
+Any other exception is a bug in zerokit and ends with exit code 1.
+Messages say what is wrong, where, and how to mend it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+__all__ = [
+    "FileInputError",
+    "InputError",
+    "LaunchError",
+    "LauncherLost",
+    "NodeUnusable",
+    "NothingFits",
+    "RankFailed",
+    "ReportNotWritten",
+    "RunHung",
+    "ZerokitError",
+]
+
+
+class ZerokitError(Exception):
+    """Base of the errors whose message is meant for the user."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(ZerokitError):
+    """The user's input cannot be used; the message names it and the fix."""
+
+    exit_code = 2
+
+
+class FileInputError(InputError):
+    """A problem at a place in a file, shown as ``file:line:column: message``."""
+
+    def __init__(
+        self, path: str | Path, message: str, line: int | None = None, column: int | None = None
+    ) -> None:
+        self.path = str(path)
+        self.line = line
+        self.column = column
+        self.message = message
+        place = ":".join(str(part) for part in (self.path, line, column) if part is not None)
+        super().__init__(f"{place}: {message}")
+
+
+class NothingFits(ZerokitError):
+    """No legal strategy fits the hardware; the message names the nearest change that would."""
+
+    exit_code = 3
+
+
+class LaunchError(ZerokitError):
+    """A launched run did not end well."""
+
+
+class RankFailed(LaunchError):
+    """At least one rank failed."""
+
+    exit_code = 10
+
+
+class RunHung(LaunchError):
+    """No progress within the heartbeat."""
+
+    exit_code = 11
+
+
+class LauncherLost(LaunchError):
+    """The launcher process ended while ranks were alive, or without their reports."""
+
+    exit_code = 12
+
+
+class NodeUnusable(LaunchError):
+    """A node or port cannot be used."""
+
+    exit_code = 13
+
+
+class ReportNotWritten(ZerokitError):
+    """The run's report could not be written."""
+
+    exit_code = 74

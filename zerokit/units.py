@@ -1,0 +1,117 @@
+"""Text to numbers and back: parameter counts, bytes, seconds. The only place that converts.
+
+Bytes are ``int``. ``GB`` is 10**9 bytes and ``GiB`` is 2**30: they never mix.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from zerokit.errors import InputError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_MAX_TEXT = 64  # longer than any number a person writes; stops 5000-digit input early
+_NUMBER = re.compile(r"(?P<number>\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|\.\d+)\s*(?P<suffix>[A-Za-z]*)")
+
+_COUNT_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_BYTE_SUFFIXES = {
+    "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "pib": 1 << 50,
+}  # fmt: skip
+
+
+def _split(text: object, what: str, example: str) -> tuple[float | int, str]:
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise InputError(f"{what}: expected a number such as {example}, got {text!r}")
+    shown = str(text) if not isinstance(text, int) or abs(text) < 10**30 else "a number that long"
+    shown = shown.strip()
+    if len(shown) > _MAX_TEXT:
+        raise InputError(f"{what}: {shown[:20]}… is too long for a number; use for example {example}")
+    match = _NUMBER.fullmatch(shown)
+    if match is None:
+        raise InputError(f"{what}: cannot read {shown!r}; use for example {example}")
+    digits = match["number"].replace("_", "")
+    value: float | int = int(digits) if digits.isdigit() else float(digits)
+    if not math.isfinite(value):
+        raise InputError(f"{what}: {shown!r} is not a finite number; use for example {example}")
+    return value, match["suffix"].lower()
+
+
+def parse_count(text: object, what: str = "count") -> int:
+    """Read a positive count: ``70b``, ``350m``, ``1.3e9``, ``70_553_706_496``.
+
+    Raises:
+        InputError: not a number, not positive, not finite, or more than 10**18.
+    """
+    value, suffix = _split(text, what, "70b, 350m or 1.3e9")
+    if suffix not in _COUNT_SUFFIXES:
+        raise InputError(f"{what}: unknown suffix {suffix!r} in {text!r}; use k, m, b or t")
+    number = round(value * _COUNT_SUFFIXES[suffix])
+    if number < 1:
+        raise InputError(f"{what}: {text!r} must be at least 1")
+    if number > 10**18:
+        raise InputError(f"{what}: {text!r} is beyond 10**18; is the suffix right?")
+    return number
+
+
+def parse_bytes(text: object, what: str = "size") -> int:
+    """Read a positive size in bytes: ``80GiB``, ``80GB``, ``81559MiB``, ``24gib``.
+
+    A bare number is refused, because GB and GiB would be guessed.
+
+    Raises:
+        InputError: not a size, no unit, or not positive.
+    """
+    value, suffix = _split(text, what, "80GiB or 81559MiB")
+    if suffix not in _BYTE_SUFFIXES:
+        unit = "a unit is missing" if suffix == "" else f"unknown unit {suffix!r}"
+        raise InputError(f"{what}: {unit} in {text!r}; use GiB (2**30), GB (10**9), MiB or MB")
+    number = int(value * _BYTE_SUFFIXES[suffix])
+    if number < 1:
+        raise InputError(f"{what}: {text!r} must be more than zero bytes")
+    if number > 1 << 60:
+        raise InputError(f"{what}: {text!r} is beyond an exabyte; is the unit right?")
+    return number
+
+
+def parse_positive_int(text: object, what: str, maximum: int = 10**9) -> int:
+    """Read a whole number of at least 1.
+
+    Raises:
+        InputError: not a whole number, below 1, or above ``maximum``.
+    """
+    value, suffix = _split(text, what, "8")
+    if suffix or value != int(value):
+        raise InputError(f"{what}: {text!r} must be a whole number such as 8")
+    if not 1 <= value <= maximum:
+        raise InputError(f"{what}: {text!r} must be between 1 and {maximum}")
+    return int(value)
+
+
+def format_gib(size_bytes: float, digits: int = 2) -> str:
+    """``80.00 GiB``; the one way sizes are shown to people."""
+    return f"{size_bytes / GIB:,.{digits}f} GiB"
+
+
+def format_count(number: float) -> str:
+    """``70.6B``, ``1.24B``, ``350M``: three significant digits."""
+    for scale, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= scale:
+            scaled = number / scale
+            return f"{scaled:.{max(0, 2 - int(math.log10(scaled)))}f}{suffix}"
+    return f"{number:.0f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """``850 ms``, ``12.3 s``, ``4.2 min``, ``3.1 h``, ``2.4 d``."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    for limit, divisor, suffix in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.1f} {suffix}"
+    return f"{seconds / 86400:.1f} d"
