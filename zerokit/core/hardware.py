@@ -1,0 +1,86 @@
+"""GPUs, nodes and clusters: what a plan may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from zerokit.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One kind of GPU, as the catalogue describes it.
+
+    Attributes:
+        vram_bytes: what a process can use: ``torch.cuda.get_device_properties().total_memory``.
+        driver_vram_bytes: what nvidia-smi (or rocm-smi) calls the total.
+        peak_flops: dense matmul FLOP/s by precision (``bf16``, ``fp16``, ``fp32``), fp32
+            accumulation; a precision that is missing is not supported in hardware.
+        matmul_efficiency: best measured matmul rate over the datasheet's; ``None``: not measured.
+        link: ``nvlink``, ``pcie`` or ``xgmi``: what joins the GPUs of one node.
+        link_bytes_per_second: per GPU and direction over that link.
+        pcie_bytes_per_second: host link, per direction.
+        context_bytes: driver memory of a CUDA context before the first tensor.
+        sources: figure name -> where it comes from.
+    """
+
+    name: str
+    title: str
+    vram_bytes: int
+    driver_vram_bytes: int
+    peak_flops: Mapping[str, float]
+    hbm_bytes_per_second: float
+    link: str
+    link_bytes_per_second: float
+    pcie_bytes_per_second: float
+    matmul_efficiency: float | None = None
+    peer_to_peer: bool = True
+    expandable_segments: bool = True
+    context_bytes: int = 0
+    max_gpus_per_node: int = 8
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def supports(self, precision: str) -> bool:
+        """Whether the GPU multiplies matrices in this precision in hardware."""
+        return precision in self.peak_flops
+
+    def with_vram(self, vram_bytes: int) -> Gpu:
+        """The same GPU with another usable memory size (``--vram``)."""
+        reserved = self.driver_vram_bytes - self.vram_bytes
+        return replace(self, vram_bytes=vram_bytes, driver_vram_bytes=vram_bytes + max(0, reserved))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """All the machines of a job; every node alike.
+
+    Attributes:
+        gpus: on all nodes together.
+        host_ram_bytes: per node; ``None`` when not known.
+        network_bytes_per_second: per node and direction, between nodes.
+        nvme_path: a folder on local NVMe on every node, when there is one.
+    """
+
+    gpu: Gpu
+    gpus: int
+    nodes: int = 1
+    host_ram_bytes: int | None = None
+    network_bytes_per_second: float = 50e9
+    nvme_path: str | None = None
+    nvme_bytes_per_second: float = 3e9
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1 or self.nodes < 1:
+            raise InputError("--gpus and --nodes must be at least 1")
+        if self.gpus % self.nodes:
+            raise InputError(
+                f"--gpus {self.gpus} on --nodes {self.nodes}: every node must have as many GPUs; "
+                f"use a multiple of {self.nodes}"
+            )
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs in each node."""
+        return self.gpus // self.nodes

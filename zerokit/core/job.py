@@ -1,0 +1,47 @@
+"""What is to be trained or served: batch, sequence, precision, method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PRECISIONS = ("bf16", "fp16", "fp32")
+METHODS = ("full", "lora", "qlora")
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+CHECKPOINTINGS = ("none", "selective", "full")
+OFFLOAD_DEVICES = ("none", "cpu", "nvme")
+QUANTIZATIONS = ("none", "int8", "int4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """A peft ``LoraConfig``: rank and which modules get adapters (name suffixes, or ``all-linear``)."""
+
+    rank: int = 16
+    targets: tuple[str, ...] = ("all-linear",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training (or serving) job, apart from how it is spread over GPUs.
+
+    Attributes:
+        seq_len: tokens per sequence.
+        global_batch: sequences per optimizer step over all GPUs; ``None``: the planner chooses.
+        method: ``full`` fine-tuning, ``lora``, or ``qlora`` (base weights in NF4).
+        attention: the Transformers attention implementation.
+        attention_mask_given: whether batches carry an attention mask with padding.
+        weights_loaded_as: dtype of the model handed to DeepSpeed: ``model`` (training dtype) or ``fp32``.
+        optimizer: DeepSpeed optimizer type.
+    """
+
+    seq_len: int = 2048
+    global_batch: int | None = None
+    method: str = "full"
+    lora: Lora | None = None
+    optimizer: str = "AdamW"
+    attention: str = "sdpa"
+    attention_mask_given: bool = False
+    use_reentrant_checkpointing: bool = False
+    weights_loaded_as: str = "model"
+    inference: bool = False
+    quantization: str = "none"

@@ -1,0 +1,200 @@
+"""The DeepSpeed settings that move memory or time, with DeepSpeed's own defaults.
+
+Read from a DeepSpeed JSON by :func:`from_config`, and written by
+``zerokit.emit.deepspeed``; the two are inverse. Defaults:
+``deepspeed/runtime/zero/config.py`` and ``offload_config.py``, version 0.19.8.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zerokit.errors import InputError
+
+DEEPSPEED_VERSION = "0.19.8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """``offload_optimizer`` or ``offload_param`` of ``zero_optimization``."""
+
+    device: str = "none"
+    nvme_path: str | None = None
+    pin_memory: bool = True
+    buffer_count: int = 4
+    buffer_size: int = 100_000_000
+    max_in_cpu: int = 1_000_000_000
+    ratio: float = 1.0
+    pipeline_read: bool = False
+    pipeline_write: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroSettings:
+    """The ``zero_optimization`` block. Sizes are in elements, as DeepSpeed counts them."""
+
+    stage: int = 0
+    contiguous_gradients: bool = True
+    reduce_scatter: bool = True
+    reduce_bucket_size: int = 500_000_000
+    allgather_partitions: bool = True
+    allgather_bucket_size: int = 500_000_000
+    overlap_comm: bool | None = None  # None: true at stage 3, else false
+    round_robin_gradients: bool = False
+    sub_group_size: int = 1_000_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    model_persistence_threshold: int = sys.maxsize
+    max_live_parameters: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    gather_16bit_weights_on_model_save: bool = False
+    zero_hpz_partition_size: int = 1
+    zero_quantized_weights: bool = False
+    zero_quantized_gradients: bool = False
+    offload_optimizer: Offload = field(default_factory=Offload)
+    offload_param: Offload = field(default_factory=lambda: Offload(buffer_count=5))
+
+    @property
+    def overlaps(self) -> bool:
+        """``overlap_comm`` after DeepSpeed's dynamic default (zero/config.py, ``overlap_comm_valid``)."""
+        return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedSettings:
+    """One DeepSpeed configuration, as far as memory and time depend on it."""
+
+    precision: str = "fp32"  # fp32, fp16, bf16
+    torch_autocast: str | None = None  # dtype under "torch_autocast", which leaves weights in fp32
+    micro_batch: int = 1
+    gradient_accumulation: int = 1
+    gradient_clipping: float = 0.0
+    grad_accum_dtype: str | None = None
+    communication_data_type: str | None = None
+    optimizer: str | None = "AdamW"
+    torch_adam: bool = False
+    autotp_size: int = 1
+    bf16_master_weights_and_grads: bool = False
+    bf16_optimizer_states: bool = False
+    fp16_master_weights_and_grads: bool = False
+    zero_force_ds_cpu_optimizer: bool = True
+    zero: ZeroSettings = field(default_factory=ZeroSettings)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of one parameter as the forward pass uses it."""
+        return 4 if self.precision == "fp32" or self.torch_autocast else 2
+
+
+_ZERO_KEYS = {
+    "contiguous_gradients": "contiguous_gradients",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_bucket_size": "reduce_bucket_size",
+    "allgather_partitions": "allgather_partitions",
+    "allgather_bucket_size": "allgather_bucket_size",
+    "overlap_comm": "overlap_comm",
+    "round_robin_gradients": "round_robin_gradients",
+    "sub_group_size": "sub_group_size",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "model_persistence_threshold": "stage3_model_persistence_threshold",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+    "gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "zero_hpz_partition_size": "zero_hpz_partition_size",
+    "zero_quantized_weights": "zero_quantized_weights",
+    "zero_quantized_gradients": "zero_quantized_gradients",
+}
+"""Field of :class:`ZeroSettings` -> key in the JSON."""
+
+_OFFLOAD_KEYS = tuple(Offload.__dataclass_fields__)
+
+
+def _number(value: object, where: str) -> int:
+    """DeepSpeed's ``pp_int`` fields: whole numbers, floats such as 5e8 included."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) > 1e30:
+        raise InputError(f"{where}: expected a whole number, got {value!r}")
+    if value != int(value):
+        raise InputError(f"{where}: {value!r} must be a whole number")
+    return int(value)
+
+
+def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    block = config.get(key) or {}
+    if not isinstance(block, Mapping):
+        raise InputError(f"{key}: expected an object, got {block!r}")
+    return block
+
+
+def _offload(zero: Mapping[str, Any], key: str, default: Offload) -> Offload:
+    block = _block(zero, key)
+    values = {name: block[name] for name in _OFFLOAD_KEYS if name in block}
+    for name in ("buffer_count", "buffer_size", "max_in_cpu"):
+        if name in values:
+            values[name] = _number(values[name], f"zero_optimization.{key}.{name}")
+    values["device"] = str(values.get("device") or "none")
+    if "nvme_path" in values and values["nvme_path"] is not None:
+        values["nvme_path"] = str(values["nvme_path"])
+    fields = {name: getattr(default, name) for name in _OFFLOAD_KEYS} | values
+    return Offload(**fields)
+
+
+def _precision(config: Mapping[str, Any]) -> str:
+    for name, keys in (("bf16", ("bf16", "bfloat16")), ("fp16", ("fp16",))):
+        if any(_block(config, key).get("enabled") is True for key in keys):
+            return name
+    return "fp32"
+
+
+def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
+    """Read the settings from a DeepSpeed JSON (already parsed).
+
+    Values DeepSpeed would take from a command line (``"auto"``) count as absent.
+
+    Raises:
+        InputError: a value of the wrong kind.
+    """
+    config = {key: value for key, value in config.items() if value != "auto"}
+    zero_block = {k: v for k, v in _block(config, "zero_optimization").items() if v != "auto"}
+    zero_values: dict[str, Any] = {}
+    for name, key in _ZERO_KEYS.items():
+        value = zero_block.get(key)
+        if value is None:
+            continue
+        default = ZeroSettings.__dataclass_fields__[name].default
+        is_flag = isinstance(default, bool) or name == "overlap_comm"
+        zero_values[name] = bool(value) if is_flag else _number(value, f"zero_optimization.{key}")
+    defaults = ZeroSettings()
+    zero = ZeroSettings(
+        stage=_number(zero_block.get("stage", 0), "zero_optimization.stage"),
+        offload_optimizer=_offload(zero_block, "offload_optimizer", defaults.offload_optimizer),
+        offload_param=_offload(zero_block, "offload_param", defaults.offload_param),
+        **zero_values,
+    )
+    optimizer = _block(config, "optimizer")
+    autocast = _block(config, "torch_autocast")
+    bf16 = _block(config, "bf16")
+    return DeepSpeedSettings(
+        precision=_precision(config),
+        torch_autocast=str(autocast.get("dtype", "bfloat16")) if autocast.get("enabled") is True else None,
+        micro_batch=_number(config.get("train_micro_batch_size_per_gpu", 1), "train_micro_batch_size_per_gpu"),
+        gradient_accumulation=_number(
+            config.get("gradient_accumulation_steps", 1), "gradient_accumulation_steps"
+        ),
+        gradient_clipping=float(config.get("gradient_clipping") or 0.0),
+        grad_accum_dtype=_block(config, "data_types").get("grad_accum_dtype"),
+        communication_data_type=config.get("communication_data_type"),
+        optimizer=str(optimizer["type"]) if optimizer.get("type") else None,
+        torch_adam=bool(_block(optimizer, "params").get("torch_adam", False)),
+        autotp_size=_number(_block(config, "tensor_parallel").get("autotp_size", 1), "autotp_size") or 1,
+        bf16_master_weights_and_grads=bool(bf16.get("bf16_master_weights_and_grads", False)),
+        bf16_optimizer_states=bool(bf16.get("bf16_optimizer_states", False)),
+        fp16_master_weights_and_grads=bool(
+            _block(config, "fp16").get("fp16_master_weights_and_grads", False)
+        ),
+        zero_force_ds_cpu_optimizer=config.get("zero_force_ds_cpu_optimizer") is not False,
+        zero=zero,
+    )

@@ -1,0 +1,97 @@
+"""One candidate: how a job is spread over the GPUs, and what it is predicted to need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zerokit.core.settings import DeepSpeedSettings
+
+PHASES = ("init", "forward", "backward", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A DeepSpeed configuration plus what lies outside its JSON.
+
+    ``data_parallel`` ranks divide the batch; sequence-parallel peers share sequences, so
+    ``world_size = data_parallel × tensor_parallel × pipeline_parallel × sequence_parallel``.
+    """
+
+    settings: DeepSpeedSettings
+    data_parallel: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    sequence_parallel: int = 1
+    checkpointing: str = "none"  # none, selective, full
+
+    @property
+    def world_size(self) -> int:
+        """GPUs in use."""
+        return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.sequence_parallel
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step."""
+        return self.settings.micro_batch * self.settings.gradient_accumulation * self.data_parallel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEstimate:
+    """Predicted memory of one rank (or of ranks ``first`` to ``last``, all alike). Bytes.
+
+    ``components`` is what is live at the peak, and sums to ``peak_allocated_bytes``.
+    """
+
+    first: int
+    last: int
+    peak_allocated_bytes: int
+    peak_phase: str
+    phases: Mapping[str, int]
+    components: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Predicted memory of a run. Bytes.
+
+    Attributes:
+        min_vram_bytes: smallest per-GPU memory on which the launched run succeeds.
+        basis: ``traced`` or ``analytic``: how the activations were found.
+    """
+
+    ranks: tuple[RankEstimate, ...]
+    min_vram_bytes: int
+    host_bytes_per_node: int
+    host_components: Mapping[str, int] = field(default_factory=dict)
+    nvme_bytes_per_node: int = 0
+    assumptions: tuple[str, ...] = ()
+    basis: str = "traced"
+
+    @property
+    def worst(self) -> RankEstimate:
+        """The rank with the highest peak."""
+        return max(self.ranks, key=lambda rank: rank.peak_allocated_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeEstimate:
+    """Predicted time of one optimizer step. Seconds.
+
+    ``bound_by`` is the largest of ``parts``: compute, link, network, pcie, host, nvme, launch.
+    """
+
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    parts: Mapping[str, float]
+    bound_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A strategy with its predictions."""
+
+    strategy: Strategy
+    memory: MemoryEstimate
+    time: TimeEstimate
+    why: str = ""
