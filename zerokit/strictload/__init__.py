@@ -1,0 +1,19 @@
+"""Strict reading of YAML and JSON, with the place of every key, for files that people write."""
+
+from __future__ import annotations
+
+from zerokit.strictload.document import Document, Path, Place, Problem, read_text
+from zerokit.strictload.jsontext import load_json, parse_json
+from zerokit.strictload.yamltext import load_yaml, parse_yaml
+
+__all__ = [
+    "Document",
+    "Path",
+    "Place",
+    "Problem",
+    "load_json",
+    "load_yaml",
+    "parse_json",
+    "parse_yaml",
+    "read_text",
+]

@@ -1,0 +1,129 @@
+"""A parsed file: its value, where each key stands, and what the parser forgave."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import stat
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from zerokit.errors import FileInputError
+
+Path = tuple[str | int, ...]
+"""Keys and list indices from the top of the document down to a value."""
+
+MAX_BYTES = 4 << 20
+"""No configuration is larger; a file beyond this is refused before it is read."""
+MAX_DEPTH = 100
+"""Deepest nesting that is read."""
+MAX_NODES = 200_000
+"""Most values in one document, counted with every alias written out."""
+
+
+class Place(NamedTuple):
+    """A place in a file, both from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something the strict grammar forbids and the parser could read past."""
+
+    rule: str
+    place: Place
+    message: str
+    mend: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Document:
+    """What one file says.
+
+    Attributes:
+        value: plain dicts, lists, strings, numbers, booleans and None.
+        keys: place of each key (of each item, in a list).
+        values: place of each value.
+        problems: what was read past; empty when the text was strict.
+        spans: start and end offset of each value in ``text``, where the format gives them.
+    """
+
+    path: str
+    text: str
+    value: Any = None
+    keys: dict[Path, Place] = field(default_factory=dict)
+    values: dict[Path, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    spans: dict[Path, tuple[int, int]] = field(default_factory=dict)
+
+    def place(self, path: Path) -> Place:
+        """Where ``path`` stands, or the nearest parent that is written in the file."""
+        while path and path not in self.keys:
+            path = path[:-1]
+        return self.keys.get(path, Place(1, 1))
+
+    def error(self, path: Path, message: str) -> FileInputError:
+        """A file error that points at ``path``."""
+        line, column = self.place(path)
+        return FileInputError(self.path, message, line, column)
+
+
+def read_text(path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES) -> str:
+    """Read a regular UTF-8 file of at most ``max_bytes`` bytes; a UTF-8 byte order mark is dropped.
+
+    Pipes, devices and directories are refused without being read.
+
+    Raises:
+        FileInputError: missing, not a regular file, too large, or not UTF-8.
+    """
+    try:
+        # non-blocking, so that a pipe without a writer cannot hold us
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a file name"
+        raise FileInputError(path, f"cannot be read: {reason}") from None
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileInputError(path, "is not a regular file")
+        if status.st_size > max_bytes:
+            raise FileInputError(
+                path, f"is {status.st_size} bytes; a configuration has at most {max_bytes} bytes"
+            )
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise FileInputError(path, f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(handle)
+    if len(data) > max_bytes:
+        raise FileInputError(path, f"grew past {max_bytes} bytes while it was read")
+    return decode(data, str(path))
+
+
+def decode(data: bytes, path: str) -> str:
+    """Bytes to text: UTF-8 only, with or without byte order mark.
+
+    Raises:
+        FileInputError: with line and column of the first byte that is not UTF-8.
+    """
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FileInputError(path, "is UTF-16; save it as UTF-8", 1, 1)
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        line = before.count(b"\n") + 1
+        column = len(before.rpartition(b"\n")[2].decode("utf-8")) + 1
+        raise FileInputError(
+            path, f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8", line, column
+        ) from None
+
+
+def place_of(text: str, offset: int) -> Place:
+    """Line and column of a character offset."""
+    start = text.rfind("\n", 0, offset) + 1
+    return Place(text.count("\n", 0, offset) + 1, offset - start + 1)

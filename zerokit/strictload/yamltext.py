@@ -1,0 +1,237 @@
+"""YAML, strictly: one document, plain values, no surprises.
+
+Read from the parser's event stream rather than through ``safe_load``, for four reasons: places of
+keys, duplicate keys, numbers as YAML 1.2 has them (``5e8`` is a number; PyYAML reads text), and
+documents made to exhaust memory (aliases are counted before anything is expanded).
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from zerokit.errors import FileInputError
+from zerokit.strictload.document import MAX_DEPTH, MAX_NODES, Document, Path, Place, place_of, read_text
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MAX_DIGITS = 400
+
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE = frozenset({"true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"})
+_FALSE = frozenset({"false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"})
+_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
+_RADIX = re.compile(r"0(x[0-9a-fA-F]+|o[0-7]+)")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+_PLAIN_TAGS = frozenset({None, "!", *(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))})
+
+
+@dataclass(slots=True)
+class _Open:
+    """A mapping or list that is being read."""
+
+    value: Any
+    path: Path
+    anchor: str | None
+    merges: list[dict[str, Any]] = field(default_factory=list)
+    key: str | None = None
+    nodes: int = 1
+
+
+def load_yaml(path: str | pathlib.Path) -> Document:
+    """Read a YAML file.
+
+    Raises:
+        FileInputError: with line and column: bad syntax, a duplicate key, a tag, NaN or infinity,
+            an alias bomb, nesting beyond 100 levels, several documents, an empty file.
+    """
+    return parse_yaml(read_text(path), str(path))
+
+
+def parse_yaml(text: str, path: str = "<text>") -> Document:
+    """Read YAML text (see :func:`load_yaml`)."""
+    return _Reader(text, path).read()
+
+
+class _Reader:
+    def __init__(self, text: str, path: str) -> None:
+        self.document = Document(path=path, text=text)
+        self.stack: list[_Open] = []
+        self.anchors: dict[str, tuple[Any, int]] = {}
+        self.nodes = 0
+        self.documents = 0
+
+    def read(self) -> Document:
+        try:
+            for event in yaml.parse(self.document.text, Loader=_LOADER):
+                self.take(event)
+        except yaml.YAMLError as error:
+            raise self.syntax_error(error) from None
+        if self.documents == 0:
+            raise FileInputError(self.document.path, "is empty", 1, 1)
+        return self.document
+
+    def take(self, event: Any) -> None:
+        """Handle one parser event."""
+        if isinstance(event, yaml.DocumentStartEvent):
+            self.documents += 1
+            if self.documents > 1:
+                raise self.error(event, "a second document starts here; keep one per file")
+        elif isinstance(event, yaml.ScalarEvent):
+            self.scalar(event)
+        elif isinstance(event, yaml.AliasEvent):
+            self.alias(event)
+        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+            self.open(event)
+        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+            self.close()
+
+    def error(self, event: Any, message: str) -> FileInputError:
+        mark = event.start_mark
+        return FileInputError(self.document.path, message, mark.line + 1, mark.column + 1)
+
+    def syntax_error(self, error: yaml.YAMLError) -> FileInputError:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        if mark is not None:
+            message = getattr(error, "problem", None) or "cannot be read as YAML"
+            if "\t" in self.document.text and "cannot start any token" in message:
+                message += " (a tab? YAML is indented with spaces)"
+            return FileInputError(self.document.path, message, mark.line + 1, mark.column + 1)
+        position = getattr(error, "position", None)
+        place = place_of(self.document.text, position) if isinstance(position, int) else Place(1, 1)
+        return FileInputError(
+            self.document.path, f"holds a character YAML forbids: {getattr(error, 'reason', '')}", *place
+        )
+
+    def count(self, event: Any, nodes: int) -> None:
+        self.nodes += nodes
+        if self.nodes > MAX_NODES:
+            raise self.error(event, f"has more than {MAX_NODES} values (aliases written out)")
+        for open_ in self.stack:
+            open_.nodes += nodes
+
+    def expects_key(self) -> bool:
+        return bool(self.stack) and isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None
+
+    def scalar(self, event: Any) -> None:
+        if event.tag not in _PLAIN_TAGS:
+            raise self.error(event, f"tag {event.tag} is not allowed; write the plain value")
+        if self.expects_key():
+            self.key(event)
+            return
+        quoted = event.style not in (None, "") or event.tag not in (None, "!")
+        value = event.value if quoted else self.plain(event)
+        self.count(event, 1)
+        self.add(value, event)
+        if event.anchor:
+            self.anchors[event.anchor] = (value, 1)
+
+    def key(self, event: Any) -> None:
+        top, name = self.stack[-1], event.value
+        here = (*top.path, name)
+        if name in top.value or (name == "<<" and top.merges):
+            first = self.document.keys[here].line
+            raise self.error(event, f"duplicate key {name!r} (first in line {first}); keep one")
+        top.key = name
+        if name != "<<":
+            # reserve the key so that a duplicate is seen, whatever its value
+            top.value[name] = None
+        self.document.keys[here] = Place(event.start_mark.line + 1, event.start_mark.column + 1)
+
+    def alias(self, event: Any) -> None:
+        if self.expects_key():
+            raise self.error(event, "an alias as a key is not allowed")
+        if any(open_.anchor == event.anchor for open_ in self.stack):
+            raise self.error(event, f"*{event.anchor} contains itself")
+        if event.anchor not in self.anchors:
+            raise self.error(event, f"*{event.anchor} is not defined before this line")
+        value, nodes = self.anchors[event.anchor]
+        self.count(event, nodes)
+        self.add(value, event)
+
+    def open(self, event: Any) -> None:
+        if event.tag not in _PLAIN_TAGS:
+            raise self.error(event, f"tag {event.tag} is not allowed; write the plain value")
+        if self.expects_key():
+            raise self.error(event, "a list or mapping as a key is not allowed")
+        if len(self.stack) >= MAX_DEPTH:
+            raise self.error(event, f"is nested deeper than {MAX_DEPTH} levels")
+        self.count(event, 1)
+        value: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
+        path = self.add(value, event)
+        self.stack.append(_Open(value, path, event.anchor))
+
+    def close(self) -> None:
+        done = self.stack.pop()
+        for merged in done.merges:
+            for key, value in merged.items():
+                done.value.setdefault(key, value)
+        if done.anchor:
+            self.anchors[done.anchor] = (done.value, done.nodes)
+        if self.stack:
+            self.stack[-1].key = None if isinstance(self.stack[-1].value, dict) else self.stack[-1].key
+
+    def add(self, value: Any, event: Any) -> Path:
+        """Put a value under the key or in the list that is open; returns its path."""
+        place = Place(event.start_mark.line + 1, event.start_mark.column + 1)
+        is_leaf = not isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent)
+        if not self.stack:
+            self.document.value = value
+            path: Path = ()
+        elif isinstance(self.stack[-1].value, list):
+            top = self.stack[-1]
+            path = (*top.path, len(top.value))
+            top.value.append(value)
+            self.document.keys[path] = place
+        else:
+            top = self.stack[-1]
+            assert top.key is not None
+            path = (*top.path, top.key)
+            self.put(top, value, event)
+            if is_leaf:
+                top.key = None
+        self.document.values[path] = place
+        if hasattr(event, "end_mark"):
+            self.document.spans[path] = (event.start_mark.index, event.end_mark.index)
+        return path
+
+    def put(self, top: _Open, value: Any, event: Any) -> None:
+        assert top.key is not None
+        if top.key != "<<":
+            top.value[top.key] = value
+            return
+        merges = value if isinstance(value, list) else [value]
+        if not merges or not all(isinstance(merged, dict) for merged in merges):
+            raise self.error(event, "<< must name a mapping (an alias to one)")
+        top.merges += merges
+
+    def plain(self, event: Any) -> Any:
+        """Value of a scalar without quotes."""
+        text = event.value
+        if text in _NULL:
+            return None
+        if text in _TRUE or text in _FALSE:
+            return text in _TRUE
+        if _NOT_FINITE.fullmatch(text):
+            raise self.error(event, f"{text} is not a finite number")
+        if len(text) > _MAX_DIGITS and (_INT.fullmatch(text) or _FLOAT.fullmatch(text)):
+            raise self.error(event, f"a number of {len(text)} digits is too long")
+        if _INT.fullmatch(text):
+            return int(text.replace("_", ""))
+        if _RADIX.fullmatch(text):
+            return int(text, 0)
+        if _LEADING_ZERO.fullmatch(text):
+            raise self.error(event, f"{text}: a leading zero may mean octal; drop it, or quote the text")
+        if _FLOAT.fullmatch(text):
+            number = float(text.replace("_", ""))
+            if not math.isfinite(number):
+                raise self.error(event, f"{text} is beyond what a number can hold")
+            return number
+        return text
