@@ -1,0 +1,242 @@
+"""The GPUs zerokit knows: one YAML file each in ``gpus/``, named as the GPU is.
+
+Looking one up forgives: case, separators, vendor words, and the names that nvidia-smi,
+rocm-smi and torch print all lead to the entry; a name that fits several lists them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokit.catalog.reader import Field, read
+from zerokit.core.hardware import Gpu
+from zerokit.errors import FileInputError, InputError
+from zerokit.units import GIB, MIB, format_gib
+
+FOLDER = Path(__file__).parent / "gpus"
+PRECISIONS = ("bf16", "fp16", "fp32")
+
+_FIELDS = {
+    "name": Field(kind="text"),
+    "title": Field(kind="text"),
+    "driver_names": Field(kind="texts"),
+    "aliases": Field(kind="texts", required=False),
+    "vram_gib": Field(kind="number"),
+    "driver_vram_mib": Field(kind="whole"),
+    "bf16_tflops": Field(kind="number", required=False),
+    "fp16_tflops": Field(kind="number"),
+    "fp32_tflops": Field(kind="number"),
+    "measured_matmul_tflops": Field(kind="number", required=False),
+    "hbm_gb_per_second": Field(kind="number"),
+    "link": Field(kind="text", choices=("nvlink", "pcie", "xgmi")),
+    "link_gb_per_second": Field(kind="number"),
+    "pcie_gb_per_second": Field(kind="number"),
+    "context_mib": Field(kind="whole"),
+    "peer_to_peer": Field(kind="flag"),
+    "expandable_segments": Field(kind="flag"),
+    "max_gpus_per_node": Field(kind="whole"),
+    "assumed_for_vram": Field(kind="flag", required=False),
+    "sources": Field(kind="mapping"),
+}
+_FIGURES = tuple(
+    key for key, field in _FIELDS.items() if field.kind in ("number", "whole") and key != "max_gpus_per_node"
+)
+_MAY_HAVE_SOURCE = (*_FIGURES, "peer_to_peer", "expandable_segments", "max_gpus_per_node")
+_VENDOR_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct", "graphics", "gpu", "generation"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    gpu: Gpu
+    assumed_for_vram: bool
+    labels: tuple[tuple[str, ...], ...]
+
+
+def names() -> tuple[str, ...]:
+    """All catalogue names, sorted."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+def load(name: str) -> Gpu:
+    """The GPU with exactly this catalogue name, reading only its file.
+
+    Raises:
+        InputError: there is none.
+    """
+    if re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) and (FOLDER / f"{name}.yaml").is_file():
+        return read_gpu(FOLDER / f"{name}.yaml")
+    raise InputError(_unknown(name))
+
+
+def catalog() -> tuple[Gpu, ...]:
+    """Every GPU, by name."""
+    return tuple(entry.gpu for entry in _entries())
+
+
+def lookup(text: str) -> Gpu:
+    """The GPU a person means: ``h100-sxm-80gb``, ``A100-80GB``, ``a100 80gb``, ``NVIDIA H100 80GB HBM3``.
+
+    Raises:
+        InputError: nothing fits, or several do; the message lists them.
+    """
+    if len(text) > 100:
+        raise InputError(f"--gpu {text[:20]!r}…: too long for a GPU's name; `zerokit gpus` lists them")
+    if re.fullmatch(r"[a-z0-9][a-z0-9-]*", text) and (FOLDER / f"{text}.yaml").is_file():
+        return load(text)
+    wanted = _words(text)
+    found = _named(wanted) or _named((*wanted, "gb")) or _containing(wanted)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = ", ".join(gpu.name for gpu in found)
+        raise InputError(f"--gpu {text!r} could be any of: {listed}; name one of them")
+    raise InputError(_unknown(text))
+
+
+def for_driver(name: str, driver_vram_bytes: int) -> tuple[Gpu | None, str]:
+    """The catalogue entry of a GPU found in a machine, with its own memory size, and the reason.
+
+    Args:
+        name: as nvidia-smi, rocm-smi or torch print it.
+        driver_vram_bytes: the total that the driver reports.
+
+    Returns:
+        ``None`` with the reason when the catalogue does not know it.
+    """
+    wanted = _words(name)
+    found = _named(wanted)
+    if not found:
+        found = [
+            gpu for gpu in _containing(wanted) if abs(driver_vram_bytes / gpu.driver_vram_bytes - 1) < 0.03
+        ]
+    if len(found) != 1:
+        return None, f"{name} ({format_gib(driver_vram_bytes)}) is not in the catalogue"
+    gpu = found[0]
+    if abs(driver_vram_bytes / gpu.driver_vram_bytes - 1) < 0.01:
+        return gpu, f"{name} is {gpu.name} in the catalogue"
+    reserved = gpu.driver_vram_bytes - gpu.vram_bytes
+    return (
+        gpu.with_vram(max(1, driver_vram_bytes - reserved)),
+        f"{name} is {gpu.name} in the catalogue, but the driver reports {format_gib(driver_vram_bytes)} "
+        f"instead of {format_gib(gpu.driver_vram_bytes)}",
+    )
+
+
+def for_vram(vram_bytes: int) -> tuple[Gpu, str]:
+    """Whose speeds to assume when only the memory per GPU is known, and the reason.
+
+    Returns:
+        The entry as the catalogue has it: ``with_vram`` gives it the asked size.
+    """
+    typical = [entry.gpu for entry in _entries() if entry.assumed_for_vram]
+    gpu = min(typical, key=lambda gpu: abs(math.log(gpu.driver_vram_bytes / vram_bytes)))
+    return gpu, (
+        f"speeds assumed to be those of {gpu.name}, the typical GPU nearest to {format_gib(vram_bytes)}; "
+        "name the GPU with --gpu for better ones"
+    )
+
+
+def read_gpu(path: Path) -> Gpu:
+    """One catalogue file.
+
+    Raises:
+        FileInputError: with the line, when the file breaks a rule.
+    """
+    return _read(path).gpu
+
+
+@functools.cache
+def _entries() -> tuple[_Entry, ...]:
+    return tuple(_read(FOLDER / f"{name}.yaml") for name in names())
+
+
+def _read(path: Path) -> _Entry:
+    values = read(path, _FIELDS)
+    _check(path, values)
+    peaks = {
+        precision: values[f"{precision}_tflops"] * 1e12
+        for precision in PRECISIONS
+        if f"{precision}_tflops" in values
+    }
+    measured = values.get("measured_matmul_tflops")
+    names_of_it = (*values.get("aliases", []), *values["driver_names"])
+    gpu = Gpu(
+        name=values["name"],
+        title=values["title"],
+        vram_bytes=round(values["vram_gib"] * GIB),
+        driver_vram_bytes=values["driver_vram_mib"] * MIB,
+        peak_flops=peaks,
+        hbm_bytes_per_second=values["hbm_gb_per_second"] * 1e9,
+        link=values["link"],
+        link_bytes_per_second=values["link_gb_per_second"] * 1e9,
+        pcie_bytes_per_second=values["pcie_gb_per_second"] * 1e9,
+        matmul_efficiency=None if measured is None else measured * 1e12 / _tensor_peak(peaks),
+        peer_to_peer=values["peer_to_peer"],
+        expandable_segments=values["expandable_segments"],
+        context_bytes=values["context_mib"] * MIB,
+        max_gpus_per_node=values["max_gpus_per_node"],
+        aliases=names_of_it,
+        sources=values["sources"],
+    )
+    labels = tuple(_words(label) for label in (gpu.name, gpu.title, *names_of_it))
+    return _Entry(gpu=gpu, assumed_for_vram=values.get("assumed_for_vram", False), labels=labels)
+
+
+def _tensor_peak(peaks: dict[str, float]) -> float:
+    return peaks.get("bf16", peaks["fp16"])
+
+
+def _check(path: Path, values: dict[str, Any]) -> None:
+    """Rules that join several keys."""
+    if values["name"] != path.stem:
+        raise FileInputError(path, f"name: {values['name']!r} must be the file's name, {path.stem!r}", 1)
+    if values["vram_gib"] * GIB > values["driver_vram_mib"] * MIB * 1.001:
+        raise FileInputError(path, "vram_gib is more than driver_vram_mib; are the units right?")
+    peak = values.get("bf16_tflops", values["fp16_tflops"])
+    if values.get("measured_matmul_tflops", 0) > peak:
+        raise FileInputError(path, "measured_matmul_tflops is more than the datasheet's peak")
+    if values["link"] == "pcie" and values["link_gb_per_second"] != values["pcie_gb_per_second"]:
+        raise FileInputError(path, "link is pcie, so link_gb_per_second must equal pcie_gb_per_second")
+    missing = [key for key in _FIGURES if key in values and key not in values["sources"]]
+    if missing:
+        raise FileInputError(path, f"sources: say where these come from: {', '.join(missing)}")
+    unknown = [key for key in values["sources"] if key not in _MAY_HAVE_SOURCE or key not in values]
+    if unknown:
+        raise FileInputError(path, f"sources: no such figure in this file: {', '.join(unknown)}")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Letters and digits apart, vendor words dropped, ``80g`` and ``80gib`` as ``80gb``."""
+    parts = [part for part in re.findall(r"[a-z]+|\d+", text.lower()) if part not in _VENDOR_WORDS]
+    return tuple(
+        "gb" if part in ("g", "gib") and place and parts[place - 1].isdigit() else part
+        for place, part in enumerate(parts)
+    )
+
+
+def _named(words: tuple[str, ...]) -> list[Gpu]:
+    key = "".join(words)
+    return [entry.gpu for entry in _entries() if any("".join(label) == key for label in entry.labels)]
+
+
+def _containing(words: tuple[str, ...]) -> list[Gpu]:
+    wanted = set(words)
+    if not wanted - {"gb"}:
+        return []
+    return [entry.gpu for entry in _entries() if any(wanted <= set(label) for label in entry.labels)]
+
+
+def _unknown(text: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(text.lower(), names(), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return (
+        f"--gpu {text!r} is not in the catalogue; {hint}"
+        "`zerokit gpus` lists them, or give --vram SIZE per GPU instead"
+    )
