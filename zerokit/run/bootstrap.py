@@ -1,0 +1,25 @@
+"""Runs the user's script inside a rank, measured, as if Python ran it directly.
+
+``bootstrap.py [--local_rank=N] [--module] [--] SCRIPT ARGS…`` is started by deepspeed, torchrun or
+accelerate in place of the script. DeepSpeed puts ``--local_rank=N`` in front of the arguments; it goes
+right after the script's name, where an unmodified script expects it.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
+if __name__ == "__main__" and sys.path and os.path.realpath(sys.path[0]) == _HERE:
+    del sys.path[0]  # our own modules must not be importable as "probe" or "report" by the script
+
+try:
+    from zerokit.run import rank_process
+except ModuleNotFoundError:  # run from a checkout that is not installed
+    _ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
+    sys.path.append(_ROOT)
+    from zerokit.run import rank_process
+
+    sys.path.remove(_ROOT)
+
+if __name__ == "__main__":
+    rank_process.main(sys.argv[1:])

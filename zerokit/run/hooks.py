@@ -1,0 +1,212 @@
+"""Hooks that are put when the script imports torch, DeepSpeed or accelerate, and never before.
+
+A finder in front of ``sys.meta_path`` lets the real one find the module, and runs our function after
+the module was executed. Nothing is imported on the script's behalf. A hook that does not fit the
+installed version is left out: the run goes on, with less to report.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from zerokit.run.cuda_memory import CudaMemory
+from zerokit.run.oom import OomWatch
+from zerokit.run.probe import Probe
+
+Hook = Callable[[ModuleType], None]
+
+
+class _HookedLoader(importlib.abc.Loader):
+    """The module's own loader, with a hook after it."""
+
+    def __init__(self, loader: Any, hook: Hook) -> None:
+        self._loader = loader
+        self._hook = hook
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._loader  # what the module sees of itself is as without us
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        try:
+            self._hook(module)
+        except Exception as error:
+            print(f"zerokit: {module.__name__} is not measured: {error}", file=sys.stderr)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class PostImport(importlib.abc.MetaPathFinder):
+    """Runs a function once after a module of that name was imported."""
+
+    def __init__(self, hooks: dict[str, Hook]) -> None:
+        self._hooks = dict(hooks)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hook = self._hooks.pop(fullname, None)
+        if hook is None:
+            return None
+        spec = importlib.util.find_spec(fullname) if path is None else _find_below(fullname, path, target)
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+            return None
+        spec.loader = _HookedLoader(spec.loader, hook)
+        return spec
+
+
+def _find_below(
+    fullname: str, path: Sequence[str], target: ModuleType | None
+) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        spec = None if isinstance(finder, PostImport) else finder.find_spec(fullname, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+def install(probe: Probe) -> PostImport:
+    """Put the hooks for this rank."""
+    oom = OomWatch(probe)
+    hooks: dict[str, Hook] = {
+        "torch": functools.partial(_hook_torch, probe, oom),
+        "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom),
+        "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
+    }
+    if probe.identity.device == "cpu":
+        hooks["deepspeed.comm.torch"] = _hook_comm
+        hooks["accelerate.state"] = _hook_accelerate
+    finder = PostImport(hooks)
+    sys.meta_path.insert(0, finder)
+    return finder
+
+
+def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
+    if probe.identity.device == "cpu" or not hasattr(torch._C, "_cuda_memoryStats"):
+        return  # a build without CUDA has no such functions
+    cuda = CudaMemory(torch)
+    cuda.on_foreign_reset = probe.foreign_reset
+    cuda.install()
+    probe.cuda = cuda
+    oom.attach(torch)
+
+
+def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
+    engine = module.DeepSpeedEngine
+    torch = sys.modules["torch"]
+    if probe.baseline_host_rss_bytes is None:
+        probe.baseline_host_rss_bytes = probe.host.read()[0]
+
+    def forward_phase(self: Any) -> str:
+        return "forward" if self.training and torch.is_grad_enabled() else "eval"
+
+    def after_forward(self: Any) -> None:
+        if probe.phase == "eval":
+            probe.enter("other")
+
+    def after_step(self: Any) -> None:
+        probe.enter("other")
+        probe.micro_steps += 1
+
+    def after_init(self: Any) -> None:
+        oom.know(weakref.ref(self))
+        ENGINES.append(weakref.ref(self))
+
+    _wrap(engine, "__init__", after=after_init)
+    _wrap(engine, "forward", before=lambda self: probe.enter(forward_phase(self)), after=after_forward)
+    _wrap(engine, "backward", before=lambda self: probe.enter("backward"))
+    _wrap(engine, "_backward_prologue", before=lambda self: probe.enter("backward"))
+    _wrap(engine, "step", before=lambda self: probe.enter("step"), after=after_step)
+    _wrap(
+        engine,
+        "_take_model_step",
+        before=lambda self: probe.enter("step"),
+        after=lambda self: probe.step_done(),
+    )
+
+
+def _hook_pipeline(probe: Probe, module: ModuleType) -> None:
+    """A pipeline's middle stages call autograd, not ``engine.backward``, and never ``engine.step``."""
+    engine = module.PipelineEngine
+    phases = {"_exec_backward_pass": "backward", "_exec_optimizer_step": "step"}
+    for name, phase in phases.items():
+        original = engine.__dict__.get(name)
+        after = (lambda self: probe.enter("other")) if phase == "step" else None
+        _wrap(engine, name, before=lambda self, phase=phase: probe.enter(phase), after=after)  # type: ignore[misc]
+        for instruction, function in engine._INSTRUCTION_MAP.items():
+            if function is original:
+                engine._INSTRUCTION_MAP[instruction] = engine.__dict__[name]
+
+
+ENGINES: list[Any] = []
+"""Weak references to the engines that the script made."""
+
+
+def _wrap(
+    owner: Any,
+    name: str,
+    before: Callable[[Any], None] | None = None,
+    after: Callable[[Any], None] | None = None,
+) -> None:
+    """Run ``before`` and, when it returns, ``after`` around a method; left out where it is missing."""
+    original = owner.__dict__.get(name)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(self)
+        result = original(self, *args, **kwargs)
+        if after is not None:
+            after(self)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def _hook_comm(module: ModuleType) -> None:
+    """On CPU ranks DeepSpeed compiles a shared-memory op at first use; Gloo does the same without."""
+    module.build_shm_op = lambda: None  # type: ignore[attr-defined]
+
+
+def _hook_accelerate(module: ModuleType) -> None:
+    """Without a GPU accelerate finds no backend and makes every rank a job of its own: name Gloo."""
+    state = module.PartialState
+    original = state._prepare_backend
+
+    @functools.wraps(original)
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        backend, distributed_type = original(self, *args, **kwargs)
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if backend is None and ranks > 1 and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+            backend = "gloo"
+        return backend, distributed_type
+
+    state._prepare_backend = prepare
+
+
+def close_process_groups() -> None:
+    """On CPU ranks, after success: DeepSpeed and Gloo left open often abort at exit."""
+    for reference in ENGINES:
+        engine = reference()
+        if engine is not None:
+            engine.destroy()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -1,0 +1,343 @@
+"""What one rank knows about its own memory: peaks by phase, steps, growth.
+
+Runs inside the training process, so it is standard library only, never raises into the script, and
+does its work at phase boundaries (microseconds) and in the ticker thread.
+
+Phases: ``init`` until the first forward; ``forward`` from the engine's forward to the backward, so with
+a loss computed outside the model; ``backward`` until the optimizer step; ``step``; ``other`` until the
+next forward; ``eval`` for a forward without gradients; and those the script names with
+``zerokit.phase``, which are measured beside the engine's own.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zerokit.run.cuda_memory import CudaMemory, Peaks
+from zerokit.run.growth import GrowthWatch
+from zerokit.run.host_memory import HostMemory
+from zerokit.run.rankfile import SCHEMA, RankWriter, Record, rank_file
+
+_MIB = 1 << 20
+_RECENT_STEPS = 64
+_MAX_PHASES = 64  # a script that invents a name each step must not fill memory
+_MAX_NOTES = 200
+GPU_LEAK_BYTES = 8 * _MIB
+HOST_LEAK_BYTES = 64 * _MIB
+_CLEAN_EXIT = ("finished", 0)
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseRecord:
+    """What one phase reached so far."""
+
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    peak_host_rss_bytes: int = 0
+    seconds: float = 0.0
+    count: int = 0
+
+    def add(self, peaks: Peaks) -> None:
+        """Raise the allocator's peaks."""
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, peaks.allocated_bytes)
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, peaks.reserved_bytes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Identity:
+    """Which rank this process is."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    host: str
+    device: str
+    script: str
+    pid: int = field(default_factory=os.getpid)
+
+
+class Probe:
+    """Collects one rank's figures and writes them to its file."""
+
+    def __init__(self, identity: Identity, run_dir: Path) -> None:
+        self.identity = identity
+        self.run_dir = run_dir
+        self.writer = RankWriter(rank_file(run_dir, identity.rank), identity.rank)
+        self.cuda: CudaMemory | None = None
+        self.host = HostMemory()
+        self.phase = "init"
+        self.phases: dict[str, PhaseRecord] = {"init": PhaseRecord(count=1)}
+        self.named: list[str] = []  # phases that the script opened, outermost first
+        self.steps = 0
+        self.micro_steps = 0
+        self.progress = 0
+        self.baseline_host_rss_bytes: int | None = None
+        self.failure: Record | None = None
+        self.events: list[Record] = []
+        self.notes: list[Record] = []
+        self.peak = PhaseRecord()
+        self.peak_device_used_bytes = 0
+        self._lock = threading.RLock()
+        self._started = self._phase_began = self._moved = time.monotonic()
+        self._last_step_end: float | None = None
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._gpu_growth = GrowthWatch(GPU_LEAK_BYTES)
+        self._host_growth = GrowthWatch(HOST_LEAK_BYTES)
+        self._host_rss_bytes, self._host_mark_bytes = self.host.read()
+        self._main_thread = threading.get_ident()
+        self._last_place: object = None
+        self._mine = True
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def start_record(self) -> Record:
+        """The first line of the file."""
+        who = self.identity
+        return {
+            "type": "start", "schema": SCHEMA, "rank": who.rank, "local_rank": who.local_rank,
+            "world_size": who.world_size, "host": who.host, "pid": who.pid, "device": who.device,
+            "script": who.script, "python": sys.version.split()[0], "time": time.time(),
+        }  # fmt: skip
+
+    def disown(self) -> None:
+        """In a forked child: it is no rank. Everything here becomes a pass-through."""
+        self._mine = False
+        self._lock = threading.RLock()  # the ticker may have held it at the fork
+        if self.cuda is not None:
+            self.cuda.uninstall()
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process is the rank itself, not a child it forked."""
+        return self._mine
+
+    # -- phases ----------------------------------------------------------------------------------
+
+    def enter(self, phase: str) -> None:
+        """The engine begins ``phase``; what was reached since the last change belongs to the one before."""
+        if not self._mine or phase == self.phase:
+            return
+        with self._lock:
+            self._settle()
+            self.phase = phase
+            self._record(phase).count += 1
+            self.progress += 1
+
+    @contextmanager
+    def named_phase(self, name: str) -> Iterator[None]:
+        """A phase that the script names; it may hold others and the engine's own phases."""
+        with self._lock:
+            self._settle()
+            self.named.append(name)
+            self._record(name).count += 1
+            self.progress += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._settle()
+                if self.named:
+                    self.named.pop()
+                self.progress += 1
+
+    def step_done(self) -> None:
+        """An optimizer step was applied: note its time, and what is in use after it."""
+        if not self._mine:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self.steps += 1
+            if self._last_step_end is not None:
+                self._step_seconds.append(now - self._last_step_end)
+            self._last_step_end = now
+            self._settle()
+            self._host_growth.observe(self.steps, self._host_rss_bytes)
+            if self.cuda is not None and self.cuda.devices:
+                used = sum(state.allocated_bytes for state in self.cuda.devices.values())
+                self._gpu_growth.observe(self.steps, used)
+
+    def sample_host(self) -> None:
+        """Between phase changes: charge resident memory to the running phases."""
+        with self._lock:
+            self._note_host()
+
+    def foreign_reset(self, device: int, peaks: Peaks) -> None:
+        """Somebody else resets the peak statistics: what they held is kept first."""
+        with self._lock:
+            self._charge(peaks)
+
+    def _record(self, name: str) -> PhaseRecord:
+        if name not in self.phases and len(self.phases) >= _MAX_PHASES:
+            name = "other"
+        return self.phases.setdefault(name, PhaseRecord())
+
+    def _running(self) -> list[PhaseRecord]:
+        own = [] if self.named and self.phase in ("init", "other") else [self.phase]
+        return [self.peak, *(self._record(name) for name in dict.fromkeys([*self.named, *own]))]
+
+    def _settle(self) -> None:
+        """Charge the time and the peaks since the last boundary to the phases that were running."""
+        now = time.monotonic()
+        for record in self._running():
+            record.seconds += now - self._phase_began
+        self._phase_began = self._moved = now
+        if self.cuda is not None:
+            for peaks in self.cuda.harvest().values():
+                self._charge(peaks)
+        self._note_host()
+
+    def _charge(self, peaks: Peaks) -> None:
+        for record in self._running():
+            record.add(peaks)
+
+    def _note_host(self) -> None:
+        self._host_rss_bytes, mark = self.host.read()
+        reached = mark if mark > self._host_mark_bytes else self._host_rss_bytes
+        self._host_mark_bytes = max(self._host_mark_bytes, mark)
+        for record in self._running():
+            record.peak_host_rss_bytes = max(record.peak_host_rss_bytes, reached)
+        self.peak.peak_host_rss_bytes = max(self.peak.peak_host_rss_bytes, self._host_mark_bytes)
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Called by the ticker: read what costs more, and see whether the main thread moved."""
+        if self.cuda is not None and self.cuda.ready():
+            before = sum(state.allocations for state in self.cuda.devices.values())
+            self.cuda.look_for_devices()
+            with self._lock:
+                for peaks in self.cuda.peek().values():
+                    self._charge(peaks)
+            self.cuda.measure_devices()
+            states = list(self.cuda.devices.values())
+            used = max((state.device_used_bytes or 0 for state in states), default=0)
+            self.peak_device_used_bytes = max(self.peak_device_used_bytes, used)
+            if sum(state.allocations for state in states) != before:
+                self._moved = time.monotonic()
+        place = self._main_thread_place()
+        if place != self._last_place:
+            self._last_place, self._moved = place, time.monotonic()
+
+    def _main_thread_place(self) -> object:
+        frame = sys._current_frames().get(self._main_thread)
+        places: list[tuple[int, int]] = []
+        while frame is not None and len(places) < 32:
+            places.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        return places
+
+    def account(self, type_: str) -> Record:
+        """Everything known now, as a record of type ``type_`` (``tick`` or ``end``)."""
+        now = time.monotonic()
+        with self._lock:
+            self._note_host()
+            record: Record = {
+                "type": type_, "rank": self.identity.rank, "pid": self.identity.pid, "time": time.time(),
+                "uptime_seconds": round(now - self._started, 3),
+                "phase": self.named[-1] if self.named else self.phase,
+                "progress": self.progress,
+                "idle_seconds": round(now - self._moved, 3),
+                "cpu_seconds": round(time.process_time(), 3),
+                "steps": self.steps, "micro_steps": self.micro_steps,
+                "host_rss_bytes": self._host_rss_bytes,
+                "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,
+                "baseline_host_rss_bytes": self.baseline_host_rss_bytes,
+                **self._gpu_account(), **self._step_account(),
+                "phases": {name: self._phase_account(record) for name, record in self.phases.items()},
+            }  # fmt: skip
+            leaks = self._leaks()
+        if leaks:
+            record["leaks"] = leaks
+        if self.writer.failed_writes:
+            record["failed_writes"] = self.writer.failed_writes
+        return record
+
+    def _gpu_account(self) -> Record:
+        if self.cuda is None or not self.cuda.devices:
+            return {"allocated_bytes": None, "reserved_bytes": None, "peak_allocated_bytes": None,
+                    "peak_reserved_bytes": None}  # fmt: skip
+        device, state = max(self.cuda.devices.items(), key=lambda item: item[1].reserved_bytes)
+        return {
+            "cuda_device": device,
+            "allocated_bytes": state.allocated_bytes, "reserved_bytes": state.reserved_bytes,
+            "device_used_bytes": state.device_used_bytes, "device_total_bytes": state.device_total_bytes,
+            "peak_allocated_bytes": self.peak.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak.peak_reserved_bytes,
+            "peak_device_used_bytes": self.peak_device_used_bytes or None,
+            "alloc_retries": sum(each.retries for each in self.cuda.devices.values()),
+            "ooms": sum(each.ooms for each in self.cuda.devices.values()),
+        }  # fmt: skip
+
+    def _step_account(self) -> Record:
+        if not self._step_seconds:
+            return {}
+        return {
+            "step_seconds": round(self._step_seconds[-1], 6),
+            "median_step_seconds": round(statistics.median(self._step_seconds), 6),
+        }
+
+    def _phase_account(self, record: PhaseRecord) -> Record:
+        on_gpu = self.cuda is not None and bool(self.cuda.devices)
+        return {
+            "peak_allocated_bytes": record.peak_allocated_bytes if on_gpu else None,
+            "peak_reserved_bytes": record.peak_reserved_bytes if on_gpu else None,
+            "peak_host_rss_bytes": record.peak_host_rss_bytes,
+            "seconds": round(record.seconds, 3),
+            "count": record.count,
+        }
+
+    def _leaks(self) -> list[Record]:
+        found = (("gpu", self._gpu_growth.growth()), ("host", self._host_growth.growth()))
+        return [
+            {"memory": memory, "bytes_per_step": round(growth.bytes_per_step),
+             "growth_bytes": growth.growth_bytes, "first_step": growth.first_step,
+             "last_step": growth.last_step}
+            for memory, growth in found if growth is not None
+        ]  # fmt: skip
+
+    # -- records beside the ticks ----------------------------------------------------------------
+
+    def event(self, record: Record) -> None:
+        """Write an event at once and keep it for when the file is compacted."""
+        if not self._mine:
+            return
+        who = {"rank": self.identity.rank, "pid": self.identity.pid, "time": time.time()}
+        full = {"type": record["type"], **who, **record}
+        kept = self.notes if record["type"] == "note" else self.events
+        if len(kept) < _MAX_NOTES:
+            kept.append(full)
+            self.writer.write(full)
+
+    def end(self, state: str, exit_code: int | None, signal: int | None = None) -> None:
+        """Write the last line. Only the first call counts."""
+        if not self._mine:
+            return
+        with self._lock:
+            self._settle()
+        record = self.account("end")
+        failure = self.failure or {}
+        if failure and (state, exit_code) == _CLEAN_EXIT:
+            state = "failed"
+        record.update(state=state, exit_code=exit_code, signal=signal, error=failure.get("error"))
+        self.writer.write(record, last=True)
+
+
+def snapshot_of(probe: Probe) -> dict[str, Any]:
+    """What is in use now on this rank, in bytes; the GPU's figures are None without one."""
+    if probe.cuda is not None:
+        probe.cuda.look_for_devices()
+    probe.watch()
+    account = probe.account("note")
+    names = ("allocated_bytes", "reserved_bytes", "device_used_bytes", "host_rss_bytes",
+             "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes")  # fmt: skip
+    return {"phase": account["phase"], "step": account["steps"], **{n: account.get(n) for n in names}}

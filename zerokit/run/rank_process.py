@@ -1,0 +1,269 @@
+"""The life of one rank: identity, probe, the user's script, and a truthful last line."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import faulthandler
+import importlib.machinery
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType, TracebackType
+from typing import Any
+
+from zerokit.run import hooks
+from zerokit.run.oom import error_record
+from zerokit.run.probe import Identity, Probe
+from zerokit.run.rankfile import stacks_file
+from zerokit.run.ticker import Ticker
+
+_OURS = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
+_LOCAL_RANK = ("--local_rank", "--local-rank")
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What to run: a script's path or a module's name, and its arguments."""
+
+    name: str
+    is_module: bool
+    arguments: list[str]
+
+
+def parse_arguments(arguments: list[str]) -> Target:
+    """Read the command line that the launcher made and DeepSpeed or torchrun passed on.
+
+    Their parsers (argparse) drop a first ``--``, so it may be there or not.
+
+    Raises:
+        SystemExit: no script is named.
+    """
+    rest = list(arguments)
+    injected: list[str] = []
+    module: str | None = None
+    while rest and (rest[0].split("=")[0] in _LOCAL_RANK or rest[0] == "--module"):
+        if rest[0] == "--module":
+            module = rest[1] if len(rest) > 1 else None
+            del rest[:2]
+        else:
+            take = 1 if "=" in rest[0] else 2
+            injected += rest[:take]
+            del rest[:take]
+    if rest and rest[0] == "--":
+        del rest[0]
+    if module is None:
+        if not rest:
+            raise SystemExit("zerokit: no script to run")
+        return Target(name=rest[0], is_module=False, arguments=[*injected, *rest[1:]])
+    return Target(name=module, is_module=True, arguments=[*injected, *rest])
+
+
+def _whole_number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def identify(target: Target) -> Identity | None:
+    """This process's place in the run; None where no launcher gave it one."""
+    rank = next((value for name in _RANK_VARIABLES if (value := _whole_number(name)) is not None), None)
+    if rank is None:
+        return None
+    return Identity(
+        rank=rank,
+        local_rank=_whole_number("LOCAL_RANK") or 0,
+        world_size=_whole_number("WORLD_SIZE") or _whole_number("SLURM_NTASKS") or 1,
+        host=socket.gethostname(),
+        device="cpu" if os.environ.get("ZEROKIT_DEVICE") == "cpu" else "cuda",
+        script=target.name,
+    )
+
+
+class RankProcess:
+    """Ties the probe to the ways in which a process can end."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self.ticker = Ticker(probe)
+        self.exit_code = 0
+        self._before_sigterm: Any = signal.SIG_DFL
+        self._os_exit = os._exit
+        self._stacks: Any = None
+
+    def start(self) -> None:
+        """Put the handlers and begin to tick. Call it first thing, in the main thread."""
+        self.ticker.terminates = lambda: signal.getsignal(signal.SIGTERM) == self._on_sigterm
+        with contextlib.suppress(ValueError):  # not the main thread
+            self._before_sigterm = signal.signal(signal.SIGTERM, self._on_sigterm)
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            path = stacks_file(self.probe.run_dir, self.probe.identity.rank)
+            self._stacks = path.open("a", buffering=1)
+            faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
+            if not faulthandler.is_enabled():
+                faulthandler.enable(file=self._stacks, all_threads=True)
+        os.register_at_fork(after_in_child=self._in_child)
+        atexit.register(self._at_exit)  # registered first, so it runs after the script's own
+        os._exit = self._exit_now  # type: ignore[assignment]
+        self.ticker.start()
+
+    def failed(self, error: BaseException) -> None:
+        """An exception leaves the script."""
+        if isinstance(error, SystemExit):
+            self.exit_code = _exit_code_of(error)
+            return
+        self.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        record = error_record(self.probe, error, text)
+        self.probe.failure = record
+        self.probe.event(record)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        self.ticker.handled.set()
+        if self.probe.mine:
+            self.probe.end("terminated", None, number)
+        before = self._before_sigterm
+        if callable(before):
+            before(number, frame)
+            return
+        signal.signal(number, signal.SIG_DFL if before is None else before)
+        os.kill(os.getpid(), number)
+
+    def _in_child(self) -> None:
+        self.probe.disown()
+        self.ticker.forget()
+        os._exit = self._os_exit
+        with contextlib.suppress(ValueError):
+            if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+                signal.signal(signal.SIGTERM, self._before_sigterm)
+            faulthandler.unregister(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+    def _exit_now(self, status: int) -> None:
+        self._end(status)
+        self._os_exit(status)
+
+    def _at_exit(self) -> None:
+        if not self.probe.mine:
+            return
+        if self.probe.identity.device == "cpu" and self.exit_code == 0 and self.probe.failure is None:
+            with contextlib.suppress(Exception):
+                hooks.close_process_groups()
+        self._end(self.exit_code)
+
+    def _end(self, exit_code: int) -> None:
+        if not self.probe.mine:
+            return
+        with contextlib.suppress(Exception):
+            self.probe.end("finished" if exit_code == 0 else "failed", exit_code)
+            self.ticker.stop()
+            self._drop_empty_stacks()
+
+    def _drop_empty_stacks(self) -> None:
+        path = stacks_file(self.probe.run_dir, self.probe.identity.rank)
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
+def _exit_code_of(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _without_our_frames(error: BaseException, seen: set[int]) -> None:
+    """Drop this package's frames from the traceback of an exception and of those it came from."""
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    kept = [entry for entry in _entries(error.__traceback__) if not _is_ours(entry)]
+    for entry, following in zip(kept, [*kept[1:], None], strict=True):
+        entry.tb_next = following
+    error.__traceback__ = kept[0] if kept else None
+    for cause in (error.__cause__, error.__context__):
+        if cause is not None:
+            _without_our_frames(cause, seen)
+
+
+def _entries(entry: TracebackType | None) -> list[TracebackType]:
+    entries = []
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    return entries
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    name = entry.tb_frame.f_code.co_filename
+    # runpy's frames show for a module run by plain Python too: only those of a script are ours
+    return os.path.dirname(os.path.realpath(name)) == _OURS  # noqa: PTH120
+
+
+def run_target(target: Target) -> None:
+    """Run the script or module as ``__main__``, with ``sys.argv`` and ``sys.path`` as Python sets them."""
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    if target.is_module:
+        _prepend_path(os.getcwd())  # noqa: PTH109
+        sys.argv = [target.name, *target.arguments]
+        runpy._run_module_as_main(target.name)  # type: ignore[attr-defined]
+        return
+    sys.argv = [target.name, *target.arguments]
+    path = os.path.abspath(target.name)  # noqa: PTH100
+    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):  # noqa: PTH112
+        sys.path.insert(0, path)
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        return
+    _prepend_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__file__ = path
+    main.__dict__.update(__loader__=loader, __spec__=None, __package__=None, __cached__=None)
+    with open(path, "rb") as file:  # noqa: PTH123
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+def _prepend_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script that ``arguments`` name, measured where the launcher asked for it."""
+    target = parse_arguments(arguments)
+    identity = identify(target)
+    run_dir = os.environ.get("ZEROKIT_RUN_DIR")
+    process: RankProcess | None = None
+    if identity is not None and run_dir:
+        if identity.device == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        probe = Probe(identity, Path(run_dir))
+        process = RankProcess(probe)
+        process.start()
+        hooks.install(probe)
+    try:
+        run_target(target)
+    except BaseException as error:
+        if process is not None:
+            _without_our_frames(error, set())
+            process.failed(error)
+        _hide_our_frames_when_shown()
+        raise
+
+
+def _hide_our_frames_when_shown() -> None:
+    show: Callable[..., Any] = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, entries: TracebackType | None) -> None:
+        _without_our_frames(error, set())
+        show(kind, error, error.__traceback__)
+
+    sys.excepthook = hook
