@@ -42,6 +42,7 @@ class _Open:
     anchor: str | None
     merges: list[dict[str, Any]] = field(default_factory=list)
     key: str | None = None
+    merging: bool = False
     nodes: int = 1
 
 
@@ -136,11 +137,12 @@ class _Reader:
     def key(self, event: Any) -> None:
         top, name = self.stack[-1], event.value
         here = (*top.path, name)
-        if name in top.value or (name == "<<" and top.merges):
+        merging = name == "<<" and event.style in (None, "")
+        if name in top.value or (merging and top.merges):
             first = self.document.keys[here].line
             raise self.error(event, f"duplicate key {name!r} (first in line {first}); keep one")
-        top.key = name
-        if name != "<<":
+        top.key, top.merging = name, merging
+        if not merging:
             # reserve the key so that a duplicate is seen, whatever its value
             top.value[name] = None
         self.document.keys[here] = Place(event.start_mark.line + 1, event.start_mark.column + 1)
@@ -204,7 +206,7 @@ class _Reader:
 
     def put(self, top: _Open, value: Any, event: Any) -> None:
         assert top.key is not None
-        if top.key != "<<":
+        if not top.merging:
             top.value[top.key] = value
             return
         merges = value if isinstance(value, list) else [value]

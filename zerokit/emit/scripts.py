@@ -1,0 +1,155 @@
+"""Strategy → what starts it elsewhere: a hostfile, an sbatch script, a Kubernetes manifest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zerokit import resources
+from zerokit.core.hardware import Cluster
+from zerokit.core.strategy import Strategy
+from zerokit.errors import InputError
+
+STYLES = ("raw", "trainer", "accelerate")
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_POD_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")
+_TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LINE_BREAKS = re.compile(r"[\r\n\x00]")
+
+
+def hostfile(hosts: Sequence[str], cluster: Cluster) -> str:
+    """DeepSpeed's hostfile: ``HOST slots=N`` per node.
+
+    Raises:
+        InputError: not one host per node, a host twice, or a name ssh could read as an option.
+    """
+    if len(hosts) != cluster.nodes:
+        raise InputError(f"{len(hosts)} hosts were named for {cluster.nodes} nodes; name one per node")
+    for number, host in enumerate(hosts):
+        if not _HOST.fullmatch(host):
+            raise InputError(f"host {host!r}: use letters, digits, dots and hyphens")
+        if host in hosts[:number]:
+            raise InputError(f"host {host!r} is named twice")
+    return "".join(f"{host} slots={cluster.gpus_per_node}\n" for host in hosts)
+
+
+def sbatch_script(
+    strategy: Strategy,
+    cluster: Cluster,
+    command: Sequence[str],
+    *,
+    ds_config_path: str,
+    style: str = "raw",
+    environment: Mapping[str, str] | None = None,
+    job_name: str = "zerokit",
+    time_limit: str | None = None,
+) -> str:
+    """An sbatch script: one ``torchrun`` per node under ``srun``.
+
+    ``command`` is the training script and its arguments. DeepSpeed's own Slurm launcher sets no
+    RANK, hence torchrun.
+
+    Raises:
+        InputError: a name, time or variable that Slurm or the shell would read otherwise.
+    """
+    if not _JOB_NAME.fullmatch(job_name):
+        raise InputError(f"job name {job_name!r}: use letters, digits, dots, hyphens and underscores")
+    if time_limit is not None and not _TIME.fullmatch(time_limit):
+        raise InputError(f"time limit {time_limit!r}: use for example 12:00:00 or 2-00:00:00")
+    return _render(
+        "sbatch.sh.j2",
+        job_name=job_name,
+        time_limit=time_limit,
+        nodes=cluster.nodes,
+        gpus_per_node=_gpus_per_node(strategy, cluster),
+        environment=_environment(style, ds_config_path, environment),
+        command=_command(command, style, ds_config_path),
+    )
+
+
+def kubernetes_manifest(
+    strategy: Strategy,
+    cluster: Cluster,
+    command: Sequence[str],
+    *,
+    image: str,
+    ds_config: Mapping[str, Any],
+    style: str = "raw",
+    environment: Mapping[str, str] | None = None,
+    name: str = "zerokit",
+    gpu_resource: str = "nvidia.com/gpu",
+) -> str:
+    """A manifest: ConfigMap with the DeepSpeed JSON, headless Service, Indexed Job of one pod per node.
+
+    Raises:
+        InputError: a name that Kubernetes refuses, or an empty image.
+    """
+    if not _POD_NAME.fullmatch(name):
+        raise InputError(f"name {name!r}: use lower-case letters, digits and hyphens, at most 52")
+    if not image.strip() or _LINE_BREAKS.search(image):
+        raise InputError("--image: name the container image that holds the training script")
+    path = "/etc/zerokit/ds_config.json"
+    return _render(
+        "kubernetes.yaml.j2",
+        name=name,
+        image=image,
+        gpu_resource=gpu_resource,
+        nodes=cluster.nodes,
+        gpus_per_node=_gpus_per_node(strategy, cluster),
+        environment=_environment(style, path, environment),
+        command=_command(command, style, path),
+        ds_config=json.dumps(ds_config, indent=2),
+    )
+
+
+def _gpus_per_node(strategy: Strategy, cluster: Cluster) -> int:
+    if strategy.world_size % cluster.nodes:
+        raise InputError(f"{strategy.world_size} ranks do not divide over {cluster.nodes} nodes")
+    return strategy.world_size // cluster.nodes
+
+
+def _command(command: Sequence[str], style: str, ds_config_path: str) -> list[str]:
+    if not command:
+        raise InputError("name the training script")
+    if any("\x00" in part for part in command):
+        raise InputError("the command holds a NUL byte")
+    extra = ["--deepspeed", "--deepspeed_config", ds_config_path] if style == "raw" else []
+    return [*command, *extra]
+
+
+def _environment(style: str, ds_config_path: str, more: Mapping[str, str] | None) -> dict[str, str]:
+    """How the script learns of its configuration: by variables, unless it takes raw arguments."""
+    if style not in STYLES:
+        raise InputError(f"style {style!r}: use one of {', '.join(STYLES)}")
+    variables: dict[str, str] = {}
+    if style != "raw":
+        variables["ACCELERATE_USE_DEEPSPEED"] = "true"
+        variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = ds_config_path
+    variables.update(more or {})
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name) or _LINE_BREAKS.search(value):
+            raise InputError(f"environment variable {name!r} cannot be written into a script")
+    return variables
+
+
+def _render(template: str, **values: object) -> str:
+    import jinja2
+
+    # not HTML: every value goes through the `sh` or `json` filter in the template
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(resources.folder("templates")),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.get_template(template).render(**values)
