@@ -1,0 +1,192 @@
+#!/bin/sh
+# Runs zerokit out of this checkout, in an environment (.venv) that it makes by itself.
+#
+#   ./launch.sh                  plan for this machine and train a small model on it
+#   ./launch.sh test [ARGS...]   the test suite; ARGS go to pytest
+#   ./launch.sh ARGS...          zerokit ARGS...
+#
+# PYTHON=/path/to/python3 chooses the interpreter. Needs Python 3.10 or newer with
+# venv, a package index that pip can reach, and nothing else: no compiler, no GPU.
+set -eu
+
+say() { printf 'launch.sh: %s\n' "$*" >&2; }
+die() {
+    say "$@"
+    exit 2
+}
+
+# The folder of this file, whatever links lead to it.
+checkout() {
+    path=$1
+    while [ -L "$path" ]; do
+        target=$(readlink "$path")
+        case $target in
+            /*) path=$target ;;
+            *) path=$(dirname -- "$path")/$target ;;
+        esac
+    done
+    CDPATH='' cd -P -- "$(dirname -- "$path")" && pwd
+}
+
+here=$(checkout "$0")
+venv=$here/.venv
+stamp=$venv/.zerokit-installed
+
+# ---- the interpreter -------------------------------------------------------
+
+# Exit status: 0 usable, 3 older than 3.10, 4 cannot make an environment, else no Python.
+probe() {
+    "$1" -I -c '
+import sys
+if sys.version_info < (3, 10):
+    sys.exit(3)
+try:
+    import ensurepip, fcntl, venv
+except ImportError:
+    sys.exit(4)
+' >/dev/null 2>&1
+}
+
+no_venv_message() {
+    version=$("$1" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    say "$1 (Python $version) comes without the venv and ensurepip modules."
+    if [ -r /etc/debian_version ]; then
+        say "On Debian and Ubuntu:  apt-get install python$version-venv"
+    fi
+    die "Install them, or name another Python 3.10 or newer:  PYTHON=/path/to/python3 ./launch.sh"
+}
+
+# Sets $python to $PYTHON, else the first usable one on PATH.
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then
+        status=0
+        probe "$PYTHON" || status=$?
+        case $status in
+            0) python=$PYTHON ;;
+            3) die "PYTHON=$PYTHON is $("$PYTHON" --version 2>&1); zerokit needs 3.10 or newer." ;;
+            4) no_venv_message "$PYTHON" ;;
+            *) die "PYTHON=$PYTHON does not run as a Python interpreter." ;;
+        esac
+        return
+    fi
+    found=
+    without_venv=
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do
+        command -v "$candidate" >/dev/null 2>&1 || continue
+        status=0
+        probe "$candidate" || status=$?
+        case $status in
+            0) python=$candidate && return ;;
+            3) found="$found $candidate ($("$candidate" --version 2>&1))" ;;
+            4) without_venv=${without_venv:-$candidate} ;;
+        esac
+    done
+    [ -z "$without_venv" ] || no_venv_message "$without_venv"
+    say "no Python 3.10 or newer on PATH${found:+; found only$found}."
+    die "Install one, or name it:  PYTHON=/path/to/python3 ./launch.sh"
+}
+
+# ---- the environment -------------------------------------------------------
+
+# All that the environment is made from; a copy of it in the environment is the proof
+# that the last installation ran to its end.
+ingredients() {
+    printf 'extras: %s\ncheckout: %s\n' "$1" "$here"
+    cat "$here/pyproject.toml" "$here/constraints.txt" "$venv/pyvenv.cfg"
+}
+
+installed() {
+    [ -f "$stamp" ] && [ -x "$venv/bin/python" ] && ingredients "$1" | cmp -s - "$stamp"
+}
+
+base_of() {
+    "$1" -I -c 'import os, sys; print(sys.version, os.path.realpath(sys.base_prefix))' 2>/dev/null
+}
+
+# Unless $PYTHON asks for another one, the environment keeps the Python it was made with.
+same_python() {
+    [ -z "${PYTHON:-}" ] || [ "$(base_of "$PYTHON")" = "$(base_of "$venv/bin/python")" ]
+}
+
+# $1: the extras to have, "train" or "train,dev" (which serves for "train" as well).
+ready() {
+    same_python && { installed train,dev || { [ "$1" = train ] && installed train; }; }
+}
+
+# One installation at a time. The lock is on an open file, so it goes when the last
+# process that holds it is gone, however that ended.
+lock() {
+    exec 9>>"$here/.venv.lock" || die "$here cannot be written to; put the checkout where it can."
+    if ! "$python" -I -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2>/dev/null; then
+        say "another launch.sh is installing into $venv; waiting for it."
+        "$python" -I -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
+    fi
+}
+
+# A missing stamp tells of an installation that was interrupted; pip would take what is
+# half there for whole, so that environment is made anew.
+make_environment() {
+    if [ -f "$stamp" ] && [ -n "$(base_of "$venv/bin/python")" ] && same_python \
+        && grep -qxF "checkout: $here" "$stamp"; then
+        rm -f "$stamp"
+        return
+    fi
+    rm -f "$stamp"
+    rm -rf "$venv"
+    say "making $venv with $("$python" --version 2>&1)"
+    "$python" -I -m venv "$venv" || die "the environment could not be made (see above)."
+}
+
+# The build of DeepSpeed's wheel compiles nothing (DS_BUILD_OPS=0) and, as pip isolates
+# it from torch, cannot ask for an operation that needs a compiler.
+pip_install() {
+    quiet=-q
+    [ ! -t 2 ] || quiet=
+    cd "$here"
+    env -u PYTHONPATH -u PYTHONHOME -u PIP_TARGET -u PIP_PREFIX PIP_USER=0 \
+        DS_BUILD_OPS=0 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+        "$venv/bin/python" -m pip install $quiet --disable-pip-version-check --no-input \
+        -e ".[$1]" >&2
+}
+
+install() (
+    find_python
+    lock
+    if ready "$1"; then exit 0; fi
+    make_environment
+    say "installing zerokit[$1] and what it needs (once; some minutes, mostly PyTorch)"
+    pip_install "$1" || die "the installation failed (see above); run the same command to try again."
+    ingredients "$1" >"$stamp.new"
+    mv "$stamp.new" "$stamp"
+)
+
+ensure() {
+    ready "$1" || install "$1"
+    PATH=$venv/bin:$PATH
+    export PATH
+}
+
+# ---- what to run -----------------------------------------------------------
+
+demo() {
+    cd "$here"
+    "$venv/bin/zerokit" plan --model examples/tiny-llama.json --seq-len 128 --out runs/demo-plan
+    "$venv/bin/zerokit" launch --plan runs/demo-plan examples/train_causal_lm.py
+}
+
+case ${1-} in
+    '')
+        ensure train
+        demo
+        ;;
+    test)
+        shift
+        ensure train,dev
+        cd "$here"
+        exec "$venv/bin/python" -m pytest "$@"
+        ;;
+    *)
+        ensure train
+        exec "$venv/bin/zerokit" "$@"
+        ;;
+esac
