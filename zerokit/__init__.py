@@ -1,3 +1,21 @@
 """zerokit: plan, launch and measure DeepSpeed training before the GPU hours are spent."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "compare", "phase", "snapshot"]
+
+if TYPE_CHECKING:
+    from zerokit.api import compare, phase, snapshot
+
+
+def __getattr__(name: str) -> Any:
+    # the command line must not pay for what only a training script uses
+    if name in ("compare", "phase", "snapshot"):
+        from zerokit import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -318,6 +318,14 @@ class Probe:
             kept.append(full)
             self.writer.write(full)
 
+    def snapshot(self) -> dict[str, Any]:
+        """What is in use now, in bytes; the GPU's figures are None without one."""
+        self.watch()
+        account = self.account("note")
+        names = ("allocated_bytes", "reserved_bytes", "device_used_bytes", "host_rss_bytes",
+                 "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes")  # fmt: skip
+        return {"phase": account["phase"], "step": account["steps"], **{n: account.get(n) for n in names}}
+
     def end(self, state: str, exit_code: int | None, signal: int | None = None) -> None:
         """Write the last line. Only the first call counts."""
         if not self._mine:
@@ -332,12 +340,5 @@ class Probe:
         self.writer.write(record, last=True)
 
 
-def snapshot_of(probe: Probe) -> dict[str, Any]:
-    """What is in use now on this rank, in bytes; the GPU's figures are None without one."""
-    if probe.cuda is not None:
-        probe.cuda.look_for_devices()
-    probe.watch()
-    account = probe.account("note")
-    names = ("allocated_bytes", "reserved_bytes", "device_used_bytes", "host_rss_bytes",
-             "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes")  # fmt: skip
-    return {"phase": account["phase"], "step": account["steps"], **{n: account.get(n) for n in names}}
+ACTIVE: Probe | None = None
+"""This process's probe, where it is a launched rank."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from zerokit.run import hooks
+from zerokit.run import hooks, stdio
 from zerokit.run.oom import error_record
 from zerokit.run.probe import Identity, Probe
 from zerokit.run.rankfile import stacks_file
@@ -243,9 +243,10 @@ def main(arguments: list[str]) -> None:
     run_dir = os.environ.get("ZEROKIT_RUN_DIR")
     process: RankProcess | None = None
     if identity is not None and run_dir:
+        stdio.attach(identity.rank)
         if identity.device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
-        probe = Probe(identity, Path(run_dir))
+        probe = probe_module.ACTIVE = Probe(identity, Path(run_dir))
         process = RankProcess(probe)
         process.start()
         hooks.install(probe)

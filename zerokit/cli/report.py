@@ -1,0 +1,78 @@
+"""``zerokit report``: show a run again, or compare two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zerokit.errors import InputError
+
+
+@click.command(
+    "report",
+    short_help="Show a run again, or compare two.",
+    epilog="A run that still lives, or whose launcher was killed, is shown from the ranks' own files.",
+)
+@click.argument("runs", metavar="RUN [RUN]", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
+@click.option("--html", "html", metavar="FILE", help="Write the report as one self-contained HTML page.")
+def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
+    """Show RUN, a run folder or a report.json, again; with two runs, compare them."""
+    if len(runs) > 2:
+        raise InputError(f"report takes one run, or two to compare; got {len(runs)}")
+    if len(runs) == 2 and html is not None:
+        raise InputError("--html: shows one run; a comparison is printed, or given as JSON with --json")
+    reports = [_load(Path(run)) for run in runs]
+    if html is not None:
+        from zerokit.report.html import write_html
+
+        write_html(Path(html), reports[0])
+        click.echo(f"wrote {html}", err=True)
+    if len(reports) == 2:
+        _compare(runs, reports, as_json)
+    elif as_json:
+        click.echo(json.dumps(reports[0], indent=1, allow_nan=False))
+    elif html is None:
+        from zerokit.report.render import print_report
+
+        print_report(reports[0])
+
+
+def _compare(runs: tuple[str, ...], reports: list[dict[str, Any]], as_json: bool) -> None:
+    from zerokit.report.compare import compare_reports, print_comparison
+
+    comparison = compare_reports(*reports)
+    if as_json:
+        click.echo(json.dumps(comparison, indent=1, allow_nan=False))
+    else:
+        print_comparison(comparison, (runs[0], runs[1]))
+
+
+def _load(place: Path) -> dict[str, Any]:
+    from zerokit.report.model import load_report
+    from zerokit.run.collect import report_of_folder
+    from zerokit.run.rankfile import find_rank_files
+
+    if not place.exists():
+        raise InputError(f"{place}: no such run; give a run folder or its report.json")
+    if not place.is_dir():
+        return load_report(place)
+    written = place / "report.json"
+    if written.exists():
+        return load_report(written)
+    if not find_rank_files(place):
+        raise InputError(f"{place} is no run folder: it holds neither report.json nor rank-*.jsonl")
+    return report_of_folder(place, _plan_of(place))
+
+
+def _plan_of(folder: Path) -> dict[str, Any] | None:
+    path = folder / "plan.yaml"
+    if not path.is_file():
+        return None
+    from zerokit.strictload import load_yaml
+
+    plan = load_yaml(path).value
+    return plan if isinstance(plan, dict) else None

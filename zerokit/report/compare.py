@@ -1,0 +1,92 @@
+"""Two runs side by side."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from zerokit.report import render
+from zerokit.report.model import RunReport
+
+SCHEMA = "zerokit.comparison/1"
+
+
+def compare_reports(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of two runs and their differences.
+
+    Sizes are of the fullest rank of each run, in bytes; step time is the median over ranks, in seconds.
+    ``change_fraction`` is relative to the first run.
+    """
+    runs = [RunReport.model_validate(report) for report in (first, second)]
+    phases = render.ordered_phases(
+        dict.fromkeys(p for run in runs for rank in run.ranks for p in rank.phases)
+    )
+    alike = runs[0].on_gpu == runs[1].on_gpu  # a phase's GPU bytes and host bytes do not compare
+    rows = {name: (_most(runs[0], name), _most(runs[1], name)) for name in _NAMES if name != "step_seconds"}
+    times = (_step_seconds(runs[0]), _step_seconds(runs[1]))
+    return {
+        "schema": SCHEMA,
+        "outcomes": [run.outcome for run in runs],
+        "ranks": [len(run.ranks) for run in runs],
+        "steps": [max((rank.steps for rank in run.ranks), default=0) for run in runs],
+        "figures": {**{name: _change(*pair) for name, pair in rows.items()}, "step_seconds": _change(*times)},
+        "phases": {name: _change(*(_phase(run, name) for run in runs)) for name in (phases if alike else ())},
+    }
+
+
+def _most(run: RunReport, name: str) -> int | None:
+    values = [value for rank in run.ranks if (value := getattr(rank, name)) is not None]
+    return max(values, default=None)
+
+
+def _phase(run: RunReport, name: str) -> int | None:
+    return max((rank.phases[name] for rank in run.ranks if name in rank.phases), default=None)
+
+
+def _step_seconds(run: RunReport) -> float | None:
+    times = [rank.median_step_seconds for rank in run.ranks if rank.median_step_seconds]
+    return statistics.median(times) if times else None
+
+
+def _change(before: float | None, after: float | None) -> dict[str, Any]:
+    known = before is not None and after is not None
+    return {
+        "first": before,
+        "second": after,
+        "change": after - before if before is not None and after is not None else None,
+        "change_fraction": (after - before) / before if known and before and after is not None else None,
+    }
+
+
+_NAMES = {
+    "peak_allocated_bytes": "allocated",
+    "peak_reserved_bytes": "reserved",
+    "peak_device_used_bytes": "device used",
+    "peak_host_rss_bytes": "host memory",
+    "step_seconds": "step time",
+}
+
+
+def print_comparison(
+    comparison: Mapping[str, Any], names: tuple[str, str], console: Console | None = None
+) -> None:
+    """Print a comparison to ``console`` (standard output by default)."""
+    table = render.new_table()
+    table.add_column("fullest rank")
+    for name in (*names, "change"):
+        table.add_column(escape(name), justify="right")
+    for key in ("outcomes", "ranks", "steps"):
+        table.add_row(key.removesuffix("s") if key == "outcomes" else key, *map(str, comparison[key]), "")
+    for key, pair in comparison["figures"].items():
+        shown = render.seconds if key == "step_seconds" else render.size
+        if pair["first"] is not None or pair["second"] is not None:
+            table.add_row(_NAMES[key], shown(pair["first"]), shown(pair["second"]),
+                          render.percent(pair["change_fraction"]))  # fmt: skip
+    for key, pair in comparison["phases"].items():
+        table.add_row(f"  {escape(key)}", render.size(pair["first"]), render.size(pair["second"]),
+                      render.percent(pair["change_fraction"]))  # fmt: skip
+    (console or render.wide_console()).print(table, highlight=False)

@@ -1,0 +1,84 @@
+"""A run's report as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import ReportNotWritten
+from zerokit.report import render
+from zerokit.report.model import RankReport, RunReport
+from zerokit.report.timeline import timeline_svg
+from zerokit.resources import folder
+
+_TEMPLATE = "report.html.j2"
+
+
+def render_html(report: Mapping[str, Any]) -> str:
+    """The page. It holds its own style, runs no script and loads nothing; every text is escaped."""
+    import jinja2
+
+    run = RunReport.model_validate(report)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    ranks, omitted = render.shown_ranks(run)
+    return environment.get_template(_TEMPLATE).render(
+        run=run,
+        outcome_text=render.OUTCOME_TEXT[run.outcome],
+        ranks=[_row(run, rank) for rank in ranks],
+        omitted=omitted,
+        phases=render.ordered_phases(dict.fromkeys(name for rank in run.ranks for name in rank.phases)),
+        predicted=run.predicted_vs_measured,
+        predicted_rows=[
+            (name, shown(pair.get("predicted")), shown(pair.get("measured")),
+             render.percent(pair.get("error_fraction")))
+            for name, pair, shown in render.predicted_rows(run.predicted_vs_measured or {})
+        ],
+        warnings=render.warnings(run),
+        failure=run.first_failure,
+        failure_lines=render.oom_lines(run.first_failure or {}),
+        elapsed=render.seconds(run.elapsed_seconds),
+        chart=timeline_svg(run),
+    )  # fmt: skip
+
+
+def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
+    expected = next(
+        (row.get("predicted") for row in (run.predicted_vs_measured or {}).get("per_rank") or []
+         if row.get("rank") == rank.rank), None,
+    )  # fmt: skip
+    size = render.size
+    memory = [size(expected)]
+    if run.on_gpu:
+        memory += [size(rank.peak_allocated_bytes), size(rank.peak_reserved_bytes),
+                   size(rank.peak_device_used_bytes),
+                   "–" if rank.alloc_retries is None else str(rank.alloc_retries)]  # fmt: skip
+    memory.append(size(rank.peak_host_rss_bytes or None))
+    return {
+        "rank": rank,
+        "signal": render.signal_name(rank.signal),
+        "memory": memory,
+        "step_time": render.seconds(rank.median_step_seconds),
+        "phases": {name: size(value) for name, value in rank.phases.items()},
+    }
+
+
+def write_html(path: Path, report: Mapping[str, Any]) -> None:
+    """Write the page to ``path``, whole or not at all.
+
+    Raises:
+        ReportNotWritten: the folder is missing, cannot be written, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_text(render_html(report), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ReportNotWritten(f"{path} could not be written: {error.strerror or error}") from error

@@ -1,0 +1,147 @@
+"""What the plan predicted, beside what a run measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+Report = Mapping[str, Any]
+Plan = Mapping[str, Any]
+_PHASES = ("init", "forward", "backward", "step")
+
+
+def estimate_of(plan: Plan | None) -> Mapping[str, Any]:
+    """The estimate of a plan's choice; empty where there is none."""
+    chosen = plan.get("chosen") if isinstance(plan, Mapping) else None
+    estimate = chosen.get("estimate") if isinstance(chosen, Mapping) else None
+    return estimate if isinstance(estimate, Mapping) else {}
+
+
+def predicted_rank(plan: Plan | None, rank: int) -> Mapping[str, Any]:
+    """The estimate's entry for one rank: its own, or that of the group of like ranks it is in."""
+    for entry in estimate_of(plan).get("per_rank") or ():
+        if not isinstance(entry, Mapping):
+            continue
+        span = entry.get("ranks")
+        if isinstance(span, list | tuple) and len(span) == 2 and span[0] <= rank <= span[1]:
+            return entry
+        if span is None and entry.get("rank") == rank:
+            return entry
+    return {}
+
+
+def predicted_of_rank(plan: Plan | None, rank: int) -> dict[str, Any]:
+    """What the plan says of one rank, under the names of ``report.json``."""
+    entry = predicted_rank(plan, rank)
+    return {
+        "predicted_peak_allocated_bytes": entry.get("peak_allocated_bytes"),
+        "predicted_peak_phase": entry.get("peak_phase"),
+        "predicted_phases": dict(entry.get("phases") or {}),
+        "predicted_components": dict(entry.get("components") or {}),
+    }
+
+
+def compare_with_plan(report: Report, plan: Plan | None) -> dict[str, Any] | None:
+    """Predicted beside measured, for the worst rank, by phase, and the step time.
+
+    On GPUs it is ``torch.cuda.max_memory_allocated``. On CPU ranks the tensors that a GPU would hold
+    are in host memory, on top of what the Python process itself took (read when DeepSpeed had been
+    imported and no model built yet): that baseline is measured, not predicted, and is said.
+    """
+    estimate = estimate_of(plan)
+    ranks = [rank for rank in report["ranks"] if rank["reported"]]
+    if not estimate or not ranks:
+        return None
+    on_gpu = [rank for rank in ranks if rank["peak_allocated_bytes"] is not None]
+    result = _gpu(on_gpu) if on_gpu else _host(ranks)
+    result["step_seconds"] = _pair(
+        estimate.get("step_seconds"),
+        statistics.median(times) if (times := _step_times(ranks)) else None,
+    )
+    result["min_vram_bytes"] = estimate.get("min_vram_bytes")
+    return result
+
+
+def _step_times(ranks: list[Mapping[str, Any]]) -> list[float]:
+    return [rank["median_step_seconds"] for rank in ranks if rank["median_step_seconds"]]
+
+
+def _pair(predicted: float | None, measured: float | None) -> dict[str, Any] | None:
+    """Both figures and the error of the prediction, as a fraction of what was measured."""
+    if predicted is None and measured is None:
+        return None
+    error = (predicted - measured) / measured if predicted is not None and measured else None
+    return {"predicted": predicted, "measured": measured, "error_fraction": error}
+
+
+def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
+    worst = max(ranks, key=lambda rank: rank["peak_allocated_bytes"])
+    peak = _pair(worst["predicted_peak_allocated_bytes"], worst["peak_allocated_bytes"])
+    return {
+        "kind": "gpu_memory",
+        "rank": worst["rank"],
+        "peak_bytes": peak,
+        "phases": _phases(worst, 0),
+        "per_rank": [
+            {"rank": rank["rank"],
+             **(_pair(rank["predicted_peak_allocated_bytes"], rank["peak_allocated_bytes"]) or {})}
+            for rank in ranks
+        ],
+    }  # fmt: skip
+
+
+def _host(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
+    worst = max(ranks, key=lambda rank: rank["peak_host_rss_bytes"])
+    return {
+        "kind": "host_memory",
+        "rank": worst["rank"],
+        "peak_bytes": _pair(_on_host(worst), worst["peak_host_rss_bytes"]),
+        "baseline_bytes": worst["baseline_host_rss_bytes"],
+        "phases": _phases(worst, worst["baseline_host_rss_bytes"] or 0),
+        "per_rank": [
+            {"rank": rank["rank"], **(_pair(_on_host(rank), rank["peak_host_rss_bytes"]) or {})}
+            for rank in ranks
+        ],
+        "note": "predicted: the plan's tensors, in host memory here, plus the Python process as measured "
+        "before the model was built",
+    }  # fmt: skip
+
+
+def _on_host(rank: Mapping[str, Any]) -> int | None:
+    predicted, baseline = rank["predicted_peak_allocated_bytes"], rank["baseline_host_rss_bytes"]
+    return None if predicted is None or baseline is None else predicted + baseline
+
+
+def _phases(rank: Mapping[str, Any], baseline_bytes: int) -> dict[str, Any]:
+    predicted: Mapping[str, int] = rank["predicted_phases"]
+    names = [*_PHASES, *(name for name in rank["phases"] if name not in _PHASES)]
+    pairs = {}
+    for name in names:
+        expected = predicted.get(name)
+        shifted = expected + baseline_bytes if isinstance(expected, int) else None
+        pair = _pair(shifted, rank["phases"].get(name))
+        if pair is not None:
+            pairs[name] = pair
+    return pairs
+
+
+def suggest_smaller(report: Report, plan: Plan | None) -> dict[str, Any] | None:
+    """The plan's next alternative that needs clearly less memory than the one that ran out.
+
+    What it must stay below is the failed choice's own prediction: that much was too much. Alternatives
+    come in the planner's order, fastest first.
+    """
+    estimate = estimate_of(plan)
+    failed = estimate.get("min_vram_bytes") or estimate.get("peak_allocated_bytes")
+    alternatives = plan.get("alternatives") if isinstance(plan, Mapping) else None
+    for number, alternative in enumerate(alternatives or (), 1):
+        other = alternative.get("estimate") if isinstance(alternative, Mapping) else None
+        if not isinstance(other, Mapping) or other.get("fits") is False:
+            continue
+        needs = other.get("min_vram_bytes") or other.get("peak_allocated_bytes")
+        if failed and needs and needs < failed * 0.97:
+            return {"alternative": number, "min_vram_bytes": needs, "why": alternative.get("why"),
+                    "strategy": {name: value for name, value in alternative.items()
+                                 if name not in ("deepspeed_config", "estimate")}}  # fmt: skip
+    return None

@@ -1,0 +1,278 @@
+"""A run's report for the terminal: a table of ranks, predicted beside measured, by phase, the outcome."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from zerokit.report.model import RankReport, RunReport
+from zerokit.units import MIB, format_gib, format_seconds
+
+PHASE_ORDER = ("init", "forward", "backward", "step", "other", "eval")
+MOST_RANKS = 64
+_PIPE_WIDTH = 160
+_STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "bold red", "lost": "bold red",
+                "terminated": "yellow"}  # fmt: skip
+OUTCOME_TEXT = {
+    "ok": "every rank finished",
+    "rank_failed": "a rank failed",
+    "oom": "out of memory",
+    "hung": "hung: no progress within the heartbeat",
+    "launcher_lost": "the launcher was lost, or a rank left no complete report",
+    "interrupted": "interrupted",
+    "running": "still running",
+}
+
+
+def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a report to ``console`` (standard output by default); the first failure comes last."""
+    (console or wide_console()).print(Group(*parts(report)), highlight=False)
+
+
+def wide_console() -> Console:
+    """Standard output; a pipe or file gets lines wide enough that no table is folded."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def parts(report: Mapping[str, Any]) -> list[RenderableType]:
+    """The report as renderables, in the order they are read."""
+    run = RunReport.model_validate(report)
+    shown: list[RenderableType] = [_rank_table(run)]
+    predicted = run.predicted_vs_measured
+    if predicted:
+        shown.append(_predicted_table(predicted))
+        if predicted.get("note"):
+            shown.append(Text(str(predicted["note"]), style="dim"))
+    elif any(rank.phases for rank in run.ranks):
+        shown.append(_phase_table(run))
+    shown += [Text(line, style="yellow") for line in warnings(run)]
+    if run.first_failure is not None:
+        shown += _failure(run.first_failure)
+    shown.append(outcome_line(run))
+    return shown
+
+
+def size(value: int | float | None) -> str:
+    """A size for people; a dash where it is unknown."""
+    return "–" if value is None else format_gib(value)
+
+
+def percent(value: float | None) -> str:
+    """A signed error such as ``+1.3 %``."""
+    return "–" if value is None else f"{value * 100:+.1f} %"
+
+
+def signal_name(number: int | None) -> str:
+    """``SIGKILL``; empty for none."""
+    if number is None:
+        return ""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def shown_ranks(run: RunReport) -> tuple[list[RankReport], int]:
+    """The ranks worth showing, and how many were left out: those not finished, then the fullest."""
+    if len(run.ranks) <= MOST_RANKS:
+        return run.ranks, 0
+    by_worth = sorted(run.ranks, key=lambda r: (r.state == "finished", -(measured(r) or 0)))
+    chosen = {rank.rank for rank in by_worth[:MOST_RANKS]}
+    return [rank for rank in run.ranks if rank.rank in chosen], len(run.ranks) - MOST_RANKS
+
+
+def measured(rank: RankReport) -> int | None:
+    """The figure that a rank is compared by: GPU memory allocated, or host memory without a GPU."""
+    return rank.peak_allocated_bytes if rank.peak_allocated_bytes is not None else rank.peak_host_rss_bytes
+
+
+def new_table() -> Table:
+    """An empty table in the report's style."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _titled(title: str, table: Table) -> RenderableType:
+    return Group(Text(title, style="bold"), table)  # a table's own title is folded to its width
+
+
+def _rank_table(run: RunReport) -> RenderableType:
+    ranks, omitted = shown_ranks(run)
+    title = "Peak memory by rank" + (f" ({omitted} more finished ranks in report.json)" if omitted else "")
+    table = new_table()
+    table.add_column("rank", justify="right")
+    table.add_column("host")
+    table.add_column("state")
+    for name in _memory_columns(run):
+        table.add_column(name, justify="right")
+    table.add_column("peak in")
+    table.add_column("steps", justify="right")
+    table.add_column("step time", justify="right")
+    expected = _expected_of_ranks(run)
+    for rank in ranks:
+        state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
+        step_time = format_seconds(rank.median_step_seconds) if rank.median_step_seconds else "–"
+        table.add_row(
+            str(rank.rank), escape(rank.host), Text(state, style=_STATE_STYLE.get(rank.state, "")),
+            *_memory_cells(run, rank, expected.get(rank.rank)), escape(rank.peak_phase or "–"),
+            str(rank.steps), step_time,
+        )  # fmt: skip
+    return _titled(title, table)
+
+
+def _memory_columns(run: RunReport) -> list[str]:
+    if run.on_gpu:
+        return ["predicted", "allocated", "reserved", "device used", "retries", "host memory"]
+    return ["predicted", "host memory"]
+
+
+def _memory_cells(run: RunReport, rank: RankReport, expected: int | None) -> list[str]:
+    host = size(rank.peak_host_rss_bytes or None)
+    if not run.on_gpu:
+        return [size(expected), host]
+    retries = "–" if rank.alloc_retries is None else str(rank.alloc_retries)
+    return [size(expected), size(rank.peak_allocated_bytes), size(rank.peak_reserved_bytes),
+            size(rank.peak_device_used_bytes), retries, host]  # fmt: skip
+
+
+def _expected_of_ranks(run: RunReport) -> dict[int, int | None]:
+    rows = (run.predicted_vs_measured or {}).get("per_rank") or []
+    return {row["rank"]: row.get("predicted") for row in rows if isinstance(row, dict) and "rank" in row}
+
+
+def _phase_table(run: RunReport) -> RenderableType:
+    fullest = max(run.ranks, key=lambda rank: measured(rank) or 0)
+    what = "GPU memory allocated" if run.on_gpu else "host memory"
+    title = f"By phase: {what}, rank {fullest.rank} (no plan to compare with)"
+    table = new_table()
+    table.add_column("phase")
+    table.add_column("peak", justify="right")
+    for name in ordered_phases(fullest.phases):
+        table.add_row(escape(name), size(fullest.phases[name]))
+    return _titled(title, table)
+
+
+def _predicted_table(predicted: Mapping[str, Any]) -> RenderableType:
+    what = "GPU memory allocated" if predicted.get("kind") == "gpu_memory" else "host memory"
+    title = f"Predicted beside measured: {what}, rank {predicted.get('rank')}"
+    table = new_table()
+    table.add_column("")
+    for name in ("predicted", "measured", "error"):
+        table.add_column(name, justify="right")
+    for name, pair, shown in predicted_rows(predicted):
+        table.add_row(escape(name), shown(pair.get("predicted")), shown(pair.get("measured")),
+                      percent(pair.get("error_fraction")))  # fmt: skip
+    return _titled(title, table)
+
+
+def predicted_rows(predicted: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Any]]:
+    """``(name, {predicted, measured, error_fraction}, formatter)`` for each line of the comparison."""
+    rows: list[tuple[str, Mapping[str, Any], Any]] = []
+    phases = predicted.get("phases") or {}
+    for name in ordered_phases(phases):
+        rows.append((name, phases[name], size))
+    if predicted.get("peak_bytes"):
+        rows.append(("peak", predicted["peak_bytes"], size))
+    if predicted.get("step_seconds"):
+        rows.append(("step time", predicted["step_seconds"], seconds))
+    return rows
+
+
+def seconds(value: float | None) -> str:
+    """A duration for people; a dash where it is unknown."""
+    return "–" if value is None else format_seconds(value)
+
+
+def ordered_phases(names: Iterable[str]) -> list[str]:
+    """Phases as a step runs through them, then those the script named."""
+    present = list(names)
+    return [name for name in PHASE_ORDER if name in present] + [n for n in present if n not in PHASE_ORDER]
+
+
+def warnings(run: RunReport) -> list[str]:
+    """What a reader should know: suspected leaks, retries, restarts, damaged files."""
+    lines = []
+    for rank in run.ranks:
+        for leak in rank.leaks:
+            lines.append(_leak_text(rank, leak))
+        if rank.alloc_retries:
+            lines.append(
+                f"rank {rank.rank}: the allocator ran full and retried {rank.alloc_retries} times: each "
+                "costs time, and the next allocation may fail"
+            )
+        if rank.restarts:
+            lines.append(f"rank {rank.rank} was restarted {rank.restarts} times; the last life is shown")
+    return lines[:20] + run.problems[:20]
+
+
+def _leak_text(rank: RankReport, leak: Mapping[str, Any]) -> str:
+    where = "GPU" if leak.get("memory") == "gpu" else "host"
+    rate = leak.get("bytes_per_step") or 0
+    text = (
+        f"rank {rank.rank}: suspected leak of {where} memory: {rate / MIB:.2f} MiB more after each step, "
+        f"{size(leak.get('growth_bytes'))} in steps {leak.get('first_step')} to {leak.get('last_step')}"
+    )
+    if where == "GPU" and rate and rank.device_total_bytes and rank.peak_device_used_bytes:
+        left = (rank.device_total_bytes - rank.peak_device_used_bytes) / rate
+        text += f"; the GPU is full in about {max(0, left):,.0f} steps"
+    return text
+
+
+def _failure(failure: Mapping[str, Any]) -> list[RenderableType]:
+    where = f"rank {failure.get('rank')} on {failure.get('host')}"
+    when = f" in {failure['phase']} of step {failure.get('step')}" if failure.get("phase") else ""
+    shown: list[RenderableType] = [
+        Text(""),
+        Text(f"First failure: {where}{when}", style="bold red"),
+    ]
+    shown += [Text("  " + line) for line in oom_lines(failure)]
+    trace = failure.get("traceback") or failure.get("error") or ""
+    shown.append(Text(str(trace).rstrip()))
+    return shown
+
+
+def oom_lines(failure: Mapping[str, Any]) -> list[str]:
+    """An out-of-memory in words; empty for other failures."""
+    oom = failure.get("oom")
+    if not isinstance(oom, dict):
+        return []
+    lines = []
+    if oom.get("asked_bytes"):
+        free = oom.get("device_free_bytes")
+        left = f", {size(free)} were free on the device" if free is not None else ""
+        lines.append(f"asked for {size(oom['asked_bytes'])}{left}")
+    if oom.get("allocated_bytes") is not None:
+        lines.append(
+            f"allocated {size(oom['allocated_bytes'])}, reserved {size(oom.get('reserved_bytes'))}, "
+            f"of that fragmentation {size(oom.get('fragmentation_bytes'))}"
+        )
+    if oom.get("predicted_peak_allocated_bytes"):
+        lines.append(
+            f"predicted peak {size(oom['predicted_peak_allocated_bytes'])}, "
+            f"measured so far {size(oom.get('measured_peak_allocated_bytes'))}"
+        )
+    for block in (oom.get("biggest_blocks") or [])[:6]:
+        about = " ".join(str(block[key]) for key in ("name", "dtype", "shape") if block.get(key))
+        lines.append(f"live block {size(block.get('bytes'))} {about}".rstrip())
+    if oom.get("killer"):
+        lines.append("the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's")
+    following = failure.get("next_plan")
+    if following:
+        lines.append(f"next plan that would fit, needing {size(following.get('min_vram_bytes'))}: "
+                     f"{following.get('why') or following.get('strategy')}")  # fmt: skip
+    return lines
+
+
+def outcome_line(run: RunReport) -> Text:
+    """The last line: how it ended, in words."""
+    good = run.outcome in ("ok", "running")
+    took = f", {format_seconds(run.elapsed_seconds)}" if run.elapsed_seconds else ""
+    text = f"Outcome: {run.outcome} ({OUTCOME_TEXT[run.outcome]}{took}; exit code {run.exit_code})"
+    return Text(text, style="bold green" if good else "bold red")
