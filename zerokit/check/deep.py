@@ -1,0 +1,136 @@
+"""``--deep``: ask the real ``deepspeed.initialize``, for every rank, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerokit.errors import InputError
+
+MAX_RANKS = 8
+"""Ranks tried per case; of more, the first, the last and some between."""
+
+_ENGINE = pathlib.Path(__file__).with_name("deep_engine.py")
+_START_SECONDS = 120
+_RANK_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepCase:
+    """One configuration and the ranks to build it for.
+
+    Attributes:
+        key_value_heads: of the stand-in model when tensor parallel.
+    """
+
+    config: Mapping[str, Any]
+    world_size: int = 1
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    sequence_parallel: int = 1
+    key_value_heads: int | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks to try."""
+        if self.world_size <= MAX_RANKS:
+            return list(range(self.world_size))
+        step = (self.world_size - 1) / (MAX_RANKS - 1)
+        return sorted({round(index * step) for index in range(MAX_RANKS)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepResult:
+    """What DeepSpeed said: an error and the ranks that met it, or what it built."""
+
+    error: str | None
+    ranks_failed: tuple[int, ...]
+    built: Mapping[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rank was built."""
+        return self.error is None
+
+
+def available() -> str | None:
+    """Why ``--deep`` cannot run here; ``None`` when it can."""
+    for name in ("torch", "deepspeed"):
+        if importlib.util.find_spec(name) is None:
+            return f"--deep needs {name}; install it with: pip install 'zerokit[train]'"
+    if not hasattr(os, "fork"):
+        return "--deep needs an operating system with fork"
+    return None
+
+
+def run_deep(cases: Sequence[DeepCase]) -> list[DeepResult]:
+    """Build every case's engine for every rank. About 10 s to start, then 1 s per rank.
+
+    Raises:
+        InputError: DeepSpeed is not installed, or did not start or answer.
+    """
+    reason = available()
+    if reason is not None:
+        raise InputError(reason)
+    asked = [
+        {
+            "config": dict(case.config),
+            "world_size": case.world_size,
+            "ranks": case.ranks,
+            "tensor_parallel": case.tensor_parallel,
+            "pipeline_parallel": case.pipeline_parallel,
+            "sequence_parallel": case.sequence_parallel,
+            "key_value_heads": case.key_value_heads,
+        }
+        for case in cases
+    ]
+    limit = _START_SECONDS + _RANK_SECONDS * sum(len(case.ranks) for case in cases)
+    with tempfile.TemporaryDirectory(prefix="zerokit-deep-") as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, str(_ENGINE)],
+                input=json.dumps(asked),
+                capture_output=True,
+                text=True,
+                timeout=limit,
+                cwd=folder,
+                env=_environment(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise InputError(f"--deep: DeepSpeed did not answer within {limit} s") from None
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or len(lines) != len(cases):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise InputError(f"--deep: DeepSpeed could not be started: {last}")
+    return [_result(json.loads(line)) for line in lines]
+
+
+def _environment() -> dict[str, str]:
+    """This environment without what would turn the stand-in ranks into a real launch."""
+    dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSTARTUP")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in dropped and not name.startswith(("ACCELERATE_", "PARALLELISM_CONFIG_", "OMPI_"))
+    }
+    return {**kept, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _result(answers: Sequence[Mapping[str, Any]]) -> DeepResult:
+    failed = [answer for answer in answers if not answer["ok"]]
+    if not failed:
+        return DeepResult(error=None, ranks_failed=(), built=answers[0])
+    return DeepResult(
+        error=f"{failed[0]['error']}: {failed[0]['message']}",
+        ranks_failed=tuple(answer["rank"] for answer in failed),
+        built={},
+    )

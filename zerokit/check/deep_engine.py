@@ -1,0 +1,199 @@
+"""The real ``deepspeed.initialize`` for every rank, on one CPU, without a process per rank.
+
+Run as a script by :mod:`zerokit.check.deep`, in its own process: reads cases as JSON from standard
+input, writes one JSON line per case to standard output. Ranks are forks that join torch's "fake"
+process group, whose collectives return at once; kernels are replaced by empty ones, so that nothing
+is compiled. What this shows: whether DeepSpeed accepts the configuration and builds its engine and
+optimizer for each rank. What it cannot show: memory, speed, NVMe access (run as host offload here).
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # the folder of this script: its modules must not hide the real deepspeed and accelerate
+    sys.path.pop(0)
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+DROPPED_WHEN_AUTO = ("train_batch_size", "bf16", "fp16", "scheduler")
+
+
+def main() -> None:
+    """Read cases, answer each with one line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # DeepSpeed prints; standard output is ours
+    cases = json.load(sys.stdin)
+    _import_everything()
+    for case in cases:
+        results = [_in_a_fork(case, rank) for rank in case["ranks"]]
+        answers.write(json.dumps(results) + "\n")
+        answers.flush()
+
+
+def _import_everything() -> None:
+    """Import DeepSpeed once, before the forks, with kernels replaced."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+    import deepspeed.comm.torch as deepspeed_torch
+    import deepspeed.runtime.superoffload.superoffload_stage3
+    import deepspeed.runtime.zero.muon.muon_optimizer
+    import deepspeed.runtime.zero.stage3
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.op_builder.builder import OpBuilder
+    from deepspeed.ops.op_builder.cpu.no_impl import NotImplementedBuilder
+
+    deepspeed_torch.build_shm_op = lambda: None
+    for builder in (OpBuilder, NotImplementedBuilder):
+        builder.load = lambda self, verbose=True: _NoKernels()
+    # the file is for GPUs: what this CPU supports is beside the point
+    type(get_accelerator()).is_fp16_supported = lambda self: True
+
+
+class _NoKernels:
+    """Stands for a compiled extension: every function does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def _in_a_fork(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    read, write = os.pipe()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        try:
+            answer = {"rank": rank, "ok": True, **_initialize(case, rank)}
+        except BaseException as error:
+            message = " ".join(str(error).split())
+            answer = {"rank": rank, "ok": False, "error": type(error).__name__, "message": message[:1000]}
+        os.write(write, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(write)
+    data = b""
+    while chunk := os.read(read, 1 << 16):
+        data += chunk
+    os.close(read)
+    _, status = os.waitpid(child, 0)
+    if not data:
+        return {"rank": rank, "ok": False, "error": "Crash", "message": f"the rank died (status {status})"}
+    answer = json.loads(data)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def _initialize(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    import deepspeed
+    import torch
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    world_size = case["world_size"]
+    local_rank = rank % case.get("gpus_per_node", world_size)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(world_size), MASTER_ADDR="localhost"
+    )
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    deepspeed.init_distributed(dist_backend="fake", verbose=False)
+    config = runnable(case["config"])
+    model = _model(case)
+    arguments: dict[str, Any] = {"model": model, "config": config}
+    if case.get("sequence_parallel", 1) > 1:
+        from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+        parallel_state_sp.initialize_sequence_parallel(
+            sequence_parallel_size=case["sequence_parallel"]
+        )
+        arguments["mpu"] = parallel_state_sp
+    if "optimizer" in config:
+        arguments["model_parameters"] = list(model.parameters())
+    else:
+        arguments["optimizer"] = _scripts_optimizer(model, config)
+    engine, *_ = deepspeed.initialize(**arguments)
+    return {
+        "optimizer": type(engine.optimizer).__name__,
+        "basic_optimizer": type(engine.basic_optimizer).__name__ if engine.optimizer else None,
+        "zero_stage": int(engine.zero_optimization_stage()),
+        "train_batch_size": engine.train_batch_size(),
+        "micro_batch": engine.train_micro_batch_size_per_gpu(),
+        "gradient_accumulation": engine.gradient_accumulation_steps(),
+    }
+
+
+def runnable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as the engine would get it: ``auto`` filled as a consumer fills it, NVMe → CPU."""
+    filled = copy.deepcopy(dict(config))
+    defaults: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+    }
+    for key, value in list(filled.items()):
+        if value == "auto":
+            if key in defaults:
+                filled[key] = defaults[key]
+            else:
+                del filled[key]
+    for key in ("optimizer", "scheduler"):
+        parameters = filled.get(key, {}).get("params") if isinstance(filled.get(key), dict) else None
+        if isinstance(parameters, dict):
+            fills = {"lr": 1e-3, "total_num_steps": 100, "warmup_num_steps": 10, "warmup_max_lr": 1e-3}
+            for name, value in list(parameters.items()):
+                if value == "auto":
+                    del parameters[name]
+                    if name in fills:
+                        parameters[name] = fills[name]
+    zero = filled.get("zero_optimization")
+    for key in ("offload_optimizer", "offload_param"):
+        block = zero.get(key) if isinstance(zero, dict) else None
+        if isinstance(block, dict) and block.get("device") == "nvme" and block.get("nvme_path"):
+            # reading NVMe needs libaio and the disk itself
+            block["device"] = "cpu"
+    return filled
+
+
+def _model(case: Mapping[str, Any]) -> Any:
+    import torch
+
+    if case.get("pipeline_parallel", 1) > 1:
+        from deepspeed.pipe import PipelineModule
+
+        layers = [torch.nn.Linear(8, 8) for _ in range(2 * case["pipeline_parallel"])]
+        return PipelineModule(
+            layers=layers, num_stages=case["pipeline_parallel"], loss_fn=torch.nn.MSELoss()
+        )
+    if case.get("tensor_parallel", 1) > 1:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        heads = case.get("key_value_heads") or 8
+        config = LlamaConfig(
+            hidden_size=8 * heads, intermediate_size=16 * heads, num_hidden_layers=1,
+            num_attention_heads=heads, num_key_value_heads=heads, vocab_size=64,
+        )  # fmt: skip
+        return LlamaForCausalLM(config)
+    return torch.nn.Sequential(torch.nn.Embedding(64, 16), torch.nn.Linear(16, 16), torch.nn.LayerNorm(16))
+
+
+def _scripts_optimizer(model: Any, config: Mapping[str, Any]) -> Any:
+    """The optimizer of a script that brings its own: torch's AdamW, or what Accelerate swaps it for."""
+    import torch
+
+    zero = config.get("zero_optimization")
+    offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
+    offloaded = isinstance(offload, dict) and offload.get("device") in ("cpu", "nvme")
+    if offloaded and config.get("zero_force_ds_cpu_optimizer", True):
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(model.parameters(), lr=1e-3)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+if __name__ == "__main__":
+    main()
