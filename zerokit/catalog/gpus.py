@@ -15,7 +15,8 @@ from typing import Any
 
 from zerokit.catalog.reader import Field, read
 from zerokit.core.hardware import Gpu
-from zerokit.errors import FileInputError, InputError
+from zerokit.errors import InputError
+from zerokit.strictload import Document
 from zerokit.units import GIB, MIB, format_gib
 
 FOLDER = Path(__file__).parent / "gpus"
@@ -156,8 +157,9 @@ def _entries() -> tuple[_Entry, ...]:
 
 
 def _read(path: Path) -> _Entry:
-    values = read(path, _FIELDS)
-    _check(path, values)
+    document = read(path, _FIELDS)
+    values: dict[str, Any] = document.value
+    _check(document, path.stem)
     peaks = {
         precision: values[f"{precision}_tflops"] * 1e12
         for precision in PRECISIONS
@@ -191,23 +193,29 @@ def _tensor_peak(peaks: dict[str, float]) -> float:
     return peaks.get("bf16", peaks["fp16"])
 
 
-def _check(path: Path, values: dict[str, Any]) -> None:
+def _check(document: Document, name: str) -> None:
     """Rules that join several keys."""
-    if values["name"] != path.stem:
-        raise FileInputError(path, f"name: {values['name']!r} must be the file's name, {path.stem!r}", 1)
+    values: dict[str, Any] = document.value
+    if values["name"] != name:
+        raise document.error(("name",), f"name: {values['name']!r} must be the file's name, {name!r}")
     if values["vram_gib"] * GIB > values["driver_vram_mib"] * MIB * 1.001:
-        raise FileInputError(path, "vram_gib is more than driver_vram_mib; are the units right?")
+        raise document.error(("vram_gib",), "vram_gib is more than driver_vram_mib; are the units right?")
     peak = values.get("bf16_tflops", values["fp16_tflops"])
     if values.get("measured_matmul_tflops", 0) > peak:
-        raise FileInputError(path, "measured_matmul_tflops is more than the datasheet's peak")
+        message = "measured_matmul_tflops is more than the datasheet's peak"
+        raise document.error(("measured_matmul_tflops",), message)
     if values["link"] == "pcie" and values["link_gb_per_second"] != values["pcie_gb_per_second"]:
-        raise FileInputError(path, "link is pcie, so link_gb_per_second must equal pcie_gb_per_second")
-    missing = [key for key in _FIGURES if key in values and key not in values["sources"]]
+        message = "link is pcie, so link_gb_per_second must equal pcie_gb_per_second"
+        raise document.error(("link_gb_per_second",), message)
+    sources = values["sources"]
+    missing = [key for key in _FIGURES if key in values and key not in sources]
     if missing:
-        raise FileInputError(path, f"sources: say where these come from: {', '.join(missing)}")
-    unknown = [key for key in values["sources"] if key not in _MAY_HAVE_SOURCE or key not in values]
-    if unknown:
-        raise FileInputError(path, f"sources: no such figure in this file: {', '.join(unknown)}")
+        raise document.error(("sources",), f"sources: say where these come from: {', '.join(missing)}")
+    for key, source in sources.items():
+        if key not in _MAY_HAVE_SOURCE or key not in values:
+            raise document.error(("sources", key), f"sources: no such figure in this file: {key}")
+        if not isinstance(source, str) or len(source) < 6:
+            raise document.error(("sources", key), f"sources: {source!r} does not say where {key} comes from")
 
 
 def _words(text: str) -> tuple[str, ...]:
