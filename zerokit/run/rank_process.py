@@ -20,6 +20,7 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from zerokit.run import hooks, stdio
+from zerokit.run import probe as probe_module
 from zerokit.run.oom import error_record
 from zerokit.run.probe import Identity, Probe
 from zerokit.run.rankfile import stacks_file
