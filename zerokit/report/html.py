@@ -35,26 +35,19 @@ def render_html(report: Mapping[str, Any]) -> str:
         omitted=omitted,
         phases=render.ordered_phases(dict.fromkeys(name for rank in run.ranks for name in rank.phases)),
         predicted=run.predicted_vs_measured,
-        predicted_rows=[
-            (name, shown(pair.get("predicted")), shown(pair.get("measured")),
-             render.percent(pair.get("error_fraction")))
-            for name, pair, shown in render.predicted_rows(run.predicted_vs_measured or {})
-        ],
+        predicted_rows=render.predicted_rows(run.predicted_vs_measured) if run.predicted_vs_measured else [],
         warnings=render.warnings(run),
         failure=run.first_failure,
-        failure_lines=render.oom_lines(run.first_failure or {}),
+        failure_place=render.failure_place(run.first_failure) if run.first_failure else "",
+        failure_lines=render.failure_lines(run.first_failure) if run.first_failure else [],
         elapsed=render.seconds(run.elapsed_seconds),
         chart=timeline_svg(run),
     )  # fmt: skip
 
 
 def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
-    expected = next(
-        (row.get("predicted") for row in (run.predicted_vs_measured or {}).get("per_rank") or []
-         if row.get("rank") == rank.rank), None,
-    )  # fmt: skip
     size = render.size
-    memory = [size(expected)]
+    memory = [size(run.expected_bytes.get(rank.rank))]
     if run.on_gpu:
         memory += [size(rank.peak_allocated_bytes), size(rank.peak_reserved_bytes),
                    size(rank.peak_device_used_bytes),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,20 +15,107 @@ from zerokit.errors import FileInputError
 
 SCHEMA = "zerokit.report/1"
 _MOST_BYTES = 256 << 20
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 
 Outcome = Literal["ok", "rank_failed", "oom", "hung", "launcher_lost", "interrupted", "running"]
 State = Literal["finished", "failed", "terminated", "lost", "running"]
-Bytes = Annotated[int, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
 
+class Pair(_Part):
+    """A prediction, what was measured, and the error as a fraction of what was measured."""
+
+    predicted: Number | None = None
+    measured: Number | None = None
+    error_fraction: Number | None = None
+
+
+class RankPair(Pair):
+    """The peak of one rank."""
+
+    rank: Count
+
+
+class Predicted(_Part):
+    """Predicted beside measured, for the fullest rank."""
+
+    kind: Literal["gpu_memory", "host_memory"]
+    rank: Count
+    peak_bytes: Pair | None = None
+    phases: dict[str, Pair] = {}
+    step_seconds: Pair | None = None
+    per_rank: list[RankPair] = []
+    note: str | None = None
+
+
+class Leak(_Part):
+    """Memory that grew from step to step."""
+
+    memory: Literal["gpu", "host"]
+    bytes_per_step: Number
+    growth_bytes: Bytes
+    first_step: Count
+    last_step: Count
+
+
+class Block(_Part):
+    """One live block of the GPU allocator when memory ran out."""
+
+    bytes: Bytes
+    name: str | None = None
+    dtype: str | None = None
+    shape: list[int] | None = None
+
+
+class OutOfMemory(_Part):
+    """An allocation that failed and ended its rank."""
+
+    memory: str = "gpu"
+    asked_bytes: Bytes | None = None
+    device_free_bytes: Bytes | None = None
+    allocated_bytes: Bytes | None = None
+    reserved_bytes: Bytes | None = None
+    fragmentation_bytes: int | None = None
+    predicted_peak_allocated_bytes: Bytes | None = None
+    measured_peak_allocated_bytes: Bytes | None = None
+    measured_peak_host_rss_bytes: Bytes | None = None
+    predicted_components: dict[str, int] = {}
+    biggest_blocks: list[Block] = []
+    killer: bool = False
+
+
+class NextPlan(_Part):
+    """What would fit after an out-of-memory."""
+
+    min_vram_bytes: Bytes | None = None
+    why: str | None = None
+
+
+class Failure(_Part):
+    """The failure that came first."""
+
+    rank: Count
+    host: str
+    kind: str
+    error: str | None = None
+    phase: str | None = None
+    step: Count | None = None
+    traceback: str | None = None
+    oom: OutOfMemory | None = None
+    next_plan: NextPlan | None = None
+    try_next: list[str] = []
+
+
 class RankReport(_Part):
     """One rank of a run. Sizes in bytes; None where there is no GPU or nothing is known."""
 
-    rank: Annotated[int, Field(ge=0)]
+    rank: Count
     host: str
     state: State
     signal: int | None = None
@@ -37,17 +127,16 @@ class RankReport(_Part):
     peak_device_used_bytes: Bytes | None = None
     device_total_bytes: Bytes | None = None
     fragmentation_bytes: int | None = None
-    alloc_retries: int | None = None
+    alloc_retries: Count | None = None
     peak_host_rss_bytes: Bytes = 0
     baseline_host_rss_bytes: Bytes | None = None
     peak_phase: str | None = None
     phases: dict[str, Bytes] = {}
-    phase_details: dict[str, dict[str, Any]] = {}
     predicted_peak_allocated_bytes: Bytes | None = None
-    steps: int = 0
-    median_step_seconds: float | None = None
-    leaks: list[dict[str, Any]] = []
-    restarts: int = 0
+    steps: Count = 0
+    median_step_seconds: Number | None = None
+    leaks: list[Leak] = []
+    restarts: Count = 0
     timeline: list[list[Any]] = []
 
 
@@ -59,16 +148,41 @@ class RunReport(_Part):
     exit_code: int
     script: str | None = None
     device: str | None = None
-    elapsed_seconds: float | None = None
+    elapsed_seconds: Number | None = None
     ranks: list[RankReport]
-    first_failure: dict[str, Any] | None = None
-    predicted_vs_measured: dict[str, Any] | None = None
+    first_failure: Failure | None = None
+    predicted_vs_measured: Predicted | None = None
     problems: list[str] = []
 
     @property
     def on_gpu(self) -> bool:
         """Whether any rank measured GPU memory."""
         return any(rank.peak_allocated_bytes is not None for rank in self.ranks)
+
+    @property
+    def expected_bytes(self) -> dict[int, float | None]:
+        """The predicted peak of each rank, of the kind of memory that was measured."""
+        predicted = self.predicted_vs_measured
+        return {pair.rank: pair.predicted for pair in predicted.per_rank} if predicted else {}
+
+
+def plain(value: Any) -> Any:
+    """``value`` with only what JSON, a terminal and a page can hold.
+
+    Numbers that are not finite become None. Control characters (an escape sequence in an exception's
+    text would reach the reader's terminal) and lone surrogates (file names that are not UTF-8) are
+    shown as ``\\x1b`` and the like.
+    """
+    if isinstance(value, str):
+        text = value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    if isinstance(value, Mapping):
+        return {plain(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def load_report(path: Path) -> dict[str, Any]:
@@ -78,6 +192,8 @@ def load_report(path: Path) -> dict[str, Any]:
         FileInputError: it is missing, damaged, or not a report.
     """
     try:
+        if not path.is_file():
+            raise FileInputError(path, "is no file")
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
@@ -85,7 +201,7 @@ def load_report(path: Path) -> dict[str, Any]:
     if len(data) > _MOST_BYTES:
         raise FileInputError(path, "is too large for a report")
     try:
-        report = json.loads(data)
+        report = plain(json.loads(data))
     except (ValueError, RecursionError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
         raise FileInputError(path, "is not JSON: is it damaged?", line) from error

@@ -11,10 +11,17 @@ Plan = Mapping[str, Any]
 _PHASES = ("init", "forward", "backward", "step")
 
 
+def chosen_of(plan: Plan | None) -> Mapping[str, Any]:
+    """The plan's choice: of a whole plan, or the choice itself; empty where there is none."""
+    if not isinstance(plan, Mapping):
+        return {}
+    chosen = plan.get("chosen", plan)
+    return chosen if isinstance(chosen, Mapping) else {}
+
+
 def estimate_of(plan: Plan | None) -> Mapping[str, Any]:
     """The estimate of a plan's choice; empty where there is none."""
-    chosen = plan.get("chosen") if isinstance(plan, Mapping) else None
-    estimate = chosen.get("estimate") if isinstance(chosen, Mapping) else None
+    estimate = chosen_of(plan).get("estimate")
     return estimate if isinstance(estimate, Mapping) else {}
 
 
@@ -126,7 +133,7 @@ def _phases(rank: Mapping[str, Any], baseline_bytes: int) -> dict[str, Any]:
     return pairs
 
 
-def suggest_smaller(report: Report, plan: Plan | None) -> dict[str, Any] | None:
+def suggest_smaller(plan: Plan | None) -> dict[str, Any] | None:
     """The plan's next alternative that needs clearly less memory than the one that ran out.
 
     What it must stay below is the failed choice's own prediction: that much was too much. Alternatives
@@ -145,3 +152,23 @@ def suggest_smaller(report: Report, plan: Plan | None) -> dict[str, Any] | None:
                     "strategy": {name: value for name, value in alternative.items()
                                  if name not in ("deepspeed_config", "estimate")}}  # fmt: skip
     return None
+
+
+def ways_to_need_less(plan: Plan | None) -> list[str]:
+    """Changes to the plan's choice that shrink its peak, the one that costs least speed first."""
+    chosen = chosen_of(plan)
+    ways = []
+    micro, accumulation = chosen.get("micro_batch"), chosen.get("gradient_accumulation")
+    if chosen.get("activation_checkpointing") in ("none", "selective"):
+        ways.append("--checkpointing full")
+    if isinstance(micro, int) and micro > 1:
+        more = f" (gradient accumulation {accumulation * 2})" if isinstance(accumulation, int) else ""
+        ways.append(f"--micro-batch {micro // 2}{more}")
+    stage, replicas = chosen.get("zero_stage"), chosen.get("data_parallel")
+    if isinstance(stage, int) and stage < 3 and isinstance(replicas, int) and replicas > 1:
+        ways.append(f"--zero {stage + 1}")
+    if chosen.get("offload_optimizer") == "none":
+        ways.append("--offload-optimizer cpu")
+    if stage == 3 and chosen.get("offload_param") == "none":
+        ways.append("--offload-param cpu")
+    return ways

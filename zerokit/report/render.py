@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich import box
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from zerokit.report.model import RankReport, RunReport
+from zerokit.report.model import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.units import MIB, format_gib, format_seconds
 
 PHASE_ORDER = ("init", "forward", "backward", "step", "other", "eval")
@@ -49,14 +49,14 @@ def parts(report: Mapping[str, Any]) -> list[RenderableType]:
     predicted = run.predicted_vs_measured
     if predicted:
         shown.append(_predicted_table(predicted))
-        if predicted.get("note"):
-            shown.append(Text(str(predicted["note"]), style="dim"))
+        if predicted.note:
+            shown.append(Text(predicted.note, style="dim"))
     elif any(rank.phases for rank in run.ranks):
         shown.append(_phase_table(run))
     shown += [Text(line, style="yellow") for line in warnings(run)]
-    if run.first_failure is not None:
-        shown += _failure(run.first_failure)
     shown.append(outcome_line(run))
+    if run.first_failure is not None:  # last, where people look
+        shown += _failure(run.first_failure)
     return shown
 
 
@@ -115,7 +115,7 @@ def _rank_table(run: RunReport) -> RenderableType:
     table.add_column("peak in")
     table.add_column("steps", justify="right")
     table.add_column("step time", justify="right")
-    expected = _expected_of_ranks(run)
+    expected = run.expected_bytes
     for rank in ranks:
         state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
         step_time = format_seconds(rank.median_step_seconds) if rank.median_step_seconds else "–"
@@ -133,18 +133,13 @@ def _memory_columns(run: RunReport) -> list[str]:
     return ["predicted", "host memory"]
 
 
-def _memory_cells(run: RunReport, rank: RankReport, expected: int | None) -> list[str]:
+def _memory_cells(run: RunReport, rank: RankReport, expected: float | None) -> list[str]:
     host = size(rank.peak_host_rss_bytes or None)
     if not run.on_gpu:
         return [size(expected), host]
     retries = "–" if rank.alloc_retries is None else str(rank.alloc_retries)
     return [size(expected), size(rank.peak_allocated_bytes), size(rank.peak_reserved_bytes),
             size(rank.peak_device_used_bytes), retries, host]  # fmt: skip
-
-
-def _expected_of_ranks(run: RunReport) -> dict[int, int | None]:
-    rows = (run.predicted_vs_measured or {}).get("per_rank") or []
-    return {row["rank"]: row.get("predicted") for row in rows if isinstance(row, dict) and "rank" in row}
 
 
 def _phase_table(run: RunReport) -> RenderableType:
@@ -159,30 +154,30 @@ def _phase_table(run: RunReport) -> RenderableType:
     return _titled(title, table)
 
 
-def _predicted_table(predicted: Mapping[str, Any]) -> RenderableType:
-    what = "GPU memory allocated" if predicted.get("kind") == "gpu_memory" else "host memory"
-    title = f"Predicted beside measured: {what}, rank {predicted.get('rank')}"
+def _predicted_table(predicted: Predicted) -> RenderableType:
+    what = "GPU memory allocated" if predicted.kind == "gpu_memory" else "host memory"
     table = new_table()
     table.add_column("")
     for name in ("predicted", "measured", "error"):
         table.add_column(name, justify="right")
-    for name, pair, shown in predicted_rows(predicted):
-        table.add_row(escape(name), shown(pair.get("predicted")), shown(pair.get("measured")),
-                      percent(pair.get("error_fraction")))  # fmt: skip
-    return _titled(title, table)
+    for name, expected, seen, error in predicted_rows(predicted):
+        table.add_row(escape(name), expected, seen, error)
+    return _titled(f"Predicted beside measured: {what}, rank {predicted.rank}", table)
 
 
-def predicted_rows(predicted: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Any]]:
-    """``(name, {predicted, measured, error_fraction}, formatter)`` for each line of the comparison."""
-    rows: list[tuple[str, Mapping[str, Any], Any]] = []
-    phases = predicted.get("phases") or {}
-    for name in ordered_phases(phases):
-        rows.append((name, phases[name], size))
-    if predicted.get("peak_bytes"):
-        rows.append(("peak", predicted["peak_bytes"], size))
-    if predicted.get("step_seconds"):
-        rows.append(("step time", predicted["step_seconds"], seconds))
-    return rows
+def predicted_rows(predicted: Predicted) -> list[tuple[str, str, str, str]]:
+    """Name, predicted, measured and error of each line of the comparison, as text."""
+    rows: list[tuple[str, Pair, Callable[[float | None], str]]] = [
+        (name, predicted.phases[name], size) for name in ordered_phases(predicted.phases)
+    ]
+    if predicted.peak_bytes:
+        rows.append(("peak", predicted.peak_bytes, size))
+    if predicted.step_seconds:
+        rows.append(("step time", predicted.step_seconds, seconds))
+    return [
+        (name, shown(pair.predicted), shown(pair.measured), percent(pair.error_fraction))
+        for name, pair, shown in rows
+    ]
 
 
 def seconds(value: float | None) -> str:
@@ -212,62 +207,67 @@ def warnings(run: RunReport) -> list[str]:
     return lines[:20] + run.problems[:20]
 
 
-def _leak_text(rank: RankReport, leak: Mapping[str, Any]) -> str:
-    where = "GPU" if leak.get("memory") == "gpu" else "host"
-    rate = leak.get("bytes_per_step") or 0
+def _leak_text(rank: RankReport, leak: Leak) -> str:
+    where = "GPU" if leak.memory == "gpu" else "host"
     text = (
-        f"rank {rank.rank}: suspected leak of {where} memory: {rate / MIB:.2f} MiB more after each step, "
-        f"{size(leak.get('growth_bytes'))} in steps {leak.get('first_step')} to {leak.get('last_step')}"
+        f"rank {rank.rank}: suspected leak of {where} memory: {leak.bytes_per_step / MIB:.2f} MiB more after "
+        f"each step, {size(leak.growth_bytes)} in steps {leak.first_step} to {leak.last_step}"
     )
-    if where == "GPU" and rate and rank.device_total_bytes and rank.peak_device_used_bytes:
-        left = (rank.device_total_bytes - rank.peak_device_used_bytes) / rate
-        text += f"; the GPU is full in about {max(0, left):,.0f} steps"
+    total, used = rank.device_total_bytes, rank.peak_device_used_bytes
+    if where == "GPU" and leak.bytes_per_step > 0 and total and used:
+        text += f"; the GPU is full in about {max(0, total - used) / leak.bytes_per_step:,.0f} steps"
     return text
 
 
-def _failure(failure: Mapping[str, Any]) -> list[RenderableType]:
-    where = f"rank {failure.get('rank')} on {failure.get('host')}"
-    when = f" in {failure['phase']} of step {failure.get('step')}" if failure.get("phase") else ""
+def _failure(failure: Failure) -> list[RenderableType]:
     shown: list[RenderableType] = [
         Text(""),
-        Text(f"First failure: {where}{when}", style="bold red"),
+        Text(f"First failure: {failure_place(failure)}", style="bold red"),
     ]
-    shown += [Text("  " + line) for line in oom_lines(failure)]
-    trace = failure.get("traceback") or failure.get("error") or ""
-    shown.append(Text(str(trace).rstrip()))
+    shown += [Text("  " + line) for line in failure_lines(failure)]
+    shown.append(Text((failure.traceback or failure.error or "").rstrip()))
     return shown
 
 
-def oom_lines(failure: Mapping[str, Any]) -> list[str]:
-    """An out-of-memory in words; empty for other failures."""
-    oom = failure.get("oom")
-    if not isinstance(oom, dict):
+def failure_place(failure: Failure) -> str:
+    """``rank 3 on node-1, in backward of step 12``."""
+    where = f"rank {failure.rank} on {failure.host}"
+    if failure.phase is None:
+        return where
+    return f"{where}, in {failure.phase}" + (f" of step {failure.step}" if failure.phase != "init" else "")
+
+
+def failure_lines(failure: Failure) -> list[str]:
+    """An out-of-memory in words, and what to try next; empty for other failures."""
+    oom = failure.oom
+    if oom is None:
         return []
     lines = []
-    if oom.get("asked_bytes"):
-        free = oom.get("device_free_bytes")
-        left = f", {size(free)} were free on the device" if free is not None else ""
-        lines.append(f"asked for {size(oom['asked_bytes'])}{left}")
-    if oom.get("allocated_bytes") is not None:
+    if oom.asked_bytes is not None:
+        free = oom.device_free_bytes
+        left = f"; {size(free)} were free on the device" if free is not None else ""
+        lines.append(f"asked for {size(oom.asked_bytes)}{left}")
+    if oom.allocated_bytes is not None:
         lines.append(
-            f"allocated {size(oom['allocated_bytes'])}, reserved {size(oom.get('reserved_bytes'))}, "
-            f"of that fragmentation {size(oom.get('fragmentation_bytes'))}"
+            f"allocated {size(oom.allocated_bytes)}, reserved {size(oom.reserved_bytes)}, "
+            f"of that fragmentation {size(oom.fragmentation_bytes)}"
         )
-    if oom.get("predicted_peak_allocated_bytes"):
+    if oom.predicted_peak_allocated_bytes is not None and oom.memory == "gpu":
         lines.append(
-            f"predicted peak {size(oom['predicted_peak_allocated_bytes'])}, "
-            f"measured so far {size(oom.get('measured_peak_allocated_bytes'))}"
+            f"predicted peak {size(oom.predicted_peak_allocated_bytes)}, "
+            f"measured until then {size(oom.measured_peak_allocated_bytes)}"
         )
-    for block in (oom.get("biggest_blocks") or [])[:6]:
-        about = " ".join(str(block[key]) for key in ("name", "dtype", "shape") if block.get(key))
-        lines.append(f"live block {size(block.get('bytes'))} {about}".rstrip())
-    if oom.get("killer"):
+        parts = sorted(oom.predicted_components.items(), key=lambda item: -item[1])[:6]
+        lines += [f"predicted at the peak: {name} {size(value)}" for name, value in parts]
+    for block in oom.biggest_blocks[:6]:
+        about = [block.name, block.dtype, str(block.shape) if block.shape is not None else None]
+        lines.append(" ".join(["live block", size(block.bytes), *(text for text in about if text)]))
+    if oom.killer:
         lines.append("the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's")
-    following = failure.get("next_plan")
-    if following:
-        lines.append(f"next plan that would fit, needing {size(following.get('min_vram_bytes'))}: "
-                     f"{following.get('why') or following.get('strategy')}")  # fmt: skip
-    return lines
+    following = failure.next_plan
+    if following is not None:
+        lines.append(f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}")
+    return lines + [f"to need less: {text}" for text in failure.try_next]
 
 
 def outcome_line(run: RunReport) -> Text:

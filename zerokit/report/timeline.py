@@ -37,9 +37,10 @@ def timeline_svg(run: RunReport) -> Any:
     if not series:
         return None
     shown = sorted(series, key=lambda rank: -max(used for _, used in series[rank]))[:_MOST_LINES]
-    predicted = ((run.predicted_vs_measured or {}).get("peak_bytes") or {}).get("predicted")
+    pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
+    predicted = pair.predicted if pair else None
     peak = max(used for rank in shown for _, used in series[rank])
-    top = max(peak, predicted if isinstance(predicted, int) else 0) * 1.08 or 1.0
+    top = max(peak, predicted or 0) * 1.08 or 1.0
     scale = _Scale(seconds=max(series[rank][-1][0] for rank in shown) or 1.0, limit_bytes=top)
     body = [*_axes(scale), *_prediction(scale, predicted)]
     body += [_line(scale, rank, number, series[rank]) for number, rank in enumerate(sorted(shown))]
@@ -86,8 +87,8 @@ def _ticks(limit: float) -> list[float]:
     return [step * number for number in range(int(limit / step) + 1)]
 
 
-def _prediction(scale: _Scale, predicted: Any) -> list[str]:
-    if not isinstance(predicted, int):
+def _prediction(scale: _Scale, predicted: float | None) -> list[str]:
+    if not predicted or predicted < 0:
         return []
     y = scale.y(predicted)
     return [

@@ -12,8 +12,13 @@ from typing import Any
 
 from zerokit import __version__
 from zerokit.errors import LauncherLost, RankFailed, ReportNotWritten
-from zerokit.report.model import SCHEMA
-from zerokit.report.predicted import compare_with_plan, predicted_of_rank, suggest_smaller
+from zerokit.report.model import SCHEMA, plain
+from zerokit.report.predicted import (
+    compare_with_plan,
+    predicted_of_rank,
+    suggest_smaller,
+    ways_to_need_less,
+)
 from zerokit.run.rankfile import RankLog, Record, find_rank_files, read_rank_file
 from zerokit.run.rankstate import Exit, RankEnd, judge, settle
 
@@ -44,7 +49,7 @@ def build_report(
         exit_code: what belongs to ``outcome``.
         rank_exits: per rank that was seen to end ``rank``, ``host``, ``code``, ``signal``, ``at``
             (Unix seconds) and ``by_us``, as attributes or keys; may be empty.
-        plan: the parsed ``plan.yaml``.
+        plan: the parsed ``plan.yaml``, or its ``chosen`` alone.
     """
     logs, problems = _read_logs(run_dir)
     exits = {exit_.rank: exit_ for exit_ in map(Exit.of, rank_exits)}
@@ -71,8 +76,10 @@ def build_report(
     }
     report["predicted_vs_measured"] = compare_with_plan(report, plan)
     if outcome == "oom" and report["first_failure"] is not None:
-        report["first_failure"]["next_plan"] = suggest_smaller(report, plan)
-    return report
+        report["first_failure"]["next_plan"] = suggest_smaller(plan)
+        report["first_failure"]["try_next"] = ways_to_need_less(plan)
+    clean: dict[str, Any] = plain(report)
+    return clean
 
 
 def report_of_folder(run_dir: Path, plan: Mapping[str, Any] | None = None) -> dict[str, Any]:

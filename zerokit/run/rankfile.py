@@ -194,9 +194,41 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
-_COUNTS = ("steps", "progress", "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes",
-           "peak_device_used_bytes", "allocated_bytes", "reserved_bytes", "host_rss_bytes")  # fmt: skip
-_NUMBERS = ("time", "idle_seconds", "cpu_seconds", "uptime_seconds")
+_COUNTS = frozenset(
+    ["steps", "micro_steps", "progress", "pid", "local_rank", "world_size", "cuda_device", "alloc_retries", "ooms", "step", "count", "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes", "peak_device_used_bytes", "allocated_bytes", "reserved_bytes", "host_rss_bytes", "device_used_bytes", "device_total_bytes", "device_free_bytes", "asked_bytes", "baseline_host_rss_bytes", "failed_writes", "growth_bytes", "first_step", "last_step", "bytes"]
+)
+_NUMBERS = frozenset(
+    ["time", "uptime_seconds", "idle_seconds", "cpu_seconds", "step_seconds", "median_step_seconds", "seconds", "bytes_per_step"]
+)
+_TEXTS = frozenset(["type", "phase", "state", "host", "script", "error", "traceback", "memory", "device", "name", "dtype"])
+_TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}
+_MOST = 1 << 53  # beyond it a number is damage, and no longer exact in JSON
+
+
+def _why_bad_field(name: str, value: Any) -> str | None:
+    """Why a field's value cannot be, or None."""
+    if value is None:
+        return None
+    if name in _COUNTS:
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+    elif name in _NUMBERS:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
+    elif name in _TEXTS:
+        good = isinstance(value, str)
+    elif name in _TABLES:
+        good = isinstance(value, _TABLES[name])
+        inner = value.values() if isinstance(value, dict) else value
+        if good and name not in ("points", "fields"):
+            return next((why for item in inner if (why := _why_bad_fields(item))), None)
+    else:
+        return None
+    return None if good else f"{name} is {str(value)[:40]!r}"
+
+
+def _why_bad_fields(record: object) -> str | None:
+    if not isinstance(record, dict):
+        return "not a table"
+    return next((why for name, value in record.items() if (why := _why_bad_field(name, value))), None)
 
 
 def _why_bad(record: object, rank: int) -> str | None:
@@ -204,19 +236,8 @@ def _why_bad(record: object, rank: int) -> str | None:
     if not isinstance(record, dict) or not isinstance(record.get("type"), str):
         return "not a record"
     if record.get("rank", rank) != rank:
-        return f"written by rank {record['rank']!r}"
-    for name in (*_COUNTS, "pid"):
-        value = record.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            return f"{name} is {str(value)[:40]!r}"
-    for name in _NUMBERS:
-        value = record.get(name)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-            return f"{name} is {str(value)[:40]!r}"
-    phases = record.get("phases", {})
-    if not isinstance(phases, dict) or not all(isinstance(phase, dict) for phase in phases.values()):
-        return "phases is no table"
-    return None
+        return f"written by rank {str(record['rank'])[:20]}"
+    return _why_bad_fields(record)
 
 
 def _parse_line(line: bytes, rank: int) -> tuple[Record | None, str | None]:

@@ -106,6 +106,8 @@ def _with_state(base: RankEnd, end: Record | None, error: Record | None, exit_: 
         return replace(base, state=state, error=text)
     if end is None:
         why = None
+        if exit_ is not None and exit_.by_us:
+            return replace(base, state="terminated", error="ended by zerokit")
         if exit_ is not None and exit_.code == 0:
             why = "exited with code 0 without finishing its record"
         return replace(base, state="lost", error=why)
