@@ -1,0 +1,149 @@
+"""Real ``zerokit launch`` processes with ranks that import no torch, and a look for anybody left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+SCRIPT = PROGRAMS / "rank.py"
+
+
+@pytest.fixture(scope="session")
+def stub_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python whose ``deepspeed`` program is the stand-in, and all else as installed."""
+    root = tmp_path_factory.mktemp("venv")
+    (root / "bin").mkdir()
+    python = root / "bin" / "python"
+    base = Path(sys._base_executable)  # type: ignore[attr-defined]
+    python.symlink_to(base)
+    (root / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    site = root / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    site.mkdir(parents=True)
+    repository = Path(__file__).parents[2]
+    (site / "everything.pth").write_text(f"{repository}\n{sysconfig.get_path('purelib')}\n")
+    (root / "bin" / "deepspeed").write_text((PROGRAMS / "deepspeed.py").read_text())
+    return python
+
+
+class Run:
+    """One ``zerokit launch`` in its own process."""
+
+    def __init__(self, python: Path, folder: Path, arguments: list[str], environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [str(python), "-m", "zerokit", "launch", "--device", "cpu", "--run-dir", "run", *arguments],
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def until_started(self, ranks: int, seconds: float = 60) -> dict[int, int]:
+        """Wait until so many ranks have written; their process ids by rank."""
+        pids: dict[int, int] = {}
+
+        def look() -> bool:
+            for path in self.run_dir.glob("rank-*.jsonl"):
+                for line in path.read_text(errors="replace").splitlines():
+                    try:
+                        record = json.loads(line)
+                    except ValueError:
+                        continue
+                    if record.get("type") == "start":
+                        pids[int(path.name[5:10])] = record["pid"]
+            return len(pids) >= ranks
+
+        wait_for(look, seconds, lambda: f"{len(pids)} of {ranks} ranks started")
+        time.sleep(0.6)  # the guard looks for ranks five times a second
+        return pids
+
+    def end(self, seconds: float = 60) -> tuple[int, str, str]:
+        """Wait for the end; exit code, standard output, standard error."""
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, err
+
+    def report(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.run_dir / "report.json").read_text())
+        return value
+
+    def left(self) -> list[int]:
+        """Living processes that were started by this launch, wherever they are in the tree."""
+        marker = f"ZEROKIT_RUN_DIR={self.run_dir}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                alive = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+                if alive and marker in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def children(self, named: str) -> list[int]:
+        """Processes of this launch whose command line holds the text."""
+        found = []
+        for pid in self.left():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if named in command:
+                found.append(pid)
+        return found
+
+    def clean_up(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pid in self.left():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> float:
+    """Wait until the condition holds; returns the seconds it took."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            pytest.fail(f"not within {seconds} s: {what()}")
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+Launch = Callable[..., Run]
+
+
+@pytest.fixture
+def launch(stub_python: Path, tmp_path: Path) -> Iterator[Launch]:
+    """``launch("--num-ranks", "4", "--", "1:sleep")``: options, then the deeds of the ranks."""
+    runs: list[Run] = []
+
+    def start(
+        *deeds: str, ranks: int = 2, options: tuple[str, ...] = (), environment: dict[str, str] | None = None
+    ) -> Run:
+        arguments = ["--num-ranks", str(ranks), *options, str(SCRIPT), *deeds]
+        runs.append(Run(stub_python, tmp_path, arguments, environment or {}))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.clean_up()

@@ -1,0 +1,82 @@
+"""A training script without torch: what it does on which rank is said by ``RANK:DEED`` arguments."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RANK = int(os.environ["RANK"])
+
+
+def spin(seconds: float) -> None:
+    """Work: the main thread is somewhere else at every look."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for deed in (lambda: time.sleep(0.01), lambda: sum(range(2000)), lambda: time.sleep(0.007)):
+            deed()
+
+
+def child(new_session: bool) -> None:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=new_session)
+    spin(600)
+
+
+def daemon() -> None:
+    """A double fork: the child's parent is gone at once."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+    spin(600)
+
+
+def stubborn() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    spin(600)
+
+
+def slow_to_end() -> None:
+    """Saves for half a second when told to end."""
+
+    def save(*_: object) -> None:
+        time.sleep(0.5)
+        Path(f"saved-{RANK}").write_text("whole")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    spin(600)
+
+
+def noisy() -> None:
+    for number in range(200_000):
+        print(f"line {number} of rank {RANK} with some text to make it longer", flush=False)
+
+
+DEEDS = {
+    "work": lambda: spin(600),
+    "short": lambda: spin(1.0),
+    "sleep": lambda: time.sleep(600),
+    "blocked": lambda: os.read(os.pipe()[0], 1),
+    "fail": lambda: (spin(0.5), sys.exit(7)),
+    "raise": lambda: (_ for _ in ()).throw(ValueError("the learning rate is a lemon")),
+    "os_exit": lambda: os._exit(0),
+    "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "child": lambda: child(False),
+    "session": lambda: child(True),
+    "daemon": daemon,
+    "stubborn": stubborn,
+    "saves": slow_to_end,
+    "noisy": noisy,
+    "secret": lambda: print("token", os.environ["HF_TOKEN"], file=sys.stderr),
+    "arguments": lambda: Path(f"argv-{RANK}").write_text(repr(sys.argv)),
+    "nofile": lambda: (Path(os.environ["ZEROKIT_RUN_DIR"]) / f"rank-{RANK:05d}.jsonl").unlink(),
+    "done": lambda: None,
+}
+
+if __name__ == "__main__":
+    deeds = dict(part.split(":", 1) for part in sys.argv[1:] if part.partition(":")[2] in DEEDS)
+    DEEDS[deeds.get(str(RANK), deeds.get("all", "done"))]()

@@ -1,0 +1,263 @@
+"""Faults of processes: every signal named here is really sent, and nobody may be left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from tests.faults.conftest import Launch, Run, wait_for
+
+# What the time limits of the fault table leave to a loaded machine: Python's own start and end.
+SLACK_SECONDS = 4.0
+
+
+def nobody_left(run: Run, seconds: float = 3.0) -> None:
+    wait_for(lambda: not run.left(), seconds + SLACK_SECONDS, lambda: f"left: {run.left()}")
+
+
+def test_success_is_reported(launch: Launch) -> None:
+    run = launch("all:short")
+    code, out, err = run.end()
+    assert code == 0, err
+    report = run.report()
+    assert report["outcome"] == "ok"
+    assert [rank["state"] for rank in report["ranks"]] == ["finished", "finished"]
+    assert "rank" in out
+    assert not run.left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_killed(launch: Launch, rank: int, number: signal.Signals) -> None:
+    run = launch("all:work")
+    pids = run.until_started(2)
+    os.kill(pids[rank], number)
+    began = time.monotonic()
+    code, _, err = run.end()
+    assert time.monotonic() - began <= 3 + SLACK_SECONDS
+    assert code == 10, err
+    assert f"rank {rank} on " in err and number.name in err
+    report = run.report()
+    assert report["outcome"] == "rank_failed"
+    assert report["first_failure"]["rank"] == rank
+    states = {entry["rank"]: (entry["state"], entry["signal"]) for entry in report["ranks"]}
+    assert states[rank] == ("failed", int(number))
+    assert states[1 - rank][0] == "terminated"
+    assert not run.left()
+
+
+@pytest.mark.parametrize(("deed", "said"), [("fail", "code 7"), ("raise", "lemon"), ("segv", "SIGSEGV")])
+def test_a_rank_fails_by_itself(launch: Launch, deed: str, said: str) -> None:
+    run = launch("all:work", f"1:{deed}")
+    code, _, err = run.end()
+    assert code == 10
+    assert said in err
+    assert run.report()["first_failure"]["rank"] == 1
+    assert not run.left()
+
+
+def test_the_traceback_comes_last(launch: Launch) -> None:
+    run = launch("all:work", "1:raise")
+    _, _, err = run.end()
+    assert "ValueError: the learning rate is a lemon" in err.splitlines()[-3:][0]
+
+
+def test_os_exit_zero_is_a_finish(launch: Launch) -> None:
+    run = launch("all:os_exit")
+    code, _, err = run.end()
+    assert code == 0, err
+    assert {rank["state"] for rank in run.report()["ranks"]} == {"finished"}
+
+
+def test_a_rank_without_report_is_no_success(launch: Launch) -> None:
+    run = launch("all:done", environment={"ZEROKIT_X": "1"}, ranks=1)
+    assert run.end()[0] == 0
+    for path in run.run_dir.glob("rank-*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_zerokit_is_told_to_end(launch: Launch, number: signal.Signals) -> None:
+    grace = 5.0
+    run = launch("all:saves", options=("--grace", str(grace)))
+    run.until_started(2)
+    began = time.monotonic()
+    os.kill(run.process.pid, number)
+    code, _, err = run.end()
+    assert time.monotonic() - began <= grace + 2 + SLACK_SECONDS
+    assert code == 128 + number, err
+    report = run.report()
+    assert report["outcome"] == "interrupted" and report["exit_code"] == 128 + number
+    assert sorted(path.name for path in run.folder.glob("saved-*")) == ["saved-0", "saved-1"]
+    assert not run.left()
+
+
+def test_a_second_interrupt_skips_the_grace(launch: Launch) -> None:
+    run = launch("all:stubborn", options=("--grace", "120"))
+    run.until_started(2)
+    os.kill(run.process.pid, signal.SIGINT)
+    time.sleep(1.0)
+    assert run.process.poll() is None
+    began = time.monotonic()
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.end()[0] == 130
+    assert time.monotonic() - began <= 2 + SLACK_SECONDS
+    assert not run.left()
+
+
+def test_zerokit_is_killed(launch: Launch) -> None:
+    run = launch("all:work")
+    run.until_started(2)
+    run.process.kill()
+    nobody_left(run)
+    wait_for((run.run_dir / "report.json").exists, 10, lambda: "no report by the guard")
+    report = run.report()
+    assert report["outcome"] == "launcher_lost" and report["exit_code"] == 12
+
+
+def test_the_guard_is_killed(launch: Launch) -> None:
+    run = launch("all:work")
+    run.until_started(2)
+    (guard,) = run.children("guard.py") or guards(run)
+    os.kill(guard, signal.SIGKILL)
+    nobody_left(run)
+    code, _, err = run.end()
+    assert code == 12, err
+    assert run.report()["outcome"] == "launcher_lost"
+
+
+def guards(run: Run) -> list[int]:
+    children = f"/proc/{run.process.pid}/task/{run.process.pid}/children"
+    if os.path.exists(children):
+        with open(children) as file:
+            return [int(pid) for pid in file.read().split()]
+    return []
+
+
+def test_deepspeed_is_killed(launch: Launch) -> None:
+    run = launch("all:work")
+    run.until_started(2)
+    outer = [pid for pid in run.children("bin/deepspeed") if pid not in run.children("--inner")]
+    os.kill(outer[0], signal.SIGKILL)
+    code, _, err = run.end()
+    assert code == 12, err
+    assert run.report()["outcome"] == "launcher_lost"
+    assert not run.left()
+
+
+def test_the_inner_launcher_is_killed(launch: Launch) -> None:
+    run = launch("all:work")
+    run.until_started(2)
+    os.kill(run.children("--inner")[0], signal.SIGKILL)
+    code, _, err = run.end()
+    assert code == 12, err
+    assert not run.left()
+
+
+@pytest.mark.parametrize("ranks", [8, pytest.param(64, marks=pytest.mark.slow)])
+def test_ranks_that_ignore_sigterm(launch: Launch, ranks: int) -> None:
+    grace = 2.0
+    run = launch("all:stubborn", ranks=ranks, options=("--grace", str(grace)))
+    run.until_started(ranks, 180)
+    began = time.monotonic()
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, _, _ = run.end(120)
+    assert code == 143
+    assert time.monotonic() - began <= grace + 3 + SLACK_SECONDS * (1 + ranks // 32)
+    assert len(run.report()["ranks"]) == ranks
+    assert not run.left()
+
+
+@pytest.mark.parametrize("deed", ["child", "session", "daemon"])
+@pytest.mark.parametrize("how", ["rank", "zerokit"])
+def test_what_a_rank_started_goes_too(launch: Launch, deed: str, how: str) -> None:
+    run = launch(f"all:{deed}")
+    pids = run.until_started(2)
+    if how == "rank":
+        os.kill(pids[1], signal.SIGKILL)
+        assert run.end()[0] == 10
+    else:
+        run.process.kill()
+    nobody_left(run)
+
+
+@pytest.mark.parametrize("how", ["stop", "sleep", "blocked"])
+def test_a_rank_stalls(launch: Launch, how: str) -> None:
+    heartbeat, grace = 3.0, 2.0
+    deeds = ("all:work",) if how == "stop" else ("all:blocked", f"1:{how}")
+    run = launch(*deeds, options=("--heartbeat", str(heartbeat), "--grace", str(grace)))
+    pids = run.until_started(2)
+    began = time.monotonic()
+    if how == "stop":
+        os.kill(pids[1], signal.SIGSTOP)
+    code, _, err = run.end()
+    assert code == 11, err
+    assert time.monotonic() - began <= heartbeat + grace + 3 + SLACK_SECONDS
+    report = run.report()
+    assert report["outcome"] == "hung"
+    for rank in (0, 1):
+        stacks = (run.run_dir / f"stacks-{rank:05d}.txt").read_text()
+        assert "rank.py" in stacks
+    assert not run.left()
+
+
+def test_a_run_that_works_is_not_hung(launch: Launch) -> None:
+    run = launch("all:work", options=("--heartbeat", "2"))
+    run.until_started(2)
+    time.sleep(6)
+    assert run.process.poll() is None
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.end()[0] == 143
+
+
+def test_the_launcher_fails_before_any_rank(launch: Launch) -> None:
+    run = launch("all:work", options=("--launcher", "torchrun"), environment={"PYTHONPATH": "/nonexistent"})
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, _, _ = run.end()
+    assert code in (143, -signal.SIGTERM)  # before or after it could listen
+    assert not run.left()
+
+
+def test_output_is_kept_apart(launch: Launch) -> None:
+    run = launch("all:noisy")
+    code, out, _ = run.end(120)
+    assert code == 0
+    logs = run.run_dir / "logs"
+    for rank in (0, 1):
+        lines = (logs / f"rank-{rank:05d}.out.log").read_text().splitlines()
+        assert len(lines) == 200_000
+        assert all(f"of rank {rank} with" in line for line in lines)
+    assert "of rank 1" not in out
+
+
+def test_arguments_arrive_verbatim(launch: Launch) -> None:
+    extra = ["--plan", "mine", "-x", "", "a b", "--lr=1e-4", "--", "--help", "ä'\"$HOME`id`", "*"]
+    run = launch("all:arguments", *extra)
+    assert run.end()[0] == 0
+    for rank in (0, 1):
+        argv = (run.folder / f"argv-{rank}").read_text()
+        assert argv == repr([str(__import__("tests.faults.conftest").faults.conftest.SCRIPT), "all:arguments", *extra])
+
+
+def test_secrets_are_written_nowhere(launch: Launch) -> None:
+    secrets = {"HF_TOKEN": "hf_abcdefghijklmnop", "WANDB_API_KEY": "0123456789abcdef0123"}
+    run = launch("all:secret", "--hub_token", "hf_abcdefghijklmnop", environment=secrets)
+    code, out, err = run.end()
+    assert code == 0, err
+    written = [path for path in run.folder.rglob("*") if path.is_file()]
+    assert any("command.json" in path.name for path in written)
+    for path in written:
+        for secret in secrets.values():
+            assert secret.encode() not in path.read_bytes(), path
+    assert "hf_abcdefghijklmnop" not in out + err
+
+
+def test_the_command_is_recorded(launch: Launch) -> None:
+    run = launch("all:done")
+    assert run.end()[0] == 0
+    record = json.loads((run.run_dir / "command.json").read_text())
+    assert record["expected_ranks"] == 2 and record["environment"]["ZEROKIT_RUN_DIR"] == str(run.run_dir)

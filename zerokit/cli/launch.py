@@ -1,0 +1,192 @@
+"""``zerokit launch``: run a training script with a plan, supervised and measured."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zerokit.errors import InputError
+
+
+def _say(text: str) -> None:
+    click.echo(f"zerokit: {text}", err=True)
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if not 0 <= value <= 1e6:
+        raise InputError(f"--{param.name}: {value} must be between 0 and 1000000 seconds")
+    return value
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    epilog="Options after the script are the script's own, and reach it verbatim.",
+)
+@click.option("--plan", metavar="DIR", help="A folder (or plan.yaml) that `zerokit plan` wrote.")
+@click.option("--recipe", metavar="NAME", help="Plan from a recipe first, then run that plan.")
+@click.option(
+    "--device", default="auto", metavar="auto|cuda|cpu", help="auto: CUDA where there is a GPU, else CPU."
+)
+@click.option("--launcher", default="deepspeed", metavar="deepspeed|accelerate|torchrun", show_default=True)
+@click.option(
+    "--style",
+    default="auto",
+    metavar="auto|raw|accelerate|trainer|none",
+    help="How the script takes its DeepSpeed configuration; auto reads its source.",
+)
+@click.option("--run-dir", "--out", "run_dir", metavar="DIR", help="Default: runs/<timestamp>-<script>.")
+@click.option(
+    "--num-ranks", "--gpus", "num_ranks", type=click.IntRange(1, 65536), help="Instead of the plan's number."
+)
+@click.option("--nodes", type=click.IntRange(1, 65536), help="The first so many hosts of the hostfile.")
+@click.option("--hostfile", metavar="FILE", help="Lines of: NAME slots=N. Runs there, never silently here.")
+@click.option("--master-port", type=int, help="Where the ranks meet. Default: a free port.")
+@click.option(
+    "--grace", default=10.0, show_default=True, callback=_seconds, help="Seconds from SIGTERM to SIGKILL."
+)
+@click.option(
+    "--heartbeat",
+    default=60.0,
+    show_default=True,
+    callback=_seconds,
+    help="Seconds without progress after which the run counts as hung; 0: never.",
+)
+@click.option("--show", default="first", metavar="first|all|none", help="Which ranks' output to pass on.")
+@click.option(
+    "-m", "--module", metavar="PKG.MOD", help="Run a module, as python -m does, instead of a script."
+)
+@click.option("--dry-run", is_flag=True, help="Print the exact command and environment, and run nothing.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+def command(arguments: tuple[str, ...], **options: Any) -> int:
+    """Run SCRIPT, unmodified, under DeepSpeed with a plan; supervise it, and measure every rank.
+
+    The run folder holds the plan, the configuration and command used, the output of every rank, and
+    the report: predicted beside measured.
+    """
+    from zerokit.run.command import Target
+    from zerokit.run.prepare import Wishes
+
+    module = options["module"]
+    if module is None and not arguments:
+        raise InputError("launch: name a script, for example: zerokit launch --plan DIR train.py")
+    if options["show"] not in ("first", "all", "none"):
+        raise InputError(f"--show {options['show']}: use first, all or none")
+    target = Target(
+        script=None if module else arguments[0],
+        module=module,
+        arguments=arguments if module else arguments[1:],
+    )
+    if options["plan"] and options["recipe"]:
+        raise InputError("--plan and --recipe: give one of them")
+    wishes = Wishes(
+        target=target,
+        plan=options["plan"] or (_plan_from_recipe(options["recipe"]) if options["recipe"] else None),
+        device=options["device"],
+        launcher=options["launcher"],
+        style=options["style"],
+        run_dir=options["run_dir"],
+        grace_seconds=options["grace"],
+        heartbeat_seconds=options["heartbeat"],
+        num_ranks=options["num_ranks"],
+        nodes=options["nodes"],
+        hostfile=options["hostfile"],
+        master_port=options["master_port"],
+        show_ranks=options["show"],
+    )
+    with ExitStack() as stack:
+        return _dry_run(wishes, stack) if options["dry_run"] else _run(wishes, stack)
+
+
+def _plan_from_recipe(name: str) -> str:
+    """Plan into a temporary folder through the public command; the run folder keeps a copy."""
+    import atexit
+    import shutil
+    import subprocess
+    import sys
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="zerokit-plan-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", "plan", "--recipe", name, "--out", folder],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise InputError(f"--recipe {name}: {done.stderr.strip().removeprefix('zerokit: ')}")
+    return folder
+
+
+def _dry_run(wishes: Any, stack: ExitStack) -> int:
+    from zerokit.run.masking import Masker
+    from zerokit.run.prepare import prepare
+
+    masker = Masker(os.environ)
+    shown = Path(wishes.run_dir or "runs/<timestamp>-<script>").absolute()
+    prepared = prepare(wishes, shown, stack)
+    for note in prepared.notes:
+        _say(note)
+    for name in prepared.command.unset_variables:
+        click.echo(f"unset {name}")
+    for name, value in sorted(prepared.command.set_variables.items()):
+        click.echo(f"export {name}={shlex.quote(masker.text(value))}")
+    click.echo(shlex.join(masker.argv(prepared.launch.argv)))
+    return 0
+
+
+def _run(wishes: Any, stack: ExitStack) -> int:
+    from zerokit.run import folder, prepare, supervise
+
+    run_dir = folder.make_run_folder(wishes.run_dir, wishes.target.name)
+    try:
+        prepared = prepare.prepare(wishes, run_dir, stack)
+        prepare.write_files(prepared)
+    except Exception:
+        # Nothing ran: an empty folder would only look like a run.
+        if wishes.run_dir is None and not any(run_dir.iterdir()):
+            run_dir.rmdir()
+        raise
+    for note in prepared.notes:
+        _say(note)
+    _say(f"run folder: {run_dir}")
+    ended = supervise.Supervisor(prepared.launch).run()
+    return _conclude(prepared, ended)
+
+
+def _conclude(prepared: Any, ended: Any) -> int:
+    """Write and show the report; the failure's own words come last."""
+    from zerokit.errors import ReportNotWritten
+    from zerokit.run import conclude
+
+    run_dir = prepared.launch.run_dir
+    report = conclude.build(prepared, ended)
+    not_written: ReportNotWritten | None = None
+    try:
+        conclude.write(run_dir, report)
+    except ReportNotWritten as error:
+        not_written = error
+    conclude.show(report)
+    if ended.dropped_bytes:
+        _say(f"{ended.dropped_bytes} bytes of output could not be written, and were dropped")
+    if ended.survivors:
+        _say(
+            f"warning: could not be killed: pid {', '.join(map(str, ended.survivors))} (stuck in the kernel)"
+        )
+    if ended.failure_tail.strip():
+        click.echo(ended.failure_tail.rstrip("\n"), err=True)
+    # The ranks' own files may know worse than what the supervisor saw; never better.
+    exit_code: int = report["exit_code"]
+    worse = f" (by the ranks' reports: {report['outcome']})" if exit_code != ended.verdict.exit_code else ""
+    _say(f"{ended.verdict.outcome}: {ended.verdict.why}{worse}")
+    _say(f"run folder: {run_dir}")
+    if not_written is not None:
+        _say(str(not_written))
+        return exit_code or not_written.exit_code
+    return exit_code

@@ -1,0 +1,262 @@
+"""The launcher's command line and environment, exactly as they will be run.
+
+Argument lists only; the environment that is set is kept apart from the one that is passed on, because
+only the former may be shown or written down.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zerokit.errors import InputError, NodeUnusable
+from zerokit.run.devices import Devices, cores_per_rank
+from zerokit.run.hostfile import Host
+from zerokit.run.style import ScriptFacts
+
+LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+
+# Left by an outer launcher (a notebook, a pod's torchrun): would make our ranks believe they are others.
+_SCRUBBED = re.compile(
+    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|LOCAL_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|NODE_RANK|ROLE_RANK|"
+    r"ROLE_WORLD_SIZE|ROLE_NAME|CROSS_RANK|CROSS_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|"
+    r"ACCELERATE_(USE_.*|DEEPSPEED_.*|MIXED_PRECISION|CONFIG_DS_FIELDS|GRADIENT_.*|TORCH_DEVICE)|ZEROKIT_.*"
+)
+# What a plan may set: nothing that could load code or change who we are.
+_PLAN_MAY_SET = re.compile(
+    r"(PYTORCH|TORCH|NCCL|RCCL|GLOO|UCX|OMP|MKL|CUDA|DS|TOKENIZERS)_[A-Z0-9_]+|ACCELERATE_PARALLELISM_[A-Z0-9_]+"
+)
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the user wants run: a script or a module, and its arguments verbatim."""
+
+    script: str | None
+    module: str | None
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """For showing and for the run folder's name."""
+        return self.script if self.script is not None else str(self.module)
+
+    def bootstrap_argv(self, extra: list[str]) -> list[str]:
+        """The bootstrap with the target; ``extra`` goes after the user's own arguments.
+
+        Before a ``--`` among them, after which a parser sees no options.
+        """
+        cut = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
+        arguments = [*self.arguments[:cut], *extra, *self.arguments[cut:]]
+        if self.script is None:
+            return [str(BOOTSTRAP), "--module", str(self.module), "--", *arguments]
+        return [str(BOOTSTRAP), "--", self.script, *arguments]
+
+
+@dataclass(slots=True, kw_only=True)
+class Command:
+    """What is run: ``argv``, the variables set and those taken away."""
+
+    argv: list[str]
+    set_variables: dict[str, str] = field(default_factory=dict)
+    unset_variables: list[str] = field(default_factory=list)
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The complete environment of the launcher."""
+        kept = {name: value for name, value in base.items() if name not in self.unset_variables}
+        return kept | self.set_variables
+
+
+def script_options(
+    style: str, facts: ScriptFacts, arguments: tuple[str, ...], config: Path | None
+) -> list[str]:
+    """The options that give a raw script its configuration, unless the user gave them.
+
+    ``deepspeed.add_config_arguments`` knows ``--deepspeed`` (a flag) and ``--deepspeed_config FILE``.
+    """
+    if style != "raw" or config is None:
+        return []
+    given = {argument.partition("=")[0] for argument in arguments}
+    options = []
+    takes_flag = facts.adds_deepspeed_arguments or "--deepspeed" in facts.flags
+    if (takes_flag or not facts.options) and "--deepspeed" not in given:
+        options.append("--deepspeed")
+    if "--deepspeed_config" not in given:
+        options += ["--deepspeed_config", str(config)]
+    return options
+
+
+def build(
+    *,
+    launcher: str,
+    target: Target,
+    extra: list[str],
+    style: str,
+    facts: ScriptFacts,
+    devices: Devices,
+    port: int,
+    run_dir: Path,
+    config: Path | None,
+    plan: Path | None,
+    plan_environment: Mapping[str, object],
+    base: Mapping[str, str],
+    hosts: list[Host] | None = None,
+    hostfile: Path | None = None,
+) -> Command:
+    """Put the command together.
+
+    Raises:
+        InputError: an unknown launcher, a combination that cannot work, or a plan that sets what it may not.
+    """
+    if launcher not in LAUNCHERS:
+        raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
+    command = Command(argv=[])
+    _environment(command, style, devices, run_dir, config, plan, plan_environment, base)
+    script = target.bootstrap_argv(extra)
+    if hosts is not None and hostfile is not None:
+        _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, facts, style)
+    elif launcher == "deepspeed":
+        command.argv = [*_program("deepspeed", "deepspeed.launcher.runner"), *_deepspeed(devices, port)]
+        if not _wants_local_rank(style, facts):
+            command.argv.append("--no_local_rank")
+        command.argv += script
+    elif launcher == "torchrun":
+        command.argv = [
+            *_program("torchrun", "torch.distributed.run"),
+            "--nnodes=1",
+            f"--nproc_per_node={devices.ranks}",
+            "--master_addr=127.0.0.1",
+            f"--master_port={port}",
+            *script,
+        ]
+    else:
+        command.argv = [
+            *_program("accelerate", "accelerate.commands.accelerate_cli"),
+            "launch",
+            f"--config_file={run_dir / 'accelerate.yaml'}",
+            f"--num_processes={devices.ranks}",
+            "--num_machines=1",
+            f"--main_process_port={port}",
+            *script,
+        ]
+    if launcher != "deepspeed" and devices.kind == "cuda":
+        command.set_variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices.gpu_indexes))
+        command.unset_variables = [n for n in command.unset_variables if n != "CUDA_VISIBLE_DEVICES"]
+    return command
+
+
+def _wants_local_rank(style: str, facts: ScriptFacts) -> bool:
+    """Scripts with a parser of their own need the option declared; others see it as an unknown one."""
+    return facts.takes_local_rank or (style == "raw" and not facts.options)
+
+
+def _program(name: str, module: str) -> list[str]:
+    """The program beside this Python; as a module, the working folder's files would come first."""
+    beside = Path(sys.executable).with_name(name)
+    return [sys.executable, str(beside)] if beside.is_file() else [sys.executable, "-m", module]
+
+
+def _deepspeed(devices: Devices, port: int) -> list[str]:
+    # Without a hostfile option DeepSpeed reads /job/hostfile, should a cluster have put one there.
+    options = ["--hostfile=/dev/null", f"--master_port={port}"]
+    if devices.kind == "cuda":
+        return [f"--include=localhost:{','.join(map(str, devices.gpu_indexes))}", *options]
+    return [f"--num_accelerators={devices.ranks}", *options]
+
+
+def _environment(
+    command: Command,
+    style: str,
+    devices: Devices,
+    run_dir: Path,
+    config: Path | None,
+    plan: Path | None,
+    plan_environment: Mapping[str, object],
+    base: Mapping[str, str],
+) -> None:
+    setting = command.set_variables
+    command.unset_variables = sorted(name for name in base if _SCRUBBED.fullmatch(name))
+    setting["ZEROKIT_RUN_DIR"] = str(run_dir)
+    setting["ZEROKIT_DEVICE"] = devices.kind
+    if plan is not None:
+        setting["ZEROKIT_PLAN"] = str(plan)
+    if style in ("accelerate", "trainer") and config is not None:
+        setting["ACCELERATE_USE_DEEPSPEED"] = "true"
+        setting["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(config)
+    if devices.kind == "cpu":
+        setting["DS_ACCELERATOR"] = "cpu"
+        setting["CUDA_VISIBLE_DEVICES"] = ""
+        if "OMP_NUM_THREADS" not in base:
+            setting["OMP_NUM_THREADS"] = str(cores_per_rank(devices.ranks))
+    else:
+        # nvidia-smi counts in this order; CUDA's own default is fastest first.
+        setting["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        command.unset_variables += [
+            name for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR") if name in base
+        ]
+    _plan_environment(setting, devices, plan_environment, base)
+
+
+def _plan_environment(
+    setting: dict[str, str], devices: Devices, plan_environment: Mapping[str, object], base: Mapping[str, str]
+) -> None:
+    for name, value in plan_environment.items():
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise InputError(f"plan.yaml: chosen.environment.{name}: {value!r} is not text")
+        if not _PLAN_MAY_SET.fullmatch(name) or "\0" in str(value):
+            raise InputError(f"plan.yaml: chosen.environment.{name}: a plan may not set this variable")
+        if name in _ALLOCATOR or name in base or name in setting:
+            continue
+        setting[name] = str(value)
+    if devices.kind != "cuda" or any(name in base for name in _ALLOCATOR):
+        return
+    allocator = next((str(plan_environment[n]) for n in _ALLOCATOR if n in plan_environment), None)
+    # Both names: torch before 2.9 knows only the first, later ones prefer the second.
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        setting[name] = allocator or "expandable_segments:True"
+
+
+# ---- several machines
+
+
+def _on_hosts(
+    command: Command,
+    launcher: str,
+    script: list[str],
+    hosts: list[Host],
+    hostfile: Path,
+    port: int,
+    run_dir: Path,
+    facts: ScriptFacts,
+    style: str,
+) -> None:
+    if launcher != "deepspeed":
+        raise InputError(
+            f"--launcher {launcher} with --hostfile: only deepspeed starts ranks on other machines here (accelerate "
+            "would write the whole environment, tokens too, into .deepspeed_env); leave --launcher out"
+        )
+    # What DeepSpeed exports by itself is MLFLOW*, PYTHON*, NCCL* and the like; ours go by this file, in the
+    # run folder instead of the home folder, and hold no variable of the user's.
+    environment_file = run_dir / "deepspeed_env"
+    lines = "".join(f"{name}={value}\n" for name, value in command.set_variables.items() if value)
+    try:
+        environment_file.write_text(lines)
+    except OSError as error:
+        raise NodeUnusable(f"{environment_file}: {error.strerror}") from None
+    command.set_variables["DS_ENV_FILE"] = str(environment_file)
+    command.argv = [
+        *_program("deepspeed", "deepspeed.launcher.runner"),
+        f"--hostfile={hostfile}",
+        f"--num_nodes={len(hosts)}",
+        f"--master_port={port}",
+        "--launcher=pdsh",
+        "--force_multi",
+    ]
+    if not _wants_local_rank(style, facts):
+        command.argv.append("--no_local_rank")
+    command.argv += script

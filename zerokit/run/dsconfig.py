@@ -1,0 +1,192 @@
+"""The plan's DeepSpeed configuration as this script, on this device, with so many ranks, can take it.
+
+Every change comes with its reason, which is printed and kept in the run folder.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from zerokit.run.style import ScriptFacts
+
+# What the Trainer fills from TrainingArguments, refusing a literal that differs:
+# transformers/integrations/deepspeed.py, trainer_config_process and trainer_config_finalize.
+_TRAINER_FILLS = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+    "gradient_clipping",
+    "optimizer.params.lr",
+    "optimizer.params.betas",
+    "optimizer.params.eps",
+    "optimizer.params.weight_decay",
+    "scheduler.params.warmup_min_lr",
+    "scheduler.params.warmup_max_lr",
+    "scheduler.params.warmup_num_steps",
+    "scheduler.params.total_num_steps",
+)
+_COMPILED_FOR_CUDA = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Adapted:
+    """A DeepSpeed configuration to use, and what was changed in it and why."""
+
+    config: dict[str, Any]
+    changes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def adapt(
+    config: dict[str, Any],
+    *,
+    style: str,
+    device: str,
+    ranks: int,
+    planned_ranks: int,
+    facts: ScriptFacts,
+    script_args: list[str],
+) -> Adapted:
+    """The configuration for a script of this style on this device.
+
+    ``planned_ranks``: the world size the configuration was made for.
+    """
+    adapted = Adapted(config=copy.deepcopy(config))
+    if device == "cpu":
+        _for_cpu(adapted)
+    if ranks != planned_ranks:
+        _for_ranks(adapted, ranks, planned_ranks)
+    if style == "trainer":
+        _for_trainer(adapted, facts, script_args)
+    elif style == "accelerate":
+        _for_accelerate(adapted, facts)
+    return adapted
+
+
+def _for_cpu(adapted: Adapted) -> None:
+    """CPU ranks: no fp16, and nothing that has a kernel to be compiled."""
+    config = adapted.config
+    if _enabled(config, "fp16"):
+        config["fp16"] = {"enabled": False}
+        config["bf16"] = {"enabled": True}
+        adapted.changes.append("fp16 → bf16: DeepSpeed refuses fp16 on CPU ranks")
+    optimizer = config.get("optimizer")
+    if isinstance(optimizer, dict) and str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
+        parameters = optimizer.setdefault("params", {})
+        if parameters.get("torch_adam") is not True:
+            parameters["torch_adam"] = True
+            adapted.changes.append(
+                "optimizer torch_adam: true: DeepSpeed's own Adam is compiled at first use"
+            )
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, dict):
+        return
+    for key in ("offload_optimizer", "offload_param"):
+        block = zero.get(key)
+        if isinstance(block, dict) and block.get("device", "none") != "none":
+            del zero[key]
+            adapted.changes.append(f"{key} taken out: the ranks' memory is the host's already")
+    for key in _COMPILED_FOR_CUDA:
+        if zero.get(key):
+            zero[key] = False
+            adapted.changes.append(f"{key}: false: its kernels are for GPUs")
+    if config.pop("aio", None) is not None:
+        adapted.changes.append("aio taken out: nothing is offloaded to NVMe on CPU ranks")
+
+
+def _for_ranks(adapted: Adapted, ranks: int, planned_ranks: int) -> None:
+    if adapted.config.pop("train_batch_size", None) is not None:
+        adapted.changes.append(
+            f"train_batch_size taken out: the plan is for {planned_ranks} ranks, this run has {ranks}; "
+            "micro-batch and accumulation are kept, so the global batch changes"
+        )
+
+
+def _for_trainer(adapted: Adapted, facts: ScriptFacts, script_args: list[str]) -> None:
+    config = adapted.config
+    _expect_trainer_values(adapted, facts, script_args)
+    filled = []
+    for dotted in _TRAINER_FILLS:
+        block: Any = config
+        *parents, name = dotted.split(".")
+        for parent in parents:
+            block = block.get(parent) if isinstance(block, dict) else None
+        if isinstance(block, dict) and name in block and block[name] != "auto":
+            block[name] = "auto"
+            filled.append(name)
+    for name in ("bf16", "fp16"):
+        block = config.setdefault(name, {})
+        if block.get("enabled") != "auto":
+            block["enabled"] = "auto"
+            filled.append(f"{name}.enabled")
+    if filled:
+        adapted.changes.append(
+            f"auto for {', '.join(filled)}: the Trainer fills them from its TrainingArguments, and "
+            "stops at a value that differs"
+        )
+
+
+def _expect_trainer_values(adapted: Adapted, facts: ScriptFacts, script_args: list[str]) -> None:
+    """Say where the script's TrainingArguments will overrule the plan, as far as can be seen."""
+    config = adapted.config
+    wanted: dict[str, Any] = {
+        "per_device_train_batch_size": (config.get("train_micro_batch_size_per_gpu"), 8),
+        "gradient_accumulation_steps": (config.get("gradient_accumulation_steps"), 1),
+        "bf16": (_enabled(config, "bf16"), False),
+        "fp16": (_enabled(config, "fp16"), False),
+    }
+    for name, (planned, default) in wanted.items():
+        if planned in (None, "auto"):
+            continue
+        given, known = _given(name, facts, script_args)
+        value = given if known else default
+        if (known or name not in facts.batch_arguments) and value is not None and value != planned:
+            source = "is given" if known else "is the Trainer's default"
+            adapted.warnings.append(
+                f"the plan has {name}={planned}, but {value} {source}: TrainingArguments decide. "
+                f"Give the script --{name} {planned} (or set it in its TrainingArguments) for the predicted memory"
+            )
+
+
+def _given(name: str, facts: ScriptFacts, script_args: list[str]) -> tuple[Any, bool]:
+    """The value on the script's command line, else in its source; and whether one was found."""
+    for index, argument in enumerate(script_args):
+        option, equals, text = argument.partition("=")
+        if option.lstrip("-").replace("-", "_") != name or not option.startswith("--"):
+            continue
+        if not equals:
+            following = script_args[index + 1] if index + 1 < len(script_args) else ""
+            text = "true" if not following or following.startswith("--") else following
+        lowered = text.lower()
+        if lowered in ("true", "false"):
+            return lowered == "true", True
+        return (int(text), True) if text.isdigit() else (None, False)
+    value = facts.batch_arguments.get(name)
+    return value, value is not None
+
+
+def _for_accelerate(adapted: Adapted, facts: ScriptFacts) -> None:
+    config = adapted.config
+    for block, dummy in (("optimizer", "DummyOptim"), ("scheduler", "DummyScheduler")):
+        if block in config and dummy not in facts.mentions:
+            del config[block]
+            adapted.changes.append(
+                f"{block} taken out: the script makes its own, and Accelerate refuses two (it would use this one "
+                f"for a {dummy})"
+            )
+    if "optimizer" not in config:
+        config["zero_allow_untested_optimizer"] = True
+    if "zero_optimization" not in config:
+        config["zero_optimization"] = {"stage": 0}
+        adapted.changes.append("zero_optimization.stage: 0 written out: Accelerate refuses a file without it")
+
+
+def _enabled(config: dict[str, Any], block: str) -> bool:
+    value = config.get(block)
+    return isinstance(value, dict) and value.get("enabled") is True

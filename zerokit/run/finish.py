@@ -1,0 +1,63 @@
+"""Writes the report of a run whose zerokit process died. The guard becomes this once nobody is left.
+
+``python finish.py RUN_DIR '[[rank, exit code or null], …]'``
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+if __name__ == "__main__":
+    # Our folder would shadow other people's modules; the package root may not be installed.
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+    sys.path.append(str(_HERE.parents[1]))
+
+
+def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
+    """Build and write the report: the outcome is a lost launcher, whatever the ranks did.
+
+    Raises:
+        ReportNotWritten: the disk is full.
+    """
+    import socket
+    import time
+
+    from zerokit.run import collect
+    from zerokit.run.folder import COMMAND_FILE
+    from zerokit.run.outcome import Outcome, RankExit
+
+    command = json.loads((run_dir / COMMAND_FILE).read_text())
+    host = socket.gethostname()
+    rank_exits = [
+        RankExit(
+            rank=rank,
+            host=host,
+            code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            at=time.time(),
+            by_us=True,
+        )
+        for rank, code in exits
+    ]
+    plan = None
+    if (run_dir / "plan.yaml").exists():
+        from zerokit.emit import planfile
+
+        read = planfile.read(run_dir)
+        plan = {"request": read.request, "chosen": read.chosen}
+    report = collect.build_report(
+        run_dir,
+        expected_ranks=int(command["expected_ranks"]),
+        outcome=str(Outcome.LAUNCHER_LOST),
+        exit_code=12,
+        rank_exits=rank_exits,
+        plan=plan,
+    )
+    collect.write_report(run_dir, report)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [(int(rank), code) for rank, code in json.loads(sys.argv[2])])

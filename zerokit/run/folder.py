@@ -1,0 +1,105 @@
+"""The run folder: made before the run, never mixing two runs, every file whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import InputError, ReportNotWritten
+
+COMMAND_FILE = "command.json"
+COMMAND_SCHEMA = "zerokit.command/1"
+_OF_A_RUN = re.compile(
+    r"(rank-\d+\.jsonl|stacks-\d+\.txt|report\.(json|html)|command\.json|plan\.yaml|ds_config\.json|"
+    r"accelerate\.yaml|logs|plan|oom-\d+\..*|deepspeed_env)"
+)
+
+
+def make_run_folder(wanted: str | None, script: str) -> Path:
+    """Make ``runs/<timestamp>-<script>`` or the folder asked for; returns its absolute path.
+
+    What an earlier run left in it moves to ``previous-<n>/``: two runs are never mixed, and
+    none is lost.
+
+    Raises:
+        InputError: the folder cannot be made.
+        ReportNotWritten: nothing can be written there (disk full).
+    """
+    if wanted is None:
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-.") or "script"
+        base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem[:60]}"
+        folder = _make_fresh(base)
+    else:
+        folder = Path(wanted)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--run-dir {wanted}: cannot be made: {error.strerror}") from None
+        _put_aside(folder)
+    write_atomically(folder / ".writable", b"x" * 4096)
+    (folder / ".writable").unlink(missing_ok=True)
+    return folder.resolve()
+
+
+def _make_fresh(base: Path) -> Path:
+    for attempt in range(1000):
+        folder = base if attempt == 0 else base.with_name(f"{base.name}-{attempt + 1}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(
+                f"{base}: the run folder cannot be made: {error.strerror}; name another with --run-dir"
+            ) from None
+        return folder
+    raise InputError(f"{base}: a thousand runs in this second; name a folder with --run-dir")
+
+
+def _put_aside(folder: Path) -> None:
+    old = [path for path in folder.iterdir() if _OF_A_RUN.fullmatch(path.name)]
+    if not old:
+        return
+    number = 1
+    while (folder / f"previous-{number}").exists():
+        number += 1
+    target = folder / f"previous-{number}"
+    try:
+        target.mkdir()
+        for path in old:
+            path.rename(target / path.name)
+    except OSError as error:
+        raise InputError(
+            f"--run-dir {folder}: holds an earlier run that cannot be moved aside: {error.strerror}"
+        ) from None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all (temporary file, ``os.replace``).
+
+    Raises:
+        ReportNotWritten: disk full, read-only, or the like.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise ReportNotWritten(
+            f"{path}: cannot be written: {error.strerror}; free some space or name another folder with --run-dir"
+        ) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically; see :func:`write_atomically`."""
+    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,128 @@
+"""A free TCP port for the ranks to meet at, or who holds the one that was asked for."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from zerokit.errors import InputError, NodeUnusable
+from zerokit.run.redact import redact
+
+_LOWEST = 20_000
+_LISTEN = "0A"  # state column of /proc/net/tcp
+
+
+def is_free(port: int, host: str = "") -> bool:
+    """Whether a server could listen there now, on all addresses (as torch's TCPStore does)."""
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, host or "0.0.0.0")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+    return True
+
+
+def holder(port: int) -> str:
+    """Who listens on the port, as far as this user may see: ``pid 812 (python train.py)``."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        with suppress(OSError):
+            for fd in (process / "fd").iterdir():
+                with suppress(OSError):
+                    if os.readlink(fd) in inodes:
+                        command = (
+                            (process / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                        )
+                        return f"pid {process.name} ({redact(command.strip())[:120]})"
+    return "a process of another user" if inodes else "a connection that is still closing"
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"zerokit-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def reserve(wanted: int | None = None) -> Iterator[int]:
+    """A port that is free now and that no other zerokit takes while the block runs.
+
+    Chosen below the range that the kernel gives to outgoing connections, because
+    seconds pass until rank 0 listens there.
+
+    Raises:
+        NodeUnusable: the wanted port is taken (the message names its holder), or none is free.
+        InputError: not a port.
+    """
+    if wanted is not None:
+        if not 1 <= wanted <= 65535:
+            raise InputError(f"--master-port {wanted}: use 1 to 65535")
+        lock = _lock(wanted)
+        if not is_free(wanted):
+            raise NodeUnusable(
+                f"port {wanted} is in use by {holder(wanted)}; end it, or leave --master-port out to have a free "
+                "one chosen"
+            )
+        if lock is None:
+            raise NodeUnusable(
+                f"port {wanted} is kept by another zerokit launch; choose another --master-port"
+            )
+        try:
+            yield wanted
+        finally:
+            os.close(lock)
+        return
+    highest = _ephemeral_start()
+    candidates = random.sample(range(_LOWEST, highest), k=min(500, highest - _LOWEST))
+    for port in candidates:
+        lock = _lock(port)
+        if lock is None:
+            continue
+        try:
+            if is_free(port):
+                yield port
+                return
+        finally:
+            os.close(lock)
+    raise NodeUnusable(f"no free TCP port between {_LOWEST} and {highest}")
+
+
+def _lock(port: int) -> int | None:
+    try:
+        fd = os.open(_folder() / f"{port}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_RDONLY)  # no place for locks: the bind test must do
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _ephemeral_start() -> int:
+    with suppress(OSError, ValueError):
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        if low > _LOWEST + 1000:
+            return low
+    return 32_000

@@ -1,0 +1,256 @@
+"""From the user's wishes to a launch that is ready: plan, devices, configuration, command, run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import InputError
+from zerokit.run import command as commands
+from zerokit.run import devices as device_module
+from zerokit.run import dsconfig, folder, hostfile, ports, preflight, style
+from zerokit.run.masking import Masker
+from zerokit.run.supervise import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """The options of ``zerokit launch``, parsed. Seconds; ``None``: not given."""
+
+    target: commands.Target
+    plan: str | None = None
+    device: str = "auto"
+    launcher: str = "deepspeed"
+    style: str = "auto"
+    run_dir: str | None = None
+    grace_seconds: float = 10.0
+    heartbeat_seconds: float = 60.0
+    num_ranks: int | None = None
+    nodes: int | None = None
+    hostfile: str | None = None
+    master_port: int | None = None
+    show_ranks: str = "first"
+
+
+@dataclass(slots=True, kw_only=True)
+class Prepared:
+    """A launch that can be shown or started, and what is worth saying about it.
+
+    Attributes:
+        plan: the plan file's content: ``request``, ``chosen``; None without one.
+        notes: one line each, for standard error and command.json.
+    """
+
+    wishes: Wishes
+    launch: Launch
+    command: commands.Command
+    config: dict[str, Any] | None
+    plan: dict[str, Any] | None
+    plan_file: Path | None
+    notes: list[str] = field(default_factory=list)
+    style: str = "none"
+
+
+def read_plan(place: str) -> tuple[Any, dict[str, Any]]:
+    """The plan file and its DeepSpeed configuration (``ds_config.json`` beside it goes first).
+
+    Raises:
+        InputError: no plan there, or a file in it that cannot be read.
+    """
+    from zerokit.emit import planfile
+
+    plan = planfile.read(place)
+    path = plan.folder / "ds_config.json"
+    if not path.is_file():
+        return plan, dict(plan.chosen["deepspeed_config"])
+    from zerokit.strictload import load_json
+
+    value = load_json(path).value
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: expected an object")
+    return plan, value
+
+
+def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
+    """Decide everything. Ports stay reserved until ``stack`` is closed. Writes nothing.
+
+    Raises:
+        InputError: bad input. NodeUnusable: a device, node or port cannot be used.
+    """
+    preflight.check_packages(wishes.launcher)
+    script = Path(wishes.target.script) if wishes.target.script is not None else None
+    facts = style.read_script(script, wishes.target.module)
+    plan, config = read_plan(wishes.plan) if wishes.plan is not None else (None, None)
+    hosts = _hosts(wishes)
+    devices = device_module.resolve(
+        wishes.device,
+        num_ranks=wishes.num_ranks,
+        planned_ranks=plan.world_size if plan is not None else None,
+        nodes=len(hosts) if hosts else 1,
+    )
+    if hosts:
+        preflight.check_pdsh()
+        preflight.check_nodes(hosts, need_gpus=devices.kind == "cuda")
+    ranks = sum(host.slots for host in hosts) if hosts else devices.ranks
+    notes = [devices.why]
+    chosen_style = _style(wishes, facts, notes, has_config=config is not None)
+    if config is not None and plan is not None:
+        adapted = dsconfig.adapt(
+            config,
+            style=chosen_style,
+            device=devices.kind,
+            ranks=ranks,
+            planned_ranks=plan.world_size,
+            facts=facts,
+            script_args=list(wishes.target.arguments),
+        )
+        config = adapted.config
+        notes += [f"ds_config.json: {change}" for change in adapted.changes]
+        notes += [f"warning: {warning}" for warning in adapted.warnings]
+    port = stack.enter_context(ports.reserve(wishes.master_port))
+    config_path = run_dir / "ds_config.json" if config is not None else None
+    command = commands.build(
+        launcher=wishes.launcher,
+        target=wishes.target,
+        extra=commands.script_options(chosen_style, facts, wishes.target.arguments, config_path),
+        style=chosen_style,
+        facts=facts,
+        devices=devices,
+        port=port,
+        run_dir=run_dir,
+        config=config_path,
+        plan=run_dir / "plan.yaml" if plan is not None else None,
+        plan_environment=_mapping(plan.chosen.get("environment") if plan is not None else None),
+        base=os.environ,
+        hosts=hosts,
+        hostfile=Path(wishes.hostfile).resolve() if wishes.hostfile else None,
+    )
+    launch = Launch(
+        argv=command.argv,
+        environment=command.environment(os.environ),
+        cwd=Path.cwd(),
+        run_dir=run_dir,
+        expected_ranks=ranks,
+        local_ranks=devices.ranks if not hosts else 0,
+        host=socket.gethostname(),
+        grace_seconds=wishes.grace_seconds,
+        heartbeat_seconds=wishes.heartbeat_seconds,
+        remote=bool(hosts),
+        show_ranks=wishes.show_ranks,
+        predicted_peak_bytes=_predicted(plan, devices.kind),
+    )
+    return Prepared(
+        wishes=wishes,
+        launch=launch,
+        command=command,
+        config=config,
+        plan={"request": plan.request, "chosen": plan.chosen} if plan is not None else None,
+        plan_file=plan.path if plan is not None else None,
+        notes=notes,
+        style=chosen_style,
+    )
+
+
+def _hosts(wishes: Wishes) -> list[hostfile.Host] | None:
+    if wishes.hostfile is None:
+        if wishes.nodes not in (None, 1):
+            raise InputError(f"--nodes {wishes.nodes} needs --hostfile FILE with the machines' names")
+        return None
+    return hostfile.choose_hosts(hostfile.read_hostfile(wishes.hostfile), wishes.nodes)
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _predicted(plan: Any, kind: str) -> int | None:
+    if plan is None or kind != "cuda":
+        return None
+    value = _mapping(plan.chosen.get("estimate")).get("peak_allocated_bytes")
+    return value if isinstance(value, int) else None
+
+
+def _style(wishes: Wishes, facts: style.ScriptFacts, notes: list[str], *, has_config: bool) -> str:
+    """The style to use, with a note on how it was found, and a warning where the plan cannot reach the script."""
+    if wishes.style != "auto":
+        if wishes.style not in style.STYLES:
+            raise InputError(f"--style {wishes.style}: use auto, {', '.join(style.STYLES)}")
+        return wishes.style
+    notes.append(f"{wishes.target.name} is taken as {facts.style}: {facts.why}")
+    given = {argument.partition("=")[0] for argument in wishes.target.arguments}
+    if facts.style == "trainer" and "--deepspeed" in given:
+        notes.append("the script's own --deepspeed option decides, not the plan")
+    elif facts.style == "none" and has_config:
+        extra = (
+            "its deepspeed.initialize has a configuration of its own; " if facts.initialize_has_config else ""
+        )
+        notes.append(
+            f"warning: {extra}the plan's configuration does not reach this script; if it takes one, say how "
+            "with --style raw, accelerate or trainer"
+        )
+    return facts.style
+
+
+def write_files(prepared: Prepared) -> None:
+    """Write what the run needs and what it is, into the run folder. No secret is among it.
+
+    Raises:
+        ReportNotWritten: the disk is full or read-only.
+    """
+    run_dir = prepared.launch.run_dir
+    if prepared.config is not None:
+        folder.write_json(run_dir / "ds_config.json", prepared.config)
+    if prepared.plan_file is not None:
+        folder.write_atomically(run_dir / "plan.yaml", prepared.plan_file.read_bytes())
+    if prepared.wishes.launcher == "accelerate":
+        folder.write_json(run_dir / "accelerate.yaml", _accelerate_yaml(prepared))
+    folder.write_json(run_dir / folder.COMMAND_FILE, describe(prepared))
+
+
+def _accelerate_yaml(prepared: Prepared) -> dict[str, Any]:
+    """What ``accelerate launch`` reads (JSON is YAML), so that no default file of the user's joins in."""
+    body: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "num_machines": 1,
+        "machine_rank": 0,
+        "num_processes": prepared.launch.expected_ranks,
+        "main_training_function": "main",
+        "use_cpu": False,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "downcast_bf16": "no",
+    }
+    if prepared.config is not None:
+        body["deepspeed_config"] = {
+            "deepspeed_config_file": str(prepared.launch.run_dir / "ds_config.json"),
+            "zero3_init_flag": json.dumps(prepared.config.get("zero_optimization", {}).get("stage") == 3)
+            == "true",
+        }
+    return body
+
+
+def describe(prepared: Prepared) -> dict[str, Any]:
+    """``command.json``: the command, the variables that zerokit set, and every note."""
+    masker = Masker(os.environ)
+    return {
+        "schema": folder.COMMAND_SCHEMA,
+        "argv": masker.argv(prepared.launch.argv),
+        "cwd": str(prepared.launch.cwd),
+        "environment": {n: masker.text(v) for n, v in prepared.command.set_variables.items()},
+        "unset": prepared.command.unset_variables,
+        "script": prepared.wishes.target.name,
+        "script_arguments": masker.argv(list(prepared.wishes.target.arguments)),
+        "style": prepared.style,
+        "launcher": prepared.wishes.launcher,
+        "device": prepared.command.set_variables["ZEROKIT_DEVICE"],
+        "expected_ranks": prepared.launch.expected_ranks,
+        "grace_seconds": prepared.launch.grace_seconds,
+        "heartbeat_seconds": prepared.launch.heartbeat_seconds,
+        "notes": prepared.notes,
+    }

@@ -1,0 +1,224 @@
+"""How a script takes its DeepSpeed configuration, read from its source without running it.
+
+======== =====================================================================================
+raw       calls ``deepspeed.initialize`` and parses ``--deepspeed_config`` (and ``--deepspeed``)
+accelerate creates an ``Accelerator``: takes it from the environment
+trainer   a Hugging Face Trainer (TRL's too): takes it from the environment
+none      nothing that takes one was seen
+======== =====================================================================================
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zerokit.errors import InputError
+
+STYLES = ("raw", "accelerate", "trainer", "none")
+_MOST_FILES = 60
+_LARGEST_SOURCE_BYTES = 4 << 20
+_TRAINER_PACKAGES = ("transformers", "trl")
+
+
+@dataclass(slots=True, kw_only=True)
+class ScriptFacts:
+    """What the script's source (with its own modules beside it) says.
+
+    Attributes:
+        options: option strings given to ``add_argument``.
+        flags: those of them that take no value.
+        batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
+        mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
+    """
+
+    path: Path
+    adds_deepspeed_arguments: bool = False
+    options: set[str] = field(default_factory=set)
+    flags: set[str] = field(default_factory=set)
+    calls_initialize: bool = False
+    initialize_has_config: bool = False
+    uses_accelerator: bool = False
+    uses_trainer: bool = False
+    parses_arguments: bool = False
+    batch_arguments: dict[str, object] = field(default_factory=dict)
+    mentions: set[str] = field(default_factory=set)
+    unreadable: str | None = None
+
+    @property
+    def style(self) -> str:
+        """The best guess; ``raw`` wins where a script does its own ``deepspeed.initialize``."""
+        takes = self.adds_deepspeed_arguments or "--deepspeed_config" in self.options
+        if takes and (self.calls_initialize or not (self.uses_trainer or self.uses_accelerator)):
+            return "raw"
+        if self.uses_trainer:
+            return "trainer"
+        if self.uses_accelerator:
+            return "accelerate"
+        return "none"
+
+    @property
+    def why(self) -> str:
+        """What the guess rests on."""
+        if self.unreadable:
+            return self.unreadable
+        if self.style == "raw":
+            how = (
+                "deepspeed.add_config_arguments"
+                if self.adds_deepspeed_arguments
+                else "its own argument parser"
+            )
+            return f"it takes --deepspeed_config through {how}"
+        return {
+            "trainer": "it uses a Hugging Face Trainer",
+            "accelerate": "it creates an Accelerator",
+            "none": "it neither takes --deepspeed_config nor uses Accelerate or a Trainer",
+        }[self.style]
+
+    @property
+    def takes_local_rank(self) -> bool:
+        """Whether the ``--local_rank=N`` that the deepspeed launcher adds would be understood."""
+        return bool({"--local_rank", "--local-rank"} & self.options) or "HfArgumentParser" in self.mentions
+
+
+def read_script(script: Path | None, module: str | None) -> ScriptFacts:
+    """Read the script, or the module, and what it imports from its own folder.
+
+    Raises:
+        InputError: there is no such script or module.
+    """
+    path = script if script is not None else _find_module(module or "")
+    if path.is_dir():
+        path = path / "__main__.py"
+    if not path.is_file():
+        raise InputError(f"script {path}: there is no such file")
+    facts = ScriptFacts(path=path)
+    root = path.parent if script is not None else Path.cwd()
+    waiting = [path]
+    seen: set[Path] = set()
+    while waiting and len(seen) < _MOST_FILES:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        tree = _parse(current, facts)
+        if tree is not None:
+            _Reader(facts).visit(tree)
+            waiting.extend(_own_modules(tree, root, current.parent))
+    return facts
+
+
+def _find_module(module: str) -> Path:
+    parts = module.split(".")
+    beside = Path.cwd().joinpath(*parts)
+    for candidate in (beside.with_suffix(".py"), beside / "__main__.py"):
+        if candidate.is_file():
+            return candidate
+    try:
+        spec = importlib.util.find_spec(parts[0])
+    except (ImportError, ValueError):
+        spec = None
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        base = Path(folder).joinpath(*parts[1:])
+        for candidate in (base.with_suffix(".py"), base / "__main__.py"):
+            if candidate.is_file():
+                return candidate
+    raise InputError(f"-m {module}: no such module here or among the installed packages")
+
+
+def _parse(path: Path, facts: ScriptFacts) -> ast.Module | None:
+    try:
+        if path.stat().st_size > _LARGEST_SOURCE_BYTES:
+            raise ValueError("is too large to be a script")
+        return ast.parse(path.read_bytes(), str(path))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if path == facts.path:
+            facts.unreadable = f"its source cannot be read as Python ({type(error).__name__})"
+        return None
+
+
+def _own_modules(tree: ast.Module, root: Path, here: Path) -> Iterator[Path]:
+    for node in ast.walk(tree):
+        names: list[tuple[Path, str]] = []
+        if isinstance(node, ast.Import):
+            names = [(root, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = root if node.level == 0 else here
+            for _ in range(node.level - 1):
+                base = base.parent
+            prefix = f"{node.module}." if node.module else ""
+            names = [(base, prefix + alias.name) for alias in node.names]
+            names += [(base, node.module)] if node.module else []
+        for base, name in names:
+            candidate = base.joinpath(*name.split("."))
+            for path in (candidate.with_suffix(".py"), candidate / "__init__.py"):
+                if path.is_file():
+                    yield path
+
+
+class _Reader(ast.NodeVisitor):
+    """Collects the facts from one file."""
+
+    def __init__(self, facts: ScriptFacts) -> None:
+        self.facts = facts
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        package = (node.module or "").split(".")[0]
+        for alias in node.names:
+            self._mention(alias.name, package)
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self.facts.mentions.add(node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        package = node.value.id if isinstance(node.value, ast.Name) else ""
+        self._mention(node.attr, package)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if name == "add_config_arguments":
+            self.facts.adds_deepspeed_arguments = True
+        elif name == "initialize" and isinstance(owner, ast.Name) and owner.id in ("deepspeed", "ds"):
+            self.facts.calls_initialize = True
+            self.facts.initialize_has_config |= any(
+                k.arg in ("config", "config_params") for k in node.keywords
+            )
+        elif name == "add_argument":
+            self._add_argument(node)
+        elif name in ("parse_args", "parse_known_args", "parse_args_into_dataclasses"):
+            self.facts.parses_arguments = True
+        for keyword in node.keywords:
+            if keyword.arg in BATCH_KEYWORDS and isinstance(keyword.value, ast.Constant):
+                self.facts.batch_arguments[keyword.arg] = keyword.value.value
+            elif keyword.arg in BATCH_KEYWORDS:
+                self.facts.batch_arguments.setdefault(keyword.arg, None)
+        self.generic_visit(node)
+
+    def _mention(self, name: str, package: str) -> None:
+        self.facts.mentions.add(name)
+        if name == "Accelerator":
+            self.facts.uses_accelerator = True
+        if package in _TRAINER_PACKAGES and (name.endswith(("Trainer", "TrainingArguments"))):
+            self.facts.uses_trainer = True
+
+    def _add_argument(self, node: ast.Call) -> None:
+        texts = {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+        self.facts.options |= texts
+        action = next((k.value for k in node.keywords if k.arg == "action"), None)
+        if isinstance(action, ast.Constant) and str(action.value).startswith("store_"):
+            self.facts.flags |= texts
+
+
+BATCH_KEYWORDS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "bf16",
+    "fp16",
+    "gradient_checkpointing",
+)

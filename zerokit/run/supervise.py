@@ -1,0 +1,476 @@
+"""Run a launcher under the guard and watch it until nothing is left of it.
+
+The supervisor is zerokit's own process. It reads the ranks' output and their files, gets every
+exit from the guard, decides when the run is over (a rank failed, it hangs, the user
+wants it to end, the launcher is lost) and how it ended (:mod:`zerokit.run.outcome`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zerokit.run import guard as guard_module
+from zerokit.run import processes, stdio
+from zerokit.run.masking import Masker
+from zerokit.run.outcome import Evidence, RankExit, Verdict, decide, launcher_status
+from zerokit.run.output import Log, Terminal
+from zerokit.run.progress import Progress
+
+FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
+ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
+STACKS_SECONDS = 1.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_POLL_SECONDS = 0.5
+_PLAIN_STATUS_SECONDS = 30.0
+_LARGEST_READ = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What is to be run, and how patiently.
+
+    Attributes:
+        environment: of the launcher, complete.
+        local_ranks: how many of the ranks run on this machine.
+        remote: ranks on other machines too, which only the launcher can end.
+        heartbeat_seconds: without progress for so long, the run counts as hung; 0: never.
+        show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
+    """
+
+    argv: list[str]
+    environment: Mapping[str, str]
+    cwd: Path
+    run_dir: Path
+    expected_ranks: int
+    local_ranks: int
+    host: str
+    grace_seconds: float = 10.0
+    heartbeat_seconds: float = 60.0
+    remote: bool = False
+    show_ranks: str = "first"
+    predicted_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that is over: the verdict and what it rests on."""
+
+    verdict: Verdict
+    rank_exits: list[RankExit]
+    survivors: list[int]
+    failure_tail: str
+    dropped_bytes: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    exits: list[RankExit] = field(default_factory=list)
+    rank_pids: dict[int, int] = field(default_factory=dict)
+    launcher_code: int | None = None
+    launcher_ended: bool = False
+    launcher_lost: str | None = None
+    interrupted_by: int | None = None
+    hung: str | None = None
+    errors: dict[int, float] = field(default_factory=dict)  # rank -> monotonic time of its error record
+    survivors: list[int] = field(default_factory=list)
+
+
+class Supervisor:
+    """One supervised launch; :meth:`run` does it all."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.masker = Masker(launch.environment)
+        self.terminal = Terminal()
+        self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.heartbeat_seconds)
+        self.seen = _Seen()
+        self.selector = selectors.DefaultSelector()
+        self.logs: dict[str, Log] = {}
+        self.guard: subprocess.Popen[bytes] | None = None
+        self.connection: socket.socket | None = None
+        self.buffer = b""
+        self.stopping = False
+        self.over = False
+        self.stop_after_stacks: float | None = None
+        self.signals: list[int] = []
+        self.oom_kills_before = oom_kills()
+        self._next_poll = time.monotonic()
+        self._next_plain_status = time.monotonic() + _PLAIN_STATUS_SECONDS
+
+    # ---- the whole
+
+    def run(self) -> Ended:
+        """Start, watch, and end; returns when no descendant is left."""
+        old_wakeup, old_handlers = self._catch_signals()
+        try:
+            with tempfile.TemporaryDirectory(prefix="zerokit-", ignore_cleanup_errors=True) as folder:
+                self._start(Path(folder))
+                while not self.over:
+                    self._turn()
+                self._drain()
+        finally:
+            self._end_guard()
+            self.terminal.status("")
+            self.terminal.close()
+            signal.set_wakeup_fd(old_wakeup)
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+        return self._judge()
+
+    def _turn(self) -> None:
+        for key, _ in self.selector.select(_POLL_SECONDS / 2):
+            handler: Callable[[], None] = key.data
+            handler()
+        self._heed_signals()
+        if time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + _POLL_SECONDS
+            self._look_at_ranks()
+
+    # ---- starting
+
+    def _catch_signals(self) -> tuple[int, dict[int, Any]]:
+        read_fd, write_fd = os.pipe()
+        for fd in (read_fd, write_fd):
+            os.set_blocking(fd, False)
+        old_wakeup = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        self.selector.register(read_fd, selectors.EVENT_READ, lambda: self._empty(read_fd))
+        old = {}
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays in force
+                old[int(number)] = signal.signal(number, lambda n, _: self.signals.append(n))
+        return old_wakeup, old
+
+    @staticmethod
+    def _empty(fd: int) -> None:
+        with suppress(BlockingIOError):
+            os.read(fd, 4096)
+
+    def _start(self, folder: Path) -> None:
+        processes.become_subreaper()
+        environment = dict(self.launch.environment)
+        logs = self.launch.run_dir / "logs"
+        with suppress(OSError):
+            logs.mkdir(exist_ok=True)
+        environment[stdio.VARIABLE] = str(folder)
+        for (rank, stream), fd in stdio.make(folder, self.launch.local_ranks).items():
+            self._follow(fd, f"rank-{rank:05d}.{stream}", rank, stream)
+        inherited = {}
+        for stream in ("out", "err"):
+            read_fd, write_fd = os.pipe()
+            os.set_blocking(read_fd, False)
+            self._follow(read_fd, f"launcher.{stream}", None, stream)
+            inherited[stream] = write_fd
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-I", "-S", str(guard_module.__file__), str(theirs.fileno())]
+        self.guard = subprocess.Popen(
+            command,
+            env=environment,
+            pass_fds=(theirs.fileno(), *inherited.values()),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        for fd in inherited.values():
+            os.close(fd)
+        order = {
+            "argv": self.launch.argv,
+            "cwd": str(self.launch.cwd),
+            "stdout_fd": inherited["out"],
+            "stderr_fd": inherited["err"],
+            "run_dir": str(self.launch.run_dir),
+            "expected_ranks": self.launch.local_ranks,
+            "spare_launcher": self.launch.remote,
+            "when_parent_lost": [
+                sys.executable,
+                str(Path(__file__).with_name("finish.py")),
+                str(self.launch.run_dir),
+            ],
+        }
+        ours.sendall(json.dumps(order).encode() + b"\n")
+        self.connection = ours
+        self.selector.register(ours, selectors.EVENT_READ, self._hear_guard)
+        self._next_poll = time.monotonic()
+
+    def _follow(self, fd: int, name: str, rank: int | None, stream: str) -> None:
+        log = self.logs[name] = Log(self.launch.run_dir / "logs" / f"{name}.log", self.masker)
+        show = self._shower(rank, stream)
+        prefix = b"" if rank in (None, 0) or self.launch.show_ranks != "all" else f"[rank {rank}] ".encode()
+
+        def read() -> None:
+            try:
+                data = os.read(fd, _LARGEST_READ)
+            except BlockingIOError:
+                return
+            if not data:
+                self.selector.unregister(fd)
+                os.close(fd)
+                data = b""
+            lines = log.feed(data)
+            if show is not None and lines:
+                show(b"".join(prefix + line for line in lines.splitlines(keepends=True)) if prefix else lines)
+
+        self.selector.register(fd, selectors.EVENT_READ, read)
+
+    def _shower(self, rank: int | None, stream: str) -> Callable[[bytes], None] | None:
+        """Where a stream is passed on to. The launcher's own chatter stays in its log."""
+        if rank is None:
+            return None
+        if self.launch.show_ranks == "none" or (self.launch.show_ranks == "first" and rank != 0):
+            return None
+        return self.terminal.out if stream == "out" else self.terminal.error
+
+    # ---- hearing
+
+    def _hear_guard(self) -> None:
+        assert self.connection is not None
+        try:
+            data = self.connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._guard_lost()
+            return
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            self._on_event(event)
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "rank":
+            self.seen.rank_pids[event["rank"]] = event["pid"]
+        elif kind == "rank_exit":
+            self._on_rank_exit(event)
+        elif kind == "launcher_exit":
+            self._on_launcher_exit(event["code"], event["ranks_alive"])
+        elif kind == "done":
+            self.seen.survivors = event["survivors"]
+            self.over = True
+        elif kind == "error":
+            self.seen.launcher_lost = f"the guard failed: {event['message']}"
+
+    def _on_rank_exit(self, event: dict[str, Any]) -> None:
+        code = event["code"]
+        exit_ = RankExit(
+            rank=event["rank"],
+            host=self.launch.host,
+            code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            at=event["at"],
+            by_us=self.stopping,
+        )
+        self.seen.exits.append(exit_)
+        if self.rank_state_gone(exit_.rank) and exit_.failed:
+            self.terminal.say(f"{exit_.describe()}; ending the other ranks")
+            self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+
+    def rank_state_gone(self, rank: int) -> bool:
+        """Mark a rank as ended; True for a rank of this run."""
+        state = self.progress.ranks.get(rank)
+        if state is not None:
+            state.gone = True
+        return state is not None
+
+    def _on_launcher_exit(self, code: int, ranks_alive: list[int]) -> None:
+        self.seen.launcher_ended = True
+        if self.stopping:
+            return
+        self.seen.launcher_code = code
+        if ranks_alive:
+            status = launcher_status(code)
+            how = f"killed by signal {-status}" if status < 0 else f"exited with code {status}"
+            self.seen.launcher_lost = (
+                f"the launcher was lost ({how}) while {len(ranks_alive)} ranks were alive"
+            )
+            self.terminal.say(self.seen.launcher_lost + "; ending them")
+            self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+        self._fill_unknown_code(code)
+
+    def _fill_unknown_code(self, code: int) -> None:
+        """A rank reaped before its status was read: the launcher's own code tells the only one."""
+        unknown = [
+            i for i, e in enumerate(self.seen.exits) if e.code is None and e.signal is None and not e.by_us
+        ]
+        if len(unknown) != 1 or any(e.failed for e in self.seen.exits):
+            return
+        status = launcher_status(code)
+        old = self.seen.exits[unknown[0]]
+        self.seen.exits[unknown[0]] = old._replace(
+            code=status if status >= 0 else None, signal=-status if status < 0 else None
+        )
+
+    def _guard_lost(self) -> None:
+        """The guard died: its children are ours now, because we are a sub-reaper too."""
+        assert self.connection is not None
+        self.selector.unregister(self.connection)
+        if self.over:
+            return
+        self.stopping = True
+        self.seen.launcher_lost = self.seen.launcher_lost or "the guard process was lost"
+        self.seen.survivors = processes.kill_descendants(os.getpid())
+        self.over = True
+
+    def _heed_signals(self) -> None:
+        while self.signals:
+            number = self.signals.pop(0)
+            if self.seen.interrupted_by is None and not self.stopping:
+                self.seen.interrupted_by = number
+                self.terminal.say(
+                    f"{signal.Signals(number).name}: ending the ranks, at most {self.launch.grace_seconds:g} s "
+                    "(once more: at once)"
+                )
+                self._stop(self.launch.grace_seconds)
+            else:
+                self._stop(0.0)
+
+    # ---- judging while it runs
+
+    def _living(self) -> list[int]:
+        return [rank for rank, state in self.progress.ranks.items() if not state.gone]
+
+    def _look_at_ranks(self) -> None:
+        now = time.monotonic()
+        for rank, record in self.progress.poll():
+            if record["type"] == "error":
+                self.seen.errors.setdefault(rank, now)
+            elif record["type"] == "end" and self.launch.remote:
+                self.rank_state_gone(rank)
+        if self.stop_after_stacks is not None and now >= self.stop_after_stacks:
+            self.stop_after_stacks = None
+            self._stop(self.launch.grace_seconds)
+        if self.stopping or self.seen.hung:
+            return
+        self._check_error_exits(now)
+        hung = self.progress.hung(self._living())
+        if hung is not None:
+            self._on_hung(hung)
+        self._show_status(now)
+
+    def _check_error_exits(self, now: float) -> None:
+        for rank, since in self.seen.errors.items():
+            if rank in self._living() and now - since > ERROR_EXIT_SECONDS and not self.stopping:
+                self.seen.exits.append(
+                    RankExit(rank=rank, host=self.launch.host, code=1, signal=None, at=time.time())
+                )
+                self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
+                self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+
+    def _on_hung(self, why: str) -> None:
+        self.seen.hung = f"hung: {why}"
+        self.terminal.say(f"{self.seen.hung}; saving the Python stacks of every rank")
+        self._command(do="signal", signal=int(signal.SIGUSR1), wake=True)
+        self.stop_after_stacks = time.monotonic() + STACKS_SECONDS
+
+    def _show_status(self, now: float) -> None:
+        line = self.progress.line(self.launch.predicted_peak_bytes)
+        self.terminal.status(line)
+        if not self.terminal.is_terminal and now >= self._next_plain_status:
+            self._next_plain_status = now + _PLAIN_STATUS_SECONDS
+            self.terminal.say(line)
+
+    # ---- ending
+
+    def _stop(self, grace_seconds: float) -> None:
+        self.stopping = True
+        self._command(do="stop", grace_seconds=grace_seconds)
+
+    def _command(self, **command: Any) -> None:
+        assert self.connection is not None
+        with suppress(OSError):
+            self.connection.sendall(json.dumps(command).encode() + b"\n")
+
+    def _drain(self) -> None:
+        """Read what the dead have written."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            ready = self.selector.select(0)
+            readers = [key for key, _ in ready if key.fileobj is not self.connection]
+            if not readers:
+                break
+            for key in readers:
+                key.data()
+        for name, log in self.logs.items():
+            rest = log.close()
+            show = self._shower(int(name[5:10]) if name.startswith("rank-") else None, name[-3:])
+            if rest and show is not None:
+                show(rest)
+        self.progress.poll()
+
+    def _end_guard(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        if self.guard is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.guard.wait(5)
+            if self.guard.poll() is None or not self.over:
+                self.seen.survivors = processes.kill_descendants(os.getpid())
+
+    def _judge(self) -> Ended:
+        evidence = Evidence(
+            expected_ranks=self.launch.expected_ranks,
+            rank_exits=self.seen.exits,
+            launcher_code=self.seen.launcher_code,
+            launcher_lost=self.seen.launcher_lost,
+            interrupted_by=self.seen.interrupted_by,
+            hung=self.seen.hung,
+            out_of_memory=self._out_of_memory(),
+            reporting=self.progress.reporting(),
+        )
+        verdict = decide(evidence)
+        dropped = sum(log.dropped_bytes for log in self.logs.values()) + self.terminal.dropped_bytes
+        return Ended(
+            verdict=verdict,
+            rank_exits=self.seen.exits,
+            survivors=self.seen.survivors,
+            failure_tail=self._failure_tail(verdict),
+            dropped_bytes=dropped,
+        )
+
+    def _out_of_memory(self) -> dict[int, str]:
+        failed = {exit_.rank for exit_ in self.seen.exits if exit_.failed} | set(self.seen.errors)
+        found = {
+            rank: str(record.get("message") or record.get("error") or "an allocation failed")
+            for rank, record in sorted(
+                self.progress.records("oom").items(), key=lambda item: item[1].get("time", 0)
+            )
+            if rank in failed
+        }
+        killed = [e for e in self.seen.exits if e.failed and e.signal == signal.SIGKILL]
+        if killed and oom_kills() > self.oom_kills_before:
+            found.setdefault(killed[0].rank, "host memory; the kernel's OOM-killer ended it")
+        return found
+
+    def _failure_tail(self, verdict: Verdict) -> str:
+        """The end of what explains the failure: the failed rank's errors, or the launcher's."""
+        if verdict.exit_code == 0 or self.seen.interrupted_by is not None:
+            return ""
+        failed = [exit_.rank for exit_ in self.seen.exits if exit_.failed]
+        for rank in [*self.seen.errors, *failed]:
+            log = self.logs.get(f"rank-{rank:05d}.err")
+            if log is not None and log.tail.strip():
+                return log.tail.decode("utf-8", "replace")
+        return (self.logs["launcher.err"].tail or self.logs["launcher.out"].tail).decode("utf-8", "replace")
+
+
+def oom_kills() -> int:
+    """How often the kernel's OOM-killer struck in this control group (cgroup v2 memory.events)."""
+    with suppress(OSError, ValueError, IndexError):
+        group = Path("/proc/self/cgroup").read_text().strip().rsplit("::", 1)[-1].splitlines()[-1]
+        for line in Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
