@@ -148,7 +148,7 @@ class RankProcess:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
     def _exit_now(self, status: int) -> None:
-        self._end(status)
+        self._end(status & 0xFF)
         self._os_exit(status)
 
     def _at_exit(self) -> None:

@@ -195,12 +195,54 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _COUNTS = frozenset(
-    ["steps", "micro_steps", "progress", "pid", "local_rank", "world_size", "cuda_device", "alloc_retries", "ooms", "step", "count", "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes", "peak_device_used_bytes", "allocated_bytes", "reserved_bytes", "host_rss_bytes", "device_used_bytes", "device_total_bytes", "device_free_bytes", "asked_bytes", "baseline_host_rss_bytes", "failed_writes", "growth_bytes", "first_step", "last_step", "bytes"]
+    [
+        "steps",
+        "micro_steps",
+        "progress",
+        "pid",
+        "signal",
+        "exit_code",
+        "local_rank",
+        "world_size",
+        "cuda_device",
+        "alloc_retries",
+        "ooms",
+        "step",
+        "count",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "peak_host_rss_bytes",
+        "peak_device_used_bytes",
+        "allocated_bytes",
+        "reserved_bytes",
+        "host_rss_bytes",
+        "device_used_bytes",
+        "device_total_bytes",
+        "device_free_bytes",
+        "asked_bytes",
+        "baseline_host_rss_bytes",
+        "failed_writes",
+        "growth_bytes",
+        "first_step",
+        "last_step",
+        "bytes",
+    ]
 )
 _NUMBERS = frozenset(
-    ["time", "uptime_seconds", "idle_seconds", "cpu_seconds", "step_seconds", "median_step_seconds", "seconds", "bytes_per_step"]
+    [
+        "time",
+        "uptime_seconds",
+        "idle_seconds",
+        "cpu_seconds",
+        "step_seconds",
+        "median_step_seconds",
+        "seconds",
+        "bytes_per_step",
+    ]
 )
-_TEXTS = frozenset(["type", "phase", "state", "host", "script", "error", "traceback", "memory", "device", "name", "dtype"])
+_TEXTS = frozenset(
+    ["type", "phase", "state", "host", "script", "error", "traceback", "memory", "device", "name", "dtype"]
+)
 _TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}
 _MOST = 1 << 53  # beyond it a number is damage, and no longer exact in JSON
 
