@@ -1,0 +1,304 @@
+"""What this machine has: GPUs as the driver's own tools list them, host memory and cores.
+
+Asks nvidia-smi, rocm-smi or amd-smi; imports no torch (that alone takes seconds, and a machine
+that plans may have none). A tool that is missing, fails or hangs is a reason, not an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zerokit.catalog import gpus as gpu_catalog
+from zerokit.catalog.host import Host, detect_host
+from zerokit.catalog.tools import TIMEOUT_SECONDS, ask
+from zerokit.core.hardware import Gpu
+from zerokit.units import MIB
+
+_NVIDIA_FIELDS = "index,uuid,name,memory.total,memory.used,driver_version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundGpu:
+    """One GPU as its driver lists it.
+
+    Attributes:
+        driver_vram_bytes: the driver's total; ``None``: the driver does not say.
+        used_bytes: taken by any process when looked at; ``None``: unknown.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    driver_vram_bytes: int | None
+    used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """This machine.
+
+    Attributes:
+        gpus: those that a process started here would see.
+        hidden_gpus: how many more there are, hidden by an environment variable.
+        gpu_reason: who listed them, or why there are none.
+        driver_version: of the GPU driver.
+        vendor: ``nvidia`` or ``amd``; ``None`` without GPUs.
+    """
+
+    gpus: tuple[FoundGpu, ...]
+    hidden_gpus: int
+    gpu_reason: str
+    driver_version: str | None
+    vendor: str | None
+    host: Host
+
+    def catalog_gpu(self) -> tuple[Gpu | None, str]:
+        """The catalogue's entry for the GPUs here, with their own memory size, and the reason.
+
+        Of unlike GPUs the one with the least memory counts, because every rank must fit.
+        """
+        if not self.gpus:
+            return None, self.gpu_reason
+        known = [(gpu, *_catalog_entry(gpu)) for gpu in self.gpus]
+        for _, entry, reason in known:
+            if entry is None:
+                return None, reason
+        kinds = sorted({gpu.name for gpu in self.gpus})
+        _, smallest, reason = min(known, key=lambda item: item[1].vram_bytes if item[1] else 0)
+        if len(kinds) > 1:
+            reason = f"unlike GPUs ({', '.join(kinds)}): planned for the one with the least memory; {reason}"
+        return smallest, reason
+
+
+def detect(
+    environment: Mapping[str, str] | None = None,
+    *,
+    root: Path = Path("/"),
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Detected:
+    """Look at this machine; never raises.
+
+    Args:
+        environment: PATH and the variables that hide GPUs; the process's own when not given.
+        root: stands for ``/`` (tests lay out another).
+        timeout_seconds: per tool.
+    """
+    environment = dict(os.environ if environment is None else environment)
+    host = detect_host(root)
+    nvidia = _nvidia(environment, root, timeout_seconds)
+    if nvidia.gpus or nvidia.hidden_gpus:
+        return replace(nvidia, host=host)
+    amd = _amd(environment, timeout_seconds)
+    if amd.gpus or amd.hidden_gpus:
+        return replace(amd, host=host)
+    return replace(nvidia, gpu_reason=f"no GPU found: {nvidia.gpu_reason}; {amd.gpu_reason}", host=host)
+
+
+_NO_HOST = Host(ram_bytes=None, ram_reason="", ram_available_bytes=None, cores=1, cores_reason="")
+
+
+def _nothing(reason: str) -> Detected:
+    return Detected(
+        gpus=(), hidden_gpus=0, gpu_reason=reason, driver_version=None, vendor=None, host=_NO_HOST
+    )
+
+
+def _catalog_entry(gpu: FoundGpu) -> tuple[Gpu | None, str]:
+    if gpu.driver_vram_bytes is None:
+        return None, f"the driver does not say how much memory {gpu.name} has; give --gpu or --vram"
+    entry, reason = gpu_catalog.for_driver(gpu.name, gpu.driver_vram_bytes)
+    return entry, reason if entry else f"{reason}; give --gpu NAME or --vram SIZE"
+
+
+def _nvidia(environment: Mapping[str, str], root: Path, timeout_seconds: float) -> Detected:
+    argv = ["nvidia-smi", f"--query-gpu={_NVIDIA_FIELDS}", "--format=csv,noheader,nounits"]
+    answer = ask(argv, environment, timeout_seconds)
+    if answer.text is None:
+        return _nothing(answer.problem + _driver_without_tool(root))
+    found, driver = parse_nvidia(answer.text)
+    if not found:
+        return _nothing("nvidia-smi lists no GPU")
+    shown, why = visible(found, environment, ("CUDA_VISIBLE_DEVICES",))
+    return Detected(
+        gpus=shown,
+        hidden_gpus=len(found) - len(shown),
+        gpu_reason=f"nvidia-smi lists {len(found)}{why}",
+        driver_version=driver,
+        vendor="nvidia",
+        host=_NO_HOST,
+    )
+
+
+def parse_nvidia(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
+    """GPUs and driver version from nvidia-smi's CSV; lines that are no GPU are passed over."""
+    found: list[FoundGpu] = []
+    driver: str | None = None
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) != 6 or not parts[0].isdigit():
+            continue
+        total, used = (_mib(part) for part in parts[3:5])
+        found.append(
+            FoundGpu(
+                index=int(parts[0]), uuid=parts[1], name=parts[2], driver_vram_bytes=total, used_bytes=used
+            )
+        )
+        driver = parts[5] if parts[5][:1].isdigit() else driver
+    return tuple(found), driver
+
+
+def _mib(text: str) -> int | None:
+    # "[N/A]", "[Not Supported]", "[GPU is lost]" stand where there is no figure
+    return int(text) * MIB if text.isdigit() else None
+
+
+def _driver_without_tool(root: Path) -> str:
+    """A remark when the kernel has NVIDIA GPUs although nvidia-smi does not answer."""
+    try:
+        cards = len(list((root / "proc/driver/nvidia/gpus").iterdir()))
+    except OSError:
+        return ""
+    return f" (but the kernel's driver lists {cards}: put nvidia-smi on the PATH)" if cards else ""
+
+
+def _amd(environment: Mapping[str, str], timeout_seconds: float) -> Detected:
+    rocm = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--json"]
+    problems = []
+    for argv, parse in ((rocm, parse_rocm_smi), (["amd-smi", "static", "--json"], parse_amd_smi)):
+        answer = ask(argv, environment, timeout_seconds)
+        if answer.text is None:
+            problems.append(answer.problem)
+            continue
+        found, driver = parse(answer.text)
+        if not found:
+            problems.append(f"{argv[0]} lists no GPU")
+            continue
+        variables = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+        shown, why = visible(found, environment, variables)
+        return Detected(
+            gpus=shown,
+            hidden_gpus=len(found) - len(shown),
+            gpu_reason=f"{argv[0]} lists {len(found)}{why}",
+            driver_version=driver,
+            vendor="amd",
+            host=_NO_HOST,
+        )
+    return _nothing("; ".join(problems))
+
+
+def _json(text: str) -> Any:
+    start = min((place for place in (text.find("{"), text.find("[")) if place >= 0), default=0)
+    try:
+        return json.loads(text[start:])
+    except (ValueError, RecursionError):
+        return None
+
+
+def parse_rocm_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
+    """GPUs from ``rocm-smi --json``: ``{"card0": {"Card Series": …, "VRAM Total Memory (B)": …}}``."""
+    cards = _json(text)
+    if not isinstance(cards, dict):
+        return (), None
+    found = []
+    for card, values in cards.items():
+        if not (card.startswith("card") and card[4:].isdigit() and isinstance(values, dict)):
+            continue
+        lower = {str(key).lower(): str(value) for key, value in values.items()}
+        names = (lower.get("card series", ""), lower.get("card model", ""), lower.get("device name", ""))
+        name = next((name for name in names if name and not name.startswith("0x")), "AMD GPU")
+        total, used = lower.get("vram total memory (b)", ""), lower.get("vram total used memory (b)", "")
+        found.append(
+            FoundGpu(
+                index=int(card[4:]),
+                uuid=lower.get("unique id", ""),
+                name=name,
+                driver_vram_bytes=int(total) if total.isdigit() else None,
+                used_bytes=int(used) if used.isdigit() else None,
+            )
+        )
+    system = cards.get("system")
+    driver = system.get("Driver version") if isinstance(system, dict) else None
+    return tuple(sorted(found, key=lambda gpu: gpu.index)), driver if isinstance(driver, str) else None
+
+
+def parse_amd_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
+    """GPUs from ``amd-smi static --json``: a list, or ``{"gpu_data": […]}`` in newer versions."""
+    cards = _json(text)
+    if isinstance(cards, dict):
+        cards = cards.get("gpu_data")
+    if not isinstance(cards, list):
+        return (), None
+    found, driver = [], None
+    for card in cards:
+        if not (isinstance(card, dict) and isinstance(card.get("gpu"), int)):
+            continue
+        asic, vram, drivers = (_mapping(card.get(key)) for key in ("asic", "vram", "driver"))
+        size = _mapping(vram.get("size"))
+        value = size.get("value")
+        found.append(
+            FoundGpu(
+                index=card["gpu"],
+                uuid=str(asic.get("asic_serial", "")),
+                name=str(asic.get("market_name", "AMD GPU")),
+                # amd-smi writes "MB" and counts in MiB
+                driver_vram_bytes=value * MIB if type(value) is int else None,
+            )
+        )
+        driver = drivers.get("version", driver)
+    return tuple(found), driver if isinstance(driver, str) else None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def visible(
+    found: Sequence[FoundGpu], environment: Mapping[str, str], variables: Sequence[str]
+) -> tuple[tuple[FoundGpu, ...], str]:
+    """Those that the environment leaves visible, in its order, and a remark that says so.
+
+    As CUDA reads it: indices or UUID prefixes; the first entry that names no GPU ends the list;
+    a GPU named twice hides all.
+    """
+    shown = tuple(found)
+    remarks = []
+    for variable in variables:
+        value = environment.get(variable)
+        if value is None:
+            continue
+        if "MIG-" in value:
+            return (), f", but {variable} names MIG slices, whose size it does not tell: give --vram SIZE"
+        shown = _chosen(shown, value)
+        remarks.append(f"{variable}={value} leaves {len(shown)}")
+    return shown, "".join(f", {remark}" for remark in remarks)
+
+
+def _chosen(gpus: tuple[FoundGpu, ...], value: str) -> tuple[FoundGpu, ...]:
+    chosen: list[FoundGpu] = []
+    for part in value.split(","):
+        part = part.strip()
+        if part.isdigit():
+            # an index counts among what an earlier variable left
+            named = [gpus[int(part)]] if int(part) < len(gpus) else []
+        elif part.upper().startswith("GPU-"):
+            named = [gpu for gpu in gpus if _same_uuid(gpu.uuid, part)]
+        else:
+            named = []
+        if len(named) != 1:
+            break
+        if named[0] in chosen:
+            return ()
+        chosen.append(named[0])
+    return tuple(chosen)
+
+
+def _same_uuid(uuid: str, part: str) -> bool:
+    # rocm-smi prints the unique id as 0x…, the variable takes GPU-…
+    plain = uuid.lower().removeprefix("gpu-").removeprefix("0x")
+    wanted = part.lower().removeprefix("gpu-").removeprefix("0x")
+    return bool(wanted) and plain.startswith(wanted)
