@@ -116,7 +116,15 @@ def run_deep(cases: Sequence[DeepCase]) -> list[DeepResult]:
 
 def _environment() -> dict[str, str]:
     """This environment without what would turn the stand-in ranks into a real launch."""
-    dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSTARTUP")
+    dropped = (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "PYTHONPATH",
+        "PYTHONSTARTUP",
+    )
     kept = {
         name: value
         for name, value in os.environ.items()

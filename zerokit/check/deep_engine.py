@@ -39,11 +39,7 @@ def main() -> None:
 def _import_everything() -> None:
     """Import DeepSpeed once, before the forks, with kernels replaced."""
     os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed
     import deepspeed.comm.torch as deepspeed_torch
-    import deepspeed.runtime.superoffload.superoffload_stage3
-    import deepspeed.runtime.zero.muon.muon_optimizer
-    import deepspeed.runtime.zero.stage3
     import torch.testing._internal.distributed.fake_pg  # noqa: F401
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.op_builder.builder import OpBuilder
@@ -108,9 +104,7 @@ def _initialize(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     if case.get("sequence_parallel", 1) > 1:
         from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
-        parallel_state_sp.initialize_sequence_parallel(
-            sequence_parallel_size=case["sequence_parallel"]
-        )
+        parallel_state_sp.initialize_sequence_parallel(sequence_parallel_size=case["sequence_parallel"])
         arguments["mpu"] = parallel_state_sp
     if "optimizer" in config:
         arguments["model_parameters"] = list(model.parameters())
@@ -166,9 +160,7 @@ def _model(case: Mapping[str, Any]) -> Any:
         from deepspeed.pipe import PipelineModule
 
         layers = [torch.nn.Linear(8, 8) for _ in range(2 * case["pipeline_parallel"])]
-        return PipelineModule(
-            layers=layers, num_stages=case["pipeline_parallel"], loss_fn=torch.nn.MSELoss()
-        )
+        return PipelineModule(layers=layers, num_stages=case["pipeline_parallel"], loss_fn=torch.nn.MSELoss())
     if case.get("tensor_parallel", 1) > 1:
         from transformers import LlamaConfig, LlamaForCausalLM
 

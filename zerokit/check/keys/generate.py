@@ -1,0 +1,252 @@
+"""Write the list of keys that the installed DeepSpeed reads: ``python -m zerokit.check.keys.generate``.
+
+Pydantic blocks (which refuse unknown keys) are read from their model fields. Everything else (which
+ignores unknown keys) is recorded: a dictionary that notes each key DeepSpeed asks for.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import json
+import os
+import pathlib
+import sys
+import typing
+from typing import Any
+
+FOLDER = pathlib.Path(__file__).parent
+
+# DeepSpeed checks no types at the top level; a wrong one fails later, or is used as it is
+_TOP_LEVEL_KINDS = {
+    "integer": (
+        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "steps_per_print",
+        "vocabulary_size",
+    ),
+    "number": ("gradient_clipping", "gradient_predivide_factor"),
+    "boolean": (
+        "managed_gradient_accumulation", "dump_state", "disable_python_gc", "disable_allgather",
+        "prescale_gradients", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
+        "wall_clock_breakdown", "memory_breakdown", "use_data_before_expert_parallelism",
+        "dataloader_drop_last",
+    ),
+    "text": (
+        "communication_data_type", "seq_parallel_communication_data_type", "gradient_allreduce_op", "log_level",
+    ),
+}  # fmt: skip
+
+_RECORDED_BLOCKS = (
+    "activation_checkpointing", "torch_autocast", "optimizer", "scheduler", "flops_profiler", "autotuning",
+    "data_efficiency", "checkpoint", "data_types", "aio", "timers",
+)  # fmt: skip
+_NEEDED = {"type": "AdamW", "enabled": True}
+
+# keys that something other than DeepSpeedConfig reads from the same file
+_READ_ELSEWHERE = {
+    "sequence_parallel_size": "deepspeed/runtime/config.py, DeepSpeedConfig.__init__",
+    "msamp": "accelerate/utils/dataclasses.py, DeepSpeedPlugin",
+    "inference": "transformers/integrations/deepspeed.py",
+}
+
+
+def generate() -> dict[str, Any]:
+    """The list, from the installed DeepSpeed."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
+    top, nested = _recorded()
+    blocks: dict[str, Any] = {}
+    models = _models()
+    removed = _removed()
+    keys: dict[str, Any] = {}
+    for name in sorted(top - set(removed["top_level"]) | set(_READ_ELSEWHERE)):
+        kinds = [kind for kind, names in _TOP_LEVEL_KINDS.items() if name in names]
+        keys[name] = {"kind": kinds[0] if kinds else "block"}
+    for name in _READ_ELSEWHERE:
+        keys[name] = {"kind": "any"}
+    blocks[""] = {"unknown": "ignored", "keys": keys}
+    for name, found in sorted(nested.items()):
+        blocks[name] = {"unknown": "ignored", "keys": {key: {"kind": "any"} for key in sorted(found)}}
+    for name, model in models.items():
+        _describe(model, name, blocks)
+    blocks["pipeline"] = {"unknown": "any", "keys": {}}
+    blocks["data_efficiency"]["unknown"] = "any"
+    return {
+        "deepspeed": deepspeed.__version__,
+        "source": "https://github.com/deepspeedai/DeepSpeed (Apache-2.0), read from the installed package",
+        "blocks": blocks,
+        "removed": removed,
+        "parameters": {"optimizer": _optimizer_parameters(), "scheduler": _scheduler_parameters()},
+    }
+
+
+class _KeysView:
+    def __init__(self, owner: _Recorder) -> None:
+        self.owner = owner
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.owner
+
+
+class _Recorder(dict[str, Any]):
+    """A configuration that notes which keys are asked for."""
+
+    seen: set[str]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return dict.get(self, key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.seen.add(key)
+        return dict.__getitem__(self, key)
+
+    def __contains__(self, key: object) -> bool:
+        self.seen.add(str(key))
+        return dict.__contains__(self, key)
+
+    def keys(self) -> Any:
+        return _KeysView(self)
+
+    def __copy__(self) -> _Recorder:
+        return self
+
+
+def _recorder(values: dict[str, Any]) -> _Recorder:
+    recorder = _Recorder(values)
+    recorder.seen = set()
+    return recorder
+
+
+def _recorded() -> tuple[set[str], dict[str, set[str]]]:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    top = _recorder({"train_micro_batch_size_per_gpu": 1})
+    DeepSpeedConfig(top)
+    nested = {}
+    for name in _RECORDED_BLOCKS:
+        block = _recorder(dict(_NEEDED) if name in ("optimizer", "scheduler", "torch_autocast") else {})
+        DeepSpeedConfig(_recorder({"train_micro_batch_size_per_gpu": 1, name: block}))
+        nested[name] = set(block.seen)
+    return top.seen, nested
+
+
+def _models() -> dict[str, Any]:
+    from deepspeed.comm.config import CommsLoggerConfig
+    from deepspeed.compile.config import CompileConfig
+    from deepspeed.inference.config import WeightQuantConfig
+    from deepspeed.monitor import config as monitor
+    from deepspeed.runtime import config, precision_config
+    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    return {
+        "zero_optimization": DeepSpeedZeroConfig,
+        "fp16": precision_config.DeepSpeedFP16Config,
+        "bf16": precision_config.DeepSpeedBF16Config,
+        "bfloat16": precision_config.DeepSpeedBF16Config,
+        "tensor_parallel": TPTrainingConfig,
+        "comms_logger": CommsLoggerConfig,
+        "compile": CompileConfig,
+        "hybrid_engine": config.HybridEngineConfig,
+        "weight_quantization": WeightQuantConfig,
+        "tensorboard": monitor.TensorBoardConfig,
+        "wandb": monitor.WandbConfig,
+        "csv_monitor": monitor.CSVConfig,
+        "comet": monitor.CometConfig,
+    }
+
+
+def _describe(model: Any, path: str, blocks: dict[str, Any]) -> None:
+    keys: dict[str, Any] = {}
+    for name, info in model.model_fields.items():
+        extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        entry = _kind(info.annotation)
+        for limit in info.metadata:
+            for attribute, label in (("gt", "above"), ("ge", "minimum"), ("lt", "below"), ("le", "maximum")):
+                if getattr(limit, attribute, None) is not None:
+                    entry[label] = getattr(limit, attribute)
+        if extra.get("deprecated"):
+            entry["deprecated"] = extra.get("new_param", "")
+        nested = entry.pop("model", None)
+        for key in {name, info.alias or name}:
+            keys[key] = dict(entry)
+            if nested is not None:
+                _describe(nested, f"{path}.{key}", blocks)
+    blocks[path] = {"unknown": "refused", "keys": dict(sorted(keys.items()))}
+
+
+def _kind(annotation: Any) -> dict[str, Any]:
+    from pydantic import BaseModel
+
+    options = [option for option in typing.get_args(annotation) if option is not type(None)]
+    if typing.get_origin(annotation) is typing.Union:
+        if len(options) > 1:
+            return {"kind": "any"}
+        return {**_kind(options[0]), "null": True}
+    if typing.get_origin(annotation) is typing.Literal:
+        return {"kind": "choice", "choices": list(options)}
+    if not inspect.isclass(annotation):
+        return {"kind": "any"}
+    if issubclass(annotation, BaseModel):
+        return {"kind": "block", "model": annotation}
+    if issubclass(annotation, enum.Enum):
+        return {"kind": "choice", "choices": sorted({member.value for member in annotation}, key=str)}
+    simple = {bool: "boolean", int: "integer", float: "number", str: "text", pathlib.Path: "text"}
+    return {"kind": simple.get(annotation, "any")}
+
+
+def _removed() -> dict[str, Any]:
+    from deepspeed.runtime import config
+
+    return {
+        "top_level": sorted(config._REMOVED_TOP_LEVEL_CONFIG_KEYS),
+        "zero_optimization": sorted(config._REMOVED_ZERO_CONFIG_KEYS),
+    }
+
+
+def _names(*callables: Any) -> list[str]:
+    found: set[str] = set()
+    for function in callables:
+        found |= set(inspect.signature(function.__init__).parameters)
+    return sorted(found - {"self", "params", "model_params", "optimizer", "args", "kwargs"})
+
+
+def _optimizer_parameters() -> dict[str, list[str]]:
+    import torch
+    from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+    from deepspeed.ops.lamb import FusedLamb
+    from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    engine = {"torch_adam", "adam_w_mode", "fp32_optimizer_states"}
+    adam = sorted({*_names(torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam), *engine})
+    muon = {*DeepSpeedEngine._MUON_HALF_KEYS, *DeepSpeedEngine._ADAM_HALF_KEYS, "muon_lr", "adam_lr", *engine}
+    return {
+        "adam": adam,
+        "adamw": adam,
+        "adagrad": _names(torch.optim.Adagrad, DeepSpeedCPUAdagrad),
+        "lamb": _names(FusedLamb),
+        "lion": _names(FusedLion, DeepSpeedCPULion),
+        "muon": sorted(muon),
+        "sgd": _names(torch.optim.SGD),
+    }
+
+
+def _scheduler_parameters() -> dict[str, list[str]]:
+    from deepspeed.runtime import lr_schedules
+
+    return {name: _names(getattr(lr_schedules, name)) for name in lr_schedules.VALID_LR_SCHEDULES}
+
+
+def main() -> None:
+    """Write ``deepspeed-VERSION.json`` beside this file."""
+    found = generate()
+    path = FOLDER / f"deepspeed-{found['deepspeed']}.json"
+    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(path, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Batch arithmetic: train_batch_size = micro-batch × accumulation × data-parallel ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.core.rules.types import Edit, Rule, Setup
+
+_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def _numbers(setup: Setup) -> list[int | None] | None:
+    """The three sizes, ``None`` where absent; nothing at all when one is auto or not a whole number."""
+    found: list[int | None] = []
+    for key in _KEYS:
+        value = setup.get(key)
+        if value is None:
+            found.append(None)
+        elif isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+            return None
+        else:
+            found.append(int(value))
+    return found
+
+
+def _none_given(setup: Setup) -> bool:
+    return setup.get(_KEYS[0]) is None and setup.get(_KEYS[1]) is None
+
+
+def _not_positive(setup: Setup) -> bool | Mapping[str, Any]:
+    for key in _KEYS:
+        value = setup.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value < 1:
+            return {"name": key, "value": value}
+    return False
+
+
+def _mismatch(setup: Setup) -> bool | Mapping[str, Any]:
+    numbers = _numbers(setup)
+    if numbers is None or setup.world_size is None or setup.tensor_parallel > 1:
+        return False
+    train, micro, steps = numbers
+    ranks, rest = divmod(setup.world_size, setup.pipeline_parallel * setup.sequence_parallel)
+    if train is None or rest or train < 1 or any(n is not None and n < 1 for n in numbers):
+        return False
+    micro = micro if micro is not None else max(1, train // ranks // (steps or 1))
+    steps = steps if steps is not None else train // micro // ranks
+    if train == micro * steps * ranks:
+        return False
+    return {
+        "train": train,
+        "micro": micro,
+        "steps": steps,
+        "ranks": ranks,
+        "right": micro * max(1, steps) * ranks,
+    }
+
+
+def _contradiction(setup: Setup) -> bool | Mapping[str, Any]:
+    numbers = _numbers(setup)
+    if numbers is None or setup.world_size is not None or any(n is None or n < 1 for n in numbers):
+        return False
+    train, micro, steps = (n for n in numbers if n is not None)
+    if train % (micro * steps) == 0:
+        return False
+    return {"train": train, "micro": micro, "steps": steps}
+
+
+BATCH_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="batch-size-missing",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:650",
+        key="gradient_accumulation_steps",
+        message="neither train_batch_size nor train_micro_batch_size_per_gpu is given: DeepSpeed refuses the file",
+        mend='add "train_micro_batch_size_per_gpu"',
+        broken=_none_given,
+        scope="file",
+    ),
+    Rule(
+        id="batch-size-not-positive",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:596",
+        key="{name}",
+        message="{name} is {value}: DeepSpeed refuses the file",
+        mend="use a whole number of at least 1",
+        broken=_not_positive,
+        scope="file",
+    ),
+    Rule(
+        id="batch-arithmetic",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:602",
+        key="train_batch_size",
+        message="train_batch_size {train} is not {micro} (micro-batch) × {steps} (accumulation) × {ranks} "
+        "(data-parallel ranks): DeepSpeed refuses the file",
+        mend="use {right}, or leave train_batch_size out",
+        broken=_mismatch,
+        scope="file",
+    ),
+    Rule(
+        id="batch-contradiction",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:602",
+        key="train_batch_size",
+        message="train_batch_size {train} is not a multiple of {micro} × {steps} (micro-batch × accumulation): "
+        "no number of ranks fits",
+        mend="leave train_batch_size out",
+        broken=_contradiction,
+        scope="file",
+        edits=(Edit(kind="remove", key="train_batch_size"),),
+    ),
+    Rule(
+        id="train-batch-size-with-autotp",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:478",
+        key="train_batch_size",
+        message="with tensor parallel {degree}, DeepSpeed checks train_batch_size against all {ranks}ranks, "
+        "not the data-parallel ones: it refuses the file, or steps at another batch than meant",
+        mend="leave train_batch_size out",
+        broken=lambda s: (
+            s.tensor_parallel > 1
+            and s.get("train_batch_size") not in (None, "auto")
+            and {"degree": s.tensor_parallel, "ranks": f"{s.world_size} " if s.world_size else ""}
+        ),
+        scope="file",
+        edits=(Edit(kind="remove", key="train_batch_size"),),
+    ),
+)

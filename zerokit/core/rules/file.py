@@ -1,0 +1,355 @@
+"""Rules about what stands in a DeepSpeed JSON and never in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.core.rules.types import Edit, Rule, Setup
+
+_FILLED_BY_TRAINER_OR_ACCELERATE = frozenset(
+    {
+        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+        "gradient_clipping", "fp16.enabled", "bf16.enabled", "optimizer.params.lr", "optimizer.params.betas",
+        "optimizer.params.eps", "optimizer.params.weight_decay", "scheduler.params.warmup_min_lr",
+        "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps",
+        "scheduler.params.total_num_steps", "zero_optimization.reduce_bucket_size",
+        "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold",
+        # the plugin fills these from its own arguments (accelerate/utils/dataclasses.py, DeepSpeedPlugin)
+        "zero_optimization.stage", "zero_optimization.offload_optimizer.device",
+        "zero_optimization.offload_param.device", "zero_optimization.offload_optimizer.nvme_path",
+        "zero_optimization.offload_param.nvme_path",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    }
+)  # fmt: skip
+# fields whose own vocabulary has "auto"
+_AUTO_IS_A_VALUE = (
+    "zero_optimization.zenflow.",
+    "pipeline.",
+    "data_types.keep_in_fp32_modules",
+    "autotuning.",
+)
+_SCHEDULERS = frozenset({"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"})
+_SILENT_STAGE_KEYS = (
+    "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+    "stage3_gather_16bit_weights_on_model_save", "sub_group_size",
+)  # fmt: skip
+_DTYPES = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "torch.float32": "fp32", "fp16": "fp16",
+           "float16": "fp16", "half": "fp16", "torch.float16": "fp16", "bf16": "bf16", "bfloat16": "bf16",
+           "torch.bfloat16": "bf16"}  # fmt: skip
+_CLIP = "max_grad_norm"
+
+
+def autos(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose value is ``"auto"``."""
+    found: list[str] = []
+    for key, value in raw.items():
+        if isinstance(value, Mapping):
+            found += autos(value, f"{prefix}{key}.")
+        elif value == "auto":
+            found.append(prefix + key)
+    return found
+
+
+def _unfilled_auto(setup: Setup) -> bool | Mapping[str, Any]:
+    for key in autos(setup.raw or {}):
+        if key not in _FILLED_BY_TRAINER_OR_ACCELERATE and not key.startswith(_AUTO_IS_A_VALUE):
+            return {"key": key, "name": key.rpartition(".")[2]}
+    return False
+
+
+def _both(setup: Setup) -> bool:
+    bf16 = setup.get("bf16.enabled") is True or setup.get("bfloat16.enabled") is True
+    return bf16 and setup.get("fp16.enabled") is True
+
+
+def _scheduler_parameter(setup: Setup, name: str) -> bool:
+    kind = setup.get("scheduler.type")
+    needs = {"total_num_steps": ("WarmupDecayLR", "WarmupCosineLR")}
+    return kind in needs[name] and not setup.has(f"scheduler.params.{name}")
+
+
+def _warmup(setup: Setup) -> bool:
+    steps = setup.get("scheduler.params.warmup_num_steps")
+    return isinstance(steps, int | float) and not isinstance(steps, bool) and steps < 1
+
+
+def _offload_flag(old: str, new: str) -> Rule:
+    return Rule(
+        id=f"deprecated-{old.replace('_', '-')}",
+        severity="warning",
+        silent=False,
+        source="deepspeed/runtime/zero/config.py:209",
+        key=f"zero_optimization.{old}",
+        message=f"{old} is deprecated (DeepSpeed warns and turns it into {new})",
+        mend=f'write "{new}": {{"device": "cpu"}}',
+        broken=lambda s: s.has(f"zero_optimization.{old}"),
+        scope="file",
+    )
+
+
+def _stage_key_ignored(setup: Setup) -> bool | Mapping[str, Any]:
+    zero = setup.get("zero_optimization")
+    if not isinstance(zero, Mapping) or setup.settings.zero.stage == 3:
+        return False
+    for name in _SILENT_STAGE_KEYS:
+        if name in zero:
+            return {"name": name, "stage": setup.settings.zero.stage}
+    return False
+
+
+def _precision_mismatch(setup: Setup) -> bool | Mapping[str, Any]:
+    wanted = setup.get("data_types.param_dtype")
+    if not isinstance(wanted, str) or "auto" in (setup.get("bf16.enabled"), setup.get("fp16.enabled")):
+        return False
+    if _DTYPES.get(wanted) in (None, setup.settings.precision):
+        return False
+    return {"wanted": wanted, "precision": setup.settings.precision}
+
+
+def _scaled_before_scatter(setup: Setup) -> bool | Mapping[str, Any]:
+    zero = setup.settings.zero
+    if zero.stage < 2 or not zero.reduce_scatter:
+        return False
+    if setup.get("prescale_gradients") is True:
+        return {"name": "prescale_gradients"}
+    if setup.get("gradient_predivide_factor") not in (None, 1, "auto"):
+        return {"name": "gradient_predivide_factor"}
+    return False
+
+
+def _norm_off(setup: Setup) -> bool | Mapping[str, Any]:
+    if setup.get("zero_optimization.compute_grad_norm") is not False:
+        return False
+    settings = setup.settings
+    if settings.zero.stage not in (1, 2):
+        return {"why": "works at stage 1 and 2 only"}
+    if settings.gradient_clipping > 0:
+        return {"why": "contradicts gradient_clipping"}
+    if settings.zero.offload_optimizer.device != "none":
+        return {"why": "cannot run with optimizer offload"}
+    return False
+
+
+FILE_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="fp16-and-bf16",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:512",
+        key="fp16.enabled",
+        message="fp16 and bf16 are both enabled: DeepSpeed refuses the file",
+        mend="enable one of the two (bf16 on Ampere and newer)",
+        broken=_both,
+        scope="file",
+    ),
+    Rule(
+        id="auto-not-filled",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/config_utils.py:56",
+        key="{key}",
+        message='nobody fills "auto" for {name}: DeepSpeed drops it and takes its default, or fails',
+        mend="write the value",
+        broken=_unfilled_auto,
+        scope="file",
+    ),
+    Rule(
+        id="zero-as-boolean",
+        severity="warning",
+        silent=False,
+        source="deepspeed/runtime/zero/config.py:62",
+        key="zero_optimization",
+        message="true means stage 1 here, in a form that is deprecated",
+        mend='write {{"stage": 1}}, or the stage that is meant',
+        broken=lambda s: isinstance(s.get("zero_optimization"), bool),
+        scope="file",
+    ),
+    Rule(
+        id="max-grad-norm-in-optimizer",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:2483",
+        key="optimizer.params.max_grad_norm",
+        message="DeepSpeed refuses max_grad_norm in the optimizer",
+        mend='write "gradient_clipping" at the top level instead',
+        broken=lambda s: s.has(f"optimizer.params.{_CLIP}"),
+        scope="file",
+    ),
+    Rule(
+        id="unknown-scheduler",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:1930",
+        key="scheduler.type",
+        message="{name} is no DeepSpeed scheduler: the engine fails to start",
+        mend="use WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or LRRangeTest",
+        broken=lambda s: (
+            isinstance(s.get("scheduler.type"), str)
+            and s.get("scheduler.type") not in _SCHEDULERS
+            and {"name": s.get("scheduler.type")}
+        ),
+        scope="file",
+    ),
+    Rule(
+        id="scheduler-without-total-steps",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/lr_schedules.py:791",
+        key="scheduler.type",
+        message="this scheduler needs total_num_steps: the engine fails to start",
+        mend='add "total_num_steps" to its params ("auto" with the Trainer)',
+        broken=lambda s: _scheduler_parameter(s, "total_num_steps"),
+        scope="file",
+    ),
+    Rule(
+        id="warmup-not-positive",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/lr_schedules.py:734",
+        key="scheduler.params.warmup_num_steps",
+        message="warmup_num_steps must be at least 1 since DeepSpeed 0.19.6: the engine fails to start",
+        mend="write 1 for no warm-up, or leave the scheduler out",
+        broken=_warmup,
+        scope="file",
+    ),
+    Rule(
+        id="scaling-with-reduce-scatter",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/zero/stage_1_and_2.py:350",
+        key="{name}",
+        message="{name} cannot be used with reduce_scatter at stage 2 and 3: the engine fails to start",
+        mend='remove it, or set "reduce_scatter": false',
+        broken=_scaled_before_scatter,
+        scope="file",
+    ),
+    Rule(
+        id="grad-norm-off",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/zero/config.py:392",
+        key="zero_optimization.compute_grad_norm",
+        message="compute_grad_norm: false {why}; DeepSpeed refuses it",
+        mend="remove the key",
+        broken=_norm_off,
+        scope="file",
+    ),
+    Rule(
+        id="allreduce-sum-at-stage-3",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:696",
+        key="gradient_allreduce_op",
+        message="gradient_allreduce_op sum is not supported at stage 3: DeepSpeed refuses the file",
+        mend='use "mean"',
+        broken=lambda s: (
+            s.settings.zero.stage == 3
+            and isinstance(s.get("gradient_allreduce_op"), str)
+            and s.get("gradient_allreduce_op").lower() == "sum"
+        ),
+        scope="file",
+    ),
+    Rule(
+        id="communication-data-type",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:230",
+        key="communication_data_type",
+        message="communication_data_type {value!r} is not known: DeepSpeed refuses the file",
+        mend="use fp16, bf16 or fp32",
+        broken=lambda s: (
+            isinstance(s.get("communication_data_type"), str)
+            and s.get("communication_data_type").lower() not in ("fp16", "bf16", "fp32")
+            and {"value": s.get("communication_data_type")}
+        ),
+        scope="file",
+    ),
+    Rule(
+        id="param-dtype-mismatch",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:1827",
+        key="data_types.param_dtype",
+        message="param_dtype {wanted} contradicts the enabled precision ({precision}): the engine fails to start",
+        mend="enable the matching block, or remove param_dtype",
+        broken=_precision_mismatch,
+        scope="file",
+    ),
+    Rule(
+        id="lamb-static-scale",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:2022",
+        key="fp16.loss_scale",
+        message="Lamb needs dynamic loss scaling: the engine fails to start",
+        mend='set "loss_scale": 0',
+        broken=lambda s: (
+            (s.settings.optimizer or "").lower() == "lamb"
+            and s.settings.precision == "fp16"
+            and s.get("fp16.loss_scale", 0) not in (0, "auto")
+        ),
+        scope="file",
+    ),
+    Rule(
+        id="superoffload-below-stage-3",
+        severity="error",
+        silent=True,
+        source="deepspeed/runtime/engine.py:2749",
+        key="zero_optimization.offload_optimizer.super_offload",
+        message="SuperOffload works at stage 3 (and on NVIDIA GPUs) only; ignored here",
+        mend='set "stage": 3, or remove super_offload',
+        broken=lambda s: (
+            s.get("zero_optimization.offload_optimizer.super_offload") is True and s.settings.zero.stage < 3
+        ),
+        scope="file",
+    ),
+    Rule(
+        id="zenflow-without-offload",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py:116",
+        key="zero_optimization.zenflow",
+        message="ZenFlow needs the optimizer offloaded to the CPU: the engine fails to start",
+        mend='add "offload_optimizer": {{"device": "cpu"}}',
+        broken=lambda s: (
+            s.get("zero_optimization.zenflow") is not None
+            and s.settings.zero.stage in (1, 2)
+            and s.settings.zero.offload_optimizer.device == "none"
+        ),
+        scope="file",
+    ),
+    _offload_flag("cpu_offload", "offload_optimizer"),
+    _offload_flag("cpu_offload_param", "offload_param"),
+    _offload_flag("cpu_offload_use_pin_memory", "offload_optimizer"),
+    Rule(
+        id="deprecated-gather-fp16",
+        severity="warning",
+        silent=False,
+        source="deepspeed/runtime/zero/config.py:287",
+        key="zero_optimization.stage3_gather_fp16_weights_on_model_save",
+        message="this name is deprecated (DeepSpeed warns and renames it)",
+        mend="rename it to stage3_gather_16bit_weights_on_model_save",
+        broken=lambda s: s.has("zero_optimization.stage3_gather_fp16_weights_on_model_save"),
+        scope="file",
+        edits=(
+            Edit(
+                kind="rename",
+                key="zero_optimization.stage3_gather_fp16_weights_on_model_save",
+                value="stage3_gather_16bit_weights_on_model_save",
+            ),
+        ),
+    ),
+    Rule(
+        id="stage-3-key-ignored",
+        severity="note",
+        silent=True,
+        source="deepspeed/runtime/engine.py:2662",
+        key="zero_optimization.{name}",
+        message="{name} is read at stage 3 only; ignored at stage {stage}",
+        mend='remove it, or set "stage": 3',
+        broken=_stage_key_ignored,
+        scope="file",
+    ),
+)

@@ -1,0 +1,85 @@
+"""Features that DeepSpeed 0.19 removed; their keys raise even when the feature is off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zerokit.core.rules.types import Edit, Rule
+
+_TOP_LEVEL: Mapping[str, tuple[str, str]] = {
+    "amp": ("NVIDIA Apex AMP", 'use "bf16", "fp16" or "torch_autocast"'),
+    "compression_training": ("the compression library", "remove the block"),
+    "curriculum_learning": (
+        "the top-level curriculum_learning block",
+        "move it to data_efficiency.data_sampling.curriculum_learning",
+    ),
+    "eigenvalue": ("eigenvalue-based mixture of quantisation", "remove the block"),
+    "elasticity": ("elastic training", "remove the block and give the batch sizes"),
+    "graph_harvesting": ("graph harvesting", "remove the key"),
+    "nebula": ("Nebula checkpointing", "remove the block"),
+    "progressive_layer_drop": ("progressive layer dropping", "remove the block"),
+    "quantize_training": ("mixture of quantisation", "remove the block"),
+    "sparse_attention": ("sparse attention", "remove the block"),
+    "sparse_gradients": (
+        "sparse gradients of dense embeddings",
+        "remove the key; an embedding made with sparse=True needs none",
+    ),
+}
+_ZERO: Mapping[str, tuple[str, str]] = {
+    "mics_shard_size": ("MiCS", "remove the key; zero_hpz_partition_size keeps a copy per node"),
+    "mics_hierarchical_params_gather": ("MiCS", "remove the key"),
+    "zeropp_loco_param": ("LoCo error feedback of ZeRO++", "remove the key"),
+}
+_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
+
+
+def _present(key: str, what: str, mend: str, source: str) -> Rule:
+    return Rule(
+        id=f"removed-{key.rpartition('.')[2].replace('_', '-')}",
+        severity="error",
+        silent=False,
+        source=source,
+        key=key,
+        message=f"{what} was removed from DeepSpeed: the key is refused, even when the feature is off",
+        mend=mend,
+        broken=lambda setup: setup.has(key),
+        scope="file",
+        edits=(Edit(kind="remove", key=key),),
+    )
+
+
+REMOVED_RULES: tuple[Rule, ...] = (
+    *(
+        _present(key, what, mend, "deepspeed/runtime/config.py:134")
+        for key, (what, mend) in _TOP_LEVEL.items()
+    ),
+    *(
+        _present(f"zero_optimization.{key}", what, mend, "deepspeed/runtime/config.py:139")
+        for key, (what, mend) in _ZERO.items()
+    ),
+    Rule(
+        id="removed-one-bit-optimizer",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:2019",
+        key="optimizer.type",
+        message="the 1-bit optimizers were removed from DeepSpeed: the engine fails to start",
+        mend="use AdamW or Lamb; zero_quantized_gradients saves traffic at stage 3",
+        broken=lambda s: (
+            isinstance(s.get("optimizer.type"), str) and s.get("optimizer.type").lower() in _OPTIMIZERS
+        ),
+        scope="file",
+    ),
+    Rule(
+        id="removed-legacy-stage-1",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:2651",
+        key="zero_optimization.legacy_stage1",
+        message="the old stage 1 was removed from DeepSpeed: the engine fails to start",
+        mend="remove the key",
+        broken=lambda s: s.get("zero_optimization.legacy_stage1") is True and s.settings.zero.stage > 0,
+        scope="file",
+        edits=(Edit(kind="remove", key="zero_optimization.legacy_stage1"),),
+    ),
+)

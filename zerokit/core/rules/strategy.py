@@ -1,0 +1,400 @@
+"""Rules about stages, offload, precision, optimizer and parallel degrees.
+
+They read settings and degrees only, so the planner can ask them of every candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.core.rules.types import Rule, Setup
+
+_SUPPORTED_OPTIMIZERS = frozenset(
+    {"adagrad", "adam", "adamw", "lamb", "muadam", "muadamw", "musgd", "lion", "muon"}
+)
+# looked up by getattr(torch.optim, name), so their case matters
+_TORCH_OPTIMIZERS = {
+    name.lower(): name
+    for name in (
+        "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+        "SparseAdam",
+    )
+}  # fmt: skip
+_ZERO_TESTED = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
+_HOST_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion"})
+
+
+_INSTEAD = "use Adam, AdamW, Adagrad, Lamb, Lion or Muon, or leave the block out and let the script build it"
+
+
+def _kind(setup: Setup) -> str:
+    return (setup.settings.optimizer or "").lower()
+
+
+def _untested(setup: Setup) -> bool:
+    return (
+        setup.settings.zero.stage > 0
+        and setup.settings.optimizer is not None
+        and (_kind(setup) in _SUPPORTED_OPTIMIZERS or _kind(setup) in _TORCH_OPTIMIZERS)
+        and _kind(setup) not in _ZERO_TESTED
+        and setup.raw is not None
+        and setup.get("zero_allow_untested_optimizer") is not True
+    )
+
+
+def _unknown_optimizer(setup: Setup) -> bool | Mapping[str, Any]:
+    name, kind = setup.settings.optimizer, _kind(setup)
+    if not kind or kind in _SUPPORTED_OPTIMIZERS or _TORCH_OPTIMIZERS.get(kind) == name:
+        return False
+    right = _TORCH_OPTIMIZERS.get(kind)
+    return {"name": name, "instead": f"write {right}" if right else _INSTEAD}
+
+
+def _slow_host_step(setup: Setup) -> bool | Mapping[str, Any]:
+    settings = setup.settings
+    if settings.zero.stage == 0 or settings.zero.offload_optimizer.device == "none" or not _kind(setup):
+        return False
+    if _kind(setup) in _HOST_OPTIMIZERS and not settings.torch_adam:
+        return False
+    if not settings.zero_force_ds_cpu_optimizer:
+        return False  # it says so itself
+    return {"name": "torch_adam" if settings.torch_adam else settings.optimizer}
+
+
+def _low_precision_master(setup: Setup) -> bool:
+    settings = setup.settings
+    if settings.zero.stage == 0:
+        return False
+    offloaded = settings.zero.offload_optimizer.device != "none"
+    wants_host = settings.fp16_master_weights_and_grads or (
+        settings.bf16_master_weights_and_grads and not settings.bf16_optimizer_states
+    )
+    in_bf16_on_host = settings.bf16_optimizer_states and offloaded
+    return (wants_host and not offloaded) or (
+        (wants_host or in_bf16_on_host) and (settings.torch_adam or _kind(setup) not in ("adam", "adamw"))
+    )
+
+
+def _accumulation_dtype_at_stage_0(setup: Setup) -> bool | Mapping[str, Any]:
+    settings = setup.settings
+    wanted = settings.grad_accum_dtype
+    if settings.zero.stage != 0 or wanted is None or wanted == settings.precision:
+        return False
+    return {"dtype": wanted, "precision": settings.precision}
+
+
+def _pipeline_stage(setup: Setup) -> bool:
+    return setup.pipeline_parallel > 1 and setup.settings.zero.stage >= 2
+
+
+def _indivisible_world(setup: Setup) -> bool | Mapping[str, Any]:
+    degree = setup.tensor_parallel * setup.pipeline_parallel * setup.sequence_parallel
+    if setup.world_size is None or setup.world_size % degree == 0:
+        return False
+    return {"degree": degree, "world_size": setup.world_size}
+
+
+def _hpz(setup: Setup) -> bool | Mapping[str, Any]:
+    size = setup.settings.zero.zero_hpz_partition_size
+    if size <= 1 or setup.settings.zero.stage != 3 or not setup.world_size or setup.world_size % size == 0:
+        return False
+    return {"size": size, "world_size": setup.world_size}
+
+
+def _hpz_across_nodes(setup: Setup) -> bool | Mapping[str, Any]:
+    size = setup.settings.zero.zero_hpz_partition_size
+    if size <= 1 or not setup.gpus_per_node or size <= setup.gpus_per_node:
+        return False
+    return {"size": size, "gpus_per_node": setup.gpus_per_node}
+
+
+def _below_stage_3(name: str) -> dict[str, Any]:
+    return {
+        "broken": lambda setup: setup.settings.zero.stage < 3 and bool(getattr(setup.settings.zero, name))
+    }
+
+
+STRATEGY_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="offload-param-below-stage-3",
+        severity="error",
+        silent=True,
+        source="deepspeed/runtime/engine.py:2749",
+        key="zero_optimization.offload_param",
+        message="offload_param works at stage 3 only; at stage {stage} it is ignored and the weights stay on the GPU",
+        mend='set "stage": 3, or remove offload_param',
+        broken=lambda s: (
+            s.settings.zero.offload_param.device != "none"
+            and s.settings.zero.stage < 3
+            and {"stage": s.settings.zero.stage}
+        ),
+    ),
+    Rule(
+        id="offload-optimizer-at-stage-0",
+        severity="error",
+        silent=True,
+        source="deepspeed/runtime/engine.py:1562",
+        key="zero_optimization.offload_optimizer",
+        message="at stage 0 nothing is offloaded: the optimizer states stay on the GPU, stepped by the CPU optimizer",
+        mend='set "stage" to 1, 2 or 3, or remove offload_optimizer',
+        broken=lambda s: s.settings.zero.offload_optimizer.device != "none" and s.settings.zero.stage == 0,
+    ),
+    Rule(
+        id="nvme-below-stage-3",
+        severity="error",
+        silent=True,
+        source="deepspeed/runtime/zero/stage_1_and_2.py:220",
+        key="zero_optimization.offload_optimizer.device",
+        message="NVMe offload works at stage 3 only; at stage {stage} the states go to host memory instead",
+        mend='set "stage": 3, or "device": "cpu"',
+        broken=lambda s: (
+            s.settings.zero.offload_optimizer.device == "nvme"
+            and s.settings.zero.stage in (1, 2)
+            and {"stage": s.settings.zero.stage}
+        ),
+    ),
+    Rule(
+        id="nvme-optimizer-without-path",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/swap_tensor/optimizer_utils.py:33",
+        key="zero_optimization.offload_optimizer.device",
+        message="NVMe offload without nvme_path: the engine fails to start",
+        mend='add "nvme_path": a folder on a local NVMe disk of every node',
+        broken=lambda s: (
+            s.settings.zero.stage == 3
+            and s.settings.zero.offload_optimizer.device == "nvme"
+            and not s.settings.zero.offload_optimizer.nvme_path
+        ),
+    ),
+    Rule(
+        id="nvme-param-without-path",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/zero/partition_parameters.py:1230",
+        key="zero_optimization.offload_param.device",
+        message="NVMe offload without nvme_path: the engine fails to start",
+        mend='add "nvme_path": a folder on a local NVMe disk of every node',
+        broken=lambda s: (
+            s.settings.zero.stage == 3
+            and s.settings.zero.offload_param.device == "nvme"
+            and not s.settings.zero.offload_param.nvme_path
+        ),
+    ),
+    Rule(
+        id="offload-ratio-below-stage-3",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/zero/config.py:399",
+        key="zero_optimization.offload_optimizer.ratio",
+        message="partial offload (ratio below 1) works at stage 3 only; DeepSpeed refuses the file",
+        mend='set "stage": 3, or "ratio": 1.0',
+        broken=lambda s: s.settings.zero.offload_optimizer.ratio < 1.0 and s.settings.zero.stage < 3,
+    ),
+    Rule(
+        id="offload-slow-host-step",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/engine.py:2410",
+        key="optimizer",
+        message="the offloaded step runs {name} in plain torch on the host, several times slower than DeepSpeedCPUAdam",
+        mend='use "AdamW" without torch_adam, or set "zero_force_ds_cpu_optimizer": false to say it is meant',
+        broken=_slow_host_step,
+    ),
+    Rule(
+        id="quantized-weights-below-stage-3",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/engine.py:2788",
+        key="zero_optimization.zero_quantized_weights",
+        message="quantised weights (ZeRO++ qwZ) work at stage 3 only; ignored here",
+        mend='set "stage": 3, or remove the key',
+        **_below_stage_3("zero_quantized_weights"),
+    ),
+    Rule(
+        id="quantized-gradients-below-stage-3",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/engine.py:2765",
+        key="zero_optimization.zero_quantized_gradients",
+        message="quantised gradients (ZeRO++ qgZ) work at stage 3 only; ignored here",
+        mend='set "stage": 3, or remove the key',
+        **_below_stage_3("zero_quantized_gradients"),
+    ),
+    Rule(
+        id="hpz-below-stage-3",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/engine.py:2787",
+        key="zero_optimization.zero_hpz_partition_size",
+        message="the secondary partition (ZeRO++ hpZ) works at stage 3 only; ignored here",
+        mend='set "stage": 3, or remove the key',
+        broken=lambda s: s.settings.zero.stage < 3 and s.settings.zero.zero_hpz_partition_size > 1,
+    ),
+    Rule(
+        id="hpz-divides-world",
+        severity="error",
+        silent=False,
+        source="deepspeed/utils/groups.py:945",
+        key="zero_optimization.zero_hpz_partition_size",
+        message="zero_hpz_partition_size {size} does not divide {world_size} ranks: the engine fails to start",
+        mend="use the number of GPUs per node",
+        broken=_hpz,
+    ),
+    Rule(
+        id="hpz-across-nodes",
+        severity="warning",
+        silent=True,
+        source="deepspeed/utils/groups.py:931",
+        key="zero_optimization.zero_hpz_partition_size",
+        message="zero_hpz_partition_size {size} spans nodes of {gpus_per_node} GPUs: the gathers it should keep "
+        "inside a node cross the network",
+        mend="use the number of GPUs per node",
+        broken=_hpz_across_nodes,
+    ),
+    Rule(
+        id="grad-accum-dtype-at-stage-0",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:2323",
+        key="data_types.grad_accum_dtype",
+        message="stage 0 cannot accumulate {dtype} gradients of a {precision} model: the engine fails to start",
+        mend="remove grad_accum_dtype, or use stage 1 to 3",
+        broken=_accumulation_dtype_at_stage_0,
+    ),
+    Rule(
+        id="stage-1-bf16-fp32-accumulation",
+        severity="note",
+        silent=True,
+        source="deepspeed/runtime/engine.py:2310",
+        key="data_types.grad_accum_dtype",
+        message="stage 1 with bf16 and fp32 accumulation runs another optimizer (BF16_Optimizer), with its own memory",
+        mend="use stage 2 for the usual optimizer",
+        broken=lambda s: (
+            s.settings.zero.stage == 1
+            and s.settings.precision == "bf16"
+            and s.settings.grad_accum_dtype == "fp32"
+            and s.settings.zero.offload_optimizer.device == "none"
+        ),
+    ),
+    Rule(
+        id="master-weights-at-stage-0",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:705",
+        key="{block}.{block}_master_weights_and_grads",
+        message="low-precision master weights need ZeRO stage 1, 2 or 3; DeepSpeed refuses the file",
+        mend="set a stage, or remove the key",
+        broken=lambda s: (
+            s.settings.zero.stage == 0
+            and (s.settings.fp16_master_weights_and_grads or s.settings.bf16_master_weights_and_grads)
+            and {"block": "fp16" if s.settings.fp16_master_weights_and_grads else "bf16"}
+        ),
+    ),
+    Rule(
+        id="bf16-states-without-master",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:714",
+        key="bf16.bf16_optimizer_states",
+        message="bf16_optimizer_states needs bf16_master_weights_and_grads; DeepSpeed refuses the file",
+        mend='add "bf16_master_weights_and_grads": true',
+        broken=lambda s: s.settings.bf16_optimizer_states and not s.settings.bf16_master_weights_and_grads,
+    ),
+    Rule(
+        id="master-weights-without-cpu-adam",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/zero/stage_1_and_2.py:332",
+        key="{block}.{block}_master_weights_and_grads",
+        message="low-precision master weights need the optimizer offloaded and stepped by DeepSpeedCPUAdam: "
+        "the engine fails to start",
+        mend="add offload_optimizer with device cpu and an AdamW without torch_adam (bf16_optimizer_states also "
+        "allows them on the GPU)",
+        broken=lambda s: (
+            _low_precision_master(s)
+            and {"block": "fp16" if s.settings.fp16_master_weights_and_grads else "bf16"}
+        ),
+    ),
+    Rule(
+        id="unknown-optimizer",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:2019",
+        key="optimizer.type",
+        message="{name} is neither a DeepSpeed optimizer nor in torch.optim: the engine fails to start",
+        mend="{instead}",
+        broken=_unknown_optimizer,
+    ),
+    Rule(
+        id="untested-optimizer",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:2300",
+        key="optimizer.type",
+        message="ZeRO refuses an optimizer that is not on its list",
+        mend='add "zero_allow_untested_optimizer": true',
+        broken=_untested,
+    ),
+    Rule(
+        id="muon-reduce-scatter",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/zero/stage3.py:361",
+        key="optimizer.type",
+        message="Muon at stage 3 cannot run with reduce_scatter, which is on unless turned off",
+        mend='add "reduce_scatter": false to zero_optimization',
+        broken=lambda s: s.settings.zero.stage == 3 and _kind(s) == "muon" and s.settings.zero.reduce_scatter,
+    ),
+    Rule(
+        id="pipeline-with-stage-2",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/pipe/engine.py:77",
+        key="zero_optimization.stage",
+        message="pipeline parallelism cannot run with ZeRO stage 2 or 3: the engine fails to start",
+        mend="use stage 1 or 0 with a pipeline",
+        broken=_pipeline_stage,
+    ),
+    Rule(
+        id="degrees-divide-world",
+        severity="error",
+        silent=False,
+        source="deepspeed/utils/groups.py:71",
+        key="tensor_parallel.autotp_size",
+        message="{world_size} ranks do not divide by {degree} (tensor × pipeline × sequence parallel)",
+        mend="change the degrees or the number of ranks",
+        broken=_indivisible_world,
+    ),
+    Rule(
+        id="tensor-parallel-beyond-heads",
+        severity="error",
+        silent=True,
+        source="deepspeed/runtime/engine.py:1048",
+        key="tensor_parallel.autotp_size",
+        message="tensor parallel {degree} is more than the model's {heads} key-value heads: ranks beyond them hold no "
+        "attention and the work does not scale (DeepSpeed only warns)",
+        mend="use at most {heads}",
+        broken=lambda s: (
+            s.key_value_heads is not None
+            and s.tensor_parallel > s.key_value_heads
+            and {"degree": s.tensor_parallel, "heads": s.key_value_heads}
+        ),
+    ),
+    Rule(
+        id="autocast-with-precision",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/engine.py:669",
+        key="torch_autocast.enabled",
+        message="torch_autocast together with {precision}: the weights are in {precision} already, so autocast "
+        "only adds casts",
+        mend="enable one of the two",
+        broken=lambda s: (
+            s.settings.torch_autocast is not None
+            and s.settings.precision != "fp32"
+            and {"precision": s.settings.precision}
+        ),
+    ),
+)

@@ -1,0 +1,113 @@
+"""What a rule is, and what it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from zerokit.core.settings import DeepSpeedSettings
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A configuration and where it runs; ``None`` where that is not known.
+
+    Attributes:
+        raw: the DeepSpeed JSON as written; ``None`` when a planner asks about a strategy.
+        key_value_heads: of the model, for tensor parallelism.
+        optimizer_comes_from_script: the consumer brings its own optimizer (Accelerate).
+    """
+
+    settings: DeepSpeedSettings
+    raw: Mapping[str, Any] | None = None
+    world_size: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    sequence_parallel: int = 1
+    gpus_per_node: int | None = None
+    key_value_heads: int | None = None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Value of a dotted key of the file; ``default`` when it is absent."""
+        value: Any = self.raw
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return value
+
+    def has(self, key: str) -> bool:
+        """Whether a dotted key is written in the file."""
+        missing = object()
+        return self.get(key, missing) is not missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """A mend that cannot change what runs: what ``check --fix`` writes."""
+
+    kind: Literal["remove", "set", "rename"]
+    key: str
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing DeepSpeed refuses, ignores or gets wrong.
+
+    Attributes:
+        severity: ``error``: the run fails, or does not do what the file says where it matters;
+            ``warning``: something is ignored or risky; ``note``: worth knowing.
+        silent: DeepSpeed accepts it without a word (else it raises or warns).
+        source: file:line in the DeepSpeed release named by ``settings.DEEPSPEED_VERSION``.
+        key: dotted key a finding points at; may hold ``{fields}`` of the details.
+        message: what is wrong and what will happen; may hold ``{fields}`` of the details.
+        broken: falsy when the rule is kept; true, or the details that the texts need.
+        scope: ``strategy``: settings and degrees are enough; ``file``: needs the raw dictionary.
+        edits: safe mends, or none.
+    """
+
+    id: str
+    severity: Severity
+    silent: bool
+    source: str
+    key: str
+    message: str
+    mend: str
+    broken: Callable[[Setup], bool | Mapping[str, Any] | None]
+    scope: Literal["strategy", "file"] = "strategy"
+    edits: tuple[Edit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A broken rule, with what its texts name."""
+
+    rule: Rule
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Dotted key the finding points at."""
+        return self.rule.key.format(**self.details)
+
+    @property
+    def message(self) -> str:
+        """What is wrong and what will happen."""
+        return self.rule.message.format(**self.details)
+
+    @property
+    def mend(self) -> str:
+        """How to mend it."""
+        return self.rule.mend.format(**self.details)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Safe mends."""
+        return tuple(
+            Edit(kind=edit.kind, key=edit.key.format(**self.details), value=edit.value)
+            for edit in self.rule.edits
+        )
