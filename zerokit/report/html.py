@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,9 @@ _TEMPLATE = "report.html.j2"
 
 def render_html(report: Mapping[str, Any]) -> str:
     """The page. It holds its own style, runs no script and loads nothing; every text is escaped."""
-    import jinja2
-
     run = RunReport.model_validate(report)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder("templates")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     ranks, omitted = render.shown_ranks(run)
-    return environment.get_template(_TEMPLATE).render(
+    page: str = _template().render(
         run=run,
         outcome_text=render.OUTCOME_TEXT[run.outcome],
         ranks=[_row(run, rank) for rank in ranks],
@@ -42,7 +34,22 @@ def render_html(report: Mapping[str, Any]) -> str:
         failure_lines=render.failure_lines(run.first_failure) if run.first_failure else [],
         elapsed=render.seconds(run.elapsed_seconds),
         chart=timeline_svg(run),
-    )  # fmt: skip
+    )
+    return page
+
+
+@functools.cache
+def _template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(_TEMPLATE)
 
 
 def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class RankProcess:
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self.ticker = Ticker(probe)
-        self.exit_code = 0
+        self.exit_code = 1  # until the script has run to its end
         self._before_sigterm: Any = signal.SIG_DFL
         self._os_exit = os._exit
         self._stacks: Any = None
@@ -185,8 +185,8 @@ def _without_our_frames(error: BaseException, seen: set[int]) -> None:
         return
     seen.add(id(error))
     kept = [entry for entry in _entries(error.__traceback__) if not _is_ours(entry)]
-    for entry, following in zip(kept, [*kept[1:], None], strict=True):
-        entry.tb_next = following
+    for number, entry in enumerate(kept):
+        entry.tb_next = kept[number + 1] if number + 1 < len(kept) else None
     error.__traceback__ = kept[0] if kept else None
     for cause in (error.__cause__, error.__context__):
         if cause is not None:
@@ -259,6 +259,8 @@ def main(arguments: list[str]) -> None:
             process.failed(error)
         _hide_our_frames_when_shown()
         raise
+    if process is not None:
+        process.exit_code = 0
 
 
 def _hide_our_frames_when_shown() -> None:

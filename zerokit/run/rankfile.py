@@ -195,53 +195,24 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _COUNTS = frozenset(
-    [
-        "steps",
-        "micro_steps",
-        "progress",
-        "pid",
-        "signal",
-        "exit_code",
-        "local_rank",
-        "world_size",
-        "cuda_device",
-        "alloc_retries",
-        "ooms",
-        "step",
-        "count",
-        "peak_allocated_bytes",
-        "peak_reserved_bytes",
-        "peak_host_rss_bytes",
-        "peak_device_used_bytes",
-        "allocated_bytes",
-        "reserved_bytes",
-        "host_rss_bytes",
-        "device_used_bytes",
-        "device_total_bytes",
-        "device_free_bytes",
-        "asked_bytes",
-        "baseline_host_rss_bytes",
-        "failed_writes",
-        "growth_bytes",
-        "first_step",
-        "last_step",
-        "bytes",
-    ]
+    re.split(
+        r"\s+",
+        """steps micro_steps step count progress pid local_rank world_size signal exit_code cuda_device
+        alloc_retries ooms failed_writes first_step last_step bytes growth_bytes asked_bytes
+        allocated_bytes reserved_bytes device_used_bytes device_total_bytes device_free_bytes
+        host_rss_bytes baseline_host_rss_bytes peak_allocated_bytes peak_reserved_bytes
+        peak_device_used_bytes peak_host_rss_bytes""",
+    )
 )
 _NUMBERS = frozenset(
-    [
-        "time",
-        "uptime_seconds",
-        "idle_seconds",
-        "cpu_seconds",
-        "step_seconds",
-        "median_step_seconds",
-        "seconds",
-        "bytes_per_step",
-    ]
+    re.split(
+        r"\s+",
+        """time uptime_seconds idle_seconds cpu_seconds step_seconds median_step_seconds seconds
+        bytes_per_step""",
+    )
 )
 _TEXTS = frozenset(
-    ["type", "phase", "state", "host", "script", "error", "traceback", "memory", "device", "name", "dtype"]
+    re.split(r"\s+", "type phase state host script error traceback memory device name dtype label kind")
 )
 _TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}
 _MOST = 1 << 53  # beyond it a number is damage, and no longer exact in JSON

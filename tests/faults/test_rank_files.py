@@ -1,0 +1,512 @@
+"""What a rank's file holds after every way in which its process can end (faults 2, 12, 13, 22, 23)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.rankprocess import (
+    BOOTSTRAP,
+    rank_environment,
+    read_rank,
+    run_rank,
+    start_rank,
+    wait_for,
+    write_script,
+)
+from zerokit.errors import ReportNotWritten
+from zerokit.report.model import RunReport
+from zerokit.run.collect import build_report, report_of_folder, write_report
+from zerokit.run.rankfile import RankTail, find_rank_files, rank_file, read_rank_file, stacks_file
+
+SLEEPER = """
+    import time
+    print("up", flush=True)
+    time.sleep(60)
+"""
+
+
+def report_of(run_dir: Path, ranks: int = 1, outcome: str = "ok", **more: object) -> dict[str, object]:
+    report = build_report(run_dir, expected_ranks=ranks, outcome=outcome, exit_code=0, **more)
+    RunReport.model_validate(report)
+    return report
+
+
+# -- ways to end ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "state", "exit_code", "error"),
+    [
+        ("pass", 0, "finished", 0, None),
+        ("import sys; sys.exit(0)", 0, "finished", 0, None),
+        ("import sys; sys.exit(7)", 7, "failed", 7, "exited with code 7"),
+        ("import sys; sys.exit('no data')", 1, "failed", 1, "exited with code 1"),
+        ("raise KeyError('weight')", 1, "failed", 1, "KeyError: 'weight'"),
+        ("import os; os._exit(0)", 0, "finished", 0, None),
+        ("import os; os._exit(9)", 9, "failed", 9, "exited with code 9"),
+        ("raise MemoryError", 1, "failed", 1, "MemoryError"),
+        ("def broken(:", 1, "failed", 1, "SyntaxError"),
+    ],
+)
+def test_an_end_of_its_own_is_told_in_the_last_line(tmp_path, body, code, state, exit_code, error):
+    script = write_script(tmp_path, body)
+    assert run_rank(tmp_path, "--", script)[0] == code
+    end = read_rank(tmp_path).records[-1]
+    assert (end["type"], end["state"], end["exit_code"]) == ("end", state, exit_code)
+    rank = report_of(tmp_path)["ranks"][0]
+    assert rank["state"] == state
+    assert (rank["error"] or "").startswith(error or "")
+    assert bool(rank["error"]) == bool(error)
+
+
+def test_an_exception_leaves_its_traceback_and_no_frame_of_ours(tmp_path):
+    script = write_script(tmp_path, "def f():\n    raise ValueError('boom')\nf()\n")
+    _, _, shown = run_rank(tmp_path, "--", script)
+    failure = report_of(tmp_path)["first_failure"]
+    assert failure["traceback"].strip() == shown.strip()
+    assert "boom" in shown
+    assert "bootstrap" not in shown and "rank_process" not in shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_fatal_signal_loses_at_most_half_a_second(tmp_path, number):
+    script = write_script(tmp_path, SLEEPER)
+    with start_rank(tmp_path, "--", script) as process:
+        assert process.stdout.readline() == "up\n"
+        time.sleep(1.0)
+        killed_at = time.time()
+        process.send_signal(number)
+        assert process.wait() == -number
+    log = read_rank(tmp_path)
+    assert log.last("end") is None
+    assert killed_at - log.last("tick")["time"] < 0.5
+    rank = report_of(tmp_path, rank_exits=[{"rank": 0, "signal": int(number), "at": killed_at}])["ranks"][0]
+    assert (rank["state"], rank["signal"]) == ("failed", number)
+    assert rank["peak_host_rss_bytes"] > 0
+
+
+def test_a_crash_leaves_the_python_stack(tmp_path):
+    script = write_script(tmp_path, "import ctypes\ndef deep():\n    ctypes.string_at(0)\ndeep()\n")
+    code, _, _ = run_rank(tmp_path, "--", script)
+    assert code == -signal.SIGSEGV
+    assert "in deep" in stacks_file(tmp_path, 0).read_text()
+
+
+def test_stacks_are_saved_on_sigusr1_and_training_goes_on(tmp_path):
+    script = write_script(
+        tmp_path, "import time\ndef stalled():\n    time.sleep(1.5)\nstalled()\nprint('on')\n"
+    )
+    with start_rank(tmp_path, "--", script) as process:
+        wait_for(rank_file(tmp_path, 0).exists, "the first tick")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGUSR1)
+        out, _ = process.communicate()
+    assert (process.returncode, out) == (0, "on\n")
+    assert "in stalled" in stacks_file(tmp_path, 0).read_text()
+
+
+def test_no_stacks_file_is_left_when_nothing_was_dumped(tmp_path):
+    run_rank(tmp_path, "--", write_script(tmp_path, "pass"))
+    assert not stacks_file(tmp_path, 0).exists()
+
+
+# -- SIGTERM --------------------------------------------------------------------------------------
+
+
+def sigterm(tmp_path: Path, body: str) -> tuple[int, str]:
+    with start_rank(tmp_path, "--", write_script(tmp_path, body)) as process:
+        first = process.stdout.readline()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=20)
+    return process.returncode, first + rest
+
+
+def test_sigterm_ends_as_without_us_and_is_told(tmp_path):
+    assert sigterm(tmp_path, SLEEPER) == (-signal.SIGTERM, "up\n")
+    end = read_rank(tmp_path).records[-1]
+    assert (end["type"], end["state"], end["signal"]) == ("end", "terminated", signal.SIGTERM)
+
+
+def test_the_scripts_own_sigterm_handler_runs_and_decides(tmp_path):
+    code, out = sigterm(
+        tmp_path,
+        """
+        import signal, sys, time
+        def save(number, frame):
+            print("saved", flush=True)
+            time.sleep(2.5)   # longer than a stuck rank is given: a checkpoint takes its time
+            sys.exit(3)
+        signal.signal(signal.SIGTERM, save)
+        print("up", flush=True)
+        time.sleep(60)
+        """,
+    )
+    assert (code, out) == (3, "up\nsaved\n")
+    assert read_rank(tmp_path).records[-1]["exit_code"] == 3
+
+
+def test_a_handler_set_before_the_script_is_chained(tmp_path):
+    """As sitecustomize or a debugger would: our handler calls it and leaves the rest to it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "signal.signal(signal.SIGTERM, lambda n, f: (print('theirs', flush=True), os._exit(5)))\n"
+    )
+    script = write_script(tmp_path, SLEEPER)
+    environment = {**rank_environment(tmp_path), "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, BOOTSTRAP, "--", script], env=environment, text=True,
+                          stdout=subprocess.PIPE) as process:  # fmt: skip
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "theirs\n"
+        assert process.wait(timeout=10) == 5
+    assert read_rank(tmp_path).records[-1]["state"] == "terminated"
+
+
+def test_a_rank_blocked_in_c_code_ends_on_sigterm(tmp_path):
+    """A C call that resumes after EINTR by itself, as Gloo's and NCCL's waits do."""
+    code, _ = sigterm(
+        tmp_path,
+        """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        ready = ctypes.create_string_buffer(64)
+        libc.sem_init(ready, 0, 0)
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        print("up", flush=True)
+        # pthread_join waits on a futex and never returns on a signal
+        thread = ctypes.c_ulong()
+        libc.pthread_create(ctypes.byref(thread), None, ctypes.cast(libc.sleep, ctypes.c_void_p),
+                            ctypes.c_void_p(60))
+        libc.pthread_join(thread, None)
+        """,
+    )
+    assert code == -signal.SIGTERM
+    end = read_rank(tmp_path).records[-1]
+    assert (end["type"], end["state"], end["signal"]) == ("end", "terminated", signal.SIGTERM)
+
+
+# -- children -------------------------------------------------------------------------------------
+
+
+def test_children_claim_no_rank_and_take_signals_as_without_us(tmp_path):
+    script = write_script(
+        tmp_path,
+        """
+        import multiprocessing, os, signal, sys, time
+        def work(queue):
+            import zerokit
+            queue.put((zerokit.snapshot(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL))
+            sys.exit(4)
+        if __name__ == "__main__":
+            for method in ("fork", "spawn"):
+                context = multiprocessing.get_context(method)
+                queue = context.Queue()
+                child = context.Process(target=work, args=(queue,))
+                child.start()
+                print(method, queue.get(timeout=30))
+                child.join()
+                print(child.exitcode)
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(5)      # runs atexit in the child: not the rank's end
+            print(os.waitpid(pid, 0)[1] >> 8)
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(60)
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGTERM)
+            print(os.waitpid(pid, 0)[1])
+            time.sleep(0.6)
+        """,
+    )
+    code, out, err = run_rank(tmp_path, "--", script)
+    expected = "fork (None, True)\n4\nspawn (None, True)\n4\n5\n15\n"
+    assert (code, out) == (0, expected), err
+    log = read_rank(tmp_path)
+    assert [record["type"] for record in log.records].count("end") == 1
+    assert log.records[-1]["state"] == "finished"
+    assert {record["pid"] for record in log.records} == {log.records[0]["pid"]}
+    assert [path.name for path in find_rank_files(tmp_path)] == ["rank-00000.jsonl"]
+
+
+def test_a_restarted_rank_appends_and_its_last_life_counts(tmp_path):
+    run_rank(tmp_path, "--", write_script(tmp_path, "raise SystemExit(3)"))
+    run_rank(tmp_path, "--", write_script(tmp_path, "pass"))
+    rank = report_of(tmp_path)["ranks"][0]
+    assert (rank["state"], rank["restarts"]) == ("finished", 1)
+
+
+# -- full disks -----------------------------------------------------------------------------------
+
+BUSY = """
+    import time
+    for _ in range(6):
+        time.sleep(0.2)
+    print("trained")
+"""
+
+
+def test_dev_full_leaves_training_untouched(tmp_path):
+    rank_file(tmp_path, 0).symlink_to("/dev/full")
+    code, out, err = run_rank(tmp_path, "--", write_script(tmp_path, BUSY))
+    assert (code, out, err) == (0, "trained\n", "")
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines_and_training_untouched(tmp_path):
+    """RLIMIT_FSIZE fails writes beyond a size as a full disk does, with a short write at the edge."""
+    script = write_script(tmp_path, BUSY)
+    process = subprocess.run(
+        [sys.executable, BOOTSTRAP, "--", script],
+        env=rank_environment(tmp_path),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (0, "trained\n", "")
+    log = read_rank(tmp_path)
+    assert rank_file(tmp_path, 0).stat().st_size == 1500
+    assert log.records and len(log.bad_lines) == 1
+    report = report_of(tmp_path)
+    assert (report["outcome"], report["ranks"][0]["state"]) == ("launcher_lost", "lost")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_64_kib_file_system(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], check=False)
+    if mount.returncode:
+        pytest.skip("no mounts here")
+    try:
+        report = report_of(small, ranks=1)
+        write_report(small, report)
+        older = (small / "report.json").read_bytes()
+        with (small / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
+            while True:
+                filler.write(b"x" * 4096)
+        code, out, err = run_rank(small, "--", write_script(tmp_path, BUSY))
+        assert (code, out, err) == (0, "trained\n", "")
+        with pytest.raises(ReportNotWritten) as raised:
+            write_report(small, {**report, "exit_code": 10})
+        assert raised.value.exit_code == 74
+        assert (small / "report.json").read_bytes() == older
+        assert sorted(path.name for path in small.iterdir() if path.name.startswith(".")) == []
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+@pytest.mark.parametrize("call", ["write", "replace"])
+def test_a_report_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatch, call):
+    run_rank(tmp_path, "--", write_script(tmp_path, "pass"))
+    report = report_of(tmp_path)
+    write_report(tmp_path, report)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*((os, "fsync") if call == "write" else (Path, "replace")), full)
+    with pytest.raises(ReportNotWritten, match=r"report\.json could not be written: No space left"):
+        write_report(tmp_path, {**report, "outcome": "hung"})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+# -- damaged files --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> bytes:
+    """The file of a rank that finished, with an error-free life of some ticks."""
+    folder = tmp_path_factory.mktemp("finished")
+    run_rank(folder, "--", write_script(folder, "import time; time.sleep(0.5)"))
+    return rank_file(folder, 0).read_bytes()
+
+
+def test_a_file_cut_at_every_byte_never_reads_as_complete(tmp_path, finished):
+    path = rank_file(tmp_path, 0)
+    ends = [index + 1 for index, byte in enumerate(finished) if byte == ord("\n")]
+    for length in range(len(finished)):
+        path.write_bytes(finished[:length])
+        log = read_rank_file(path)
+        whole = sum(end <= length + 1 for end in ends)  # a line lacking only its newline is whole
+        at_edge = length in ends or length + 1 in ends or length == 0
+        assert len(log.records) == whole
+        assert len(log.bad_lines) == (0 if at_edge else 1)
+        assert all(line.line == whole + 1 for line in log.bad_lines)
+        if length + 1 < len(finished):
+            assert log.last("end") is None
+    path.write_bytes(finished[: len(finished) // 2])
+    report = report_of(tmp_path)
+    assert report["outcome"] != "ok"
+    assert report["exit_code"] == 12
+    path.write_bytes(finished)
+    assert report_of(tmp_path)["outcome"] == "ok"
+
+
+def test_damage_is_named_by_file_and_line_and_the_rest_kept(tmp_path, finished):
+    lines = finished.splitlines(keepends=True)
+    spoilt = [lines[0], b"\0" * 40 + b"\n", lines[1], b"{not json\n", b'{"type":"tick","steps":-1}\n',
+              b'{"type":"tick","rank":5}\n', b'{"type":"tick","steps":1e999}\n', b"\xff\xfe\n",
+              b"[" * 9999 + b"\n", b'{"type":"tick","steps":' + b"9" * 5000 + b"}\n", *lines[2:]]  # fmt: skip
+    rank_file(tmp_path, 0).write_bytes(b"".join(spoilt))
+    report = report_of(tmp_path)
+    assert report["outcome"] == "ok"
+    bad = [text.split(": ")[0] for text in report["problems"]]
+    assert bad == [f"rank-00000.jsonl:{number}" for number in (2, 4, 5, 6, 7, 8, 9, 10)]
+    assert "holds NUL bytes" in report["problems"][0]
+
+
+def test_two_writers_of_one_rank_are_named(tmp_path):
+    script = write_script(tmp_path, "import time; print('up', flush=True); time.sleep(1.3)")
+    processes = [start_rank(tmp_path, "--", script) for _ in range(2)]
+    for process in processes:
+        process.communicate(timeout=30)
+    log = read_rank(tmp_path)
+    assert log.bad_lines == []
+    assert set(log.writers()) == {process.pid for process in processes}
+    problem = next(text for text in report_of(tmp_path)["problems"] if "two processes" in text)
+    assert all(str(process.pid) in problem for process in processes)
+
+
+def test_missing_ranks_are_lost_and_no_success(tmp_path):
+    script = write_script(tmp_path, "pass")
+    for rank in (0, 2):
+        run_rank(tmp_path, "--", script, rank=rank, ranks=4)
+    exits = [{"rank": rank, "code": 0} for rank in range(4)]
+    for report in (report_of(tmp_path, 4), report_of(tmp_path, 4, rank_exits=exits)):
+        states = [rank["state"] for rank in report["ranks"]]
+        assert states == ["finished", "lost", "finished", "lost"]
+        assert (report["outcome"], report["exit_code"]) == ("launcher_lost", 12)
+        assert {"rank 1 left no report", "rank 3 left no report"} <= set(report["problems"])
+
+
+def test_an_empty_folder_is_no_success(tmp_path):
+    report = report_of(tmp_path, 2)
+    assert report["outcome"] == "launcher_lost"
+    assert [rank["state"] for rank in report["ranks"]] == ["lost", "lost"]
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_bytes_give_a_valid_report(tmp_path, finished, data):
+    lines = [json.loads(line) for line in finished.splitlines()]
+    record = dict(data.draw(st.sampled_from(lines)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        record[data.draw(st.sampled_from(sorted({*record, "leaks", "points", "traceback"})))] = data.draw(
+            _VALUES
+        )
+    junk = data.draw(st.binary(max_size=40))
+    path = rank_file(tmp_path, 0)
+    path.write_bytes(finished[: data.draw(st.integers(0, len(finished)))] + junk + b"\n"
+                     + json.dumps(record).encode("utf-8", "surrogatepass") + b"\n")  # fmt: skip
+    report = report_of(tmp_path)
+    write_report(tmp_path, report)
+    json.loads((tmp_path / "report.json").read_text())
+
+
+def test_kills_at_random_moments_never_leave_a_complete_file(tmp_path):
+    """Fault 23: 100 ranks killed at random; none reads as finished, every good line is whole."""
+    script = write_script(tmp_path, "import time\nwhile True: time.sleep(0.01)\n")
+    chance = random.Random(23)
+    for first in range(0, 100, 20):
+        ranks = range(first, first + 20)
+        batch = [start_rank(tmp_path, "--", script, rank=rank, ranks=100) for rank in ranks]
+        for rank in ranks[5:]:  # five of each batch may be killed before they wrote anything
+            wait_for(rank_file(tmp_path, rank).exists, f"rank {rank}")
+        for process in chance.sample(batch, len(batch)):
+            time.sleep(chance.uniform(0.0, 0.08))
+            process.kill()
+        for process in batch:
+            process.communicate()
+            assert process.returncode == -signal.SIGKILL
+    report = report_of(tmp_path, 100)
+    assert report["outcome"] == "launcher_lost"
+    assert {rank["state"] for rank in report["ranks"]} == {"lost"}
+    assert not [text for text in report["problems"] if "damaged" in text]
+    assert 75 <= len(find_rank_files(tmp_path)) <= 100
+
+
+# -- long runs, secrets, followers ----------------------------------------------------------------
+
+
+def test_a_long_file_is_compacted_and_keeps_its_story(tmp_path):
+    script = write_script(
+        tmp_path,
+        """
+        import time, zerokit
+        from zerokit.run import ticker
+        ticker.COMPACT_BYTES = 3000
+        zerokit.snapshot("kept")
+        big = bytearray(300 << 20)
+        time.sleep(0.6)
+        del big
+        time.sleep(3)
+        """,
+    )
+    assert run_rank(tmp_path, "--", script)[0] == 0
+    assert rank_file(tmp_path, 0).stat().st_size < 8_000
+    log = read_rank(tmp_path)
+    assert log.bad_lines == []
+    assert [record["type"] for record in log.records[:2]] == ["start", "note"]
+    rank = report_of(tmp_path)["ranks"][0]
+    assert rank["state"] == "finished"
+    used = [point[6] for point in rank["timeline"]]
+    assert max(used) > 300 << 20 > min(used)  # what happened before the compaction is still told
+    assert [note["label"] for note in rank["notes"]] == ["kept"]
+
+
+def test_secrets_reach_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnop")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
+    script = write_script(tmp_path, "import os; raise OSError('401 for ' + os.environ['HF_TOKEN'])")
+    run_rank(tmp_path, "--", script)
+    write_report(tmp_path, report_of(tmp_path))
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path != script)
+    assert b"<HF_TOKEN>" in written
+    assert b"hf_abcdef" not in written and b"0123456789abcdef" not in written
+
+
+def test_a_follower_sees_records_as_they_come_and_across_a_compaction(tmp_path, finished):
+    path = rank_file(tmp_path, 0)
+    tail = RankTail(path)
+    assert tail.poll() == []
+    half = finished.index(b"\n") + 20
+    path.write_bytes(finished[:half])
+    assert [record["type"] for record in tail.poll()] == ["start"]
+    assert tail.poll() == []
+    path.write_bytes(finished)
+    assert [record["type"] for record in tail.poll()][-1] == "end"
+    assert tail.records["end"]["state"] == "finished"
+    path.unlink()
+    path.write_bytes(finished[: finished.index(b"\n") + 1])
+    assert [record["type"] for record in tail.poll()] == ["start"]
+
+
+def test_a_run_is_shown_while_it_lives(tmp_path):
+    with start_rank(tmp_path, "--", write_script(tmp_path, SLEEPER)) as process:
+        assert process.stdout.readline() == "up\n"
+        time.sleep(0.2)
+        assert report_of_folder(tmp_path)["outcome"] == "running"
+        process.kill()

@@ -1,0 +1,66 @@
+"""Starts real rank processes through the bootstrap file, as a launcher would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import zerokit.run
+from zerokit.run.rankfile import RankLog, rank_file, read_rank_file
+
+BOOTSTRAP = Path(next(iter(zerokit.run.__path__))) / "bootstrap.py"
+
+
+def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
+    """Write a dedented script into ``folder``."""
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def rank_environment(run_dir: Path, rank: int = 0, ranks: int = 1) -> dict[str, str]:
+    """What a launcher sets for a CPU rank."""
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "ZEROKIT_RUN_DIR": str(run_dir),
+        "ZEROKIT_DEVICE": "cpu",
+    }
+
+
+def start_rank(run_dir: Path, *arguments: str | Path, rank: int = 0, ranks: int = 1) -> subprocess.Popen[str]:
+    """Start ``bootstrap.py ARGUMENTS`` as one rank; output is captured."""
+    return subprocess.Popen(
+        [sys.executable, str(BOOTSTRAP), *map(str, arguments)],
+        env=rank_environment(run_dir, rank, ranks),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_rank(run_dir: Path, *arguments: str | Path, rank: int = 0, ranks: int = 1) -> tuple[int, str, str]:
+    """Run one rank to its end; returns exit code, standard output and standard error."""
+    process = start_rank(run_dir, *arguments, rank=rank, ranks=ranks)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def read_rank(run_dir: Path, rank: int = 0) -> RankLog:
+    """What rank ``rank`` left behind."""
+    return read_rank_file(rank_file(run_dir, rank))
+
+
+def wait_for(condition: object, what: str, seconds: float = 30.0) -> None:
+    """Wait until ``condition()`` is true; fails the test after ``seconds``."""
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
