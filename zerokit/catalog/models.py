@@ -178,10 +178,9 @@ def read_model(path: Path) -> CatalogModel:
     return CatalogModel(**values, model_type=values["hf_config"]["model_type"])
 
 
-def summary(model: CatalogModel) -> dict[str, Any]:
-    """The model without its configuration, as the index file holds it."""
-    values = dataclasses.asdict(model)
-    del values["hf_config"]
+def summary(model: Summary) -> dict[str, Any]:
+    """The model without its configuration, as the index file and ``--json`` hold it."""
+    values = {field.name: getattr(model, field.name) for field in dataclasses.fields(Summary)}
     return {**values, "aliases": list(model.aliases)}
 
 

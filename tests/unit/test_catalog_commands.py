@@ -1,0 +1,67 @@
+"""``zerokit gpus`` and ``zerokit models`` as processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from zerokit.catalog import gpus, models
+
+
+def _zerokit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "zerokit", *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("command", "names"), [("gpus", gpus.names()), ("models", models.names())])
+def test_the_list_has_one_line_each(command: str, names: tuple[str, ...]) -> None:
+    done = _zerokit(command)
+    assert done.returncode == 0 and done.stderr == ""
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()[1:]) == sorted(names)
+
+
+@pytest.mark.parametrize(("command", "names"), [("gpus", gpus.names()), ("models", models.names())])
+def test_json_is_one_object_and_nothing_else(command: str, names: tuple[str, ...]) -> None:
+    done = _zerokit(command, "--json")
+    answer = json.loads(done.stdout)
+    assert answer["schema"] == f"zerokit.{command}/1"
+    assert [entry["name"] for entry in answer[command]] == list(names)
+
+
+def test_one_gpu_is_shown_with_its_sources() -> None:
+    done = _zerokit("gpus", "NVIDIA H100 80GB HBM3")
+    assert done.stdout.startswith("h100-sxm-80gb: ")
+    assert "NVIDIA H100 datasheet" in done.stdout and "81559 MiB" in done.stdout
+    answer = json.loads(_zerokit("gpus", "h200", "--json").stdout)
+    assert answer["driver_vram_bytes"] == 143771 << 20
+    assert answer["peak_flops"]["bf16"] == 989e12
+
+
+def test_one_model_is_shown_with_its_configuration() -> None:
+    done = _zerokit("models", "meta-llama/Llama-3.1-8B")
+    assert "8,030,261,248" in done.stdout and "Llama 3.1 Community License" in done.stdout
+    answer = json.loads(_zerokit("models", "llama-3.1-8b", "--json").stdout)
+    assert answer["hf_config"]["num_key_value_heads"] == 8
+
+
+def test_models_of_one_family() -> None:
+    done = _zerokit("models", "--family", "mixtral")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["mixtral-8x7b", "mixtral-8x22b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gpus", "H100"), "h100-pcie-80gb, h100-sxm-80gb"),
+        (("gpus", "gtx-9000"), "not in the catalogue"),
+        (("models", "mixtral"), "mixtral-8x22b, mixtral-8x7b"),
+        (("models", "no-such", "--json"), "neither a file nor in the catalogue"),
+        (("models", "--family", "nobody"), "use one of"),
+    ],
+)
+def test_a_wrong_name_ends_with_2_and_prints_nothing(arguments: tuple[str, ...], words: str) -> None:
+    done = _zerokit(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr and "Traceback" not in done.stderr

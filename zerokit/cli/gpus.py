@@ -1,0 +1,93 @@
+"""``zerokit gpus``: the GPUs in the catalogue, and each figure's source."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from zerokit.catalog import gpus
+from zerokit.cli.columns import aligned
+from zerokit.core.hardware import Gpu
+from zerokit.units import GIB, MIB, format_gib
+
+_COLUMNS = ("NAME", "GiB", "bf16 TFLOP/s", "GB/s memory", "GB/s link", "LINK", "TITLE")
+
+
+@click.command("gpus", short_help="List the GPUs in the catalogue.")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the GPUs that plans may name with --gpu; with NAME, show one with its sources.
+
+    NAME forgives: `A100-80GB`, `a100 80gb` and what nvidia-smi prints lead to the same entry.
+    """
+    if name is not None:
+        gpu = gpus.lookup(name)
+        click.echo(json.dumps(as_dict(gpu), indent=1) if as_json else _one(gpu))
+        return
+    everything = gpus.catalog()
+    if as_json:
+        click.echo(
+            json.dumps({"schema": "zerokit.gpus/1", "gpus": [as_dict(gpu) for gpu in everything]}, indent=1)
+        )
+    else:
+        click.echo(_table(everything))
+
+
+def as_dict(gpu: Gpu) -> dict[str, Any]:
+    """A GPU for ``--json``: bytes and FLOP/s, in whole units."""
+    return {
+        "name": gpu.name,
+        "title": gpu.title,
+        "vram_bytes": gpu.vram_bytes,
+        "driver_vram_bytes": gpu.driver_vram_bytes,
+        "peak_flops": dict(gpu.peak_flops),
+        "matmul_efficiency": gpu.matmul_efficiency,
+        "hbm_bytes_per_second": gpu.hbm_bytes_per_second,
+        "link": gpu.link,
+        "link_bytes_per_second": gpu.link_bytes_per_second,
+        "pcie_bytes_per_second": gpu.pcie_bytes_per_second,
+        "context_bytes": gpu.context_bytes,
+        "peer_to_peer": gpu.peer_to_peer,
+        "expandable_segments": gpu.expandable_segments,
+        "max_gpus_per_node": gpu.max_gpus_per_node,
+        "aliases": list(gpu.aliases),
+        "sources": dict(gpu.sources),
+    }
+
+
+def _table(everything: tuple[Gpu, ...]) -> str:
+    rows = [_COLUMNS]
+    for gpu in sorted(everything, key=lambda gpu: (gpu.vram_bytes, gpu.name)):
+        bf16 = f"{gpu.peak_flops['bf16'] / 1e12:g}" if gpu.supports("bf16") else "fp16 only"
+        memory, link = f"{gpu.hbm_bytes_per_second / 1e9:g}", f"{gpu.link_bytes_per_second / 1e9:g}"
+        rows.append((gpu.name, f"{gpu.vram_bytes / GIB:.2f}", bf16, memory, link, gpu.link, gpu.title))
+    return "\n".join(aligned(rows, right=(1, 2, 3, 4)))
+
+
+def _one(gpu: Gpu) -> str:
+    flops = [
+        (f"{precision}_tflops", f"{precision} matrix rate", f"{value / 1e12:g} TFLOP/s dense")
+        for precision, value in gpu.peak_flops.items()
+    ]
+    if gpu.matmul_efficiency is not None:
+        share = f"{gpu.matmul_efficiency:.1%} of the datasheet's"
+        flops.append(("measured_matmul_tflops", "measured matmul rate", share))
+    figures = [
+        ("vram_gib", "memory torch can use", format_gib(gpu.vram_bytes)),
+        ("driver_vram_mib", "memory the driver reports", f"{gpu.driver_vram_bytes // MIB} MiB"),
+        *flops,
+        ("hbm_gb_per_second", "memory bandwidth", f"{gpu.hbm_bytes_per_second / 1e9:g} GB/s"),
+        ("link_gb_per_second", f"{gpu.link} per direction", f"{gpu.link_bytes_per_second / 1e9:g} GB/s"),
+        ("pcie_gb_per_second", "host link per direction", f"{gpu.pcie_bytes_per_second / 1e9:g} GB/s"),
+        ("context_mib", "driver's own memory", f"{gpu.context_bytes // MIB} MiB"),
+        ("peer_to_peer", "peer access", "yes" if gpu.peer_to_peer else "no"),
+        ("expandable_segments", "expandable segments", "yes" if gpu.expandable_segments else "no"),
+        ("max_gpus_per_node", "GPUs per node, at most", str(gpu.max_gpus_per_node)),
+    ]
+    rows: list[tuple[str, ...]] = [("", "FIGURE", "VALUE", "SOURCE")]
+    rows += [("", what, value, gpu.sources.get(key, "")) for key, what, value in figures]
+    also = f"\nalso called: {', '.join(gpu.aliases)}" if gpu.aliases else ""
+    return "\n".join([f"{gpu.name}: {gpu.title}", *aligned(rows)]) + also
