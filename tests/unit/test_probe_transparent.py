@@ -39,7 +39,8 @@ CHAIN = """
 def plain(folder: Path, *arguments: str | Path) -> tuple[int, str, str]:
     done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False,
                           cwd=folder, env=rank_environment(folder))  # fmt: skip
-    return done.returncode, re.sub(r"0x\w+", "0x…", done.stdout), done.stderr
+    out, err = (re.sub(r"0x\w+", "0x…", text) for text in (done.stdout, done.stderr))
+    return done.returncode, out, err
 
 
 def measured(folder: Path, *arguments: str | Path) -> tuple[int, str, str]:
