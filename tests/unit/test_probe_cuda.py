@@ -1,0 +1,343 @@
+"""Peaks on a GPU stay true whoever resets them (fault 24).
+
+There is no GPU where these tests run, so the allocator below stands in for the one in ``torch._C``:
+the same three functions, the same nested statistics. Everything above it is PyTorch's own code. The
+same questions are put to a real GPU in tests/gpu/test_probe_gpu.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from zerokit.run.cuda_memory import CudaMemory  # noqa: E402
+from zerokit.run.growth import GrowthWatch  # noqa: E402
+from zerokit.run.oom import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
+from zerokit.run.probe import Identity, Probe  # noqa: E402
+
+MIB = 1 << 20
+
+
+class Allocator:
+    """Two devices' worth of the caching allocator's statistics."""
+
+    def __init__(self) -> None:
+        self.now = [0, 0]
+        self.peak = [0, 0]
+        self.held = [0, 0]
+        self.held_peak = [0, 0]
+        self.allocations = [0, 0]
+        self.retries = [0, 0]
+        self.segments: list[dict[str, object]] = []
+
+    def allocate(self, size: int, device: int = 0) -> None:
+        self.allocations[device] += 1
+        self.now[device] += size
+        self.peak[device] = max(self.peak[device], self.now[device])
+        self.held[device] = max(self.held[device], self.now[device])
+        self.held_peak[device] = max(self.held_peak[device], self.held[device])
+
+    def free(self, size: int, device: int = 0) -> None:
+        self.now[device] -= size
+
+    def spike(self, size: int, device: int = 0) -> None:
+        self.allocate(size, device)
+        self.free(size, device)
+
+    def stats(self, device: int) -> dict[str, object]:
+        return {
+            "allocation": {"all": {"current": 0, "peak": 0, "allocated": self.allocations[device]}},
+            "allocated_bytes": {"all": {"current": self.now[device], "peak": self.peak[device]},
+                                "large_pool": {"current": self.now[device], "peak": self.peak[device]}},
+            "reserved_bytes": {"all": {"current": self.held[device], "peak": self.held_peak[device]}},
+            "reserved_bytes_by_private_pools": {(0, 1): {"all": {"current": 1, "peak": 2}}},
+            "num_alloc_retries": self.retries[device], "num_ooms": 0, "max_split_size": -1,
+        }  # fmt: skip
+
+    def reset(self, device: int) -> None:
+        self.peak[device], self.held_peak[device] = self.now[device], self.held[device]
+
+    def reset_totals(self, device: int) -> None:
+        self.retries[device] = 0
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    double = Allocator()
+    for name, function in {
+        "_cuda_memoryStats": double.stats,
+        "_cuda_resetPeakMemoryStats": double.reset,
+        "_cuda_resetAccumulatedMemoryStats": double.reset_totals,
+    }.items():
+        monkeypatch.setattr(torch._C, name, function, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    cudart = SimpleNamespace(cudaMemGetInfo=lambda device: (100 * MIB - double.held[device], 100 * MIB))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    return double
+
+
+@pytest.fixture
+def probe(tmp_path: Path, allocator):
+    identity = Identity(rank=0, local_rank=0, world_size=1, host="here", device="cuda", script="t.py")
+    probe = Probe(identity, tmp_path)
+    probe.cuda = CudaMemory(torch)
+    probe.cuda.on_foreign_reset = probe.foreign_reset
+    probe.cuda.install()
+    yield probe
+    probe.cuda.uninstall()
+
+
+def train_step(probe: Probe, allocator: Allocator, forward: int, backward: int, step: int) -> None:
+    for name, size in (("forward", forward), ("backward", backward), ("step", step)):
+        probe.enter(name)
+        allocator.spike(size * MIB)
+    probe.enter("other")
+    probe.step_done()
+
+
+def peaks(probe: Probe) -> dict[str, int]:
+    return {
+        name: phase["peak_allocated_bytes"] // MIB for name, phase in probe.account("tick")["phases"].items()
+    }
+
+
+def test_each_phase_has_its_own_peak_and_the_run_the_greatest(probe, allocator):
+    allocator.allocate(10 * MIB)
+    train_step(probe, allocator, 20, 30, 5)
+    train_step(probe, allocator, 25, 20, 6)
+    account = probe.account("tick")
+    assert peaks(probe) == {"init": 10, "forward": 35, "backward": 40, "step": 16, "other": 10}
+    assert account["peak_allocated_bytes"] == 40 * MIB
+    assert account["peak_reserved_bytes"] == 40 * MIB
+    assert account["steps"] == 2
+
+
+RESETS = {
+    "reset_peak_memory_stats": lambda: torch.cuda.reset_peak_memory_stats(0),
+    "reset_max_memory_allocated": lambda: torch.cuda.reset_max_memory_allocated(0),
+    "reset_max_memory_cached": lambda: torch.cuda.reset_max_memory_cached(0),
+    "imported before us": lambda reset=torch.cuda.reset_peak_memory_stats: reset(0),
+    "in torch._C": lambda: torch._C._cuda_resetPeakMemoryStats(0),
+}
+
+
+@pytest.mark.parametrize("how", RESETS)
+def test_a_reset_by_others_loses_no_peak(probe, allocator, how):
+    allocator.allocate(10 * MIB)
+    probe.enter("forward")
+    allocator.spike(50 * MIB)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        RESETS[how]()
+    allocator.spike(5 * MIB)
+    probe.enter("backward")
+    assert peaks(probe) == {"init": 10, "forward": 60, "backward": 0}
+    assert probe.account("tick")["peak_allocated_bytes"] == 60 * MIB
+
+
+def test_the_script_reads_the_peak_since_its_own_reset(probe, allocator):
+    """Our harvests reset the allocator's peaks; the script must not notice."""
+    alone = Allocator()
+
+    def both(call: str, *arguments: int) -> None:
+        getattr(allocator, call)(*arguments)
+        getattr(alone, call)(*arguments)
+
+    both("allocate", 10 * MIB)
+    train = [("forward", 30), ("backward", 40), ("step", 5), ("other", 1)]
+    for number in range(3):
+        for name, size in train:
+            probe.enter(name)
+            both("spike", size * MIB)
+            assert torch.cuda.max_memory_allocated(0) == alone.peak[0]
+            assert torch.cuda.max_memory_reserved(0) == alone.held_peak[0]
+            flat = torch.cuda.memory_stats(0)
+            assert flat["allocated_bytes.large_pool.peak"] == alone.peak[0]
+            assert flat["allocated_bytes.all.current"] == alone.now[0]
+            assert flat["max_split_size"] == -1
+        if number == 1:
+            torch.cuda.reset_peak_memory_stats(0)
+            alone.reset(0)
+    assert torch.cuda.max_memory_allocated(0) == 50 * MIB
+
+
+def test_retries_survive_a_reset_of_the_totals(probe, allocator):
+    allocator.allocate(MIB)
+    allocator.retries[0] = 3
+    torch.cuda.reset_accumulated_memory_stats(0)
+    allocator.retries[0] = 2
+    probe.enter("forward")
+    assert probe.account("tick")["alloc_retries"] == 5
+
+
+def test_named_phases_are_measured_beside_the_engines(probe, allocator):
+    allocator.allocate(10 * MIB)
+    with probe.named_phase("train"):
+        train_step(probe, allocator, 20, 30, 5)
+        with probe.named_phase("eval"):
+            allocator.spike(70 * MIB)
+    allocator.spike(3 * MIB)
+    probe.enter("forward")
+    assert peaks(probe) == {"init": 10, "train": 80, "forward": 30, "backward": 40, "step": 15, "other": 13,
+                            "eval": 80}  # fmt: skip
+
+
+def test_a_second_device_and_device_use_are_seen_by_the_ticker(probe, allocator):
+    allocator.allocate(10 * MIB)
+    probe.watch()
+    allocator.allocate(60 * MIB, 1)
+    probe.watch()
+    account = probe.account("tick")
+    assert account["cuda_device"] == 1
+    assert account["peak_device_used_bytes"] == 60 * MIB
+    assert account["device_total_bytes"] == 100 * MIB
+    assert account["peak_allocated_bytes"] == 60 * MIB
+
+
+def test_a_device_that_this_rank_does_not_use_is_not_touched(probe, allocator, monkeypatch):
+    touched: list[int] = []
+    cudart = SimpleNamespace(cudaMemGetInfo=lambda device: (touched.append(device) or 0, MIB))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    allocator.allocate(MIB, 1)
+    probe.watch()
+    assert touched == [1]  # asking about device 0 would make a context there
+
+
+def test_nothing_is_read_before_the_script_initialises_cuda(probe, allocator, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("would start the driver"))
+    probe.watch()
+    probe.enter("forward")
+    account = probe.account("tick")
+    assert account["peak_allocated_bytes"] is None
+
+
+def test_a_forked_child_gets_pytorchs_own_functions_back(probe, allocator):
+    probe.disown()
+    assert torch._C._cuda_memoryStats == allocator.stats
+    assert torch._C._cuda_resetPeakMemoryStats == allocator.reset
+
+
+def test_gpu_allocations_count_as_movement(probe, allocator, monkeypatch):
+    allocator.allocate(MIB)
+    monkeypatch.setattr(probe, "_main_thread_place", lambda: "a collective")
+    probe.watch()
+    probe.watch()
+    probe._moved -= 100
+    probe.watch()
+    assert probe.account("tick")["idle_seconds"] >= 100
+    allocator.spike(MIB)
+    probe.watch()
+    assert probe.account("tick")["idle_seconds"] < 1
+
+
+# -- out of memory --------------------------------------------------------------------------------
+
+
+def test_an_oom_tells_what_was_asked_and_what_was_live(probe, allocator, monkeypatch):
+    weight = torch.nn.Parameter(torch.zeros(1000, 50))
+    segment = {
+        "device": 0, "address": weight.data_ptr(),
+        "blocks": [{"state": "active_allocated", "size": 200_192}, {"state": "inactive", "size": 10 * MIB},
+                   {"state": "active_allocated", "size": 512}],
+    }  # fmt: skip
+    other = {"device": 1, "address": 1, "blocks": [{"state": "active_allocated", "size": 99 * MIB}]}
+    monkeypatch.setattr(torch.cuda.memory, "memory_snapshot", lambda: [segment, other])
+    observers = []
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
+    watch = OomWatch(probe)
+    watch.attach(torch)
+
+    class Engine:
+        module = SimpleNamespace(named_parameters=lambda: [("lm_head.weight", weight)])
+
+    engine = Engine()
+    watch.know(lambda: engine)
+    allocator.allocate(30 * MIB)
+    allocator.free(10 * MIB)
+    probe.steps = 4
+    probe.enter("backward")
+    for _ in range(5):
+        observers[0](0, 64 * MIB, 100 * MIB, 2 * MIB)
+    assert len(probe.events) == 3  # a script that catches it again and again fills no file
+    record = probe.events[0]
+    assert (record["asked_bytes"], record["device_free_bytes"]) == (64 * MIB, 2 * MIB)
+    assert (record["phase"], record["step"]) == ("backward", 5)
+    assert (record["allocated_bytes"], record["fragmentation_bytes"]) == (20 * MIB, 10 * MIB)
+    assert record["biggest_blocks"] == [
+        {"bytes": 200_192, "shape": [1000, 50], "dtype": "float32", "name": "lm_head.weight"},
+        {"bytes": 512},
+    ]
+
+
+def test_what_counts_as_out_of_memory(probe):
+    cuda = torch.cuda.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB"
+    )
+    with pytest.raises(RuntimeError, match="can't allocate memory") as host:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    for error, memory, asked in ((cuda, "gpu", int(2.5 * (1 << 30))), (host.value, "host", 1 << 55)):
+        record = error_record(probe, error, "")
+        assert (record["out_of_memory"], record["memory"], record["asked_bytes"]) == (True, memory, asked)
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(ValueError("out of range"))
+    assert asked_bytes("Tried to allocate 20.00 MiB") == 20 * MIB
+    assert asked_bytes("no number here") is None
+
+
+# -- growth ---------------------------------------------------------------------------------------
+
+
+def watch(values, threshold=8 * MIB):
+    growth = GrowthWatch(threshold)
+    for step, value in enumerate(values, 1):
+        growth.observe(step, value)
+    return growth.growth()
+
+
+@pytest.mark.parametrize("steps", [60, 1000, 20_000])
+def test_a_leak_is_found_with_its_rate(steps):
+    noisy = [100 * MIB + step * MIB + (step % 7) * 3 * MIB for step in range(steps)]
+    found = watch(noisy)
+    assert found is not None
+    assert found.bytes_per_step == pytest.approx(MIB, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [100 * MIB] * 5000,
+        [100 * MIB + (step % 50) * MIB for step in range(5000)],  # sequences of many lengths
+        [min(step, 60) * 10 * MIB for step in range(5000)],  # a cache that fills up
+        [100 * MIB + step * 100 for step in range(5000)],  # less than anyone would notice
+        [500 * MIB - step * MIB // 20 for step in range(5000)],
+        [step * 100 * MIB for step in range(12)],  # too few steps to say
+    ],
+)
+def test_no_leak_is_named_where_there_is_none(values):
+    assert watch(values) is None
+
+
+def test_a_leak_reaches_the_account_of_its_rank(probe, allocator):
+    allocator.allocate(MIB)
+    for _ in range(80):
+        allocator.allocate(MIB)
+        train_step(probe, allocator, 3, 2, 1)
+    (leak,) = probe.account("tick")["leaks"]
+    assert leak["memory"] == "gpu"
+    assert leak["bytes_per_step"] == pytest.approx(MIB)
+
+
+def test_importing_the_probe_imports_nothing_heavy():
+    heavy = "{'torch', 'pydantic', 'rich', 'yaml', 'numpy'}"
+    code = f"import sys, zerokit.run.rank_process; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
