@@ -188,5 +188,6 @@ def _conclude(prepared: Any, ended: Any) -> int:
     _say(f"run folder: {run_dir}")
     if not_written is not None:
         _say(str(not_written))
-        return exit_code or not_written.exit_code
+        # On a full disk the ranks' own last words are missing too; their exit codes were seen.
+        return ended.verdict.exit_code or not_written.exit_code
     return exit_code

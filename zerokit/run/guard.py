@@ -107,8 +107,9 @@ class Guard:
         """Find ranks: processes with RANK whose parent has none (a data loader's parent has)."""
         began = time.monotonic()
         table = processes.read_table()
-        own = {p.pid: p for p in processes.descendants(os.getpid(), table) if p.alive}
-        for process in own.values():
+        own = [p for p in processes.descendants(os.getpid(), table) if p.alive]
+        # Orphans last: a daemon that a rank left behind carries RANK too, and is our child by now.
+        for process in sorted(own, key=lambda p: (p.parent == os.getpid(), p.start_ticks)):
             if process.pid in self.ranks:
                 continue
             rank = self._rank_of(process.pid)
@@ -127,7 +128,7 @@ class Guard:
         return int(text)
 
     def _add_rank(self, rank: int, process: processes.Process) -> None:
-        if any(known == rank and pid not in self.exited for pid, (known, _) in self.ranks.items()):
+        if any(known == rank for known, _ in self.ranks.values()):
             return
         self.ranks[process.pid] = (rank, process)
         try:

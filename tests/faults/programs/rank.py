@@ -56,6 +56,12 @@ def noisy() -> None:
         print(f"line {number} of rank {RANK} with some text to make it longer", flush=False)
 
 
+def unreported() -> None:
+    """Ends well for the launcher, and leaves no word."""
+    (Path(os.environ["ZEROKIT_RUN_DIR"]) / f"rank-{RANK:05d}.jsonl").unlink()
+    os.execv(sys.executable, [sys.executable, "-c", "pass"])
+
+
 DEEDS = {
     "work": lambda: spin(600),
     "short": lambda: spin(1.0),
@@ -73,7 +79,7 @@ DEEDS = {
     "noisy": noisy,
     "secret": lambda: print("token", os.environ["HF_TOKEN"], file=sys.stderr),
     "arguments": lambda: Path(f"argv-{RANK}").write_text(repr(sys.argv)),
-    "nofile": lambda: (Path(os.environ["ZEROKIT_RUN_DIR"]) / f"rank-{RANK:05d}.jsonl").unlink(),
+    "unreported": unreported,
     "done": lambda: None,
 }
 
