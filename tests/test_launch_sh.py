@@ -36,7 +36,8 @@ while hold and pathlib.Path(hold).exists():
 if os.environ.get("FAKE_PIP_FAILS"):
     sys.exit("no route to the index")
 command = pathlib.Path(sys.executable).parent / "zerokit"
-command.write_text("#!/bin/sh\\nprintf 'zerokit in %s:' \\"$PWD\\"\\nprintf ' <%s>' \\"$@\\"\\nprintf '\\\\n'\\n")
+shell = "printf 'zerokit in %s:' \\"$PWD\\"; printf ' <%s>' \\"$@\\"; echo"
+command.write_text("#!/bin/sh\\n" + shell + "\\n")
 command.chmod(0o755)
 """
 
@@ -223,10 +224,9 @@ def test_another_python_asked_for_by_name_gets_its_own_environment(
 ) -> None:
     assert checkout.run("gpus").returncode == 0
     # the same interpreter under another base is as good as another version of it
-    other = write_command(
-        tmp_path / "other-python",
-        (checkout.bin / "python3").read_text().replace("*) exec", '*realpath*) echo "9.9.9 /opt" ;;\n    *) exec'),
-    )
+    python3 = (checkout.bin / "python3").read_text()
+    answers = '*realpath*) echo "9.9.9 /opt" ;;\n    *) exec'
+    other = write_command(tmp_path / "other-python", python3.replace("*) exec", answers))
     assert checkout.run("gpus", PYTHON=str(other)).returncode == 0
     assert len(checkout.installations()) == 2
 
