@@ -240,12 +240,38 @@ def _scheduler_parameters() -> dict[str, list[str]]:
     return {name: _names(getattr(lr_schedules, name)) for name in lr_schedules.VALID_LR_SCHEDULES}
 
 
+def generate_accelerate() -> dict[str, Any]:
+    """Keys and values of an accelerate YAML, from the installed Accelerate."""
+    import accelerate
+    from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
+    from accelerate.utils.dataclasses import DistributedType, PrecisionType
+
+    groups: dict[str, list[str]] = {}
+    for group in launch_command_parser()._action_groups:
+        groups[str(group.title)] = sorted(action.dest for action in group._group_actions)
+    return {
+        "accelerate": accelerate.__version__,
+        "source": "https://github.com/huggingface/accelerate (Apache-2.0), read from the installed package",
+        "cluster": sorted(ClusterConfig.__dataclass_fields__),
+        "sagemaker": sorted(SageMakerConfig.__dataclass_fields__),
+        # rewritten by BaseConfig.process_config
+        "legacy": ["dynamo_backend", "fp16"],
+        "deepspeed_config": groups["DeepSpeed Arguments"],
+        "parallelism_config": groups["ParallelismConfig Arguments"],
+        "distributed_types": sorted(member.value for member in DistributedType),
+        "mixed_precisions": sorted(PrecisionType.list()),
+        "multinode_launchers": list(DEEPSPEED_MULTINODE_LAUNCHERS),
+    }
+
+
 def main() -> None:
-    """Write ``deepspeed-VERSION.json`` beside this file."""
-    found = generate()
-    path = FOLDER / f"deepspeed-{found['deepspeed']}.json"
-    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(path, file=sys.stderr)
+    """Write ``deepspeed-VERSION.json`` and ``accelerate-VERSION.json`` beside this file."""
+    for name, found in (("deepspeed", generate()), ("accelerate", generate_accelerate())):
+        path = FOLDER / f"{name}-{found[name]}.json"
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        print(path, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,6 @@ BATCH_RULES: tuple[Rule, ...] = (
         mend="leave train_batch_size out",
         broken=_contradiction,
         scope="file",
-        edits=(Edit(kind="remove", key="train_batch_size"),),
     ),
     Rule(
         id="train-batch-size-with-autotp",

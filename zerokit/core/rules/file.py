@@ -162,7 +162,7 @@ FILE_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/zero/config.py:62",
         key="zero_optimization",
         message="true means stage 1 here, in a form that is deprecated",
-        mend='write {{"stage": 1}}, or the stage that is meant',
+        mend='write {"stage": 1}, or the stage that is meant',
         broken=lambda s: isinstance(s.get("zero_optimization"), bool),
         scope="file",
     ),
@@ -257,7 +257,7 @@ FILE_RULES: tuple[Rule, ...] = (
         silent=False,
         source="deepspeed/runtime/config.py:230",
         key="communication_data_type",
-        message="communication_data_type {value!r} is not known: DeepSpeed refuses the file",
+        message="communication_data_type {value} is not known: DeepSpeed refuses the file",
         mend="use fp16, bf16 or fp32",
         broken=lambda s: (
             isinstance(s.get("communication_data_type"), str)
@@ -312,7 +312,7 @@ FILE_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py:116",
         key="zero_optimization.zenflow",
         message="ZenFlow needs the optimizer offloaded to the CPU: the engine fails to start",
-        mend='add "offload_optimizer": {{"device": "cpu"}}',
+        mend='add "offload_optimizer": {"device": "cpu"}',
         broken=lambda s: (
             s.get("zero_optimization.zenflow") is not None
             and s.settings.zero.stage in (1, 2)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zerokit.core.settings import DeepSpeedSettings
+
+_FIELD = re.compile(r"\{(\w+)\}")
 
 Severity = Literal["error", "warning", "note"]
 
@@ -89,25 +92,29 @@ class Violation:
     rule: Rule
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    def _filled(self, text: str) -> str:
+        # not str.format: the texts show JSON, which has braces of its own
+        return _FIELD.sub(lambda match: str(self.details.get(match[1], match[0])), text)
+
     @property
     def key(self) -> str:
         """Dotted key the finding points at."""
-        return self.rule.key.format(**self.details)
+        return self._filled(self.rule.key)
 
     @property
     def message(self) -> str:
         """What is wrong and what will happen."""
-        return self.rule.message.format(**self.details)
+        return self._filled(self.rule.message)
 
     @property
     def mend(self) -> str:
         """How to mend it."""
-        return self.rule.mend.format(**self.details)
+        return self._filled(self.rule.mend)
 
     @property
     def edits(self) -> tuple[Edit, ...]:
         """Safe mends."""
         return tuple(
-            Edit(kind=edit.kind, key=edit.key.format(**self.details), value=edit.value)
+            Edit(kind=edit.kind, key=self._filled(edit.key), value=edit.value)
             for edit in self.rule.edits
         )

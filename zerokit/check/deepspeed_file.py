@@ -1,0 +1,134 @@
+"""Lint one DeepSpeed JSON: grammar, keys, then the rules of :mod:`zerokit.core.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zerokit.check.finding import Finding
+from zerokit.check.keylist import lint_keys
+from zerokit.core.rules import Setup, violations
+from zerokit.core.rules.types import Edit, Rule, Violation
+from zerokit.core.settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
+from zerokit.errors import InputError
+from zerokit.strictload import Document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Where the files are to run; ``None`` where that was not said."""
+
+    world_size: int | None = None
+    gpus_per_node: int | None = None
+    key_value_heads: int | None = None
+    precisions: frozenset[str] | None = None
+    gpu_name: str | None = None
+
+
+def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
+    """Every finding about a DeepSpeed JSON that was read with ``strict=False``."""
+    findings = [
+        Finding(
+            path=document.path,
+            place=problem.place,
+            rule=problem.rule,
+            severity="warning" if problem.rule.startswith("json-") else "error",
+            message=problem.message,
+            mend=problem.mend,
+        )
+        for problem in document.problems
+    ]
+    findings += lint_keys(document)
+    if isinstance(document.value, dict):
+        findings += _rules(document, context)
+        findings += _hardware(document, context)
+    return findings
+
+
+def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
+    """The settings as far as they can be read; a value of the wrong kind counts as absent.
+
+    The wrong kinds are findings of their own; the rules should still see the rest.
+    """
+    try:
+        return from_config(raw)
+    except (InputError, TypeError, ValueError, AttributeError):
+        return from_config(_readable(raw))
+
+
+def _readable(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in raw.items():
+        candidate: Any = _readable(value) if isinstance(value, Mapping) else value
+        try:
+            from_config({key: candidate})
+            from_config({"zero_optimization": {key: candidate}})
+            from_config({"zero_optimization": {"offload_optimizer": {key: candidate}}})
+        except (InputError, TypeError, ValueError, AttributeError):
+            continue
+        kept[key] = candidate
+    return kept
+
+
+def degree(raw: Mapping[str, Any]) -> int:
+    """Tensor-parallel degree of a file; 1 when absent or not a number."""
+    block = raw.get("tensor_parallel")
+    size = block.get("autotp_size") if isinstance(block, Mapping) else None
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 1 else 1
+
+
+def _rules(document: Document, context: Context) -> Iterator[Finding]:
+    raw: Mapping[str, Any] = document.value
+    sequence_parallel = raw.get("sequence_parallel_size")
+    setup = Setup(
+        settings=settings_of(raw),
+        raw=raw,
+        world_size=context.world_size,
+        tensor_parallel=degree(raw),
+        sequence_parallel=sequence_parallel
+        if isinstance(sequence_parallel, int) and sequence_parallel > 1
+        else 1,
+        gpus_per_node=context.gpus_per_node,
+        key_value_heads=context.key_value_heads,
+    )
+    for violation in violations(setup):
+        yield Finding(
+            path=document.path,
+            place=document.place(tuple(violation.key.split("."))),
+            rule=violation.rule.id,
+            severity=violation.rule.severity,
+            message=violation.message,
+            mend=violation.mend,
+            source=_source(violation.rule),
+            edits=_safe_edits(violation, setup),
+        )
+
+
+def _safe_edits(violation: Violation, setup: Setup) -> tuple[Edit, ...]:
+    """A removed feature that was on is not taken out silently: what replaces it is for people to say."""
+    if violation.rule.id.startswith("removed-"):
+        value = setup.get(violation.key)
+        enabled = value.get("enabled") if isinstance(value, Mapping) else value
+        if enabled is not False:
+            return ()
+    return violation.edits
+
+
+def _source(rule: Rule) -> str:
+    return f"{rule.source} ({DEEPSPEED_VERSION})"
+
+
+def _hardware(document: Document, context: Context) -> Iterator[Finding]:
+    if context.precisions is None:
+        return
+    precision = settings_of(document.value).precision
+    if precision not in context.precisions:
+        yield Finding(
+            path=document.path,
+            place=document.place((precision, "enabled")),
+            rule="precision-not-in-hardware",
+            severity="error",
+            message=f"{context.gpu_name} has no {precision} in hardware: training fails or crawls",
+            mend=f"use {' or '.join(sorted(context.precisions - {'fp32'})) or 'fp32'}",
+        )

@@ -1,0 +1,184 @@
+"""Read files of any kind, find out what they are, lint each, and lint what belongs together."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from zerokit.check.accelerate_file import lint_accelerate, named_config, number_of_processes
+from zerokit.check.accelerate_keys import LAUNCH, accelerate_finding, key_list
+from zerokit.check.accelerate_plugin import lint_pair
+from zerokit.check.deepspeed_file import Context, lint_deepspeed
+from zerokit.check.finding import Finding
+from zerokit.check.hostfile import lint_hostfile
+from zerokit.check.keylist import key_list as deepspeed_key_list
+from zerokit.errors import FileInputError, InputError
+from zerokit.strictload import Document, Place, parse_json, parse_yaml, read_text
+
+KINDS = ("deepspeed", "accelerate", "hostfile", "plan", "recipe")
+
+_HOSTFILE_LINE = re.compile(r"^\s*[^\s#{\[\"':]+\s+slots\s*=", re.MULTILINE)
+_PLAN_SCHEMA = "zerokit.planfile/"
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckedFile:
+    """One file, what it is, and what was found."""
+
+    path: str
+    kind: str
+    document: Document | None
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is an error."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+
+def check_files(
+    paths: Sequence[str], context: Context | None = None, *, kind: str | None = None
+) -> list[CheckedFile]:
+    """Lint every file, and every DeepSpeed JSON that an accelerate YAML among them names.
+
+    Files of kind ``plan`` and ``recipe`` are read and left to the caller.
+
+    Raises:
+        InputError: an unknown kind.
+    """
+    if kind is not None and kind not in KINDS:
+        raise InputError(f"--kind {kind}: use one of {', '.join(KINDS)}")
+    context = context or Context()
+    files = [read_file(path, kind=kind) for path in paths]
+    known = {pathlib.Path(file.path).resolve() for file in files}
+    for yaml_file in [file for file in files if file.kind == "accelerate" and file.document is not None]:
+        named = _named_file(yaml_file)
+        if named is not None and named.resolve() not in known:
+            known.add(named.resolve())
+            files.append(read_file(str(named), kind="deepspeed"))
+    _lint(files, context)
+    for file in files:
+        file.findings.sort(key=lambda finding: (finding.place, finding.rule))
+    return files
+
+
+def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
+    """Read one file; what keeps it from being read is its only finding."""
+    try:
+        text = read_text(path)
+        kind = kind or detect_kind(path, text)
+        if kind == "hostfile":
+            return CheckedFile(path=path, kind=kind, document=Document(path=path, text=text))
+        if kind == "deepspeed" or path.endswith(".json"):
+            return CheckedFile(path=path, kind=kind, document=parse_json(text, path, strict=False))
+        return CheckedFile(path=path, kind=kind, document=parse_yaml(text, path))
+    except FileInputError as error:
+        finding = Finding(
+            path=path,
+            place=Place(error.line or 1, error.column or 1),
+            rule="syntax" if error.line else "unreadable",
+            severity="error",
+            message=error.message,
+            mend="",
+        )
+        return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding])
+
+
+def detect_kind(path: str, text: str) -> str:
+    """What a file is, by its name and by the keys in it.
+
+    Raises:
+        FileInputError: it cannot be told, or the text cannot be read at all.
+    """
+    name = pathlib.Path(path).name.lower()
+    start = text.lstrip()[:1]
+    if start != "{" and (name.startswith("hostfile") or _HOSTFILE_LINE.search(text)):
+        return "hostfile"
+    if name.endswith(".json") or start == "{":
+        value = parse_json(text, path, strict=False).value
+        return "accelerate" if isinstance(value, dict) and "distributed_type" in value else "deepspeed"
+    value = parse_yaml(text, path).value
+    if isinstance(value, dict):
+        return _kind_of_mapping(path, value)
+    raise FileInputError(path, _UNKNOWN, 1, 1)
+
+
+_UNKNOWN = "is neither a DeepSpeed JSON, an accelerate YAML, a hostfile, a plan nor a recipe; say --kind"
+
+
+def _kind_of_mapping(path: str, value: dict[str, Any]) -> str:
+    keys = {str(key) for key in value}
+    if str(value.get("schema", "")).startswith(_PLAN_SCHEMA):
+        return "plan"
+    if keys & {"distributed_type", "compute_environment", "deepspeed_config", "num_machines"}:
+        return "accelerate"
+    if keys & {"model", "params"} and keys & {"gpus", "gpu", "vram", "expect", "nodes"}:
+        return "recipe"
+    deepspeed = set(deepspeed_key_list()["blocks"][""]["keys"])
+    if len(keys & deepspeed) >= max(1, len(keys) // 2):
+        raise FileInputError(path, "is a DeepSpeed configuration in YAML; DeepSpeed reads JSON only", 1, 1)
+    if keys & set(key_list()["cluster"]):
+        return "accelerate"
+    raise FileInputError(path, _UNKNOWN, 1, 1)
+
+
+def _named_file(file: CheckedFile) -> pathlib.Path | None:
+    """The DeepSpeed JSON an accelerate YAML names: from here, as Accelerate does, or beside the YAML."""
+    assert file.document is not None
+    name = named_config(file.document)
+    if name is None:
+        return None
+    for candidate in (pathlib.Path(name), pathlib.Path(file.path).parent / name):
+        if candidate.is_file():
+            return candidate
+    file.findings.append(
+        accelerate_finding(
+            file.document,
+            ("deepspeed_config", "deepspeed_config_file"),
+            "accelerate-config-file-missing",
+            f"{name} is not here, nor beside this file: Accelerate looks for it where it is started",
+            "correct the path; an absolute one works from everywhere",
+            severity="warning",
+            source=LAUNCH,
+        )
+    )
+    return None
+
+
+def _lint(files: list[CheckedFile], context: Context) -> None:
+    processes: dict[pathlib.Path, int] = {}
+    for file in files:
+        if file.document is None:
+            continue
+        if file.kind == "hostfile":
+            file.findings += lint_hostfile(file.document, context.world_size)
+        elif file.kind == "accelerate":
+            file.findings += lint_accelerate(file.document, context.world_size)
+            partner = _partner(file, files)
+            count = number_of_processes(file.document)
+            if partner is not None and partner.document is not None:
+                if isinstance(partner.document.value, dict):
+                    file.findings += lint_pair(file.document, partner.document.value, partner.path)
+                if count is not None:
+                    processes[pathlib.Path(partner.path).resolve()] = count
+    for file in files:
+        if file.kind == "deepspeed" and file.document is not None:
+            here = context
+            if context.world_size is None:
+                here = replace(context, world_size=processes.get(pathlib.Path(file.path).resolve()))
+            file.findings += lint_deepspeed(file.document, here)
+
+
+def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | None:
+    assert yaml_file.document is not None
+    name = named_config(yaml_file.document)
+    if name is None:
+        return None
+    wanted = {path.resolve() for path in (pathlib.Path(name), pathlib.Path(yaml_file.path).parent / name)}
+    for file in files:
+        if file.kind == "deepspeed" and pathlib.Path(file.path).resolve() in wanted:
+            return file
+    return None

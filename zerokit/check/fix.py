@@ -1,0 +1,135 @@
+"""``check --fix``: write the mends that cannot change what runs, touching nothing else in the text."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from typing import Any
+
+from zerokit.check.files import CheckedFile
+from zerokit.check.finding import Finding
+from zerokit.core.rules.types import Edit
+from zerokit.errors import InputError
+from zerokit.strictload import Document, Path, Place, parse_json, parse_yaml
+from zerokit.strictload.yamldump import write_text_atomically
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_YAML_KEY = re.compile(r"""[^\s:#]+|"[^"]*"|'[^']*'""")
+
+
+def fix_file(file: CheckedFile) -> list[Finding]:
+    """Mend what can be mended safely and write the file; returns the findings that were mended.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    if file.document is None or file.kind not in ("deepspeed", "accelerate"):
+        return []
+    as_json = bool(file.document.spans) and file.document.text.lstrip().startswith(("{", "/", "#"))
+    as_json = as_json and (file.kind == "deepspeed" or file.path.endswith(".json"))
+    document, mended = file.document, []
+    for finding in file.findings:
+        if finding.rule == "json-trailing-comma":
+            continue  # below, from the end, so that places stay true
+        for edit in finding.edits:
+            changed = _apply_json(document, edit) if as_json else _apply_yaml(document, edit)
+            if changed is not None:
+                document = (
+                    parse_json(changed, file.path, strict=False)
+                    if as_json
+                    else parse_yaml(changed, file.path)
+                )
+                mended.append(finding)
+    text, commas = _without_trailing_commas(document) if as_json else (document.text, 0)
+    mended += [finding for finding in file.findings if finding.rule == "json-trailing-comma"][:commas]
+    if mended:
+        _write(file.path, text)
+    return mended
+
+
+def _write(path: str, text: str) -> None:
+    target = pathlib.Path(path).resolve()
+    try:
+        mode = target.stat().st_mode & 0o777
+        write_text_atomically(target, text)
+        target.chmod(mode)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _offset(text: str, place: Place) -> int:
+    start = 0
+    for _ in range(place.line - 1):
+        start = text.index("\n", start) + 1
+    return start + place.column - 1
+
+
+def _apply_json(document: Document, edit: Edit) -> str | None:
+    """The text after one edit; ``None`` when its key is no longer there."""
+    path: Path = tuple(edit.key.split("."))
+    if path not in document.keys or path not in document.spans:
+        return None
+    text = document.text
+    start = _offset(text, document.keys[path])
+    if edit.kind == "rename":
+        name = _STRING.match(text, start)
+        if name is None or (*path[:-1], str(edit.value)) in document.keys:
+            return None
+        return text[:start] + json.dumps(edit.value) + text[name.end() :]
+    value_start, value_end = document.spans[path]
+    if edit.kind == "set":
+        return text[:value_start] + json.dumps(edit.value) + text[value_end:]
+    return _without_member(text, start, value_end)
+
+
+def _without_member(text: str, start: int, end: int) -> str:
+    """JSON text without the member at ``start:end``, its comma, and its line when it stood alone there."""
+    after = re.compile(r"\s*,").match(text, end)
+    if after:
+        end = after.end()
+    else:
+        before = text[:start].rstrip()
+        if before.endswith(","):
+            start = len(before) - 1
+            return text[:start] + text[end:]
+    line_start = text.rfind("\n", 0, start) + 1
+    rest = re.compile(r"[ \t]*\n").match(text, end)
+    if not text[line_start:start].strip() and rest:
+        return text[:line_start] + text[rest.end() :]
+    blank = re.compile(r"[ \t]*").match(text, end)
+    return text[:start] + text[blank.end() if blank else end :]
+
+
+def _without_trailing_commas(document: Document) -> tuple[str, int]:
+    text = document.text
+    places = [problem.place for problem in document.problems if problem.rule == "json-trailing-comma"]
+    for place in sorted(places, reverse=True):
+        at = _offset(text, place)
+        text = text[:at] + text[at + 1 :]
+    return text, len(places)
+
+
+def _apply_yaml(document: Document, edit: Edit) -> str | None:
+    path: Path = tuple(edit.key.split("."))
+    if path not in document.keys or path not in document.spans:
+        return None
+    text = document.text
+    if edit.kind == "rename":
+        start = _offset(text, document.keys[path])
+        name = _YAML_KEY.match(text, start)
+        if name is None or (*path[:-1], str(edit.value)) in document.keys:
+            return None
+        return text[:start] + str(edit.value) + text[name.end() :]
+    if edit.kind == "set":
+        start = _offset(text, document.values[path])
+        end = text.find("\n", start)
+        old = re.compile(r"[^\s#]+").match(text, start)
+        if old is None or (end != -1 and old.end() > end):
+            return None
+        return text[:start] + _yaml_scalar(edit.value) + text[old.end() :]
+    return None  # a YAML block is not taken out: its extent is a matter of indentation
+
+
+def _yaml_scalar(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str) else json.dumps(value)

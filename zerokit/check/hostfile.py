@@ -1,0 +1,190 @@
+"""DeepSpeed hostfiles, strictly: what its own parser lets pass is refused here.
+
+``deepspeed/launcher/runner.py:_parse_hostfile`` matches only the start of a line, so it accepts
+``slots=0``, ``slots=4garbage`` and a host such as ``-oProxyCommand=…``, which ssh takes as an option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zerokit.check.finding import Finding
+from zerokit.core.rules.types import Severity
+from zerokit.errors import FileInputError
+from zerokit.strictload import Document, Place, read_text
+
+MAX_SLOTS = 1024
+_SOURCE = "deepspeed/launcher/runner.py:224 (0.19.8)"
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?|\[?[0-9A-Fa-f:]{2,39}\]?")
+_LINE = re.compile(r"(?P<host>\S+)\s+(?P<rest>\S.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One line of a hostfile."""
+
+    name: str
+    slots: int
+    line: int
+
+
+def load_hostfile(path: str) -> list[Host]:
+    """Read a hostfile, for launching.
+
+    Raises:
+        FileInputError: the first error, with its line.
+    """
+    hosts: list[Host] = []
+    for item in _read(read_text(path), path):
+        if isinstance(item, Host):
+            hosts.append(item)
+        elif item.severity == "error":
+            raise FileInputError(path, f"{item.message}; {item.mend}", *item.place)
+    return hosts
+
+
+def lint_hostfile(document: Document, world_size: int | None = None) -> list[Finding]:
+    """Every finding about a hostfile."""
+    items = list(_read(document.text, document.path))
+    findings = [item for item in items if isinstance(item, Finding)]
+    hosts = [item for item in items if isinstance(item, Host)]
+    total = sum(host.slots for host in hosts)
+    if hosts and world_size is not None and total < world_size:
+        findings.append(
+            _finding(
+                document.path,
+                1,
+                1,
+                "hostfile-too-few-slots",
+                f"{total} slots for {world_size} ranks: fewer ranks will be started",
+                "add hosts or slots",
+            )
+        )
+    if len({host.slots for host in hosts}) > 1:
+        odd = next(host for host in hosts if host.slots != hosts[0].slots)
+        findings.append(
+            _finding(
+                document.path,
+                odd.line,
+                1,
+                "hostfile-uneven",
+                f"{odd.name} has {odd.slots} slots, {hosts[0].name} has {hosts[0].slots}: "
+                "launchers that take one number per node leave some unused or fail",
+                "give every node the same number",
+                severity="warning",
+            )
+        )
+    return findings
+
+
+def _read(text: str, path: str) -> Iterator[Host | Finding]:
+    seen: dict[str, int] = {}
+    for number, raw in enumerate(text.split("\n"), start=1):
+        if raw.endswith("\r"):
+            yield _finding(
+                path,
+                number,
+                len(raw),
+                "hostfile-line-ending",
+                "a Windows line ending: other launchers take it as part of the line",
+                "save the file with Unix line endings",
+                severity="warning",
+            )
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        item = _line(line, path, number, raw.index(line) + 1)
+        if isinstance(item, Host):
+            if item.name in seen:
+                yield _finding(
+                    path,
+                    number,
+                    1,
+                    "hostfile-duplicate",
+                    f"{item.name} stands in line {seen[item.name]} already: DeepSpeed refuses the file",
+                    "keep one line per host",
+                )
+                continue
+            seen[item.name] = number
+        yield item
+    if not seen:
+        yield _finding(
+            path,
+            1,
+            1,
+            "hostfile-empty",
+            "names no host: DeepSpeed refuses the file",
+            "write HOST slots=N lines",
+        )
+
+
+def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return _finding(
+            path, number, column, "hostfile-syntax", f"{line[:60]!r} names no slots", "write: HOST slots=N"
+        )
+    host, rest = match["host"], match["rest"].split("#")[0].strip()
+    if host.startswith("-"):
+        return _finding(
+            path,
+            number,
+            column,
+            "hostfile-option-as-host",
+            f"{host[:60]!r} would be given to ssh as an option, which can run a command",
+            "write a host name",
+        )
+    if not _HOST.fullmatch(host):
+        return _finding(
+            path,
+            number,
+            column,
+            "hostfile-host",
+            f"{host[:60]!r} is no host name",
+            "write a name or an address",
+        )
+    slots = re.fullmatch(r"slots=([0-9]{1,9})", rest)
+    at = column + line.index(rest) if rest else column
+    if slots is None:
+        return _finding(
+            path,
+            number,
+            at,
+            "hostfile-slots",
+            f"{rest[:60]!r} is not slots=N (DeepSpeed reads the digits and drops the rest)",
+            "write slots= and the number of GPUs",
+        )
+    count = int(slots.group(1))
+    if not 1 <= count <= MAX_SLOTS:
+        return _finding(
+            path,
+            number,
+            at,
+            "hostfile-slots",
+            f"{count} slots: DeepSpeed accepts it, and starts {count or 'no'} ranks there",
+            f"use 1 to {MAX_SLOTS}",
+        )
+    return Host(name=host, slots=count, line=number)
+
+
+def _finding(
+    path: str,
+    line: int,
+    column: int,
+    rule: str,
+    message: str,
+    mend: str,
+    *,
+    severity: Severity = "error",
+) -> Finding:
+    return Finding(
+        path=path,
+        place=Place(line, column),
+        rule=rule,
+        severity=severity,
+        message=message,
+        mend=mend,
+        source=_SOURCE,
+    )

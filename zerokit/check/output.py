@@ -1,0 +1,87 @@
+"""Findings as text, as JSON, and as annotations for editors and CI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from zerokit.check.files import CheckedFile
+from zerokit.check.finding import SEVERITIES, Finding
+
+FORMATS = ("text", "json", "github")
+SCHEMA = "zerokit.check/1"
+_GITHUB_LEVEL = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def as_text(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
+    """One block per finding, ``file:line:column`` first, and a summary line."""
+    lines: list[str] = []
+    for finding in _shown(files, notes):
+        place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
+        lines.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule}]")
+        if finding.mend:
+            lines.append(f"    mend: {finding.mend}")
+        if finding.source:
+            lines.append(f"    from: {finding.source}")
+    lines.append(summary(files, notes=notes))
+    return "\n".join(lines)
+
+
+def summary(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
+    """``2 files: 1 error, 3 warnings``."""
+    counts = {
+        severity: sum(finding.severity == severity for file in files for finding in file.findings)
+        for severity in SEVERITIES
+    }
+    parts = [
+        f"{count} {severity}{'s' if count != 1 else ''}"
+        for severity, count in counts.items()
+        if count and (severity != "note" or notes)
+    ]
+    hidden = f" ({counts['note']} notes; show them with --notes)" if counts["note"] and not notes else ""
+    kinds = (
+        ", ".join(f"{file.path} ({file.kind})" for file in files)
+        if len(files) <= 3
+        else f"{len(files)} files"
+    )
+    return f"{kinds}: {', '.join(parts) or 'nothing to mend'}{hidden}"
+
+
+def as_json(
+    files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = (), extra: dict[str, Any] | None = None
+) -> str:
+    """One object: files with their kind, findings with place, rule, message and mend."""
+    body: dict[str, Any] = {
+        "schema": SCHEMA,
+        "ok": not any(file.failed for file in files),
+        "files": [{"path": file.path, "kind": file.kind, "ok": not file.failed} for file in files],
+        "findings": [finding.as_json() for finding in _shown(files, True)],
+        "fixed": [finding.as_json() for finding in fixed],
+    }
+    return json.dumps({**body, **(extra or {})}, indent=2, ensure_ascii=False)
+
+
+def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
+    """Workflow commands that GitHub shows as annotations (other CI systems read the same lines)."""
+    lines = []
+    for finding in _shown(files, notes):
+        text = f"{finding.message} Mend: {finding.mend}" if finding.mend else finding.message
+        properties = (
+            f"file={_property(finding.path)},line={finding.place.line},col={finding.place.column},"
+            f"title={_property(finding.rule)}"
+        )
+        lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {properties}::{_data(text)}")
+    return "\n".join(lines)
+
+
+def _shown(files: Sequence[CheckedFile], notes: bool) -> list[Finding]:
+    return [finding for file in files for finding in file.findings if notes or finding.severity != "note"]
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
