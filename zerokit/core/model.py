@@ -1,0 +1,362 @@
+"""A model as the memory model sees it: parameters in order, and activations instant by instant.
+
+A :class:`ModelProfile` comes from a trace of the real model (``zerokit.trace``) or from the
+catalogue, where such traces are stored. It holds no tensors and needs no torch.
+
+Sizes are polynomials in micro-batch ``b`` and sequence length ``s`` over the basis
+(1, b, s, b·s, s², b·s²), in bytes: exact for a given model, attention kind, precision and
+checkpointing mode, because every tensor's shape is a product of those and constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any
+
+Polynomial = tuple[float, float, float, float, float, float]
+"""Bytes as coefficients of (1, b, s, b·s, s², b·s²)."""
+
+FORMAT = "zerokit.profile/1"
+
+
+def evaluate(polynomial: Sequence[float], micro_batch: int, seq_len: int) -> float:
+    """The polynomial's value in bytes."""
+    one, b, s, bs, ss, bss = polynomial
+    return (
+        one + b * micro_batch + s * seq_len + seq_len * micro_batch * bs
+        + seq_len * seq_len * (ss + bss * micro_batch)
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter tensor of the full model."""
+
+    name: str
+    shape: tuple[int, ...]
+    trainable: bool = True
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An event of the trace, with what was live on the way to it.
+
+    Attributes:
+        kind: ``fwd_pre``, ``fwd_post``, ``bwd_pre``, ``bwd_post`` (a module), ``grad`` (a parameter's
+            gradient is complete) or ``end`` (of the segment).
+        name: the module or parameter; ``{n}`` stands for the path of the layer n after this one.
+        peaks: live bytes at the instants since the mark before that can be the largest, relative
+            to the start of the segment.
+        level: live bytes at the mark, the gradient included; relative likewise.
+        after: live bytes after the mark, a gradient that is handed over left out.
+    """
+
+    kind: str
+    name: str
+    peaks: tuple[Polynomial, ...]
+    level: Polynomial
+    after: Polynomial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """``count`` segments alike, for the layers ``start``, ``start + step``, … of ``stack``."""
+
+    segment: int
+    stack: str = ""
+    start: int = 0
+    count: int = 1
+    step: int = 1
+
+    def layers(self) -> Iterator[int]:
+        """The layer indexes in order of execution."""
+        return iter(range(self.start, self.start + self.step * self.count, self.step))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationTrace:
+    """One variant's forward and backward, as runs of segments."""
+
+    segments: tuple[tuple[Mark, ...], ...]
+    forward: tuple[Run, ...]
+    backward: tuple[Run, ...]
+    max_seq_len: int | None = None  # beyond it (a sliding window) another trace holds
+
+    @cached_property
+    def marks_forward(self) -> tuple[tuple[str, str], ...]:
+        """(kind, absolute name) of every mark of the forward pass."""
+        return tuple(self._names(self.forward))
+
+    @cached_property
+    def marks_backward(self) -> tuple[tuple[str, str], ...]:
+        """(kind, absolute name) of every mark of the backward pass."""
+        return tuple(self._names(self.backward))
+
+    def _names(self, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
+        for run in runs:
+            for layer in run.layers():
+                for mark in self.segments[run.segment]:
+                    yield mark.kind, _absolute(mark.name, run.stack, layer)
+
+    def timeline(self, micro_batch: int, seq_len: int) -> Timeline:
+        """Live activation bytes at every mark for this micro-batch and sequence length."""
+        return _timeline(self, micro_batch, seq_len)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def _absolute(name: str, stack: str, layer: int) -> str:
+    if not name.startswith("{"):
+        return name
+    offset, _, rest = name[1:].partition("}")
+    return f"{stack}.{layer + int(offset)}{rest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Live activation bytes over one pass: one entry a mark.
+
+    ``peaks[i]`` is the largest since mark i−1, ``levels[i]`` at mark i, ``afters[i]`` after it.
+    """
+
+    peaks: tuple[float, ...]
+    levels: tuple[float, ...]
+    afters: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Activations of one micro-step: bytes above what was there before the forward pass."""
+
+    forward: Pass
+    backward: Pass
+
+    @property
+    def after_forward(self) -> float:
+        """Live bytes between forward and backward."""
+        return self.forward.afters[-1]
+
+
+def _run_pass(
+    trace: ActivationTrace, runs: Iterable[Run], micro_batch: int, seq_len: int, level: float
+) -> Pass:
+    values: dict[int, list[tuple[float, float, float]]] = {}
+    peaks: list[float] = []
+    levels: list[float] = []
+    afters: list[float] = []
+    for run in runs:
+        if run.segment not in values:
+            values[run.segment] = [
+                (
+                    max(evaluate(p, micro_batch, seq_len) for p in mark.peaks),
+                    evaluate(mark.level, micro_batch, seq_len),
+                    evaluate(mark.after, micro_batch, seq_len),
+                )
+                for mark in trace.segments[run.segment]
+            ]
+        marks = values[run.segment]
+        for _ in range(run.count):
+            for peak, at, after in marks:
+                peaks.append(level + peak)
+                levels.append(level + at)
+                afters.append(level + after)
+            level += marks[-1][2]
+    return Pass(peaks=tuple(peaks), levels=tuple(levels), afters=tuple(afters))
+
+
+@lru_cache(maxsize=512)
+def _timeline(trace: ActivationTrace, micro_batch: int, seq_len: int) -> Timeline:
+    forward = _run_pass(trace, trace.forward, micro_batch, seq_len, 0.0)
+    backward = _run_pass(trace, trace.backward, micro_batch, seq_len, forward.afters[-1])
+    return Timeline(forward=forward, backward=backward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProfile:
+    """Everything the memory model knows of a model.
+
+    Attributes:
+        parameters: in ``model.parameters()`` order, tied ones once.
+        traces: variant key (see :class:`zerokit.trace.record.Variant`) -> traces by rising
+            ``max_seq_len``.
+        adapters: variant key of a LoRA trace -> the parameters with adapters, in their order.
+        basis: ``traced``; or ``scaled`` when the traces are another size's, scaled.
+    """
+
+    name: str
+    family: str
+    head: str
+    hf_config: Mapping[str, Any]
+    parameters: tuple[Parameter, ...]
+    traces: Mapping[str, tuple[ActivationTrace, ...]]
+    adapters: Mapping[str, tuple[Parameter, ...]] = field(default_factory=dict)
+    basis: str = "traced"
+    torch_version: str = ""
+    transformers_version: str = ""
+
+    @cached_property
+    def parameter_count(self) -> int:
+        """Elements of all parameters."""
+        return sum(p.numel for p in self.parameters)
+
+    def parameters_for(self, variant: str) -> tuple[Parameter, ...]:
+        """The parameters as DeepSpeed sees them under this variant (adapters among them)."""
+        return self.adapters.get(variant, self.parameters)
+
+    def trace(self, variant: str, seq_len: int) -> ActivationTrace | None:
+        """The trace that holds for this variant and sequence length, if there is one."""
+        for trace in self.traces.get(variant, ()):
+            if trace.max_seq_len is None or seq_len <= trace.max_seq_len:
+                return trace
+        return None
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+# ------------------------------------------------------------------ storage as JSON
+
+
+def _pack_parameters(parameters: Sequence[Parameter]) -> list[Any]:
+    """Shapes by (trainable, name) with repeated layers left to the reader: one row a parameter."""
+    return [[p.name, list(p.shape), *([] if p.trainable else [0])] for p in parameters]
+
+
+def _unpack_parameters(rows: Iterable[Sequence[Any]]) -> tuple[Parameter, ...]:
+    return tuple(Parameter(name=r[0], shape=tuple(r[1]), trainable=len(r) < 3) for r in rows)
+
+
+def _pack_runs(runs: Iterable[Run]) -> list[list[Any]]:
+    return [[r.segment, r.stack, r.start, r.count, r.step] for r in runs]
+
+
+def _unpack_runs(rows: Iterable[Sequence[Any]]) -> tuple[Run, ...]:
+    return tuple(Run(segment=a, stack=b, start=c, count=d, step=e) for a, b, c, d, e in rows)
+
+
+def to_json(profile: ModelProfile) -> dict[str, Any]:
+    """A JSON-able form; :func:`from_json` is its inverse. Polynomials are stored once each."""
+    table: dict[Polynomial, int] = {}
+
+    def number(polynomial: Polynomial) -> int:
+        return table.setdefault(polynomial, len(table))
+
+    segments: dict[tuple[Mark, ...], int] = {}
+    packed_segments: list[list[Any]] = []
+
+    def segment(marks: tuple[Mark, ...]) -> int:
+        if marks not in segments:
+            segments[marks] = len(packed_segments)
+            packed_segments.append(
+                [
+                    [m.kind, m.name, [number(p) for p in m.peaks], number(m.level), number(m.after)]
+                    for m in marks
+                ]
+            )
+        return segments[marks]
+
+    traces: dict[str, list[Any]] = {}
+    for key, variants in profile.traces.items():
+        traces[key] = [
+            {
+                "max_seq_len": trace.max_seq_len,
+                "segments": [segment(marks) for marks in trace.segments],
+                "forward": _pack_runs(trace.forward),
+                "backward": _pack_runs(trace.backward),
+            }
+            for trace in variants
+        ]
+    return {
+        "format": FORMAT,
+        "name": profile.name,
+        "family": profile.family,
+        "head": profile.head,
+        "hf_config": dict(profile.hf_config),
+        "torch_version": profile.torch_version,
+        "transformers_version": profile.transformers_version,
+        "parameters": _pack_parameters(profile.parameters),
+        "adapters": {key: _pack_parameters(value) for key, value in profile.adapters.items()},
+        "segments": packed_segments,
+        "polynomials": [[int(c) if c == int(c) else c for c in p] for p in table],
+        "traces": traces,
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> ModelProfile:
+    """Read what :func:`to_json` wrote. Traces are unpacked when first asked for.
+
+    Raises:
+        ValueError: another format.
+    """
+    if data.get("format") != FORMAT:
+        raise ValueError(f"profile format {data.get('format')!r}; this zerokit reads {FORMAT}")
+    return ModelProfile(
+        name=data["name"],
+        family=data["family"],
+        head=data["head"],
+        hf_config=data["hf_config"],
+        parameters=_unpack_parameters(data["parameters"]),
+        adapters={key: _unpack_parameters(rows) for key, rows in data["adapters"].items()},
+        traces=_LazyTraces(data),
+        torch_version=data["torch_version"],
+        transformers_version=data["transformers_version"],
+    )
+
+
+class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
+    """The traces of a stored profile, unpacked one variant at a time: a plan needs few of them."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+        self._done: dict[str, tuple[ActivationTrace, ...]] = {}
+        self._segments: dict[int, tuple[Mark, ...]] = {}
+        self._polynomials = [tuple(p) for p in data["polynomials"]]
+
+    def _segment(self, index: int) -> tuple[Mark, ...]:
+        if index not in self._segments:
+            table = self._polynomials
+            self._segments[index] = tuple(
+                Mark(
+                    kind=kind,
+                    name=name,
+                    peaks=tuple(table[p] for p in peaks),  # type: ignore[misc]
+                    level=table[level],  # type: ignore[arg-type]
+                    after=table[after],  # type: ignore[arg-type]
+                )
+                for kind, name, peaks, level, after in self._data["segments"][index]
+            )
+        return self._segments[index]
+
+    def __getitem__(self, key: str) -> tuple[ActivationTrace, ...]:
+        if key not in self._done:
+            self._done[key] = tuple(
+                ActivationTrace(
+                    segments=tuple(self._segment(i) for i in row["segments"]),
+                    forward=_unpack_runs(row["forward"]),
+                    backward=_unpack_runs(row["backward"]),
+                    max_seq_len=row["max_seq_len"],
+                )
+                for row in self._data["traces"][key]
+            )
+        return self._done[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data["traces"])
+
+    def __len__(self) -> int:
+        return len(self._data["traces"])

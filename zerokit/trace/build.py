@@ -1,0 +1,225 @@
+"""A real Hugging Face model from a config, on no device, with its repeated layers cut short.
+
+Remote code is never run: only model types that the installed Transformers knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerokit.errors import InputError
+
+KEEP_PER_RUN = 4
+"""Layers kept of a run of equal ones: what the first two and the last leave alive at their borders
+differs (a loop variable still holds the embedding's output); from the third on it repeats."""
+
+AUTO_CLASSES = {
+    "causal": "AutoModelForCausalLM",
+    "mlm": "AutoModelForMaskedLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "image-classification": "AutoModelForImageClassification",
+    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A list of repeated layers: its module path, full length, and the index of each layer kept."""
+
+    path: str
+    length: int
+    kept: tuple[int, ...]
+    stands_for: tuple[int, ...]  # full index -> position among the kept
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRecord:
+    """A parameter of the full model, in ``model.parameters()`` order."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class BuiltModel:
+    """A model on the meta device, cut to a few layers, with the full model's parameters listed."""
+
+    model: nn.Module
+    config: Any
+    head: str
+    parameters: tuple[ParameterRecord, ...]
+    stacks: tuple[Stack, ...]
+
+
+def read_config(hf_config: Mapping[str, Any]) -> Any:
+    """The Transformers configuration object of a parsed config.json, as data.
+
+    Raises:
+        InputError: ``model_type`` missing or not known to the installed Transformers.
+    """
+    from transformers import AutoConfig, __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    values = {k: v for k, v in hf_config.items() if k not in ("auto_map", "torch_dtype", "dtype")}
+    model_type = values.pop("model_type", None)
+    if not isinstance(model_type, str):
+        raise InputError("the model's config has no model_type; it must be a Hugging Face config.json")
+    if model_type not in CONFIG_MAPPING:
+        raise InputError(
+            f"model_type {model_type!r} is not known to the installed transformers {__version__}; "
+            "update transformers, or give --params and a family instead (remote code is never run)"
+        )
+    values.pop("quantization_config", None)
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except (TypeError, ValueError, KeyError) as error:
+        raise InputError(f"the model's config ({model_type}) is not usable: {error}") from error
+
+
+def head_of(hf_config: Mapping[str, Any]) -> str:
+    """Which head a config.json asks for: its ``architectures``, else what its type is used for."""
+    names = " ".join(str(name) for name in hf_config.get("architectures") or ())
+    for mark, head in (
+        ("ForCausalLM", "causal"),
+        ("LMHeadModel", "causal"),
+        ("ForMaskedLM", "mlm"),
+        ("ForPreTraining", "mlm"),
+        ("ForImageClassification", "image-classification"),
+        ("WhisperForConditional", "speech-seq2seq"),
+        ("ForConditionalGeneration", "seq2seq"),
+    ):
+        if mark in names:
+            return head
+    from transformers.models.auto import modeling_auto as auto
+
+    model_type = hf_config.get("model_type")
+    for mapping, head in (
+        (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "causal"),
+        (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, "seq2seq"),
+        (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, "mlm"),
+        (auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, "image-classification"),
+    ):
+        if model_type in mapping and model_type not in ("bert", "roberta", "electra"):
+            return head
+    return "mlm"
+
+
+def _signature(layer: nn.Module) -> tuple[Any, ...]:
+    """What makes two layers of a stack alike: class, parameters, and settings other than the index."""
+    shapes = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
+    settings = []
+    for name, module in layer.named_modules():
+        for key, value in vars(module).items():
+            if key in ("layer_idx", "layer_id", "training") or key.startswith("_"):
+                continue
+            if isinstance(value, bool | int | float | str | type(None)):
+                settings.append((name, key, value))
+    return (type(layer).__name__, shapes, tuple(settings))
+
+
+def _find_stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+    """The outermost module lists of three layers or more."""
+    found: list[tuple[str, nn.ModuleList]] = []
+    for name, module in model.named_modules():
+        is_list = isinstance(module, nn.ModuleList) and len(module) > KEEP_PER_RUN
+        if is_list and not any(name.startswith(other + ".") for other, _ in found):
+            assert isinstance(module, nn.ModuleList)
+            found.append((name, module))
+    return found
+
+
+def _cut(path: str, layers: nn.ModuleList) -> Stack:
+    signatures = [_signature(layer) for layer in layers]
+    runs: list[list[int]] = []
+    for index, signature in enumerate(signatures):
+        if runs and signatures[runs[-1][0]] == signature:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    kept: list[int] = []
+    seen: set[Any] = set()
+    for position, run in enumerate(runs):
+        before = signatures[runs[position - 1][0]] if position else None
+        pair = (before, signatures[run[0]])
+        if pair in seen and position != len(runs) - 1:
+            continue
+        seen.add(pair)
+        kept += run if len(run) <= KEEP_PER_RUN else [*run[: KEEP_PER_RUN - 1], run[-1]]
+    first, last = 0, len(layers) - 1
+    stands_for = []
+    for index, signature in enumerate(signatures):
+        alike = [position for position, k in enumerate(kept) if signatures[k] == signature]
+        if index in kept:
+            stands_for.append(kept.index(index))
+        elif index in (first, last):
+            stands_for.append(alike[0 if index == first else -1])
+        else:  # an inner one where there is one, so that the ends keep their own borders
+            inner = [p for p in alike if kept[p] not in (first, last)]
+            stands_for.append((inner or alike)[-1])
+    return Stack(path, len(layers), tuple(kept), tuple(stands_for))
+
+
+def _shorten(model: nn.Module, config: Any, stack: Stack) -> None:
+    parent_path, _, attribute = stack.path.rpartition(".")
+    parent = model.get_submodule(parent_path)
+    layers: Any = getattr(parent, attribute)
+    setattr(parent, attribute, nn.ModuleList([layers[i] for i in stack.kept]))
+    # forwards that loop by index look per-layer settings up in the config
+    configs = [config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))]
+    for part in configs:
+        for key, value in list(vars(part).items()):
+            if isinstance(value, list) and len(value) == stack.length:
+                setattr(part, key, [value[i] for i in stack.kept])
+
+
+def build(
+    hf_config: Mapping[str, Any], *, head: str | None, dtype: torch.dtype, attention: str
+) -> BuiltModel:
+    """Build the model on the meta device and cut its repeated layers.
+
+    Raises:
+        InputError: the config, head or attention cannot be used with the installed Transformers.
+    """
+    import transformers
+
+    config = read_config(hf_config)
+    config.use_cache = False
+    head = head or head_of(hf_config)
+    if head == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    if head not in AUTO_CLASSES:
+        raise InputError(f"head {head!r}: use one of {', '.join(AUTO_CLASSES)}")
+    auto = getattr(transformers, AUTO_CLASSES[head])
+    try:
+        with torch.device("meta"):
+            model = auto.from_config(config, dtype=dtype, attn_implementation=attention)
+    except (ValueError, ImportError) as error:
+        raise InputError(f"transformers cannot build this model: {error}") from error
+    parameters = tuple(ParameterRecord(n, tuple(p.shape)) for n, p in model.named_parameters())
+    stacks = tuple(_cut(path, layers) for path, layers in _find_stacks(model))
+    for stack in stacks:
+        _shorten(model, model.config, stack)
+    return BuiltModel(model, model.config, head, parameters, stacks)
+
+
+@contextmanager
+def transformers_on_gpu() -> Iterator[None]:
+    """While active, Transformers takes the branches it takes with real tensors on a GPU.
+
+    With fake tensors it would assume packed sequences (masking_utils.find_packed_sequence_indices)
+    because it cannot read position ids, and so give the attention kernel a mask.
+    """
+    from transformers import masking_utils
+
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original

@@ -1,0 +1,251 @@
+"""From traces at a few (micro-batch, sequence) points to one that holds for all.
+
+The operators run are the same at every point, so event k of one trace is event k of
+the others, and each storage's size is an exact polynomial through its sizes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from zerokit.core.model import ActivationTrace, Mark, Polynomial, Run, evaluate
+from zerokit.errors import ZerokitError
+from zerokit.trace.build import Stack
+from zerokit.trace.storage import Event
+
+MICRO_BATCHES = (2, 3)
+_GRID = [(b, s) for b in (1, 2, 4, 16, 64) for s in (64, 512, 2048, 8192, 65536)]
+_ZERO: Polynomial = (0, 0, 0, 0, 0, 0)
+
+
+class TraceMismatch(ZerokitError):
+    """The model ran different operators at different sizes, so no polynomial holds."""
+
+
+def points(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """The (micro_batch, seq_len) points to trace: two micro-batches × three lengths."""
+    return [(b, s) for b in MICRO_BATCHES for s in lengths]
+
+
+def _quadratic(xs: Sequence[int], ys: Sequence[Fraction]) -> list[Fraction]:
+    """Coefficients (1, x, x²) through three points, or (1, x, 0) and (1, 0, 0) through two or one."""
+    if len(xs) == 1:
+        return [ys[0], Fraction(0), Fraction(0)]
+    if len(xs) == 2:
+        slope = (ys[1] - ys[0]) / (xs[1] - xs[0])
+        return [ys[0] - slope * xs[0], slope, Fraction(0)]
+    (x0, x1, x2), (y0, y1, y2) = xs, ys
+    d1 = (y1 - y0) / (x1 - x0)
+    d2 = ((y2 - y1) / (x2 - x1) - d1) / (x2 - x0)
+    return [y0 - d1 * x0 + d2 * x0 * x1, d1 - d2 * (x0 + x1), d2]
+
+
+def _number(value: Fraction) -> float:
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def _polynomial(sizes: Sequence[int], lengths: Sequence[int]) -> Polynomial:
+    count = len(lengths)
+    rows = [[Fraction(n) for n in sizes[i * count : (i + 1) * count]] for i in range(2)]
+    b0, b1 = MICRO_BATCHES
+    slopes = [(high - low) / (b1 - b0) for low, high in zip(*rows, strict=True)]
+    fixed = [low - slope * b0 for low, slope in zip(rows[0], slopes, strict=True)]
+    c0, c1, c2 = _quadratic(lengths, fixed)
+    d0, d1, d2 = _quadratic(lengths, slopes)
+    return tuple(_number(v) for v in (c0, d0, c1, d1, c2, d2))  # type: ignore[return-value]
+
+
+def _sum(a: Polynomial, b: Polynomial, sign: int = 1) -> Polynomial:
+    return tuple(x + sign * y for x, y in zip(a, b, strict=True))  # type: ignore[return-value]
+
+
+def _envelope(candidates: list[Polynomial]) -> tuple[Polynomial, ...]:
+    """Those that are the largest somewhere on a wide grid of micro-batches and lengths."""
+    unique = list(dict.fromkeys(candidates))
+    if len(unique) == 1:
+        return (unique[0],)
+    best = {max(unique, key=lambda p: evaluate(p, b, s)) for b, s in _GRID}
+    return tuple(p for p in unique if p in best)
+
+
+@dataclass(slots=True)
+class _Flat:
+    """A mark with absolute live bytes."""
+
+    kind: str
+    name: str
+    peaks: tuple[Polynomial, ...]
+    level: Polynomial
+    after: Polynomial
+
+
+def _align(traces: Sequence[Sequence[Event]]) -> None:
+    first = traces[0]
+    for other in traces[1:]:
+        same = len(other) == len(first) and all(
+            a.kind == b.kind and a.key == b.key for a, b in zip(first, other, strict=True)
+        )
+        if not same:
+            raise TraceMismatch(
+                "the model runs different operators at different batch sizes or sequence lengths; "
+                "its activations cannot be given as polynomials"
+            )
+
+
+def _flatten(traces: Sequence[Sequence[Event]], lengths: Sequence[int]) -> tuple[list[_Flat], list[_Flat]]:
+    _align(traces)
+    sizes: dict[int, Polynomial] = {}
+    cache: dict[tuple[int, ...], Polynomial] = {}
+    live = _ZERO
+    pending = [live]
+    phases: dict[str, list[_Flat]] = {"forward": [], "backward": []}
+    phase = "forward"
+    events = list(zip(*traces, strict=True))
+    for position, group in enumerate(events):
+        event = group[0]
+        if event.kind == "alloc":
+            key = tuple(e.size_bytes for e in group)
+            if key not in cache:
+                cache[key] = _polynomial(key, lengths)
+            sizes[event.key] = cache[key]
+            live = _sum(live, cache[key])
+            pending.append(live)
+        elif event.kind == "free":
+            live = _sum(live, sizes.pop(event.key), -1)
+        elif event.kind == "phase":
+            if event.key != "forward":
+                phases[phase].append(_Flat("end", phase, _envelope([*pending, live]), live, live))
+                phase = event.key if event.key != "end" else phase
+            pending = [live]
+        else:
+            after = live
+            if event.kind == "grad":  # the hook drops the gradient: its free follows at once
+                later = events[position + 1][0] if position + 1 < len(events) else None
+                if later is not None and later.kind == "free":
+                    after = _sum(live, sizes[later.key], -1)
+            phases[phase].append(_Flat(event.kind, event.key, _envelope([*pending, live]), live, after))
+            pending = [after]
+    return phases["forward"], phases["backward"]
+
+
+def _owner(name: str, stacks: Sequence[Stack]) -> tuple[str, int] | None:
+    for stack in stacks:
+        if name.startswith(stack.path + "."):
+            return stack.path, int(name[len(stack.path) + 1 :].split(".", 1)[0])
+    return None
+
+
+def _blocks(
+    marks: Sequence[_Flat], stacks: Sequence[Stack]
+) -> list[tuple[tuple[str, int] | None, list[_Flat]]]:
+    """Cut a pass into what runs before, in each layer, and after. A mark outside the layers that
+    lies between two layers of one stack goes with the earlier."""
+    blocks: list[tuple[tuple[str, int] | None, list[_Flat]]] = []
+    seen: set[tuple[str, int]] = set()
+    owners = [_owner(mark.name, stacks) for mark in marks]
+    for position, (mark, owner) in enumerate(zip(marks, owners, strict=True)):
+        current = blocks[-1][0] if blocks else None
+        if owner is not None and owner not in seen:
+            seen.add(owner)
+            blocks.append((owner, []))
+        elif not blocks:
+            blocks.append((None, []))
+        elif owner is None and current is not None:
+            rest = owners[position:]
+            if not any(o is not None and o[0] == current[0] for o in rest):
+                blocks.append((None, []))
+        blocks[-1][1].append(mark)
+    return blocks
+
+
+def _segment(marks: Sequence[_Flat], start: Polynomial, owner: tuple[str, int] | None) -> tuple[Mark, ...]:
+    def relative(name: str) -> str:
+        if owner is None or not name.startswith(owner[0] + "."):
+            return name
+        index, dot, rest = name[len(owner[0]) + 1 :].partition(".")
+        return f"{{{int(index) - owner[1]}}}{dot}{rest}"
+
+    return tuple(
+        Mark(
+            kind=mark.kind,
+            name=relative(mark.name),
+            peaks=tuple(_sum(p, start, -1) for p in mark.peaks),
+            level=_sum(mark.level, start, -1),
+            after=_sum(mark.after, start, -1),
+        )
+        for mark in marks
+    )
+
+
+class _Segments:
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[Mark, ...], int] = {}
+
+    def add(self, marks: tuple[Mark, ...]) -> int:
+        return self.numbers.setdefault(marks, len(self.numbers))
+
+
+def _runs(
+    marks: Sequence[_Flat], stacks: Sequence[Stack], segments: _Segments, start: Polynomial
+) -> tuple[Run, ...]:
+    """Put the traced blocks in the full model's order, each layer by the kept one it is like."""
+    traced: dict[tuple[str, int], int] = {}
+    order: list[tuple[str, int] | int] = []
+    level = start
+    for owner, block in _blocks(marks, stacks):
+        number = segments.add(_segment(block, level, owner))
+        level = block[-1].after
+        if owner is None:
+            order.append(number)
+        else:
+            traced[owner] = number
+            order.append(owner)
+    by_path = {stack.path: stack for stack in stacks}
+    runs: list[Run] = []
+    done: set[str] = set()
+    for position, item in enumerate(order):
+        if isinstance(item, int):
+            runs.append(Run(segment=item))
+            continue
+        path = item[0]
+        if path in done:
+            continue
+        done.add(path)
+        stack = by_path[path]
+        following = [o[1] for o in order[position:] if isinstance(o, tuple) and o[0] == path]
+        backwards = len(following) > 1 and following[0] > following[-1]
+        indexes = range(stack.length - 1, -1, -1) if backwards else range(stack.length)
+        for index in indexes:
+            number = traced[(path, stack.stands_for[index])]
+            last = runs[-1] if runs else None
+            step = -1 if backwards else 1
+            if last is not None and last.stack == path and last.segment == number:
+                runs[-1] = Run(segment=number, stack=path, start=last.start, count=last.count + 1, step=step)
+            else:
+                runs.append(Run(segment=number, stack=path, start=index, count=1, step=step))
+    return tuple(runs)
+
+
+def fit(
+    traces: Sequence[Sequence[Event]],
+    lengths: Sequence[int],
+    stacks: Sequence[Stack],
+    max_seq_len: int | None = None,
+) -> ActivationTrace:
+    """One activation trace from traces at ``points(lengths)``, for the full number of layers.
+
+    Raises:
+        TraceMismatch: the operators differ between the points.
+    """
+    forward, backward = _flatten(traces, lengths)
+    segments = _Segments()
+    forward_runs = _runs(forward, stacks, segments, _ZERO)
+    backward_runs = _runs(backward, stacks, segments, forward[-1].after)
+    return ActivationTrace(
+        segments=tuple(segments.numbers),
+        forward=forward_runs,
+        backward=backward_runs,
+        max_seq_len=max_seq_len,
+    )

@@ -1,0 +1,102 @@
+"""Any Hugging Face config → a :class:`~zerokit.core.model.ModelProfile`, by tracing the real model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from zerokit.core.model import ActivationTrace, ModelProfile, Parameter
+from zerokit.errors import InputError
+from zerokit.trace.build import BuiltModel, build
+from zerokit.trace.fit import fit, points
+from zerokit.trace.record import Variant, record
+
+_LENGTHS = (128, 256, 512)
+
+
+def windows(hf_config: Mapping[str, Any]) -> int | None:
+    """The sliding window in tokens, where the config has one in use."""
+    for values in (hf_config, *(v for v in hf_config.values() if isinstance(v, Mapping))):
+        window = values.get("sliding_window")
+        if isinstance(window, int) and window > 0 and values.get("use_sliding_window", True):
+            return window
+    return None
+
+
+def _lengths_by_regime(built: BuiltModel) -> list[tuple[tuple[int, ...], int | None]]:
+    """Sequence lengths to trace, and up to which length what they show holds."""
+    config = built.config
+    if built.head == "image-classification":
+        return [((128,), None)]
+    # fixed position tables bound the length; fake tensors cost the same at any length
+    limit = getattr(config, "max_target_positions", None) or 1 << 30
+    if limit < max(_LENGTHS):
+        return [((limit // 4, limit // 2, limit - limit % 2), None)]
+    window = windows(config.to_dict())
+    if window is None:
+        return [(_LENGTHS, None)]
+    below = tuple(max(8, window * part // 8) for part in (2, 4, 6))
+    above = tuple(window + extra for extra in (128, 256, 512))
+    return [(below, window - 1), (above, None)]
+
+
+def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
+    traces = []
+    for lengths, limit in _lengths_by_regime(built):
+        events = record(built, variant, points(lengths))
+        traces.append(fit(events, lengths, built.stacks, limit))
+    return tuple(traces)
+
+
+def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant) -> BuiltModel:
+    """Build with the attention asked for, or eager where the model has no other (as Transformers does)."""
+    wanted = "sdpa" if variant.attention == "flash_attention_2" else variant.attention
+    try:
+        return build(hf_config, head=head, dtype=variant.dtype, attention=wanted)
+    except InputError as error:
+        if wanted == "eager" or "attention" not in str(error):
+            raise
+        return build(hf_config, head=head, dtype=variant.dtype, attention="eager")
+
+
+def profile_from_config(
+    hf_config: Mapping[str, Any],
+    variants: Iterable[Variant],
+    *,
+    name: str,
+    family: str = "",
+    head: str | None = None,
+) -> ModelProfile:
+    """Trace a model from its config: no weights, no GPU, no network, no remote code.
+
+    Raises:
+        InputError: Transformers cannot build the model.
+        TraceMismatch: its operators depend on batch or sequence beyond a polynomial.
+    """
+    import transformers
+
+    traces: dict[str, tuple[ActivationTrace, ...]] = {}
+    adapters: dict[str, tuple[Parameter, ...]] = {}
+    parameters: tuple[Parameter, ...] = ()
+    for variant in variants:
+        built = _attention(hf_config, head, variant)
+        parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in built.parameters)
+        head = built.head
+        if variant.lora_rank:
+            from zerokit.trace.adapters import adapted_parameters
+
+            adapters[variant.key] = adapted_parameters(built, variant)
+        traces[variant.key] = _trace(built, variant)
+    return ModelProfile(
+        name=name,
+        family=family or str(hf_config.get("model_type", "")),
+        head=head or "",
+        hf_config=dict(hf_config),
+        parameters=parameters,
+        traces=traces,
+        adapters=adapters,
+        torch_version=torch.__version__.split("+")[0],
+        transformers_version=transformers.__version__,
+    )

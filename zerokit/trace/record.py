@@ -1,0 +1,193 @@
+"""One forward and backward of a built model under fake tensors, as a list of events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zerokit.trace.build import BuiltModel, transformers_on_gpu
+from zerokit.trace.kernels import cuda_kernels
+from zerokit.trace.storage import Event, StorageTracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What changes the activations of a model, apart from batch and sequence."""
+
+    attention: str = "sdpa"
+    precision: str = "16"  # 16 (bf16, fp16) or 32
+    checkpointing: str = "none"  # none, full (per layer), reentrant
+    padding: bool = False  # batches carry an attention mask with padding in it
+    lora_rank: int = 0
+    lora_targets: str = ""
+
+    @property
+    def key(self) -> str:
+        """A short text that names the variant in files."""
+        parts = [self.attention, self.precision, self.checkpointing]
+        if self.padding:
+            parts.append("padding")
+        if self.lora_rank:
+            parts.append(f"lora{self.lora_rank}:{self.lora_targets}")
+        return "/".join(parts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights while traced; fp16 allocates as bf16 does."""
+        return torch.bfloat16 if self.precision == "16" else torch.float32
+
+
+class _Backward(torch.autograd.Function):
+    """Identity whose backward calls a function: where DeepSpeed puts its ZeRO-3 backward hooks
+    (runtime/zero/parameter_offload.py ``PreBackwardFunctionForModule``, ``PostBackwardFunctionModule``)."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, call: Any) -> Any:
+        ctx.call = call
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.call()
+        return grad, None
+
+
+class _Hooks:
+    """Mark module forwards and backwards, and gradients as they become ready."""
+
+    def __init__(self, tracker: StorageTracker, model: nn.Module) -> None:
+        self.tracker = tracker
+        for name, module in model.named_modules():
+            self._hook_module(name, module)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._on_gradient(name))
+
+    def _on_gradient(self, name: str) -> Any:
+        def hook(parameter: torch.Tensor) -> None:
+            self.tracker.mark("grad", name)
+            parameter.grad = None  # what happens to it now is DeepSpeed's doing
+
+        return hook
+
+    def _hook_module(self, name: str, module: nn.Module) -> None:
+        def mark(kind: str, key: str) -> None:
+            self.tracker.mark(kind, key)
+
+        state = {"forwards": 0, "inputs": 0}
+
+        def before_backward() -> None:
+            if state["forwards"] > 0:
+                mark("bwd_pre", name)
+                state["forwards"] -= 1
+
+        def after_backward() -> None:
+            state["inputs"] -= 1
+            if state["inputs"] == 0:
+                mark("bwd_post", name)
+
+        def wrap(value: Any, call: Any, count: str) -> Any:
+            if isinstance(value, torch.Tensor):
+                if value.requires_grad:
+                    state[count] += 1
+                    return _Backward.apply(value, call)
+                return value
+            if isinstance(value, tuple) and not hasattr(value, "_fields"):
+                return tuple(wrap(item, call, count) for item in value)
+            if isinstance(value, list):
+                return [wrap(item, call, count) for item in value]
+            if isinstance(value, dict):
+                for key, item in value.items():
+                    value[key] = wrap(item, call, count)
+            return value
+
+        def pre_forward(_: nn.Module, args: Any) -> Any:
+            mark("fwd_pre", name)
+            state["inputs"] = 0
+            return wrap(args, after_backward, "inputs")
+
+        def post_forward(_: nn.Module, args: Any, output: Any) -> Any:
+            mark("fwd_post", name)
+            return wrap(output, before_backward, "forwards")
+
+        module.register_forward_pre_hook(pre_forward)
+        module.register_forward_hook(post_forward)
+
+
+def make_inputs(built: BuiltModel, micro_batch: int, seq_len: int, padding: bool) -> dict[str, torch.Tensor]:
+    """A training batch of the kind the head takes. Shapes (micro_batch, seq_len) of int64, or images."""
+    config = built.config
+    if built.head == "image-classification":
+        size = getattr(config, "image_size", 224)
+        channels = getattr(config, "num_channels", 3)
+        dtype = next(built.model.parameters()).dtype
+        return {
+            "pixel_values": torch.zeros(micro_batch, channels, size, size, dtype=dtype),
+            "labels": torch.zeros(micro_batch, dtype=torch.long),
+        }
+    tokens = torch.zeros(micro_batch, seq_len, dtype=torch.long)
+    if built.head == "speech-seq2seq":
+        frames = 2 * config.max_source_positions
+        dtype = next(built.model.parameters()).dtype
+        features = torch.zeros(micro_batch, config.num_mel_bins, frames, dtype=dtype)
+        return {"input_features": features, "labels": tokens}
+    inputs = {"input_ids": tokens, "labels": tokens}
+    if padding:
+        inputs["attention_mask"] = torch.ones(micro_batch, seq_len, dtype=torch.long)
+    return inputs
+
+
+def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
+    model = built.model
+    model.to_empty(device="cpu")
+    model.tie_weights()  # type: ignore[operator]
+    model.train()
+    if variant.lora_rank:
+        from zerokit.trace.adapters import add_lora
+
+        model = add_lora(model, variant)
+    if variant.checkpointing != "none":
+        if variant.lora_rank:
+            model.enable_input_require_grads()  # type: ignore[operator]
+        kwargs: dict[str, Any] = {"preserve_rng_state": False, "use_reentrant": True}
+        if variant.checkpointing == "full":
+            kwargs |= {"use_reentrant": False, "determinism_check": "none"}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)  # type: ignore[operator]
+    return model
+
+
+def record(built: BuiltModel, variant: Variant, points: list[tuple[int, int]]) -> list[list[Event]]:
+    """Trace one training step at each (micro_batch, seq_len) of ``points``.
+
+    The user's loop keeps only the loss: ``loss = model(**batch).loss; loss.backward()``.
+    """
+    traces = []
+    with FakeTensorMode(allow_non_fake_inputs=True), transformers_on_gpu(), cuda_kernels():
+        model = _prepare(built, variant)
+        for index, (micro_batch, seq_len) in enumerate(points):
+            tracker = StorageTracker()
+            inputs = make_inputs(replace_model(built, model), micro_batch, seq_len, variant.padding)
+            tracker.ignore([*model.parameters(), *model.buffers(), *inputs.values()])
+            if index == 0:
+                hooks = _Hooks(tracker, model)
+            hooks.tracker = tracker
+            with tracker:
+                tracker.mark("phase", "forward")
+                outputs = model(**inputs)
+                loss = outputs.loss
+                del outputs
+                tracker.mark("phase", "backward")
+                loss.backward()
+                del loss
+                tracker.mark("phase", "end")
+            traces.append(tracker.events)
+    return traces
+
+
+def replace_model(built: BuiltModel, model: nn.Module) -> BuiltModel:
+    """The same build around a wrapped model."""
+    return replace(built, model=model)

@@ -1,0 +1,81 @@
+"""Count live tensor storage, instant by instant, without a GPU.
+
+A real model's forward and backward run under ``FakeTensorMode``: every operator
+is dispatched with shapes and dtypes only. :class:`StorageTracker` sees each new
+storage and its death, and writes both, with marks for module and gradient
+events, into one list: the trace.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One instant of a trace.
+
+    ``kind`` is ``alloc`` or ``free`` (``key`` a storage number, ``size_bytes`` unrounded), or a
+    mark: ``fwd_pre``, ``fwd_post``, ``bwd_pre``, ``bwd_post`` (``key`` a module name), ``grad``
+    (``key`` a parameter name), ``phase`` (``key`` the phase that begins).
+    """
+
+    kind: str
+    key: Any
+    size_bytes: int = 0
+
+
+class StorageTracker(TorchDispatchMode):
+    """Record allocation and death of every storage made while active.
+
+    Storages that exist before (parameters, buffers, inputs) are left out by
+    :meth:`ignore`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self._live: dict[int, int] = {}  # address of the StorageImpl -> storage number
+        self._count = 0
+
+    def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Leave these tensors' storages out of the trace."""
+        for tensor in tensors:
+            self._live[tensor.untyped_storage()._cdata] = -1
+
+    def mark(self, kind: str, key: Any) -> None:
+        """Write a mark at this instant."""
+        self.events.append(Event(kind, key))
+
+    def _track(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self._live:
+            return
+        number = self._count
+        self._count += 1
+        size = storage.nbytes()
+        self._live[address] = number
+        self.events.append(Event("alloc", number, size))
+        weakref.finalize(storage, self._died, address, number, size)
+
+    def _died(self, address: int, number: int, size: int) -> None:
+        if self._live.get(address) == number:
+            del self._live[address]
+        self.events.append(Event("free", number, size))
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def]
+        self, func, types, args=(), kwargs=None
+    ):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_iter(result):
+            if isinstance(leaf, torch.Tensor):
+                self._track(leaf)
+        return result
