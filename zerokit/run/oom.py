@@ -14,6 +14,7 @@ from zerokit.run.redact import redact
 _BIGGEST = 12
 _MAX_RECORDED = 3  # a script that tries smaller batches until one fits raises many
 _MAX_OBJECTS = 5_000_000
+_MOST_BYTES = 1 << 62
 _TEXT = 2000
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
@@ -31,7 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def asked_bytes(text: str) -> int | None:
     """How much PyTorch's message says was asked for."""
     if match := _CPU_ASKED.search(text):
-        return int(match[1])
+        return min(int(match[1]), _MOST_BYTES)
     match = _ASKED.search(text)
     return round(float(match[1]) * _UNITS[match[2]]) if match else None
 

@@ -215,7 +215,8 @@ _TEXTS = frozenset(
     re.split(r"\s+", "type phase state host script error traceback memory device name dtype label kind")
 )
 _TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}
-_MOST = 1 << 53  # beyond it a number is damage, and no longer exact in JSON
+_MOST = 1 << 53  # beyond it a number is damage
+_MOST_BYTES = 1 << 62  # a script with a bug may ask for this many
 
 
 def _why_bad_field(name: str, value: Any) -> str | None:
@@ -223,7 +224,8 @@ def _why_bad_field(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if name in _COUNTS:
-        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+        most = _MOST_BYTES if name.endswith("bytes") else _MOST
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
     elif name in _NUMBERS:
         good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
     elif name in _TEXTS:
