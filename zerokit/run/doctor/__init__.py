@@ -1,0 +1,8 @@
+"""What this machine has, and what a DeepSpeed run here would trip over. Imports no torch."""
+
+from __future__ import annotations
+
+from zerokit.run.doctor.examine import Examination, examine
+from zerokit.run.doctor.finding import Finding, Surroundings
+
+__all__ = ["Examination", "Finding", "Surroundings", "examine"]

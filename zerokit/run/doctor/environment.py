@@ -1,0 +1,105 @@
+"""Variables and files that change what DeepSpeed does without being asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from zerokit.errors import InputError
+from zerokit.run.doctor.finding import Finding, Surroundings, note, ok, warning
+from zerokit.run.doctor.oddities import ODDITIES, Oddity
+from zerokit.run.hostfile import read_hostfile
+
+DEFAULT_HOSTFILE = "job/hostfile"  # deepspeed/launcher/runner.py: DLTS_HOSTFILE
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", re.IGNORECASE)
+_FILE_MOST_BYTES = 1 << 20
+
+
+def findings(around: Surroundings) -> list[Finding]:
+    """Variables, network interfaces named in them, ``.deepspeed_env`` and the default hostfile."""
+    odd = [_oddity(oddity, around) for oddity in ODDITIES]
+    found = [finding for finding in odd if finding is not None]
+    found += _interfaces(around)
+    if not found:
+        found.append(ok("environment.variables", "no variable here changes what NCCL, torch or DeepSpeed do"))
+    return found + _environment_files(around) + _hostfile(around)
+
+
+def _oddity(oddity: Oddity, around: Surroundings) -> Finding | None:
+    value = around.environment.get(oddity.name, "").strip()
+    if not re.fullmatch(oddity.value, value, re.IGNORECASE):
+        return None
+    return Finding(
+        check=f"environment.{oddity.name}",
+        state=oddity.state,
+        what=f"{oddity.name}={value[:80]}: {oddity.what}",
+        mend=oddity.mend,
+    )
+
+
+def _interfaces(around: Surroundings) -> list[Finding]:
+    """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must name an interface that exists."""
+    try:
+        have = sorted(path.name for path in (around.root / "sys/class/net").iterdir())
+    except OSError:
+        return []
+    found = []
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        value = around.environment.get(name, "").strip()
+        if value and not _any_interface(value, have):
+            mend = f"use one of {', '.join(have)}, or unset it"
+            found.append(warning(f"environment.{name}", f"{name}={value[:80]} names no interface here", mend))
+    return found
+
+
+def _any_interface(value: str, have: list[str]) -> bool:
+    # NCCL: a list of prefixes; ^ leaves out, = asks for the exact name
+    leave_out, exact = value.startswith("^"), value.lstrip("^").startswith("=")
+    wanted = [part for part in value.lstrip("^=").split(",") if part]
+    fits = [name for name in have if any(name == part if exact else name.startswith(part) for part in wanted)]
+    return len(fits) < len(have) if leave_out else bool(fits)
+
+
+def _environment_files(around: Surroundings) -> list[Finding]:
+    """What DeepSpeed would export to other nodes: runner.py reads both files, line by line."""
+    name = around.environment.get("DS_ENV_FILE") or ".deepspeed_env"
+    found = []
+    for path in dict.fromkeys((around.home / name, around.cwd / name)):
+        if path.is_file():
+            found += _environment_file(path)
+    return found
+
+
+def _environment_file(path: Path) -> list[Finding]:
+    check = "files.deepspeed-env"
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_FILE_MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        return [warning(check, f"{path} cannot be read: {error.strerror}", "make it readable, or remove it")]
+    bad = next((number for number, line in enumerate(lines, 1) if "=" not in line), None)
+    if bad is not None:
+        what = f"{path}:{bad}: not NAME=VALUE: DeepSpeed fails on blank lines and comments in multi-node runs"
+        return [warning(check, what, "remove the line")]
+    names = [line.partition("=")[0].strip() for line in lines]
+    secret = [name for name in names if _SECRET.search(name)]
+    if secret:
+        what = f"{path} hands {', '.join(secret[:5])} to every node, on the command line of ssh"
+        return [warning(check, what, "remove it; log in on the nodes instead")]
+    listed = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+    return [
+        note(check, f"{path} is exported to every node: {listed or 'nothing'}", "remove it, unless meant")
+    ]
+
+
+def _hostfile(around: Surroundings) -> list[Finding]:
+    path = around.root / DEFAULT_HOSTFILE
+    check = "files.hostfile"
+    if not path.exists():
+        return []
+    try:
+        hosts = read_hostfile(path)
+    except InputError as error:
+        return [warning(check, f"plain `deepspeed` would read {path}: {error}", "mend or remove it")]
+    what = f"{path} lists {len(hosts)} hosts: plain `deepspeed` runs on them by itself, over ssh"
+    return [note(check, what, "remove it, or pass --hostfile to be explicit")]

@@ -1,0 +1,81 @@
+"""Runs all checks and gathers what they found."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokit.catalog.detect import Detected, detect
+from zerokit.run.doctor import build, environment, software, system
+from zerokit.run.doctor.finding import STATES, Finding, Surroundings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What the machine has and what was found about it."""
+
+    detected: Detected
+    findings: tuple[Finding, ...]
+
+    @property
+    def blockers(self) -> tuple[Finding, ...]:
+        """Findings with which no run can work."""
+        return tuple(finding for finding in self.findings if finding.state == "blocker")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``doctor --json``."""
+        counts = Counter(finding.state for finding in self.findings)
+        host = self.detected.host
+        return {
+            "schema": "zerokit.doctor/1",
+            "can_run": not self.blockers,
+            "counts": {state: counts[state] for state in STATES},
+            "machine": {
+                "gpus": [
+                    {
+                        "index": gpu.index,
+                        "uuid": gpu.uuid,
+                        "name": gpu.name,
+                        "driver_vram_bytes": gpu.driver_vram_bytes,
+                        "used_bytes": gpu.used_bytes,
+                    }
+                    for gpu in self.detected.gpus
+                ],
+                "hidden_gpus": self.detected.hidden_gpus,
+                "catalogue_gpu": entry.name if (entry := self.detected.catalog_gpu()[0]) else None,
+                "driver_version": self.detected.driver_version,
+                "host_ram_bytes": host.ram_bytes,
+                "host_ram_available_bytes": host.ram_available_bytes,
+                "cores": host.cores,
+            },
+            "findings": [
+                {"check": item.check, "state": item.state, "what": item.what, "mend": item.mend}
+                for item in self.findings
+            ],
+        }
+
+
+def examine(
+    variables: Mapping[str, str] | None = None,
+    *,
+    cwd: Path | None = None,
+    home: Path | None = None,
+    root: Path = Path("/"),
+) -> Examination:
+    """Look at this machine and at what surrounds a run started from here."""
+    variables = dict(os.environ if variables is None else variables)
+    detected = detect(variables, root=root)
+    around = Surroundings(
+        environment=variables,
+        cwd=cwd or Path.cwd(),
+        home=home or Path(variables.get("HOME") or "/"),
+        root=root,
+        detected=detected,
+    )
+    parts = (system, software, build, environment)
+    findings = tuple(finding for part in parts for finding in part.findings(around))
+    return Examination(detected=detected, findings=findings)

@@ -1,0 +1,69 @@
+"""One thing the doctor found, and where it looked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerokit.catalog.detect import Detected
+
+STATES = ("ok", "note", "warning", "blocker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One finding.
+
+    Attributes:
+        check: what was looked at, a stable short name (``software.deepspeed``).
+        state: ``ok``; ``note``: worth knowing; ``warning``: slows or breaks some runs;
+            ``blocker``: no run can work.
+        what: a sentence for a person.
+        mend: how to mend it; ``None`` when there is nothing to mend.
+    """
+
+    check: str
+    state: str
+    what: str
+    mend: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Where the doctor looks; tests lay out another.
+
+    Attributes:
+        root: stands for ``/``.
+    """
+
+    environment: Mapping[str, str]
+    cwd: Path
+    home: Path
+    root: Path
+    detected: Detected
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a run here would be on GPUs."""
+        return bool(self.detected.gpus)
+
+
+def ok(check: str, what: str) -> Finding:
+    """Nothing to mend."""
+    return Finding(check=check, state="ok", what=what)
+
+
+def note(check: str, what: str, mend: str | None = None) -> Finding:
+    """Worth knowing."""
+    return Finding(check=check, state="note", what=what, mend=mend)
+
+
+def warning(check: str, what: str, mend: str) -> Finding:
+    """Slows or breaks some runs."""
+    return Finding(check=check, state="warning", what=what, mend=mend)
+
+
+def blocker(check: str, what: str, mend: str) -> Finding:
+    """No run can work."""
+    return Finding(check=check, state="blocker", what=what, mend=mend)

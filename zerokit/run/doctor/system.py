@@ -1,0 +1,172 @@
+"""GPUs, host memory, limits, disks and the port: what the machine itself would stop a run with."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from pathlib import Path
+
+from zerokit.run.doctor.finding import Finding, Surroundings, note, ok, warning
+from zerokit.run.ports import holder, is_free
+from zerokit.units import GIB, MIB, format_gib
+
+DEFAULT_PORT = 29500  # deepspeed --master_port and torchrun agree on it
+_DOCKER_SHM_BYTES = 64 * MIB  # what a container gets without --shm-size
+_SMALL_SHM_BYTES = GIB
+_FULL_DISK_BYTES = 5 * GIB
+_LOW_DISK_BYTES = 50 * GIB
+_FEW_FILES = 4096
+_BUSY_GPU_BYTES = GIB
+
+
+def findings(around: Surroundings) -> list[Finding]:
+    """Everything about the machine itself."""
+    return [
+        *_gpus(around),
+        *_host(around),
+        _shared_memory(around),
+        _locked_memory(around),
+        _open_files(),
+        *_disks(around),
+        _port(),
+    ]
+
+
+def _gpus(around: Surroundings) -> list[Finding]:
+    detected = around.detected
+    if not detected.gpus:
+        mend = "unset the variable, or run on CPU ranks" if detected.hidden_gpus else None
+        state = warning if detected.hidden_gpus else note
+        what = f"{detected.gpu_reason}: a run here would be on CPU ranks"
+        return [state("gpu.found", what, mend or "plan for other machines with --gpu NAME --gpus N")]
+    first = detected.gpus[0]
+    found = [
+        ok(
+            "gpu.found",
+            f"{len(detected.gpus)} × {first.name}, driver {detected.driver_version}; {detected.gpu_reason}",
+        )
+    ]
+    entry, reason = detected.catalog_gpu()
+    if entry is None:
+        found.append(note("gpu.catalogue", reason, "give --gpu NAME or --vram SIZE when planning"))
+    else:
+        found.append(ok("gpu.catalogue", reason))
+    kinds = sorted({gpu.name for gpu in detected.gpus})
+    if len(kinds) > 1:
+        mend = "choose alike GPUs with CUDA_VISIBLE_DEVICES"
+        found.append(warning("gpu.alike", f"GPUs differ: {', '.join(kinds)}: all wait for the slowest", mend))
+    if entry is not None and not entry.peer_to_peer and len(detected.gpus) > 1:
+        what = f"{entry.name} has no peer access: every exchange goes through host memory"
+        found.append(note("gpu.peer-to-peer", what))
+    busy = [gpu for gpu in detected.gpus if (gpu.used_bytes or 0) > _BUSY_GPU_BYTES]
+    if busy:
+        listed = ", ".join(f"GPU {gpu.index}: {format_gib(gpu.used_bytes or 0)}" for gpu in busy)
+        found.append(
+            warning(
+                "gpu.memory-in-use", f"memory is taken already: {listed}", "see who with nvidia-smi; end it"
+            )
+        )
+    return found
+
+
+def _host(around: Surroundings) -> list[Finding]:
+    host, gpus = around.detected.host, len(around.detected.gpus)
+    found = []
+    if host.ram_bytes is None:
+        found.append(note("host.memory", f"host memory is unknown: {host.ram_reason}"))
+    else:
+        available = f", {format_gib(host.ram_available_bytes)} available" if host.ram_available_bytes else ""
+        found.append(ok("host.memory", f"{format_gib(host.ram_bytes)}{available} ({host.ram_reason})"))
+    what = f"{host.cores} cores ({host.cores_reason})"
+    if gpus and host.cores < 2 * gpus:
+        mend = "give the job at least two cores per GPU: one drives the rank, one loads its data"
+        found.append(warning("host.cores", f"{what} for {gpus} GPUs", mend))
+    else:
+        found.append(ok("host.cores", what))
+    return found
+
+
+def _shared_memory(around: Surroundings) -> Finding:
+    check, path = "system.shared-memory", around.root / "dev/shm"
+    try:
+        space = os.statvfs(path)
+    except OSError:
+        return warning(
+            check, "/dev/shm is missing: NCCL and data loaders use it", "mount a tmpfs on /dev/shm"
+        )
+    size = space.f_blocks * space.f_frsize
+    what = f"/dev/shm has {format_gib(size)}"
+    mend = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium Memory"
+    if size <= _DOCKER_SHM_BYTES:
+        return warning(
+            check, f"{what}, a container's default: NCCL and data loaders with workers will fail", mend
+        )
+    if size < _SMALL_SHM_BYTES:
+        return note(check, f"{what}: little for data loaders with workers", mend)
+    return ok(check, what)
+
+
+def _locked_memory(around: Surroundings) -> Finding:
+    check = "system.locked-memory"
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return ok(check, "locked memory is unlimited")
+    what = f"locked memory is limited to {format_gib(soft)}"
+    mend = "ulimit -l unlimited (docker run --ulimit memlock=-1; limits.conf: memlock unlimited)"
+    infiniband = around.root / "sys/class/infiniband"
+    try:
+        adapters = sorted(path.name for path in infiniband.iterdir())
+    except OSError:
+        adapters = []
+    if adapters:
+        cause = f"InfiniBand ({', '.join(adapters[:4])}) and NVMe offload lock their buffers"
+        return warning(check, f"{what}: {cause}", mend)
+    return note(check, f"{what}: only NVMe offload, which locks its buffers, minds", mend)
+
+
+def _open_files() -> Finding:
+    check = "system.open-files"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        what = f"at most {soft} open files: many ranks with data loader workers may need more"
+        return note(check, what, f"ulimit -n {hard if hard > 0 else 65536}")
+    return ok(check, "open files: " + ("unlimited" if soft == resource.RLIM_INFINITY else f"up to {soft}"))
+
+
+def _disks(around: Surroundings) -> list[Finding]:
+    temporary = Path(around.environment.get("TMPDIR") or around.root / "tmp")
+    cache = Path(around.environment.get("HF_HOME") or around.environment.get("XDG_CACHE_HOME") or around.home)
+    found, seen = [], set()
+    for what, path in (("this folder", around.cwd), ("temporary files", temporary), ("caches", cache)):
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        try:
+            device, free = path.stat().st_dev, shutil.disk_usage(path).free
+        except OSError as error:
+            found.append(warning("disk.space", f"{what} ({path}): {error.strerror}", "make it readable"))
+            continue
+        if device not in seen:
+            seen.add(device)
+            found.append(_space(f"{path} ({what}) has {format_gib(free)} free", free))
+    return found
+
+
+def _space(what: str, free: int) -> Finding:
+    mend = "free space; a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
+    if free < _FULL_DISK_BYTES:
+        return warning("disk.space", what, mend)
+    if free < _LOW_DISK_BYTES:
+        return note("disk.space", what, mend)
+    return ok("disk.space", what)
+
+
+def _port() -> Finding:
+    check = "system.port"
+    if is_free(DEFAULT_PORT):
+        return ok(check, f"port {DEFAULT_PORT}, the launchers' default, is free")
+    return warning(
+        check,
+        f"port {DEFAULT_PORT}, the launchers' default, is held by {holder(DEFAULT_PORT)}",
+        "`zerokit launch` takes a free one by itself; plain deepspeed needs --master_port",
+    )
