@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.faults.conftest import SCRIPT, Launch, Run, wait_for
+from tests.faults.conftest import Launch, Run, wait_for
 
 # What the time limits of the fault table leave to a loaded machine: Python's own start and end.
 SLACK_SECONDS = 4.0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import SCRIPT, Launch, Run, wait_for
+from tests.faults.conftest import SCRIPT, Launch, Run
 
 
 def zerokit(*arguments: str, folder: Path, python: Path | None = None) -> subprocess.CompletedProcess[str]:

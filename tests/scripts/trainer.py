@@ -47,7 +47,9 @@ def main() -> None:
         trainer = Trainer(model=model, args=arguments, train_dataset=RandomTokens(64, config.vocab_size))
         trainer.train()
         if trainer.is_world_process_zero():
-            print(f"trained {trainer.state.global_step} steps on {arguments.world_size} processes", flush=True)
+            print(
+                f"trained {trainer.state.global_step} steps on {arguments.world_size} processes", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -237,8 +237,9 @@ def _on_hosts(
 ) -> None:
     if launcher != "deepspeed":
         raise InputError(
-            f"--launcher {launcher} with --hostfile: only deepspeed starts ranks on other machines here (accelerate "
-            "would write the whole environment, tokens too, into .deepspeed_env); leave --launcher out"
+            f"--launcher {launcher} with --hostfile: only deepspeed starts ranks on other machines "
+            "here (accelerate would write the whole environment, tokens too, into .deepspeed_env); leave "
+            "--launcher out"
         )
     # What DeepSpeed exports by itself is MLFLOW*, PYTHON*, NCCL* and the like; ours go by this file, in the
     # run folder instead of the home folder, and hold no variable of the user's.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.run.prepare import Prepared
-from zerokit.run.supervise import Ended
+from zerokit.run.runstate import Ended
 
 
 def build(prepared: Prepared, ended: Ended) -> dict[str, Any]:

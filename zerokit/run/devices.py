@@ -124,7 +124,8 @@ def resolve(
     ranks = num_ranks or planned_ranks or DEFAULT_CPU_RANKS
     if ranks > _MOST_CPU_RANKS:
         raise InputError(
-            f"{ranks} ranks on the CPU of one machine: use --num-ranks {_MOST_CPU_RANKS} or fewer, or run on the GPUs"
+            f"{ranks} ranks on the CPU of one machine: use --num-ranks {_MOST_CPU_RANKS} or fewer, "
+            "or run on the GPUs"
         )
     why = "--device cpu" if wanted == "cpu" else "no GPU " + ("is visible" if all_gpus else "was found")
     source = "asked for" if num_ranks else "as the plan has GPUs" if planned_ranks else "the default"

@@ -150,7 +150,8 @@ def _expect_trainer_values(adapted: Adapted, facts: ScriptFacts, script_args: li
             source = "is given" if known else "is the Trainer's default"
             adapted.warnings.append(
                 f"the plan has {name}={planned}, but {value} {source}: TrainingArguments decide. "
-                f"Give the script --{name} {planned} (or set it in its TrainingArguments) for the predicted memory"
+                f"Give the script --{name} {planned} (or set it in its TrainingArguments) for the "
+                "predicted memory"
             )
 
 
@@ -177,8 +178,8 @@ def _for_accelerate(adapted: Adapted, facts: ScriptFacts) -> None:
         if block in config and dummy not in facts.mentions:
             del config[block]
             adapted.changes.append(
-                f"{block} taken out: the script makes its own, and Accelerate refuses two (it would use this one "
-                f"for a {dummy})"
+                f"{block} taken out: the script makes its own, and Accelerate refuses two "
+                f"(it would use this one for a {dummy})"
             )
     if "optimizer" not in config:
         config["zero_allow_untested_optimizer"] = True

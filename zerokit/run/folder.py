@@ -96,7 +96,8 @@ def write_atomically(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise ReportNotWritten(
-            f"{path}: cannot be written: {error.strerror}; free some space or name another folder with --run-dir"
+            f"{path}: cannot be written: {error.strerror}; free some space or name another "
+            "folder with --run-dir"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Takes secrets out of streams and argument lists; the rule what is a secret is :mod:`zerokit.run.redact`'s."""
+"""Takes secrets out of streams and argument lists; what is one, :mod:`zerokit.run.redact` says."""
 
 from __future__ import annotations
 

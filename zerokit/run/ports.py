@@ -49,7 +49,7 @@ def holder(port: int) -> str:
         with suppress(OSError):
             for fd in (process / "fd").iterdir():
                 with suppress(OSError):
-                    if os.readlink(fd) in inodes:
+                    if str(fd.readlink()) in inodes:
                         command = (
                             (process / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
                         )
@@ -80,8 +80,8 @@ def reserve(wanted: int | None = None) -> Iterator[int]:
         lock = _lock(wanted)
         if not is_free(wanted):
             raise NodeUnusable(
-                f"port {wanted} is in use by {holder(wanted)}; end it, or leave --master-port out to have a free "
-                "one chosen"
+                f"port {wanted} is in use by {holder(wanted)}; end it, or leave --master-port "
+                "out to have a free one chosen"
             )
         if lock is None:
             raise NodeUnusable(

@@ -140,6 +140,6 @@ def check_pdsh() -> None:
     """
     if shutil.which("pdsh") is None:
         raise NodeUnusable(
-            "--hostfile: DeepSpeed starts other machines' ranks with pdsh, which is not installed here; install it "
-            "(apt install pdsh), or run under Slurm"
+            "--hostfile: DeepSpeed starts other machines' ranks with pdsh, which is not installed here; "
+            "install it (apt install pdsh), or run under Slurm"
         )

@@ -15,7 +15,7 @@ from zerokit.run import command as commands
 from zerokit.run import devices as device_module
 from zerokit.run import dsconfig, folder, hostfile, ports, preflight, style
 from zerokit.run.masking import Masker
-from zerokit.run.supervise import Launch
+from zerokit.run.runstate import Launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ def _predicted(plan: Any, kind: str) -> int | None:
 
 
 def _style(wishes: Wishes, facts: style.ScriptFacts, notes: list[str], *, has_config: bool) -> str:
-    """The style to use, with a note on how it was found, and a warning where the plan cannot reach the script."""
+    """The style to use; notes how it was found, and warns where the plan cannot reach the script."""
     if wishes.style != "auto":
         if wishes.style not in style.STYLES:
             raise InputError(f"--style {wishes.style}: use auto, {', '.join(style.STYLES)}")

@@ -16,18 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zerokit.run import guard as guard_module
 from zerokit.run import processes, stdio
 from zerokit.run.masking import Masker
-from zerokit.run.outcome import Evidence, RankExit, Verdict, decide, launcher_status
+from zerokit.run.outcome import RankExit, launcher_status
 from zerokit.run.output import Log, Terminal
 from zerokit.run.progress import Progress
+from zerokit.run.runstate import Ended, Launch, Seen, judge, oom_kills
 
 FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
 ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
@@ -38,56 +38,6 @@ _PLAIN_STATUS_SECONDS = 30.0
 _LARGEST_READ = 1 << 18
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What is to be run, and how patiently.
-
-    Attributes:
-        environment: of the launcher, complete.
-        local_ranks: how many of the ranks run on this machine.
-        remote: ranks on other machines too, which only the launcher can end.
-        heartbeat_seconds: without progress for so long, the run counts as hung; 0: never.
-        show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
-    """
-
-    argv: list[str]
-    environment: Mapping[str, str]
-    cwd: Path
-    run_dir: Path
-    expected_ranks: int
-    local_ranks: int
-    host: str
-    grace_seconds: float = 10.0
-    heartbeat_seconds: float = 60.0
-    remote: bool = False
-    show_ranks: str = "first"
-    predicted_peak_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A run that is over: the verdict and what it rests on."""
-
-    verdict: Verdict
-    rank_exits: list[RankExit]
-    survivors: list[int]
-    failure_tail: str
-    dropped_bytes: int
-
-
-@dataclass(slots=True)
-class _Seen:
-    exits: list[RankExit] = field(default_factory=list)
-    rank_pids: dict[int, int] = field(default_factory=dict)
-    launcher_code: int | None = None
-    launcher_ended: bool = False
-    launcher_lost: str | None = None
-    interrupted_by: int | None = None
-    hung: str | None = None
-    errors: dict[int, float] = field(default_factory=dict)  # rank -> monotonic time of its error record
-    survivors: list[int] = field(default_factory=list)
-
-
 class Supervisor:
     """One supervised launch; :meth:`run` does it all."""
 
@@ -96,7 +46,7 @@ class Supervisor:
         self.masker = Masker(launch.environment)
         self.terminal = Terminal()
         self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.heartbeat_seconds)
-        self.seen = _Seen()
+        self.seen = Seen(oom_kills_before=oom_kills())
         self.selector = selectors.DefaultSelector()
         self.logs: dict[str, Log] = {}
         self.guard: subprocess.Popen[bytes] | None = None
@@ -106,7 +56,6 @@ class Supervisor:
         self.over = False
         self.stop_after_stacks: float | None = None
         self.signals: list[int] = []
-        self.oom_kills_before = oom_kills()
         self._next_poll = time.monotonic()
         self._next_plain_status = time.monotonic() + _PLAIN_STATUS_SECONDS
 
@@ -128,7 +77,7 @@ class Supervisor:
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
-        return self._judge()
+        return judge(self.launch, self.seen, self.progress, self._tails(), self._dropped_bytes())
 
     def _turn(self) -> None:
         for key, _ in self.selector.select(_POLL_SECONDS / 2):
@@ -329,8 +278,8 @@ class Supervisor:
             if self.seen.interrupted_by is None and not self.stopping:
                 self.seen.interrupted_by = number
                 self.terminal.say(
-                    f"{signal.Signals(number).name}: ending the ranks, at most {self.launch.grace_seconds:g} s "
-                    "(once more: at once)"
+                    f"{signal.Signals(number).name}: ending the ranks, at most "
+                    f"{self.launch.grace_seconds:g} s (once more: at once)"
                 )
                 self._stop(self.launch.grace_seconds)
             else:
@@ -418,59 +367,8 @@ class Supervisor:
             if self.guard.poll() is None or not self.over:
                 self.seen.survivors = processes.kill_descendants(os.getpid())
 
-    def _judge(self) -> Ended:
-        evidence = Evidence(
-            expected_ranks=self.launch.expected_ranks,
-            rank_exits=self.seen.exits,
-            launcher_code=self.seen.launcher_code,
-            launcher_lost=self.seen.launcher_lost,
-            interrupted_by=self.seen.interrupted_by,
-            hung=self.seen.hung,
-            out_of_memory=self._out_of_memory(),
-            reporting=self.progress.reporting(),
-        )
-        verdict = decide(evidence)
-        dropped = sum(log.dropped_bytes for log in self.logs.values()) + self.terminal.dropped_bytes
-        return Ended(
-            verdict=verdict,
-            rank_exits=self.seen.exits,
-            survivors=self.seen.survivors,
-            failure_tail=self._failure_tail(verdict),
-            dropped_bytes=dropped,
-        )
+    def _tails(self) -> dict[str, str]:
+        return {name: log.tail.decode("utf-8", "replace") for name, log in self.logs.items()}
 
-    def _out_of_memory(self) -> dict[int, str]:
-        failed = {exit_.rank for exit_ in self.seen.exits if exit_.failed} | set(self.seen.errors)
-        found = {
-            rank: str(record.get("message") or record.get("error") or "an allocation failed")
-            for rank, record in sorted(
-                self.progress.records("oom").items(), key=lambda item: item[1].get("time", 0)
-            )
-            if rank in failed
-        }
-        killed = [e for e in self.seen.exits if e.failed and e.signal == signal.SIGKILL]
-        if killed and oom_kills() > self.oom_kills_before:
-            found.setdefault(killed[0].rank, "host memory; the kernel's OOM-killer ended it")
-        return found
-
-    def _failure_tail(self, verdict: Verdict) -> str:
-        """The end of what explains the failure: the failed rank's errors, or the launcher's."""
-        if verdict.exit_code == 0 or self.seen.interrupted_by is not None:
-            return ""
-        failed = [exit_.rank for exit_ in self.seen.exits if exit_.failed]
-        for rank in [*self.seen.errors, *failed]:
-            log = self.logs.get(f"rank-{rank:05d}.err")
-            if log is not None and log.tail.strip():
-                return log.tail.decode("utf-8", "replace")
-        return (self.logs["launcher.err"].tail or self.logs["launcher.out"].tail).decode("utf-8", "replace")
-
-
-def oom_kills() -> int:
-    """How often the kernel's OOM-killer struck in this control group (cgroup v2 memory.events)."""
-    with suppress(OSError, ValueError, IndexError):
-        group = Path("/proc/self/cgroup").read_text().strip().rsplit("::", 1)[-1].splitlines()[-1]
-        for line in Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-    return 0
+    def _dropped_bytes(self) -> int:
+        return sum(log.dropped_bytes for log in self.logs.values()) + self.terminal.dropped_bytes

@@ -1,0 +1,132 @@
+"""The launcher's command line and environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.errors import InputError
+from zerokit.run import command as commands
+from zerokit.run.devices import Devices
+from zerokit.run.hostfile import Host
+from zerokit.run.style import ScriptFacts
+
+GPUS = Devices(kind="cuda", ranks=2, gpu_indexes=(1, 3), why="")
+CPUS = Devices(kind="cpu", ranks=2, gpu_indexes=(), why="")
+CONFIG = Path("/run/ds_config.json")
+
+
+def build(tmp_path: Path, **changed: Any) -> commands.Command:
+    values: dict[str, Any] = {
+        "launcher": "deepspeed",
+        "target": commands.Target(script="train.py", module=None, arguments=("--lr", "1")),
+        "extra": [],
+        "style": "none",
+        "facts": ScriptFacts(path=Path("train.py")),
+        "devices": GPUS,
+        "port": 25000,
+        "run_dir": tmp_path,
+        "config": CONFIG,
+        "plan": None,
+        "plan_environment": {},
+        "base": {},
+    }
+    return commands.build(**values | changed)
+
+
+def test_gpus_are_given_by_index(tmp_path: Path) -> None:
+    base = {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-3"}
+    built = build(tmp_path, base=base)
+    assert "--include=localhost:1,3" in built.argv and "--master_port=25000" in built.argv
+    environment = built.environment(base)
+    assert "CUDA_VISIBLE_DEVICES" not in environment  # deepspeed would crash on the UUIDs
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_other_launchers_get_them_by_the_environment(tmp_path: Path, launcher: str) -> None:
+    base = {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-3"}
+    assert build(tmp_path, launcher=launcher, base=base).environment(base)["CUDA_VISIBLE_DEVICES"] == "1,3"
+
+
+def test_cpu_ranks(tmp_path: Path) -> None:
+    environment = build(tmp_path, devices=CPUS).environment({})
+    assert environment["DS_ACCELERATOR"] == "cpu" and environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert int(environment["OMP_NUM_THREADS"]) >= 1
+    assert build(tmp_path, devices=CPUS, base={"OMP_NUM_THREADS": "7"}).environment({"OMP_NUM_THREADS": "7"})[
+        "OMP_NUM_THREADS"
+    ] == "7"  # fmt: skip
+    assert not any("ALLOC_CONF" in name for name in environment)
+
+
+def test_an_outer_launchers_variables_are_taken_away(tmp_path: Path) -> None:
+    base = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "x", "TORCHELASTIC_RUN_ID": "1", "PATH": "/bin",
+            "ACCELERATE_USE_FSDP": "true", "HF_TOKEN": "hf_x"}  # fmt: skip
+    assert set(build(tmp_path, base=base).environment(base)) & set(base) == {"PATH", "HF_TOKEN"}
+
+
+def test_accelerate_and_trainer_take_it_from_the_environment(tmp_path: Path) -> None:
+    for style in ("accelerate", "trainer"):
+        setting = build(tmp_path, style=style).set_variables
+        assert setting["ACCELERATE_USE_DEEPSPEED"] == "true"
+        assert setting["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(CONFIG)
+    assert "ACCELERATE_USE_DEEPSPEED" not in build(tmp_path, style="raw").set_variables
+    assert "ACCELERATE_USE_DEEPSPEED" not in build(tmp_path, style="trainer", config=None).set_variables
+
+
+def test_the_allocator_is_the_plans_unless_the_users(tmp_path: Path) -> None:
+    planned = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
+    setting = build(tmp_path, plan_environment=planned).set_variables
+    assert setting["PYTORCH_ALLOC_CONF"] == setting["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
+    assert build(tmp_path).set_variables["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        base = {name: "max_split_size_mb:64"}
+        assert build(tmp_path, base=base, plan_environment=planned).environment(base) | base == build(
+            tmp_path, base=base
+        ).environment(base)
+        assert "expandable" not in str(build(tmp_path, base=base).set_variables)
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PATH", "PYTHONPATH", "HF_TOKEN", "NCCL_X\n", "cuda_x"])
+def test_a_plan_may_not_set_everything(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="may not set"):
+        build(tmp_path, plan_environment={name: "1"})
+
+
+def test_a_plan_sets_what_the_user_has_not(tmp_path: Path) -> None:
+    planned = {"NCCL_NVLS_ENABLE": 0, "OMP_NUM_THREADS": "3"}
+    base = {"OMP_NUM_THREADS": "5"}
+    environment = build(tmp_path, base=base, plan_environment=planned).environment(base)
+    assert environment["NCCL_NVLS_ENABLE"] == "0" and environment["OMP_NUM_THREADS"] == "5"
+
+
+def test_our_options_go_before_a_double_dash() -> None:
+    target = commands.Target(script="t.py", module=None, arguments=("a", "--", "b"))
+    assert target.bootstrap_argv(["--x"])[1:] == ["--", "t.py", "a", "--x", "--", "b"]
+    module = commands.Target(script=None, module="p.t", arguments=("a",))
+    assert module.bootstrap_argv(["--x"])[1:] == ["--module", "p.t", "--", "a", "--x"]
+
+
+def test_local_rank_only_for_scripts_that_take_it(tmp_path: Path) -> None:
+    assert "--no_local_rank" in build(tmp_path).argv
+    facts = ScriptFacts(path=Path("t.py"), options={"--local_rank"})
+    assert "--no_local_rank" not in build(tmp_path, facts=facts).argv
+
+
+def test_other_machines(tmp_path: Path) -> None:
+    hosts = [Host(name="a", slots=2, line=1), Host(name="b", slots=2, line=2)]
+    built = build(tmp_path, hosts=hosts, hostfile=Path("/hosts"), base={"HF_TOKEN": "hf_secret_value"})
+    assert "--hostfile=/hosts" in built.argv and "--num_nodes=2" in built.argv
+    lines = (tmp_path / "deepspeed_env").read_text().splitlines()
+    assert f"ZEROKIT_RUN_DIR={tmp_path}" in lines
+    assert "hf_secret_value" not in "".join(lines) and all("=" in line for line in lines)
+    assert built.set_variables["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")
+    with pytest.raises(InputError, match="--launcher accelerate"):
+        build(tmp_path, hosts=hosts, hostfile=Path("/hosts"), launcher="accelerate")
+
+
+def test_an_unknown_launcher(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="torchrun"):
+        build(tmp_path, launcher="mpirun")

@@ -1,0 +1,97 @@
+"""Which GPUs the ranks get, with a stand-in ``nvidia-smi`` on the PATH."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerokit.errors import InputError, NodeUnusable
+from zerokit.run import devices
+
+UUIDS = ("GPU-11111111-aaaa", "GPU-11112222-bbbb", "GPU-33333333-cccc", "GPU-44444444-dddd")
+
+
+@pytest.fixture
+def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(f"{index}, {uuid}, NVIDIA H100 80GB HBM3\\n" for index, uuid in enumerate(UUIDS))
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+def resolve(wanted: str = "auto", visible: str | None = None, **numbers: int | None) -> devices.Devices:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return devices.resolve(
+        wanted,
+        num_ranks=numbers.get("num_ranks"),
+        planned_ranks=numbers.get("planned_ranks"),
+        environment=environment,
+    )
+
+
+# What CUDA itself makes of the variable (CUDA programming guide, environment variables).
+@pytest.mark.parametrize(
+    ("visible", "indexes"),
+    [
+        (None, (0, 1, 2, 3)),
+        ("2,0", (2, 0)),
+        ("GPU-3333", (2,)),
+        ("gpu-33333333-cccc,GPU-11111111", (2, 0)),
+        ("1,9,2", (1,)),
+        ("1,-1,2", (1,)),
+        ("3, 1", (3, 1)),
+    ],
+)
+def test_visible_devices(four_gpus: None, visible: str | None, indexes: tuple[int, ...]) -> None:
+    assert resolve(visible=visible).gpu_indexes == indexes
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
+def test_hidden_gpus(four_gpus: None, visible: str) -> None:
+    assert resolve(visible=visible).kind == "cpu"
+    with pytest.raises(NodeUnusable, match="CUDA_VISIBLE_DEVICES"):
+        resolve("cuda", visible=visible)
+
+
+@pytest.mark.parametrize("visible", ["MIG-1234", "GPU-1111", "1,1"])
+def test_what_cannot_be_given_to_ranks(four_gpus: None, visible: str) -> None:
+    with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES"):
+        resolve(visible=visible)
+
+
+def test_the_plan_says_how_many(four_gpus: None) -> None:
+    assert resolve(planned_ranks=2).gpu_indexes == (0, 1)
+    assert resolve(planned_ranks=2, num_ranks=3).ranks == 3
+    with pytest.raises(NodeUnusable, match="8 GPUs, and 4 are visible") as raised:
+        resolve(planned_ranks=8)
+    assert raised.value.exit_code == 13
+
+
+def test_a_plan_for_gpus_on_the_cpu(four_gpus: None) -> None:
+    chosen = resolve("cpu", planned_ranks=8)
+    assert (chosen.kind, chosen.ranks, chosen.gpu_indexes) == ("cpu", 8, ())
+    assert resolve("cpu").ranks == 2
+
+
+def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert resolve().kind == "cpu"
+    assert "no GPU was found" in resolve().why
+    with pytest.raises(NodeUnusable):
+        resolve("cuda")
+
+
+def test_a_broken_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert devices.list_gpus() == []
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "CPU", ""])
+def test_an_unknown_device(wanted: str) -> None:
+    with pytest.raises(InputError, match="auto, cuda or cpu"):
+        resolve(wanted)

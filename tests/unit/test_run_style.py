@@ -1,0 +1,179 @@
+"""How scripts take their configuration, and the configuration they are given."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.errors import InputError
+from zerokit.run.command import script_options
+from zerokit.run.dsconfig import Adapted, adapt
+from zerokit.run.style import ScriptFacts, read_script
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+SOURCES = {
+    "raw": "import deepspeed, argparse\np = argparse.ArgumentParser()\ndeepspeed.add_config_arguments(p)\n"
+    "deepspeed.initialize(args=p.parse_args())\n",
+    "raw own option": "import deepspeed, argparse\np = argparse.ArgumentParser()\n"
+    "p.add_argument('--deepspeed_config')\ndeepspeed.initialize(config=p.parse_args().deepspeed_config)\n",
+    "accelerate": "from accelerate import Accelerator\na = Accelerator()\n",
+    "accelerate module": "import accelerate\na = accelerate.Accelerator()\n",
+    "trainer": "from transformers import Trainer, TrainingArguments\n",
+    "trainer trl": "from trl import SFTTrainer, SFTConfig\n",
+    "trainer hf parser": "from transformers import HfArgumentParser, Seq2SeqTrainer\n",
+    "none": "print('hello')\n",
+    "none fixed": "import deepspeed\ndeepspeed.initialize(config={'train_batch_size': 8})\n",
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_styles(tmp_path: Path, name: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SOURCES[name])
+    assert read_script(script, None).style == name.split()[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "style"), [("raw.py", "raw"), ("accelerated.py", "accelerate"), ("trainer.py", "trainer")]
+)
+def test_example_scripts(file: str, style: str) -> None:
+    assert read_script(SCRIPTS / file, None).style == style
+
+
+def test_the_parser_may_stand_in_another_file(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").write_text("from .options import parse\n")
+    (tmp_path / "lib" / "options.py").write_text(SOURCES["raw own option"])
+    script = tmp_path / "train.py"
+    script.write_text("from lib import parse\nimport train\nparse()\n")  # a cycle, too
+    assert read_script(script, None).style == "raw"
+
+
+def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").write_text(SOURCES["accelerate"])
+    monkeypatch.chdir(tmp_path)
+    assert read_script(None, "pkg.train").style == "accelerate"
+    with pytest.raises(InputError, match="no such module"):
+        read_script(None, "pkg.nothing")
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"def", b"\0", b"(" * 5000])
+def test_what_is_not_python(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "train.py").write_bytes(data)
+    facts = read_script(tmp_path / "train.py", None)
+    assert facts.style == "none" and facts.unreadable
+
+
+def test_no_script(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_script(tmp_path / "none.py", None)
+
+
+def options(name: str, *arguments: str, tmp: Path) -> list[str]:
+    (tmp / "t.py").write_text(SOURCES[name])
+    facts = read_script(tmp / "t.py", None)
+    return script_options(facts.style, facts, arguments, Path("/c.json"))
+
+
+def test_options_for_raw_scripts(tmp_path: Path) -> None:
+    assert options("raw", tmp=tmp_path) == ["--deepspeed", "--deepspeed_config", "/c.json"]
+    assert options("raw own option", tmp=tmp_path) == ["--deepspeed_config", "/c.json"]
+    assert options("raw", "--deepspeed_config", "mine", tmp=tmp_path) == ["--deepspeed"]
+    assert options("raw", "--deepspeed_config=mine", "--deepspeed", tmp=tmp_path) == []
+    assert options("accelerate", tmp=tmp_path) == []
+
+
+CONFIG: dict[str, Any] = {
+    "train_batch_size": 16,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 1.0,
+    "fp16": {"enabled": True, "loss_scale": 0},
+    "bf16": {"enabled": False},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95], "eps": 1e-8}},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "nvme", "nvme_path": "/n"},
+        "zero_quantized_weights": True,
+    },
+    "aio": {"block_size": 1},
+}
+
+
+def adapted(style: str, device: str = "cuda", ranks: int = 2, source: str = "", args: str = "") -> Adapted:
+    facts = ScriptFacts(path=Path("t.py"))
+    if "DummyOptim" in source:
+        facts.mentions.add("DummyOptim")
+    before = copy.deepcopy(CONFIG)
+    result = adapt(
+        CONFIG,
+        style=style,
+        device=device,
+        ranks=ranks,
+        planned_ranks=2,
+        facts=facts,
+        script_args=args.split(),
+    )
+    assert before == CONFIG  # the plan itself is left alone
+    return result
+
+
+def test_a_raw_script_gets_the_plan_as_it_is() -> None:
+    result = adapted("raw")
+    assert result.config == CONFIG and result.changes == []
+
+
+def test_on_cpu_nothing_is_compiled_and_fp16_is_gone() -> None:
+    config = adapted("raw", "cpu").config
+    assert config["fp16"] == {"enabled": False} and config["bf16"] == {"enabled": True}
+    assert config["optimizer"]["params"]["torch_adam"] is True
+    assert config["zero_optimization"] == {"stage": 3, "zero_quantized_weights": False}
+    assert "aio" not in config
+
+
+def test_every_change_is_told() -> None:
+    told = " ".join(adapted("raw", "cpu").changes)
+    for word in ("fp16", "torch_adam", "offload_optimizer", "offload_param", "zero_quantized_weights", "aio"):
+        assert word in told
+
+
+def test_another_number_of_ranks() -> None:
+    result = adapted("raw", ranks=3)
+    assert "train_batch_size" not in result.config
+    assert "3" in result.changes[0] and "global batch" in result.changes[0]
+
+
+def test_accelerate_makes_its_own_optimizer() -> None:
+    assert "optimizer" not in adapted("accelerate").config
+    assert "optimizer" in adapted("accelerate", source="DummyOptim").config
+
+
+def test_the_trainer_fills() -> None:
+    result = adapted("trainer")
+    config = result.config
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        assert config[name] == "auto"
+    assert config["optimizer"]["params"] == {"lr": "auto", "betas": "auto", "eps": "auto"}
+    assert config["fp16"]["enabled"] == "auto" and config["bf16"]["enabled"] == "auto"
+    assert config["zero_optimization"]["stage"] == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "warned"),
+    [
+        ("", {"per_device_train_batch_size", "gradient_accumulation_steps", "fp16"}),
+        ("--per_device_train_batch_size 4 --gradient_accumulation_steps=2 --fp16", set()),
+        ("--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --fp16 True",
+         {"per_device_train_batch_size"}),
+        ("--per-device-train-batch-size 4 --gradient_accumulation_steps 2 --fp16 False", {"fp16"}),
+    ],
+)  # fmt: skip
+def test_the_trainers_arguments_against_the_plan(args: str, warned: set[str]) -> None:
+    warnings = adapted("trainer", args=args).warnings
+    assert {text.split("has ")[1].split("=")[0] for text in warnings} == warned

@@ -1,0 +1,127 @@
+"""What is to be run, what was seen of it, and the judgement at its end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zerokit.run.outcome import Evidence, RankExit, Verdict, decide
+from zerokit.run.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What is to be run, and how patiently.
+
+    Attributes:
+        environment: of the launcher, complete.
+        local_ranks: how many of the ranks run on this machine.
+        remote: ranks on other machines too, which only the launcher can end.
+        heartbeat_seconds: without progress for so long, the run counts as hung; 0: never.
+        show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
+    """
+
+    argv: list[str]
+    environment: Mapping[str, str]
+    cwd: Path
+    run_dir: Path
+    expected_ranks: int
+    local_ranks: int
+    host: str
+    grace_seconds: float = 10.0
+    heartbeat_seconds: float = 60.0
+    remote: bool = False
+    show_ranks: str = "first"
+    predicted_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that is over: the verdict and what it rests on."""
+
+    verdict: Verdict
+    rank_exits: list[RankExit]
+    survivors: list[int]
+    failure_tail: str
+    dropped_bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """What the supervisor has seen so far; ``errors``: rank -> when its uncaught exception was read."""
+
+    oom_kills_before: int
+    exits: list[RankExit] = field(default_factory=list)
+    rank_pids: dict[int, int] = field(default_factory=dict)
+    launcher_code: int | None = None
+    launcher_ended: bool = False
+    launcher_lost: str | None = None
+    interrupted_by: int | None = None
+    hung: str | None = None
+    errors: dict[int, float] = field(default_factory=dict)  # monotonic seconds
+    survivors: list[int] = field(default_factory=list)
+
+
+def judge(
+    launch: Launch, seen: Seen, progress: Progress, tails: Mapping[str, str], dropped_bytes: int
+) -> Ended:
+    """The verdict on a run that is over. ``tails``: the last output by log name."""
+    evidence = Evidence(
+        expected_ranks=launch.expected_ranks,
+        rank_exits=seen.exits,
+        launcher_code=seen.launcher_code,
+        launcher_lost=seen.launcher_lost,
+        interrupted_by=seen.interrupted_by,
+        hung=seen.hung,
+        out_of_memory=_out_of_memory(seen, progress),
+        reporting=progress.reporting(),
+    )
+    verdict = decide(evidence)
+    return Ended(
+        verdict=verdict,
+        rank_exits=seen.exits,
+        survivors=seen.survivors,
+        failure_tail=_failure_tail(seen, verdict, tails),
+        dropped_bytes=dropped_bytes,
+    )
+
+
+def _out_of_memory(seen: Seen, progress: Progress) -> dict[int, str]:
+    """Rank -> what failed, for failed ranks whose own record or whose kernel says so; first first."""
+    failed = {exit_.rank for exit_ in seen.exits if exit_.failed} | set(seen.errors)
+    records = sorted(progress.records("oom").items(), key=lambda item: float(item[1].get("time") or 0))
+    found = {
+        rank: str(record.get("message") or record.get("error") or "an allocation failed")
+        for rank, record in records
+        if rank in failed
+    }
+    killed = [exit_ for exit_ in seen.exits if exit_.failed and exit_.signal == signal.SIGKILL]
+    if killed and oom_kills() > seen.oom_kills_before:
+        found.setdefault(killed[0].rank, "host memory; the kernel's OOM-killer ended it")
+    return found
+
+
+def _failure_tail(seen: Seen, verdict: Verdict, tails: Mapping[str, str]) -> str:
+    """The end of what explains the failure: the failed rank's errors, or the launcher's."""
+    if verdict.exit_code == 0 or seen.interrupted_by is not None:
+        return ""
+    failed = [exit_.rank for exit_ in seen.exits if exit_.failed]
+    for rank in [*seen.errors, *failed]:
+        tail = tails.get(f"rank-{rank:05d}.err", "")
+        if tail.strip():
+            return tail
+    return tails.get("launcher.err") or tails.get("launcher.out") or ""
+
+
+def oom_kills() -> int:
+    """How often the kernel's OOM-killer struck in this control group (cgroup v2 memory.events)."""
+    with suppress(OSError, ValueError, IndexError):
+        group = Path("/proc/self/cgroup").read_text().strip().rsplit("::", 1)[-1].splitlines()[-1]
+        for line in Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
