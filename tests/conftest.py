@@ -1,0 +1,56 @@
+"""What every test gets: no network, no colours, no settings of whoever runs the suite."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+
+import hypothesis
+import pytest
+
+# A slow machine is no failure; examples are the same in every run, so that a failure can be repeated.
+hypothesis.settings.register_profile("zerokit", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("zerokit")
+
+QUIET_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "NO_COLOR": "1",
+    "PYTHONWARNINGS": "",
+}
+DROPPED = ("FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "PYTHONPATH")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Children inherit it, so it is set for the whole process and not per test."""
+    os.environ.update(QUIET_ENVIRONMENT)
+    for name in [name for name in os.environ if name in DROPPED or name.startswith("ZEROKIT_")]:
+        del os.environ[name]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Caches (traced models, calibrations) of the user are neither read nor written."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@functools.cache
+def has_gpu() -> bool:
+    try:
+        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return found.returncode == 0 and "GPU 0" in found.stdout
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests run when asked for with -m slow; GPU tests where there is a GPU."""
+    wanted = "slow" in config.option.markexpr
+    dropped = [item for item in items if item.get_closest_marker("slow") and not wanted]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
+    for item in items:
+        if item.get_closest_marker("gpu") and not has_gpu():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
