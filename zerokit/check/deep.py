@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zerokit.errors import InputError
@@ -28,10 +28,14 @@ class DeepCase:
     """One configuration and the ranks to build it for.
 
     Attributes:
+        mode: ``initialize`` builds the engine on every rank; ``classes`` only reads the configuration with
+            DeepSpeed's classes; ``accelerate`` loads the YAML at ``path`` as ``accelerate launch`` does.
         key_value_heads: of the stand-in model when tensor parallel.
     """
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    mode: str = "initialize"
+    path: str | None = None
     world_size: int = 1
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -41,6 +45,8 @@ class DeepCase:
     @property
     def ranks(self) -> list[int]:
         """Ranks to try."""
+        if self.mode != "initialize":
+            return [0]
         if self.world_size <= MAX_RANKS:
             return list(range(self.world_size))
         step = (self.world_size - 1) / (MAX_RANKS - 1)
@@ -83,6 +89,9 @@ def run_deep(cases: Sequence[DeepCase]) -> list[DeepResult]:
     asked = [
         {
             "config": dict(case.config),
+            "mode": case.mode,
+            "path": case.path and str(pathlib.Path(case.path).resolve()),
+            "folder": str(pathlib.Path.cwd()),
             "world_size": case.world_size,
             "ranks": case.ranks,
             "tensor_parallel": case.tensor_parallel,

@@ -18,10 +18,8 @@ if __name__ == "__main__":
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-DROPPED_WHEN_AUTO = ("train_batch_size", "bf16", "fp16", "scheduler")
 
 
 def main() -> None:
@@ -31,7 +29,9 @@ def main() -> None:
     cases = json.load(sys.stdin)
     _import_everything()
     for case in cases:
-        results = [_in_a_fork(case, rank) for rank in case["ranks"]]
+        # "initialize" builds the engine, "classes" reads the file, "accelerate" loads a YAML
+        work = {"classes": _classes, "accelerate": _accelerate}.get(case["mode"], _initialize)
+        results = [_in_a_fork(case, rank, work) for rank in case["ranks"]]
         answers.write(json.dumps(results) + "\n")
         answers.flush()
 
@@ -59,14 +59,16 @@ class _NoKernels:
         return lambda *args, **kwargs: None
 
 
-def _in_a_fork(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _in_a_fork(
+    case: Mapping[str, Any], rank: int, work: Callable[[Mapping[str, Any], int], dict[str, Any]]
+) -> dict[str, Any]:
     read, write = os.pipe()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
         os.close(read)
         try:
-            answer = {"rank": rank, "ok": True, **_initialize(case, rank)}
+            answer = {"rank": rank, "ok": True, **work(case, rank)}
         except BaseException as error:
             message = " ".join(str(error).split())
             answer = {"rank": rank, "ok": False, "error": type(error).__name__, "message": message[:1000]}
@@ -85,27 +87,71 @@ def _in_a_fork(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return answer
 
 
-def _initialize(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _join(case: Mapping[str, Any], rank: int) -> None:
+    """Become ``rank`` of the fake process group."""
     import deepspeed
     import torch
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     world_size = case["world_size"]
-    local_rank = rank % case.get("gpus_per_node", world_size)
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(world_size), MASTER_ADDR="localhost"
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="localhost"
     )
     torch.set_num_threads(1)
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     deepspeed.init_distributed(dist_backend="fake", verbose=False)
+
+
+def _classes(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """DeepSpeed's configuration classes alone."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    _join(case, rank)
+    mpu = _sequence_parallel(case)
+    read = DeepSpeedConfig(runnable(case["config"]), mpu)
+    return {"zero_stage": int(read.zero_optimization_stage), "train_batch_size": read.train_batch_size}
+
+
+def _accelerate(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Accelerate's loader, its launch validation, and the plugin that a script would get."""
+    from accelerate.commands import launch
+    from accelerate.utils import DeepSpeedPlugin
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    os.chdir(case["folder"])
+    parser = launch.launch_command_parser()
+    args = parser.parse_args(["--config_file", case["path"], "--main_process_port", "0", "train.py"])
+    args, defaults, precision_from_file = launch._validate_launch_command(args)
+    if not args.use_deepspeed:
+        return {"deepspeed": False}
+    fields = list(defaults.deepspeed_config) + ["mixed_precision"] * precision_from_file
+    args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+    _, environment = prepare_deepspeed_cmd_env(args)
+    os.environ.update(environment)
+    plugin = DeepSpeedPlugin()
+    plugin.set_mixed_precision(environment["ACCELERATE_MIXED_PRECISION"])
+    return {"deepspeed": True, "zero_stage": plugin.zero_stage}
+
+
+def _sequence_parallel(case: Mapping[str, Any]) -> Any:
+    if case.get("sequence_parallel", 1) == 1:
+        return None
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+    parallel_state_sp.initialize_sequence_parallel(sequence_parallel_size=case["sequence_parallel"])
+    return parallel_state_sp
+
+
+def _initialize(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    import deepspeed
+
+    _join(case, rank)
     config = runnable(case["config"])
     model = _model(case)
     arguments: dict[str, Any] = {"model": model, "config": config}
-    if case.get("sequence_parallel", 1) > 1:
-        from deepspeed.runtime.sequence_parallel import parallel_state_sp
-
-        parallel_state_sp.initialize_sequence_parallel(sequence_parallel_size=case["sequence_parallel"])
-        arguments["mpu"] = parallel_state_sp
+    mpu = _sequence_parallel(case)
+    if mpu is not None:
+        arguments["mpu"] = mpu
     if "optimizer" in config:
         arguments["model_parameters"] = list(model.parameters())
     else:

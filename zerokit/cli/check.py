@@ -1,0 +1,233 @@
+"""``zerokit check``: lint DeepSpeed JSON, accelerate YAML, hostfiles, plans and recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zerokit.errors import FileInputError, InputError
+from zerokit.units import parse_positive_int
+
+if TYPE_CHECKING:
+    from zerokit.check.deepspeed_file import Context
+    from zerokit.check.files import CheckedFile
+    from zerokit.check.finding import Finding
+
+
+@click.command("check")
+@click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@click.option(
+    "--kind", metavar="KIND", help="deepspeed, accelerate, hostfile, plan or recipe; else found out."
+)
+@click.option("--world-size", metavar="N", help="Ranks of the run, for batch arithmetic (also: --gpus).")
+@click.option("--gpus", metavar="N", help="GPUs on all nodes together.")
+@click.option("--nodes", metavar="M", help="Nodes; 1 unless given.")
+@click.option("--gpu", metavar="NAME", help="Kind of GPU, for precision and memory.")
+@click.option("--vram", metavar="SIZE", help="Memory per GPU, for whether it fits.")
+@click.option("--model", metavar="NAME|PATH", help="Model, for tensor parallelism and whether it fits.")
+@click.option("--params", metavar="N", help="Parameters, for whether it fits.")
+@click.option("--seq-len", metavar="N", help="Tokens per sequence, for whether it fits.")
+@click.option("--deepspeed-classes", is_flag=True, help="Also ask DeepSpeed's and Accelerate's own classes.")
+@click.option(
+    "--deep", is_flag=True, help="Also run the real deepspeed.initialize for every rank, on this CPU."
+)
+@click.option("--fix", is_flag=True, help="Write the mends that cannot change what runs.")
+@click.option("--strict", is_flag=True, help="Warnings fail, too.")
+@click.option("--notes", is_flag=True, help="Show notes as well.")
+@click.option("--format", "style", type=click.Choice(["text", "json", "github"]), default="text")
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+def command(files: tuple[str, ...], **options: Any) -> int:
+    """Find what DeepSpeed, Accelerate or the launcher would ignore, refuse or trip over.
+
+    Names the line, what will happen and the mend. Exit code 0: nothing wrong; 2: errors.
+    """
+    from zerokit.check.files import check_files
+
+    context = _context(options)
+    checked = check_files(files, context, kind=options["kind"])
+    fixed: list[Finding] = []
+    if options["fix"]:
+        fixed = _fix(checked)
+        checked = check_files(files, context, kind=options["kind"])
+    _plans_and_recipes(checked)
+    if options["deepspeed_classes"] or options["deep"]:
+        _ask_deepspeed(checked, context, deep=options["deep"])
+    if options["model"] or options["params"]:
+        _ask_whether_it_fits(checked, options)
+    _show(checked, fixed, options)
+    failing = ("error", "warning") if options["strict"] else ("error",)
+    return 2 if any(f.severity in failing for file in checked for f in file.findings) else 0
+
+
+def _context(options: dict[str, Any]) -> Context:
+    from zerokit.check.deepspeed_file import Context
+
+    numbers = {
+        name: parse_positive_int(options[name], f"--{name.replace('_', '-')}") if options[name] else None
+        for name in ("world_size", "gpus", "nodes")
+    }
+    world_size = numbers["world_size"] or numbers["gpus"]
+    if numbers["world_size"] and numbers["gpus"] and numbers["world_size"] != numbers["gpus"]:
+        raise InputError("--world-size and --gpus say different numbers; give one of them")
+    nodes = numbers["nodes"] or 1
+    if world_size and world_size % nodes:
+        raise InputError(f"{world_size} ranks do not divide over --nodes {nodes}; use a multiple of {nodes}")
+    precisions = gpu_name = None
+    if options["gpu"]:
+        from zerokit.catalog import gpus
+
+        gpu = gpus.lookup(options["gpu"])
+        gpu_name, precisions = gpu.title, frozenset({*gpu.peak_flops, "fp32"})
+    return Context(
+        world_size=world_size,
+        gpus_per_node=world_size // nodes if world_size else None,
+        key_value_heads=_key_value_heads(options["model"]) if options["model"] else None,
+        precisions=precisions,
+        gpu_name=gpu_name,
+    )
+
+
+def _key_value_heads(model: str) -> int | None:
+    """From a Hugging Face config.json (a path or its folder) or the catalogue."""
+    from pathlib import Path
+
+    from zerokit.strictload import load_json
+
+    path = Path(model)
+    path = path / "config.json" if path.is_dir() else path
+    if path.suffix == ".json" or path.is_file():
+        config = load_json(path, strict=False).value
+    else:
+        from zerokit.catalog import models
+
+        config = models.lookup(model).hf_config
+    if not isinstance(config, dict):
+        config = dict(config)
+    config = config.get("text_config") or config
+    heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or config.get("n_head")
+    return heads if isinstance(heads, int) and not isinstance(heads, bool) else None
+
+
+def _fix(checked: Sequence[CheckedFile]) -> list[Finding]:
+    from zerokit.check.fix import fix_file
+
+    return [finding for file in checked for finding in fix_file(file)]
+
+
+def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
+    from zerokit.check.finding import Finding
+    from zerokit.strictload import Place
+
+    for file in checked:
+        if file.document is None or file.kind not in ("plan", "recipe"):
+            continue
+        try:
+            if file.kind == "plan":
+                from zerokit.emit import planfile
+
+                planfile.read(file.path)
+            else:
+                from zerokit.recipes import parse_recipe
+
+                parse_recipe(file.document)
+        except FileInputError as error:
+            file.findings.append(
+                Finding(
+                    path=file.path,
+                    place=Place(error.line or 1, error.column or 1),
+                    rule=f"{file.kind}-invalid",
+                    severity="error",
+                    message=error.message,
+                    mend="",
+                )
+            )
+
+
+def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bool) -> None:
+    """Tiers 2 and deep; only of files that can be read at all."""
+    from zerokit.check.deep import DeepCase, run_deep
+    from zerokit.check.deepspeed_file import degree
+    from zerokit.check.finding import Finding
+
+    asked: list[tuple[CheckedFile, DeepCase]] = []
+    for file in checked:
+        if file.document is None or not isinstance(file.document.value, dict):
+            continue
+        if file.kind == "accelerate":
+            asked.append((file, DeepCase(mode="accelerate", path=file.path)))
+        elif file.kind == "deepspeed":
+            tensor_parallel = degree(file.document.value)
+            case = DeepCase(
+                config=file.document.value,
+                mode="initialize" if deep else "classes",
+                world_size=context.world_size or _smallest_world(file, tensor_parallel),
+                tensor_parallel=tensor_parallel,
+                key_value_heads=context.key_value_heads,
+            )
+            asked.append((file, case))
+    for (file, case), result in zip(asked, run_deep([case for _, case in asked]), strict=True):
+        if result.error is None or file.document is None:
+            continue
+        who = "Accelerate" if case.mode == "accelerate" else "DeepSpeed"
+        ranks = f" (ranks {', '.join(map(str, result.ranks_failed))} of {case.world_size})" if deep else ""
+        file.findings.append(
+            Finding(
+                path=file.path,
+                place=file.document.place(()),
+                rule="accelerate-says" if who == "Accelerate" else "deepspeed-says",
+                severity="error",
+                message=f"{who} refuses it{ranks}: {result.error}",
+                mend="",
+                source=f"the installed {who}",
+            )
+        )
+
+
+def _smallest_world(file: CheckedFile, tensor_parallel: int) -> int:
+    """A number of ranks the batch sizes allow, when none was named."""
+    assert file.document is not None
+    value = file.document.value
+    train, micro = value.get("train_batch_size"), value.get("train_micro_batch_size_per_gpu")
+    steps = value.get("gradient_accumulation_steps", 1)
+    if all(isinstance(number, int) and number > 0 for number in (train, micro, steps)):
+        return int(max(1, train // (micro * steps)) * tensor_parallel)
+    return 2 * tensor_parallel
+
+
+def _ask_whether_it_fits(checked: Sequence[CheckedFile], options: dict[str, Any]) -> None:
+    from zerokit.check.finding import Finding
+    from zerokit.cli.fits import why_it_does_not_fit
+
+    for file in checked:
+        if file.kind != "deepspeed" or file.document is None or file.failed:
+            continue
+        answer = why_it_does_not_fit(file.path, options)
+        if answer is not None:
+            file.findings.append(
+                Finding(
+                    path=file.path,
+                    place=file.document.place(("zero_optimization", "stage")),
+                    rule="does-not-fit",
+                    severity="error",
+                    message=answer,
+                    mend="let `zerokit plan` choose",
+                )
+            )
+
+
+def _show(checked: Sequence[CheckedFile], fixed: Sequence[Finding], options: dict[str, Any]) -> None:
+    from zerokit.check import output
+
+    style = "json" if options["as_json"] else options["style"]
+    if style == "json":
+        click.echo(output.as_json(checked, fixed=fixed))
+        return
+    for finding in fixed:
+        place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
+        click.echo(f"{place}: mended: {finding.message} [{finding.rule}]", err=True)
+    text = output.as_github if style == "github" else output.as_text
+    shown = text(checked, notes=options["notes"])
+    if shown:
+        click.echo(shown)

@@ -1,0 +1,356 @@
+"""Recipes: plan requests kept as YAML files, each with the strategy and prediction it is expected to give.
+
+A recipe's keys are the long options of ``zerokit plan`` with underscores, plus ``title``,
+``description`` and ``expect``. Committed ones lie in ``recipes/`` and go by their file's name; a path
+to a ``.yaml`` file names one's own, and a ``plan.yaml`` is a recipe by its request.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from zerokit import resources
+from zerokit.core.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
+from zerokit.emit import planfile
+from zerokit.errors import FileInputError, InputError
+from zerokit.strictload import Document, load_yaml, parse_yaml
+from zerokit.strictload.yamldump import write_text_atomically
+from zerokit.units import parse_bytes, parse_count, parse_positive_int
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
+_MAX_NAME = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One plan request.
+
+    Attributes:
+        request: option of ``zerokit plan`` (underscores) -> value as written.
+        expect: ``strategy`` (fields of the chosen strategy) and ``prediction``, or empty.
+    """
+
+    name: str
+    path: pathlib.Path
+    title: str
+    description: str
+    request: Mapping[str, Any]
+    expect: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> list[str]:
+        """The request as arguments of ``zerokit plan``."""
+        found: list[str] = []
+        for key, value in self.request.items():
+            option = "--" + key.replace("_", "-")
+            if value is True:
+                found.append(option)
+            elif value is not False and value is not None:
+                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                found += [option, text]
+        return found
+
+
+Check = Callable[[object, str], object]
+
+
+def _one_of(*choices: str) -> Check:
+    def check(value: object, name: str) -> object:
+        if value not in choices:
+            raise InputError(f"{name}: {value!r}; use one of {', '.join(choices)}")
+        return value
+
+    return check
+
+
+def _or_auto(check: Check) -> Check:
+    return lambda value, name: value if value == "auto" else check(value, name)
+
+
+def _stage(value: object, name: str) -> object:
+    if isinstance(value, bool) or value not in (0, 1, 2, 3, "0", "1", "2", "3"):
+        raise InputError(f"{name}: {value!r}; use 0, 1, 2 or 3")
+    return value
+
+
+def _text(value: object, name: str) -> object:
+    if not isinstance(value, str) or not value.strip() or "\x00" in value:
+        raise InputError(f"{name}: expected text, got {value!r}")
+    return value
+
+
+def _flag(value: object, name: str) -> object:
+    if not isinstance(value, bool):
+        raise InputError(f"{name}: expected true or false, got {value!r}")
+    return value
+
+
+def _targets(value: object, name: str) -> object:
+    items = value if isinstance(value, list) else [value]
+    return [_text(item, name) for item in items]
+
+
+KEYS: Mapping[str, Check] = {
+    "model": _text,
+    "params": parse_count,
+    "gpus": parse_positive_int,
+    "nodes": parse_positive_int,
+    "gpu": _text,
+    "vram": parse_bytes,
+    "host_ram": parse_bytes,
+    "nvme": _text,
+    "seq_len": parse_positive_int,
+    "global_batch": parse_positive_int,
+    "micro_batch": parse_positive_int,
+    "method": _one_of(*METHODS),
+    "lora_rank": parse_positive_int,
+    "lora_targets": _targets,
+    "precision": _one_of("auto", *PRECISIONS),
+    "optimizer": _text,
+    "attention": _one_of(*ATTENTIONS),
+    "inference": _flag,
+    "quant": _one_of(*QUANTIZATIONS),
+    "zero": _or_auto(_stage),
+    "offload_optimizer": _one_of("auto", *OFFLOAD_DEVICES),
+    "offload_param": _one_of("auto", *OFFLOAD_DEVICES),
+    "tp": _or_auto(parse_positive_int),
+    "pp": _or_auto(parse_positive_int),
+    "sp": _or_auto(parse_positive_int),
+    "checkpointing": _one_of("auto", *CHECKPOINTINGS),
+}
+"""Key of a recipe -> what reads its value, and raises :class:`InputError`."""
+
+_ABOUT = ("title", "description", "expect")
+EXPECTED_STRATEGY = (
+    "zero_stage",
+    "offload_optimizer",
+    "offload_param",
+    "data_parallel",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "sequence_parallel",
+    "micro_batch",
+    "gradient_accumulation",
+    "activation_checkpointing",
+    "precision",
+)
+EXPECTED_PREDICTION: Mapping[str, float] = {
+    "peak_allocated_gib": 0.02,
+    "host_gib_per_node": 0.02,
+    "tokens_per_second_per_gpu": 0.05,
+}
+"""Figure -> relative difference at which a recipe no longer gives what it says."""
+
+
+def names() -> list[str]:
+    """Names of the committed recipes, sorted."""
+    folder = resources.folder("recipes")
+    return sorted(path.stem for path in folder.glob("*.yaml") if NAME.fullmatch(path.stem))
+
+
+def committed_path(name: str) -> pathlib.Path:
+    """The file of a committed recipe, without opening it.
+
+    Raises:
+        InputError: the name breaks the rule, or there is no such recipe.
+    """
+    wanted = name.removesuffix(".yaml")
+    if len(name) > _MAX_NAME or not NAME.fullmatch(wanted):
+        raise InputError(
+            f"recipe {name[:60]!r}: a name has lower-case letters, digits, dots, hyphens and underscores; "
+            "`zerokit recipes list` shows them"
+        )
+    if wanted not in (known := names()):
+        import difflib
+
+        close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(close)}?" if close else "`zerokit recipes list` shows them"
+        raise InputError(f"recipe {wanted!r} is not there; {hint}")
+    path = resources.folder("recipes") / f"{wanted}.yaml"
+    if path.is_symlink():
+        raise InputError(f"recipe {wanted!r} is a symbolic link; recipes are plain files")
+    return path
+
+
+def load(name: str) -> Recipe:
+    """A committed recipe, by its name.
+
+    Raises:
+        InputError: no such recipe, or a bad name.
+        FileInputError: the file is wrong, with line and column.
+    """
+    return parse_recipe(load_yaml(committed_path(name)))
+
+
+def load_any(text: str) -> Recipe:
+    """What ``--recipe`` names: a committed recipe, a ``.yaml`` file, or a ``plan.yaml``.
+
+    Raises:
+        InputError: nothing of that name.
+        FileInputError: the file is wrong, with line and column.
+    """
+    path = pathlib.Path(text)
+    is_path = text.endswith((".yaml", ".yml")) and (os.sep in text or path.exists())
+    if not is_path:
+        return load(text)
+    document = load_yaml(path)
+    if isinstance(document.value, dict) and str(document.value.get("schema", "")).startswith(
+        "zerokit.planfile/"
+    ):
+        plan = planfile.read(path)
+        body = {key: value for key, value in plan.request.items() if value is not None}
+        _check_request(document, body, ("request",))
+        return Recipe(name=path.stem, path=path, title=f"plan {path}", description="", request=body)
+    return parse_recipe(document)
+
+
+def parse_recipe(document: Document) -> Recipe:
+    """Read a recipe strictly.
+
+    Raises:
+        FileInputError: an unknown key, a value out of range, a missing one; with line and column.
+    """
+    body = document.value
+    if not isinstance(body, dict):
+        raise document.error((), "a recipe is a mapping of keys")
+    request = {key: value for key, value in body.items() if key not in _ABOUT}
+    _check_request(document, request, ())
+    for key in ("title", "description"):
+        if not isinstance(body.get(key, ""), str):
+            raise document.error((key,), f"{key} must be text")
+    if not body.get("title"):
+        raise document.error((), "title is missing: one line that says what the recipe is for")
+    expect = body.get("expect") or {}
+    _check_expect(document, expect)
+    path = pathlib.Path(document.path)
+    return Recipe(
+        name=path.stem,
+        path=path,
+        title=body["title"],
+        description=body.get("description", "").strip(),
+        request=request,
+        expect=expect,
+    )
+
+
+def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
+    import difflib
+
+    for key, value in request.items():
+        if key not in KEYS:
+            close = difflib.get_close_matches(str(key).replace("-", "_"), [*KEYS, *_ABOUT], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"use {', '.join(KEYS)}"
+            raise document.error((*prefix, key), f"unknown key {key!r}; {hint}")
+        try:
+            KEYS[key](value, key)
+        except InputError as error:
+            raise document.error((*prefix, key), str(error)) from None
+    if "model" in request and "params" in request:
+        raise document.error((*prefix, "params"), "model and params both name the model; keep one")
+    if "model" not in request and "params" not in request:
+        raise document.error(prefix, "model or params is missing")
+    if "gpu" in request and "vram" in request and prefix == ():
+        raise document.error((*prefix, "vram"), "gpu says the memory already; remove vram")
+    gpus, nodes = (int(request.get(name, 1)) for name in ("gpus", "nodes"))
+    if gpus % nodes:
+        raise document.error((*prefix, "nodes"), f"{gpus} GPUs do not divide over {nodes} nodes")
+
+
+def _check_expect(document: Document, expect: object) -> None:
+    if not isinstance(expect, dict):
+        raise document.error(("expect",), "expect must be a mapping with strategy and prediction")
+    for part, known in (("strategy", EXPECTED_STRATEGY), ("prediction", tuple(EXPECTED_PREDICTION))):
+        block = expect.get(part, {})
+        if not isinstance(block, dict):
+            raise document.error(("expect", part), f"{part} must be a mapping")
+        for key, value in block.items():
+            if key not in known:
+                raise document.error(("expect", part, key), f"unknown key {key!r}; use {', '.join(known)}")
+            if part == "prediction" and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise document.error(("expect", part, key), f"{key} must be a number")
+    extra = set(expect) - {"strategy", "prediction"}
+    if extra:
+        name = sorted(map(str, extra))[0]
+        raise document.error(("expect", name), f"unknown key {name!r}; use strategy and prediction")
+
+
+def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe with ``key=value`` applied (``key=`` takes the key out); ``expect`` then no longer holds.
+
+    Raises:
+        InputError: not ``key=value``, an unknown key, or a value out of range.
+    """
+    if not overrides:
+        return recipe
+    request = dict(recipe.request)
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        key = key.strip().replace("-", "_")
+        if not separator or key not in KEYS:
+            raise InputError(f"override {text!r}: write key=value with one of {', '.join(KEYS)}")
+        for partner in ({"model", "params"}, {"gpu", "vram"}):
+            if key in partner:
+                for other in partner - {key}:
+                    request.pop(other, None)
+        if not value.strip():
+            request.pop(key, None)
+            continue
+        document = parse_yaml(f"{key}: {value}", f"override {text!r}")
+        request[key] = document.value[key]
+    document = Document(path=f"recipe {recipe.name} with {' '.join(overrides)}", text="", value=request)
+    try:
+        _check_request(document, request, ())
+    except FileInputError as error:
+        raise InputError(f"{error.path}: {error.message}") from None
+    return replace(recipe, request=request, expect={})
+
+
+def copy(name: str, destination: str | pathlib.Path) -> pathlib.Path:
+    """Copy a committed recipe to a folder or a new file, to be changed; returns its path.
+
+    Raises:
+        InputError: no such recipe; the destination exists or cannot be written.
+    """
+    source = committed_path(name)
+    target = pathlib.Path(destination)
+    if target.is_dir():
+        target = target / source.name
+    if target.exists() or target.is_symlink():
+        raise InputError(f"{target} exists already; name another file")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(target, source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written: {error.strerror}") from None
+    return target
+
+
+def differences(recipe: Recipe, chosen: Mapping[str, Any]) -> list[str]:
+    """Where a chosen strategy (STRATEGY of ``plan --json``) is not what the recipe expects."""
+    found = []
+    for key, wanted in dict(recipe.expect.get("strategy", {})).items():
+        if chosen.get(key) != wanted:
+            found.append(f"{key}: expected {wanted}, the plan has {chosen.get(key)}")
+    figures = prediction_of(chosen)
+    for key, wanted in dict(recipe.expect.get("prediction", {})).items():
+        value = figures.get(key)
+        if value is None or abs(value - wanted) > EXPECTED_PREDICTION[key] * max(abs(wanted), 1e-9):
+            found.append(f"{key}: expected {wanted}, the plan has {value}")
+    return found
+
+
+def prediction_of(chosen: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a chosen strategy that recipes keep, rounded as they are written."""
+    estimate = chosen.get("estimate", {})
+    speed = estimate.get("tokens_per_second_per_gpu")
+    figures = {
+        "peak_allocated_gib": round(estimate.get("peak_allocated_bytes", 0) / 2**30, 2),
+        "host_gib_per_node": round(estimate.get("host_bytes_per_node", 0) / 2**30, 2),
+    }
+    if speed is not None:
+        figures["tokens_per_second_per_gpu"] = round(speed, 1)
+    return figures
