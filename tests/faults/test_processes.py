@@ -60,10 +60,29 @@ def test_a_rank_fails_by_itself(launch: Launch, deed: str, said: str) -> None:
     assert not run.left()
 
 
+def test_a_rank_runs_out_of_memory(launch: Launch) -> None:
+    run = launch("all:work", "1:memory")
+    code, _, err = run.end()
+    assert code == 10
+    assert "oom: " in err and "rank 1" in err
+    report = run.report()
+    assert report["outcome"] == "oom" and report["first_failure"]["rank"] == 1
+    assert [rank["state"] for rank in report["ranks"]] == ["terminated", "failed"]
+    assert not run.left()
+
+
 def test_the_traceback_comes_last(launch: Launch) -> None:
     run = launch("all:work", "1:raise")
     _, _, err = run.end()
     assert "ValueError: the learning rate is a lemon" in err.splitlines()[-3:][0]
+
+
+@pytest.mark.parametrize("deed", ["segv", "raise"])
+def test_a_rank_fails_before_anybody_looks(launch: Launch, deed: str) -> None:
+    run = launch(f"0:{deed}", ranks=1)
+    code, _, err = run.end()
+    assert code == 10, err
+    assert run.report()["first_failure"]["rank"] == 0
 
 
 def test_os_exit_zero_is_a_finish(launch: Launch) -> None:

@@ -31,7 +31,7 @@ if __package__ in (None, ""):
 
 from zerokit.run import processes
 
-FAST_SCAN_SECONDS = 0.2
+FAST_SCAN_SECONDS = 0.05
 SLOW_SCAN_SECONDS = 2.0
 ORPHAN_GRACE_SECONDS = 1.0
 PARENT_LOST_GRACE_SECONDS = 0.8

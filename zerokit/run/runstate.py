@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zerokit.run.outcome import Evidence, RankExit, Verdict, decide
+from zerokit.run.outcome import Evidence, RankExit, Verdict, decide, launcher_status
 from zerokit.run.progress import Progress
 
 
@@ -63,12 +63,14 @@ class Seen:
     hung: str | None = None
     errors: dict[int, float] = field(default_factory=dict)  # monotonic seconds
     survivors: list[int] = field(default_factory=list)
+    stopped_at: float | None = None  # wall time
 
 
 def judge(
     launch: Launch, seen: Seen, progress: Progress, tails: Mapping[str, str], dropped_bytes: int
 ) -> Ended:
     """The verdict on a run that is over. ``tails``: the last output by log name."""
+    seen.exits += _unseen_exits(launch, seen, progress)
     evidence = Evidence(
         expected_ranks=launch.expected_ranks,
         rank_exits=seen.exits,
@@ -89,10 +91,40 @@ def judge(
     )
 
 
+def _unseen_exits(launch: Launch, seen: Seen, progress: Progress) -> list[RankExit]:
+    """Exits that the guard did not see, from the ranks' own last lines and the launcher's code.
+
+    A rank may live for less than the guard's look at the process table, or on another machine.
+    """
+    known = {exit_.rank for exit_ in seen.exits}
+    starts, ends, errors = (progress.records(kind) for kind in ("start", "end", "error"))
+    found = []
+    for rank, record in sorted({**errors, **ends}.items()):
+        if rank in known:
+            continue
+        at = float(record.get("time") or 0.0)
+        code = record.get("exit_code", 1)
+        number = record.get("signal")
+        ours = record.get("state") == "terminated" or (seen.stopped_at is not None and at > seen.stopped_at)
+        host = str(starts.get(rank, {}).get("host") or launch.host)
+        found.append(RankExit(rank=rank, host=host, code=code, signal=number, at=at, by_us=ours))
+    silent = sorted(set(starts) - known - {exit_.rank for exit_ in found})
+    failed = any(exit_.failed for exit_ in (*seen.exits, *found))
+    if seen.launcher_code and not failed and seen.launcher_lost is None and len(silent) == 1:
+        # DeepSpeed ends with the code of the rank that failed first.
+        status = launcher_status(seen.launcher_code)
+        code, number = (None, -status) if status < 0 else (status, None)
+        host = str(starts[silent[0]].get("host") or launch.host)
+        found.append(RankExit(rank=silent[0], host=host, code=code, signal=number, at=0.0))
+    return found
+
+
 def _out_of_memory(seen: Seen, progress: Progress) -> dict[int, str]:
     """Rank -> what failed, for failed ranks whose own record or whose kernel says so; first first."""
     failed = {exit_.rank for exit_ in seen.exits if exit_.failed} | set(seen.errors)
-    records = sorted(progress.records("oom").items(), key=lambda item: float(item[1].get("time") or 0))
+    errors = {r: e for r, e in progress.records("error").items() if e.get("out_of_memory")}
+    both = {**progress.records("oom"), **errors}
+    records = sorted(both.items(), key=lambda item: float(item[1].get("time") or 0))
     found = {
         rank: str(record.get("message") or record.get("error") or "an allocation failed")
         for rank, record in records

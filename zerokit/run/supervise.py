@@ -296,7 +296,7 @@ class Supervisor:
             if record["type"] == "error":
                 self.seen.errors.setdefault(rank, now)
             elif record["type"] == "end" and self.launch.remote:
-                self.rank_state_gone(rank)
+                self._on_remote_end(rank, record)
         if self.stop_after_stacks is not None and now >= self.stop_after_stacks:
             self.stop_after_stacks = None
             self._stop(self.launch.grace_seconds)
@@ -307,6 +307,13 @@ class Supervisor:
         if hung is not None:
             self._on_hung(hung)
         self._show_status(now)
+
+    def _on_remote_end(self, rank: int, record: dict[str, Any]) -> None:
+        """No guard watches the ranks of other machines: their own last line tells."""
+        self.rank_state_gone(rank)
+        if record.get("state") == "failed" and not self.stopping:
+            self.terminal.say(f"rank {rank} failed; ending the other ranks")
+            self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
 
     def _check_error_exits(self, now: float) -> None:
         for rank, since in self.seen.errors.items():
@@ -334,6 +341,7 @@ class Supervisor:
 
     def _stop(self, grace_seconds: float) -> None:
         self.stopping = True
+        self.seen.stopped_at = self.seen.stopped_at or time.time()
         self._command(do="stop", grace_seconds=grace_seconds)
 
     def _command(self, **command: Any) -> None:

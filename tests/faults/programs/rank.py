@@ -69,6 +69,7 @@ DEEDS = {
     "blocked": lambda: os.read(os.pipe()[0], 1),
     "fail": lambda: (spin(0.5), sys.exit(7)),
     "raise": lambda: (_ for _ in ()).throw(ValueError("the learning rate is a lemon")),
+    "memory": lambda: bytearray(1 << 60),
     "os_exit": lambda: os._exit(0),
     "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "child": lambda: child(False),
