@@ -193,3 +193,40 @@ def test_planning_imports_no_training_library(tmp_path: Path, args: list[str]) -
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_everything_installed_is_pinned() -> None:
+    """What zerokit[train,dev] brings along has its exact version in constraints.txt."""
+    from packaging.requirements import Requirement
+
+    pins: dict[str, Requirement] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate():
+                assert normal(requirement.name) not in pins, f"pinned twice: {line}"
+                pins[normal(requirement.name)] = requirement
+    found: dict[str, set[str]] = {}
+    wanted = [Requirement("zerokit[train,dev]")]
+    while wanted:
+        requirement = wanted.pop()
+        extras = found.setdefault(normal(requirement.name), set())
+        new = {"", *requirement.extras} - extras
+        extras |= new
+        for text in importlib.metadata.requires(requirement.name) or [] if new else []:
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in new):
+                wanted.append(needed)
+    wrong = [
+        f"{name} {version}"
+        for name in sorted(found.keys() - {"zerokit"})
+        if (version := importlib.metadata.version(name))
+        and (name not in pins or not pins[name].specifier.contains(version))
+    ]
+    assert wrong == []
+    assert len(found) > 40
+
+
+def test_the_pins_name_no_index_and_no_local_version() -> None:
+    text = (ROOT / "constraints.txt").read_text()
+    assert re.search(r"https?:|file:|--|\+|@", text) is None

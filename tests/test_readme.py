@@ -1,0 +1,199 @@
+"""README's console blocks are what the commands really print.
+
+The blocks run in order in one temporary folder. Between the shown lines, a line with only
+an ellipsis stands for any number of lines. Numbers may differ by a tenth, so that a
+refined model does not outdate the page but a changed one does; in a block behind the
+comment ``<!-- figures vary -->`` they may be any. Standard error counts as output.
+
+    python tests/test_readme.py --write      puts the present output into the blocks
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+VARY = "<!-- figures vary -->"
+BLOCK = re.compile(rf"(?P<vary>{VARY}\n)?```console\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\d[\d,_]*(?:\.\d+)?")
+EXIT = re.compile(r"\s+# exit code (\d+)$")
+TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Example:
+    """One command of a block, and the output shown below it."""
+
+    number: int
+    command: str
+    exit_code: int
+    shown: tuple[str, ...]
+    vary: bool
+
+
+def examples() -> list[Example]:
+    found: list[Example] = []
+    for block in BLOCK.finditer(README.read_text()):
+        for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:
+            command, *shown = part.rstrip("\n").split("\n")
+            code = EXIT.search(command)
+            found.append(
+                Example(
+                    number=len(found),
+                    command=EXIT.sub("", command),
+                    exit_code=int(code[1]) if code else 0,
+                    shown=tuple(shown),
+                    vary=bool(block["vary"]),
+                )
+            )
+    return found
+
+
+def prepare(folder: Path) -> None:
+    """What the page says is there: a checkout's examples, and somebody's flawed configuration."""
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    (folder / "ds_config.json").write_text(
+        "{\n"
+        '  "train_micro_batch_size_per_gpu": 1,\n'
+        '  "bf16": {"enabled": true},\n'
+        '  "gradient_cliping": 1.0,\n'
+        '  "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}\n'
+        "}\n"
+    )
+
+
+def run(example: Example, folder: Path) -> subprocess.CompletedProcess[str]:
+    program, *args = shlex.split(example.command)
+    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+    # under pytest a child that sees the variable may take itself for a part of the test
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    done = subprocess.run(
+        [Path(sys.executable).parent / program, *args] if program == "zerokit" else [program, *args],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    done.stdout = done.stdout.replace(str(folder.resolve()), "~").replace(str(ROOT), "~")
+    return done
+
+
+def words(line: str) -> str:
+    return " ".join(line.split())
+
+
+def alike(shown: str, real: str, *, vary: bool) -> bool:
+    """Whether the lines say the same, figures compared as the module's head tells."""
+    shown, real = words(shown), words(real)
+    if NUMBER.sub("0", shown) != NUMBER.sub("0", real):
+        return False
+    if vary:
+        return True
+    pairs = zip(NUMBER.findall(shown), NUMBER.findall(real), strict=True)
+    return all(
+        abs(a - b) <= TOLERANCE * max(a, b)
+        for a, b in ((float(re.sub("[,_]", "", x)), float(re.sub("[,_]", "", y))) for x, y in pairs)
+    )
+
+
+def difference(example: Example, output: str) -> str | None:
+    """The first shown line that the output lacks, in order; None when all are there."""
+    real = [line for line in output.splitlines() if line.strip()]
+    place, gap = 0, False
+    for line in (line for line in example.shown if line.strip()):
+        if line.strip() in ("…", "..."):
+            gap = True
+            continue
+        stop = len(real) if gap else place + 1
+        for at in range(place, min(stop, len(real))):
+            if alike(line, real[at], vary=example.vary):
+                place, gap = at + 1, False
+                break
+        else:
+            return line
+    if place < len(real) and not gap and example.shown:
+        return f"(nothing more) but there is: {real[place]}"
+    return None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("readme")
+    prepare(path)
+    return path
+
+
+def test_the_page_has_examples() -> None:
+    commands = {example.command.split()[1] for example in examples()}
+    assert commands >= {"plan", "estimate", "launch", "report"}
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: f"{example.number}: {example.command}")
+def test_example(example: Example, folder: Path) -> None:
+    done = run(example, folder)
+    assert done.returncode == example.exit_code, done.stdout
+    missing = difference(example, done.stdout)
+    assert missing is None, f"README shows:\n{missing}\nThe command printed:\n{done.stdout}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "output", "same"),
+    [
+        (["a 1.00", "b"], "a 1.05\nb\n", True),
+        (["a 1.00", "b"], "a 1.25\nb\n", False),
+        (["a", "…", "c"], "a\nb\nb\nc\n", True),
+        (["a", "c"], "a\nb\nc\n", False),
+        (["a", "…"], "a\nb\n", True),
+        (["a"], "a\nb\n", False),
+        (["70,553 M"], "70,554  M\n", True),
+        (["8 × h200"], "8 × h100\n", False),
+    ],
+)
+def test_the_comparison_itself(shown: list[str], output: str, same: bool) -> None:
+    example = Example(number=0, command="", exit_code=0, shown=tuple(shown), vary=False)
+    assert (difference(example, output) is None) == same
+
+
+def rewrite() -> None:
+    """Replace the output of every block that shows all of it; those with an ellipsis stay."""
+    pending = iter(examples())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+
+        def fresh(block: re.Match[str]) -> str:
+            lines = []
+            for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:
+                example = next(pending)
+                done = run(example, folder)
+                if done.returncode != example.exit_code:
+                    print(f"$ {example.command}: exit code {done.returncode}\n{done.stdout}", file=sys.stderr)
+                head = part.split("\n")[0]
+                elided = any(line.strip() in ("…", "...") for line in example.shown)
+                shown = example.shown if elided else done.stdout.splitlines()
+                lines += [f"$ {head}", *(line.rstrip() for line in shown)]
+                if elided and (missing := difference(example, done.stdout)):
+                    print(f"$ {example.command}: mend by hand: {missing}", file=sys.stderr)
+            return (block["vary"] or "") + "```console\n" + "\n".join(lines) + "\n```"
+
+        README.write_text(BLOCK.sub(fresh, README.read_text()))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        raise SystemExit(__doc__)
+    rewrite()
