@@ -61,7 +61,7 @@ def test_an_accelerate_script(tmp_path: Path) -> None:
 
 
 def test_a_trainer_script(tmp_path: Path) -> None:
-    # The plan's micro-batch is not the script's: the Trainer must not stop at it, and the user must hear of it.
+    # The plan's micro-batch is not the script's: the Trainer must not stop, and the user must hear.
     run = launch(tmp_path, "trainer.py", "--steps", "3", micro_batch=4)
     seen = check_success(run)
     assert "trained 3 steps on 2 processes" in seen["out"]

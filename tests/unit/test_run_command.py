@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from zerokit.errors import InputError
+from zerokit.errors import InputError, NodeUnusable
 from zerokit.run import command as commands
+from zerokit.run.cluster import slurm_job
 from zerokit.run.devices import Devices
 from zerokit.run.hostfile import Host
 from zerokit.run.style import ScriptFacts
@@ -130,3 +131,35 @@ def test_other_machines(tmp_path: Path) -> None:
 def test_an_unknown_launcher(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="torchrun"):
         build(tmp_path, launcher="mpirun")
+
+
+# ---- Slurm
+
+
+@pytest.fixture
+def slurm_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("srun", "scontrol"):
+        program = tmp_path / name
+        program.write_text('#!/bin/sh\n[ "$3" = "n[1-2]" ] && printf "n1\\nn2\\n" || exit 1\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+BATCH = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+
+
+def test_under_slurm_torchrun_goes_through_srun(tmp_path: Path, slurm_programs: None) -> None:
+    job = slurm_job(BATCH)
+    assert job is not None and job.nodes == ("n1", "n2")
+    argv = build(tmp_path, slurm=job).argv
+    assert argv[0] == "srun" and "--ntasks=2" in argv and "--kill-on-bad-exit=1" in argv
+    assert argv.index("--nproc_per_node=2") < argv.index(str(commands.BOOTSTRAP))
+    assert "--rdzv_endpoint=n1:25000" in argv and "--rdzv_id=77" in argv
+
+
+def test_what_is_no_slurm_job_of_several_nodes(slurm_programs: None) -> None:
+    assert slurm_job({}) is None
+    assert slurm_job(BATCH | {"SLURM_JOB_NUM_NODES": "1"}) is None
+    assert slurm_job(BATCH | {"SLURM_STEP_NODELIST": "n1"}) is None  # inside an srun already
+    with pytest.raises(NodeUnusable, match="scontrol"):
+        slurm_job(BATCH | {"SLURM_JOB_NODELIST": "x"})

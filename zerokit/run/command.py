@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerokit.errors import InputError, NodeUnusable
+from zerokit.run.cluster import SlurmJob, srun_command
 from zerokit.run.devices import Devices, cores_per_rank
 from zerokit.run.hostfile import Host
 from zerokit.run.style import ScriptFacts
@@ -107,6 +108,7 @@ def build(
     base: Mapping[str, str],
     hosts: list[Host] | None = None,
     hostfile: Path | None = None,
+    slurm: SlurmJob | None = None,
 ) -> Command:
     """Put the command together.
 
@@ -120,6 +122,9 @@ def build(
     script = target.bootstrap_argv(extra)
     if hosts is not None and hostfile is not None:
         _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, facts, style)
+    elif slurm is not None:
+        torchrun = _program("torchrun", "torch.distributed.run")
+        command.argv = [*srun_command(slurm, torchrun, devices.ranks, port), *script]
     elif launcher == "deepspeed":
         command.argv = [*_program("deepspeed", "deepspeed.launcher.runner"), *_deepspeed(devices, port)]
         if not _wants_local_rank(style, facts):

@@ -78,7 +78,8 @@ class Guard:
             if self.parent_alive:
                 self.parent_alive = False
                 self.poll.unregister(self.connection)
-                self.stop(PARENT_LOST_GRACE_SECONDS)
+                # A launcher of other machines needs longer: it has to reach them first.
+                self.stop(PARENT_LOST_GRACE_SECONDS * (6 if self.spare_launcher else 1))
             return
         *lines, self.buffer = (self.buffer + data).split(b"\n")
         for line in lines:

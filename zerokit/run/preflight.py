@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 
 from zerokit.errors import InputError, NodeUnusable
+from zerokit.run.cluster import ssh_command
 from zerokit.run.hostfile import Host
 
 NODES_SECONDS = 9.0  # for all nodes together
@@ -32,7 +33,12 @@ _PROBE = (
     "g=0\n"
     "if shutil.which('nvidia-smi'):\n"
     "  g=len(subprocess.run(['nvidia-smi','-L'],capture_output=True,text=True).stdout.splitlines())\n"
-    "print(json.dumps({'python':list(sys.version_info[:2]),'versions':v,'gpus':g}))\n"
+    "import socket\n"
+    "p=int(sys.argv[1]); f=True\n"
+    "try:\n"
+    "  s=socket.socket(); s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1); s.bind(('',p)); s.close()\n"
+    "except OSError: f=False\n"
+    "print(json.dumps({'python':list(sys.version_info[:2]),'versions':v,'gpus':g,'port_free':f}))\n"
 )
 
 
@@ -44,6 +50,7 @@ class NodeFacts:
     python: tuple[int, int] | None = None
     versions: dict[str, str] | None = None
     gpus: int = 0
+    port_free: bool = True
     problem: str | None = None
 
 
@@ -68,33 +75,39 @@ def _version(package: str) -> str | None:
         return None
 
 
-def ask_node(host: Host, seconds: float) -> NodeFacts:
-    """Ask one node over ssh, without ever waiting for a password."""
-    ssh = shutil.which("ssh")
-    if ssh is None:
-        return NodeFacts(host=host.name, problem="ssh is not installed here")
-    command = [ssh, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(seconds) - 1)}",
-               "-o", "StrictHostKeyChecking=accept-new", "--", host.name, sys.executable, "-"]  # fmt: skip
+def ask_node(host: Host, seconds: float, port: int = 0) -> NodeFacts:
+    """Ask one node over ssh, without ever waiting for a password; ``port``: is it free there (0: any is)."""
     try:
         done = subprocess.run(
-            command, input=_PROBE, capture_output=True, text=True, timeout=seconds, check=False
+            ssh_command(host.name, seconds, sys.executable, "-", str(port)),
+            input=_PROBE,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return NodeFacts(host=host.name, problem=f"no answer within {seconds:.0f} s")
     except OSError as error:
         return NodeFacts(host=host.name, problem=f"ssh: {error.strerror}")
+    except NodeUnusable as error:
+        return NodeFacts(host=host.name, problem=str(error))
     try:
         answer = json.loads(done.stdout.strip().splitlines()[-1])
         major, minor = answer["python"]
         return NodeFacts(
-            host=host.name, python=(major, minor), versions=dict(answer["versions"]), gpus=int(answer["gpus"])
+            host=host.name,
+            python=(major, minor),
+            versions=dict(answer["versions"]),
+            gpus=int(answer["gpus"]),
+            port_free=bool(answer["port_free"]),
         )
     except (IndexError, ValueError, KeyError, TypeError):
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return NodeFacts(host=host.name, problem=said[:200])
 
 
-def check_nodes(hosts: list[Host], *, need_gpus: bool) -> list[NodeFacts]:
+def check_nodes(hosts: list[Host], *, need_gpus: bool, port: int = 0) -> list[NodeFacts]:
     """Ask all nodes side by side, within ten seconds whatever their number.
 
     Raises:
@@ -104,10 +117,12 @@ def check_nodes(hosts: list[Host], *, need_gpus: bool) -> list[NodeFacts]:
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
         rounds = -(-len(hosts) // 64)
-        facts = list(pool.map(lambda host: ask_node(host, NODES_SECONDS / rounds), hosts))
+        facts = list(pool.map(lambda host: ask_node(host, NODES_SECONDS / rounds, port), hosts))
     problems = []
     for host, fact in zip(hosts, facts, strict=True):
         problem = fact.problem or _differences(host, fact, need_gpus=need_gpus)
+        if problem is None and host is hosts[0] and not fact.port_free:
+            problem = f"port {port}, where the ranks are to meet, is in use; choose another --master-port"
         if problem:
             problems.append(f"{host.name} (hostfile line {host.line}): {problem}")
     if problems:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
+from zerokit.run import cluster, dsconfig, folder, hostfile, ports, preflight, style
 from zerokit.run import command as commands
 from zerokit.run import devices as device_module
-from zerokit.run import dsconfig, folder, hostfile, ports, preflight, style
 from zerokit.run.masking import Masker
 from zerokit.run.runstate import Launch
 
@@ -87,17 +87,22 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     facts = style.read_script(script, wishes.target.module)
     plan, config = read_plan(wishes.plan) if wishes.plan is not None else (None, None)
     hosts = _hosts(wishes)
+    slurm = cluster.slurm_job() if hosts is None else None
+    node_count = len(hosts) if hosts else len(slurm.nodes) if slurm else 1
     devices = device_module.resolve(
         wishes.device,
         num_ranks=wishes.num_ranks,
         planned_ranks=plan.world_size if plan is not None else None,
-        nodes=len(hosts) if hosts else 1,
+        nodes=node_count,
     )
+    port = stack.enter_context(ports.reserve(wishes.master_port))
     if hosts:
         preflight.check_pdsh()
-        preflight.check_nodes(hosts, need_gpus=devices.kind == "cuda")
-    ranks = sum(host.slots for host in hosts) if hosts else devices.ranks
+        preflight.check_nodes(hosts, need_gpus=devices.kind == "cuda", port=port)
+    ranks = sum(host.slots for host in hosts) if hosts else devices.ranks * node_count
     notes = [devices.why]
+    if slurm is not None:
+        notes.append(f"Slurm job {slurm.job_id}: one torchrun on each of {node_count} nodes, through srun")
     chosen_style = _style(wishes, facts, notes, has_config=config is not None)
     if config is not None and plan is not None:
         adapted = dsconfig.adapt(
@@ -112,7 +117,6 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         config = adapted.config
         notes += [f"ds_config.json: {change}" for change in adapted.changes]
         notes += [f"warning: {warning}" for warning in adapted.warnings]
-    port = stack.enter_context(ports.reserve(wishes.master_port))
     config_path = run_dir / "ds_config.json" if config is not None else None
     command = commands.build(
         launcher=wishes.launcher,
@@ -129,6 +133,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         base=os.environ,
         hosts=hosts,
         hostfile=Path(wishes.hostfile).resolve() if wishes.hostfile else None,
+        slurm=slurm,
     )
     launch = Launch(
         argv=command.argv,
@@ -136,11 +141,12 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         cwd=Path.cwd(),
         run_dir=run_dir,
         expected_ranks=ranks,
-        local_ranks=devices.ranks if not hosts else 0,
+        local_ranks=devices.ranks if node_count == 1 and not hosts else 0,
         host=socket.gethostname(),
         grace_seconds=wishes.grace_seconds,
         heartbeat_seconds=wishes.heartbeat_seconds,
-        remote=bool(hosts),
+        remote=bool(hosts) or slurm is not None,
+        remote_hosts=tuple(host.name for host in hosts or ()),
         show_ranks=wishes.show_ranks,
         predicted_peak_bytes=_predicted(plan, devices.kind),
     )

@@ -19,7 +19,8 @@ class Launch:
     Attributes:
         environment: of the launcher, complete.
         local_ranks: how many of the ranks run on this machine.
-        remote: ranks on other machines too, which only the launcher can end.
+        remote: ranks on other machines too, which the guard cannot see.
+        remote_hosts: their names, where zerokit can reach them itself (not under Slurm).
         heartbeat_seconds: without progress for so long, the run counts as hung; 0: never.
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
     """
@@ -34,6 +35,7 @@ class Launch:
     grace_seconds: float = 10.0
     heartbeat_seconds: float = 60.0
     remote: bool = False
+    remote_hosts: tuple[str, ...] = ()
     show_ranks: str = "first"
     predicted_peak_bytes: int | None = None
 

@@ -15,14 +15,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from zerokit.run import cluster, processes, stdio
 from zerokit.run import guard as guard_module
-from zerokit.run import processes, stdio
 from zerokit.run.masking import Masker
 from zerokit.run.outcome import RankExit, launcher_status
 from zerokit.run.output import Log, Terminal
@@ -70,6 +71,7 @@ class Supervisor:
                 while not self.over:
                     self._turn()
                 self._drain()
+                self._end_remote()
         finally:
             self._end_guard()
             self.terminal.status("")
@@ -272,6 +274,21 @@ class Supervisor:
         self.seen.survivors = processes.kill_descendants(os.getpid())
         self.over = True
 
+    def _sweep_remote(self, number: int) -> None:
+        """Signal the run's processes on the other machines, without holding up the loop."""
+        hosts = list(self.launch.remote_hosts)
+        if hosts:
+            arguments = (hosts, str(self.launch.run_dir), number)
+            threading.Thread(target=cluster.sweep, args=arguments, daemon=True).start()
+
+    def _end_remote(self) -> None:
+        """Kill what is left on the other machines; says which could not be asked."""
+        hosts = list(self.launch.remote_hosts)
+        answers = cluster.sweep(hosts, str(self.launch.run_dir), int(signal.SIGKILL))
+        silent = [host for host, met in answers.items() if met is None]
+        if silent:
+            self.terminal.say(f"warning: no answer from {', '.join(silent)}: ranks may be alive there")
+
     def _heed_signals(self) -> None:
         while self.signals:
             number = self.signals.pop(0)
@@ -328,6 +345,7 @@ class Supervisor:
         self.seen.hung = f"hung: {why}"
         self.terminal.say(f"{self.seen.hung}; saving the Python stacks of every rank")
         self._command(do="signal", signal=int(signal.SIGUSR1), wake=True)
+        self._sweep_remote(int(signal.SIGUSR1))
         self.stop_after_stacks = time.monotonic() + STACKS_SECONDS
 
     def _show_status(self, now: float) -> None:
@@ -342,6 +360,8 @@ class Supervisor:
     def _stop(self, grace_seconds: float) -> None:
         self.stopping = True
         self.seen.stopped_at = self.seen.stopped_at or time.time()
+        if grace_seconds > 0:
+            self._sweep_remote(int(signal.SIGTERM))
         self._command(do="stop", grace_seconds=grace_seconds)
 
     def _command(self, **command: Any) -> None:

@@ -1,0 +1,106 @@
+"""Several machines, played by this one: ``ssh`` and ``pdsh`` on the PATH are stand-ins; DeepSpeed is real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import PROGRAMS, Run, wait_for
+from tests.planfixture import write_plan
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture
+def path_of_programs(tmp_path: Path) -> str:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("ssh", "pdsh"):
+        program = folder / name
+        program.write_text(f"#!{sys.executable}\n" + (PROGRAMS / f"{name}.py").read_text())
+        program.chmod(0o755)
+    hostname = folder / "hostname"
+    hostname.write_text("#!/bin/sh\necho 127.0.0.1\n")
+    hostname.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def launch(tmp_path: Path, path: str, hosts: str, *arguments: str, options: tuple[str, ...] = ()) -> Run:
+    write_plan(tmp_path / "plan")
+    (tmp_path / "hosts").write_text(hosts)
+    command = ["--plan", "plan", "--hostfile", "hosts", *options, str(SCRIPTS / "raw.py"), *arguments]
+    return Run(
+        Path(sys.executable), tmp_path, command, {"PATH": path, "WANDB_API_KEY": "0123456789abcdef0123"}
+    )
+
+
+def test_a_node_that_does_not_answer(tmp_path: Path, path_of_programs: str) -> None:
+    run = launch(tmp_path, path_of_programs, "node-1 slots=1\ngone-2 slots=1\n")
+    code, _, err = run.end()
+    assert code == 13, err
+    assert "gone-2 (hostfile line 2)" in err and "No route to host" in err
+    assert "node-1 (" not in err
+
+
+def test_a_sweep_finds_the_runs_processes(path_of_programs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    from zerokit.run.cluster import sweep
+
+    monkeypatch.setenv("PATH", path_of_programs)
+    environment = {**os.environ, "ZEROKIT_RUN_DIR": "/a run/of 'mine"}
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        wait_for(
+            lambda: b"mine" in Path(f"/proc/{sleeper.pid}/environ").read_bytes(), 10, lambda: "not started"
+        )
+        answers = sweep(["node-1", "gone-2"], "/a run/of 'mine", signal.SIGKILL)
+        assert answers == {"node-1": 1, "gone-2": None}
+        assert sleeper.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        sleeper.kill()
+        other.kill()
+
+
+@pytest.mark.slow
+def test_two_machines(tmp_path: Path, path_of_programs: str) -> None:
+    run = launch(tmp_path, path_of_programs, "node-1 slots=1\nnode-2 slots=1\n", "--steps", "3")
+    code, out, err = run.end(240)
+    assert code == 0, out + err
+    assert [rank["steps"] for rank in run.report()["ranks"]] == [3, 3]
+    for path in run.run_dir.rglob("*"):
+        assert path.is_dir() or b"0123456789abcdef0123" not in path.read_bytes()
+    wait_for(lambda: not run.left(), 10, lambda: f"left: {run.left()}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["rank", "sigterm", "stopped"])
+def test_faults_on_two_machines(tmp_path: Path, path_of_programs: str, fault: str) -> None:
+    options = ("--grace", "2", "--heartbeat", "6")
+    hosts = "node-1 slots=1\nnode-2 slots=1\n"
+    run = launch(tmp_path, path_of_programs, hosts, "--steps", "1000000", options=options)
+    try:
+        pids = run.until_started(2, 120)
+        wait_for(
+            lambda: any('"steps":2' in p.read_text() for p in run.run_dir.glob("rank-*")),
+            120,
+            lambda: "no step",
+        )
+        target, number, wanted = {
+            "rank": (pids[1], signal.SIGKILL, (10, 12)),
+            "sigterm": (run.process.pid, signal.SIGTERM, (143,)),
+            "stopped": (pids[1], signal.SIGSTOP, (11,)),
+        }[fault]
+        os.kill(target, number)
+        code, out, err = run.end(90)
+        assert code in wanted, out + err
+        wait_for(lambda: not run.left(), 10, lambda: f"left: {run.left()}")
+        assert run.report()["outcome"] != "ok"
+    finally:
+        run.clean_up()

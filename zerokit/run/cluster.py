@@ -1,0 +1,134 @@
+"""Ranks on other machines: ending them for certain, and starting them under Slurm.
+
+DeepSpeed's pdsh runner ends remote ranks with one ``pkill`` that a stubborn rank ignores, and not at all
+when it is killed itself. So zerokit looks for them itself, over ssh: every process with this
+run's ``ZEROKIT_RUN_DIR`` in its environment.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zerokit.errors import NodeUnusable
+
+SWEEP_SECONDS = 8.0
+
+# Runs there; its own environment holds no run folder, so it never finds itself. Prints how many it met.
+_SWEEP = """
+import os, sys
+wanted, number, met = b"ZEROKIT_RUN_DIR=" + sys.argv[1].encode(), int(sys.argv[2]), 0
+for name in os.listdir("/proc"):
+    if name.isdigit() and int(name) != os.getpid():
+        try:
+            with open("/proc/" + name + "/environ", "rb") as file:
+                mine = wanted in file.read().split(b"\\0")
+            if mine:
+                os.kill(int(name), number)
+                met += 1
+        except OSError:
+            pass
+print(met)
+"""
+_SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+
+
+def quote(text: str) -> str:
+    """Quote for the remote shell that ssh always goes through."""
+    return text if _SAFE.fullmatch(text) else "'" + text.replace("'", "'\\''") + "'"
+
+
+def ssh_command(host: str, seconds: float, *remote: str) -> list[str]:
+    """An ssh that never asks, never waits longer, and never takes the host for an option."""
+    program = shutil.which("ssh")
+    if program is None:
+        raise NodeUnusable("ssh is not installed here, and other machines are reached by it")
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(seconds) - 1)}",
+               "-o", "StrictHostKeyChecking=accept-new"]  # fmt: skip
+    return [program, *options, "--", host, *map(quote, remote)]
+
+
+def sweep(hosts: list[str], run_dir: str, number: int) -> dict[str, int | None]:
+    """Send a signal to every process of the run on each host, side by side.
+
+    Returns per host how many were met; None where the host did not answer.
+    """
+
+    def one(host: str) -> int | None:
+        try:
+            done = subprocess.run(
+                ssh_command(host, SWEEP_SECONDS, sys.executable, "-", run_dir, str(number)),
+                input=_SWEEP,
+                capture_output=True,
+                text=True,
+                timeout=SWEEP_SECONDS,
+                check=False,
+            )
+            return int(done.stdout.strip().splitlines()[-1])
+        except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, NodeUnusable):
+            return None
+
+    if not hosts:
+        return {}
+    with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+        return dict(zip(hosts, pool.map(one, hosts), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """The allocation we run in: the job's id and its nodes' names."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+
+
+def slurm_job(environment: Mapping[str, str] | None = None) -> SlurmJob | None:
+    """The Slurm allocation of several nodes that this process is the batch script of; None outside one.
+
+    Raises:
+        NodeUnusable: Slurm does not say which nodes they are.
+    """
+    environment = os.environ if environment is None else environment
+    job_id, names = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
+    if not job_id or not names or not job_id.isdigit() or environment.get("SLURM_STEP_NODELIST"):
+        return None
+    if environment.get("SLURM_JOB_NUM_NODES", "1") == "1":
+        return None
+    program = shutil.which("scontrol")
+    if program is None or shutil.which("srun") is None:
+        raise NodeUnusable("this is a Slurm job of several nodes, but srun or scontrol is not on the PATH")
+    done = subprocess.run(
+        [program, "show", "hostnames", names], capture_output=True, text=True, timeout=20, check=False
+    )
+    nodes = tuple(done.stdout.split())
+    if done.returncode != 0 or not nodes:
+        raise NodeUnusable(f"scontrol show hostnames {names}: {done.stderr.strip() or 'no answer'}")
+    return SlurmJob(job_id=job_id, nodes=nodes)
+
+
+def srun_command(job: SlurmJob, torchrun: list[str], ranks_per_node: int, port: int) -> list[str]:
+    """One torchrun a node, meeting at the first; Slurm ends all when one fails.
+
+    DeepSpeed's own Slurm launcher sets no RANK; torchrun does.
+    """
+    count = len(job.nodes)
+    return [
+        "srun",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+        *torchrun,
+        f"--nnodes={count}",
+        f"--nproc_per_node={ranks_per_node}",
+        "--rdzv_backend=c10d",
+        f"--rdzv_endpoint={job.nodes[0]}:{port}",
+        f"--rdzv_id={job.job_id}",
+    ]
