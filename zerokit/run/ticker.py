@@ -15,7 +15,7 @@ from typing import Any
 from zerokit.run.probe import Probe
 from zerokit.run.rankfile import COMPACT_BYTES, TICK_SECONDS, Record
 
-_SAMPLE_SECONDS = 0.05  # of host memory on CPU ranks, where it is what is measured
+_SAMPLE_SECONDS = 0.1  # of host memory on CPU ranks, where it is what is measured
 _TIMELINE_POINTS = 1024
 _STUCK_SECONDS = 1.0  # how long the training thread gets to run a signal handler
 _TIMELINE_FIELDS = ("uptime_seconds", "phase", "steps", "allocated_bytes", "reserved_bytes",

@@ -1,0 +1,195 @@
+"""What measuring a rank costs: real DeepSpeed steps with and without the probe, in one process.
+
+    python benchmarks/probe_overhead.py                     # CPU rank
+    python benchmarks/probe_overhead.py --device cuda       # GPU rank
+
+Blocks of steps with and without measuring alternate in random order within each pair, so that
+drift of the machine cancels. Three figures:
+
+- paired: median over pairs of (with - without) / without, with a 95 % bootstrap interval. On a busy
+  machine the interval is wider than the effect.
+- training thread: time spent in the probe's calls, a step, against the step's time. Exact.
+- ticker: CPU time of the ticker thread against wall time. An upper bound on what it can take away
+  from the training thread, which it competes with for the interpreter lock only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20, help="steps a block")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seq-len", type=int, default=128)
+    parser.add_argument("--zero", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def set_environment(device: str) -> None:
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29471")
+    if device == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+
+
+def build_engine(args: argparse.Namespace) -> Any:
+    import deepspeed
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=args.hidden, intermediate_size=args.hidden * 3, vocab_size=4096,
+                         num_hidden_layers=args.layers, num_attention_heads=8)  # fmt: skip
+    model = LlamaForCausalLM(config)
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": args.batch,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": True}},
+        "zero_optimization": {"stage": args.zero},
+        "steps_per_print": 10**9,
+    }
+    if args.device == "cuda":
+        settings["bf16"] = {"enabled": True}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+    tokens = torch.randint(0, 4096, (args.batch, args.seq_len), device=engine.device)
+    return engine, tokens
+
+
+class Switch:
+    """Puts the probe's hooks and ticker in place, and takes them away again."""
+
+    METHODS = ("forward", "backward", "_backward_prologue", "step", "_take_model_step")
+
+    def __init__(self, probe: Any) -> None:
+        from deepspeed.runtime.engine import DeepSpeedEngine
+
+        self.probe = probe
+        self.owner = DeepSpeedEngine
+        self.wrapped = {name: DeepSpeedEngine.__dict__[name] for name in self.METHODS}
+        self.ticker: Any = None
+
+    def on(self) -> None:
+        from zerokit.run.ticker import Ticker
+
+        for name, method in self.wrapped.items():
+            setattr(self.owner, name, method)
+        if self.probe.cuda is not None:
+            self.probe.cuda.install()
+        self.ticker = Ticker(self.probe)
+        self.ticker.start()
+
+    def off(self) -> None:
+        for name, method in self.wrapped.items():
+            setattr(self.owner, name, method.__wrapped__)
+        if self.probe.cuda is not None:
+            self.probe.cuda.uninstall()
+        if self.ticker is not None:
+            self.ticker.stop()
+
+    def ticker_cpu_seconds(self) -> float:
+        return time.clock_gettime(time.pthread_getcpuclockid(self.ticker._thread.ident))
+
+
+class Stopwatch:
+    """Sums the time spent in the probe's calls on the training thread."""
+
+    def __init__(self, probe: Any) -> None:
+        self.seconds = 0.0
+        for name in ("enter", "step_done"):
+            setattr(probe, name, self._timed(getattr(probe, name)))
+
+    def _timed(self, call: Any) -> Any:
+        def timed(*args: Any) -> None:
+            began = time.perf_counter()
+            call(*args)
+            self.seconds += time.perf_counter() - began
+
+        return timed
+
+
+def run_block(engine: Any, tokens: Any, steps: int) -> float:
+    """Seconds a step."""
+    import torch
+
+    began = time.perf_counter()
+    for _ in range(steps):
+        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+        engine.step()
+    if tokens.is_cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / steps
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the median."""
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    from zerokit.run import hooks
+    from zerokit.run.probe import Identity, Probe
+
+    probe = Probe(
+        Identity(rank=0, local_rank=0, world_size=1, host="here", device=args.device, script="-"), folder
+    )
+    hooks.install(probe)
+    engine, tokens = build_engine(args)
+    switch, stopwatch = Switch(probe), Stopwatch(probe)
+    switch.off()
+    run_block(engine, tokens, 5 + args.steps)
+    chance = random.Random(1)
+    ratios, with_probe, ticker_shares = [], [], []
+    for _ in range(args.pairs):
+        seconds: dict[bool, float] = {}
+        for measured in chance.sample((True, False), 2):
+            if measured:
+                switch.on()
+                began = time.perf_counter()
+            seconds[measured] = run_block(engine, tokens, args.steps)
+            if measured:
+                ticker_shares.append(switch.ticker_cpu_seconds() / (time.perf_counter() - began))
+                switch.off()
+        ratios.append(seconds[True] / seconds[False] - 1)
+        with_probe.append(seconds[True])
+    step = statistics.median(with_probe)
+    inside = stopwatch.seconds / (args.pairs * args.steps)
+    return {
+        "device": args.device, "step_seconds": step, "pairs": args.pairs, "steps_per_block": args.steps,
+        "paired_median": statistics.median(ratios), "paired_95": interval(ratios),
+        "training_thread_seconds_per_step": inside, "training_thread_share": inside / step,
+        "ticker_cpu_share": statistics.median(ticker_shares),
+    }  # fmt: skip
+
+
+def main() -> None:
+    args = parse()
+    set_environment(args.device)
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(args, Path(folder))
+    if args.json:
+        print(json.dumps(result))
+        return
+    low, high = result["paired_95"]
+    print(f"step {result['step_seconds'] * 1e3:.1f} ms on {args.device}, {args.pairs} pairs of {args.steps}")
+    print(f"paired:          {result['paired_median']:+.2%}   (95 %: {low:+.2%} … {high:+.2%})")
+    print(f"training thread: {result['training_thread_share']:.3%}"
+          f"   ({result['training_thread_seconds_per_step'] * 1e6:.0f} µs a step)")  # fmt: skip
+    print(f"ticker thread:   {result['ticker_cpu_share']:.3%} of one core")
+
+
+if __name__ == "__main__":
+    main()
