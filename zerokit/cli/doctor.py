@@ -6,8 +6,11 @@ import json
 
 import click
 
-from zerokit.errors import NodeUnusable
+from zerokit.catalog import measured as measurements
+from zerokit.catalog.measured import Measured
+from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
 from zerokit.run.doctor import Examination, Finding, examine
+from zerokit.units import MIB
 
 _MARKS = {"ok": "✓", "note": "·", "warning": "!", "blocker": "✗"}
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "blocker": "red"}
@@ -18,21 +21,77 @@ _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "blocker": "red"
 @click.option(
     "--strict", is_flag=True, help="End with exit code 13 when something makes every run impossible."
 )
-def command(as_json: bool, strict: bool) -> None:
+@click.option(
+    "--measure",
+    "measure_too",
+    is_flag=True,
+    help="Measure matrix, copy, CPU Adam and collective rates, and keep them for later plans.",
+)
+def command(as_json: bool, strict: bool, measure_too: bool) -> None:
     """Look at GPUs, driver, packages, compilers, limits, disks, variables and files; change nothing.
 
     ✓ fine, · worth knowing, ! slows or breaks some runs, ✗ no run can work.
     """
     examination = examine()
+    if measure_too:
+        _refuse_without_torch(examination)
+        measured: Measured | None = _measure(examination)
+        reason = f"kept in {measurements.path()}"
+    else:
+        measured, reason = measurements.load()
     if as_json:
-        click.echo(json.dumps(examination.as_dict(), indent=1))
+        kept = measured.as_dict() if measured else None
+        click.echo(json.dumps({**examination.as_dict(), "measured": kept}, indent=1, allow_nan=False))
     else:
         for finding in examination.findings:
             _show(finding)
+        click.echo("\n" + "\n".join(_rates(measured, reason)))
         click.echo(_verdict(examination))
     if strict and examination.blockers:
         names = ", ".join(finding.check for finding in examination.blockers)
         raise NodeUnusable(f"no run can work here: {names}; `zerokit doctor` says how to mend it")
+
+
+def _refuse_without_torch(examination: Examination) -> None:
+    if any(finding.check == "software.torch" for finding in examination.blockers):
+        raise InputError("--measure: torch is not installed; pip install 'zerokit[train]'")
+
+
+def _measure(examination: Examination) -> Measured:
+    from zerokit.run.doctor.measure import measure
+
+    click.echo("measuring: about a minute, some more if DeepSpeed's CPU Adam has to be compiled", err=True)
+    measured = measure(examination.detected)
+    try:
+        measurements.save(measured, measurements.path())
+    except OSError as error:
+        raise ReportNotWritten(f"{measurements.path()}: {error.strerror}") from error
+    return measured
+
+
+def _rates(measured: Measured | None, reason: str) -> list[str]:
+    if measured is None:
+        return [f"Rates: {reason}"]
+    lines = [
+        f"Rates of {measured.ranks} × {measured.device_name}, all at once ({reason})",
+        f"  matrix product, {measured.matmul_precision}: {measured.matmul_flops / 1e12:,.3g} TFLOP/s each",
+        f"  memory, read and written: {measured.memory_copy_bytes_per_second / 1e9:,.3g} GB/s each",
+    ]
+    to_device, to_host = measured.host_to_device_bytes_per_second, measured.device_to_host_bytes_per_second
+    if to_device is not None and to_host is not None:
+        lines.append(
+            f"  pinned copies: {to_device / 1e9:.3g} GB/s to, {to_host / 1e9:.3g} GB/s from each GPU"
+        )
+    per_billion = 1e9 / measured.cpu_adam_parameters_per_second
+    lines.append(f"  CPU Adam ({measured.cpu_adam_kind}): {per_billion:.3g} s per 1e9 parameters and step")
+    for operation in dict.fromkeys(point.operation for point in measured.collectives):
+        curve = ", ".join(
+            f"{point.message_bytes / MIB:.0f} MiB {point.bus_bytes_per_second / 1e9:.3g}"
+            for point in measured.collectives
+            if point.operation == operation
+        )
+        lines.append(f"  {operation}, bus GB/s: {curve}")
+    return lines
 
 
 def _show(finding: Finding) -> None:

@@ -1,0 +1,116 @@
+"""Measuring for real, and keeping what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerokit.catalog import measured
+from zerokit.catalog.detect import detect
+from zerokit.catalog.measured import Collective, Measured
+from zerokit.errors import RankFailed, RunHung
+from zerokit.run.doctor import measure
+
+EXAMPLE = Measured(
+    host="node1", device="cuda", device_name="NVIDIA H200", ranks=8, torch_version="2.13.0",
+    measured_at="2026-01-01T00:00:00+00:00", matmul_flops=790e12, matmul_precision="bf16",
+    memory_copy_bytes_per_second=4.24e12, host_to_device_bytes_per_second=18.7e9,
+    device_to_host_bytes_per_second=10.9e9, cpu_adam_parameters_per_second=4e9, cpu_adam_kind="deepspeed",
+    collectives=(Collective(operation="all_reduce", message_bytes=1 << 20, bus_bytes_per_second=31e9),),
+)  # fmt: skip
+
+
+def test_two_cpu_ranks_measure_for_real_and_the_command_keeps_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    # no compiler on the PATH: torch's own Adam is measured, and nothing is compiled
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PATH": str(tmp_path),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    environment["TORCH_EXTENSIONS_DIR"] = str(tmp_path / "extensions")
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", "doctor", "--measure", "--json"],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)["measured"]
+    assert (answer["device"], answer["ranks"], answer["cpu_adam_kind"]) == ("cpu", 2, "torch")
+    assert 1e9 < answer["matmul_flops"] < 1e14
+    assert 1e8 < answer["memory_copy_bytes_per_second"] < 1e13
+    assert 1e6 < answer["cpu_adam_parameters_per_second"] < 1e12
+    assert {point["operation"] for point in answer["collectives"]} == {"all_reduce"}
+    kept, reason = measured.load(measured.path(environment))
+    assert kept is not None and kept.as_dict() == {**answer, "collectives": kept.as_dict()["collectives"]}
+    assert str(tmp_path) in reason
+
+
+def test_a_rank_that_fails_is_quoted_and_none_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch for you')\n")
+    with pytest.raises(RankFailed, match="no torch for you"):
+        measure.measure(detect({"PATH": ""}))
+
+
+def test_ranks_that_hang_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text(
+        f"import os, time\nopen(f'{tmp_path}/{{os.getpid()}}.pid', 'w').close()\nprint('here', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with pytest.raises(RunHung, match="here"):
+        measure.measure(detect({"PATH": ""}), limit_seconds=3)
+    pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    assert len(pids) == measure.CPU_RANKS
+    for pid in pids:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_measurements_round_trip(tmp_path: Path) -> None:
+    path = measured.path({"XDG_CACHE_HOME": str(tmp_path)}, "node1")
+    assert path == tmp_path / "zerokit/measured/node1.json"
+    measured.save(EXAMPLE, path)
+    assert measured.load(path)[0] == EXAMPLE
+
+
+@pytest.mark.parametrize("host", ["../../etc/passwd", "a/b", "", ".", "x" * 500, "né\n"])
+def test_a_host_name_never_leaves_the_folder(tmp_path: Path, host: str) -> None:
+    path = measured.path({"XDG_CACHE_HOME": str(tmp_path)}, host or None)
+    assert path.parent == tmp_path / "zerokit/measured"
+    assert len(path.name) < 120
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"matmul_flops": 0}, {"matmul_flops": float("nan")}, {"matmul_flops": "fast"}, {"ranks": True},
+        {"collectives": [{"operation": "all_reduce"}]}, {"collectives": 3}, {"schema": "zerokit.measured/0"},
+        {"host_to_device_bytes_per_second": -1.0}, {"colour": "green"},
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_a_reason_not_an_error(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({**EXAMPLE.as_dict(), **change}), encoding="utf-8")
+    found, reason = measured.load(path)
+    assert found is None and "measure again" in reason
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_loader(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("m") / "m.json"
+    path.write_bytes(data)
+    assert measured.load(path)[0] is None
+
+
+def test_a_missing_file_says_how_to_measure(tmp_path: Path) -> None:
+    assert "doctor --measure" in measured.load(tmp_path / "none.json")[1]

@@ -1,0 +1,199 @@
+"""One rank of ``zerokit doctor --measure``: ``python -m zerokit.run.doctor.measure_rank JSON``.
+
+All ranks measure the same thing at the same time, because GPUs of one host share its links.
+Rank 0 writes the result. This is the only module of the doctor that imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+MIB = 1 << 20
+_SECONDS_PER_RATE = 0.5
+_WARM_UP = 3
+
+
+class Rank:
+    """This process's device, and how to time work on it."""
+
+    def __init__(self, rank: int, world: int, device: str) -> None:
+        self.rank, self.world, self.on_gpu = rank, world, device == "cuda"
+        self.device = torch.device(f"cuda:{rank}" if self.on_gpu else "cpu")
+        if self.on_gpu:
+            torch.cuda.set_device(self.device)
+        else:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
+
+    def wait(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def together(self) -> None:
+        """Wait for all ranks."""
+        self.wait()
+        dist.barrier()
+        self.wait()
+
+    def seconds(self, work: Callable[[], Any], *, alone: bool = False) -> float:
+        """Seconds one ``work`` takes: repeated as often on every rank, after a warm-up."""
+        for _ in range(_WARM_UP):
+            work()
+        if not alone:
+            self.together()
+        once = self._timed(work, 1)
+        # the slowest rank decides, so that collectives are called equally often
+        repeats = torch.tensor(
+            [max(2, min(200, round(_SECONDS_PER_RATE / max(once, 1e-6))))], device=self.device
+        )
+        if not alone:
+            dist.all_reduce(repeats, op=dist.ReduceOp.MIN)
+        return self._timed(work, int(repeats.item()))
+
+    def _timed(self, work: Callable[[], Any], repeats: int) -> float:
+        self.wait()
+        started = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        self.wait()
+        return (time.perf_counter() - started) / repeats
+
+    def mean(self, value: float) -> float:
+        """The mean over all ranks."""
+        total = torch.tensor(
+            [value], dtype=torch.float64 if not self.on_gpu else torch.float32, device=self.device
+        )
+        dist.all_reduce(total)
+        return float(total.item()) / self.world
+
+
+def matmul(rank: Rank) -> tuple[float, str]:
+    """FLOP/s of a large square product, and in which precision."""
+    if rank.on_gpu:
+        precision = "bf16" if torch.cuda.get_device_capability()[0] >= 8 or torch.version.hip else "fp16"
+        side = 8192
+    else:
+        precision, side = "fp32", 2048
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+    left, right = (torch.randn(side, side, device=rank.device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(left)
+    seconds = rank.seconds(lambda: torch.mm(left, right, out=out))
+    return 2 * side**3 / rank.mean(seconds), precision
+
+
+def memory_copy(rank: Rank) -> float:
+    """Bytes per second, read and written together."""
+    size = (1024 if rank.on_gpu else 256) * MIB
+    source = torch.ones(size, dtype=torch.uint8, device=rank.device)
+    target = torch.empty_like(source)
+    return 2 * size / rank.mean(rank.seconds(lambda: target.copy_(source)))
+
+
+def pinned_copies(rank: Rank) -> tuple[float | None, float | None]:
+    """Bytes per second from and to pinned host memory, all GPUs at once."""
+    if not rank.on_gpu:
+        return None, None
+    size = 256 * MIB
+    host = torch.ones(size, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(size, dtype=torch.uint8, device=rank.device)
+    to_device = rank.mean(rank.seconds(lambda: device.copy_(host, non_blocking=True)))
+    to_host = rank.mean(rank.seconds(lambda: host.copy_(device, non_blocking=True)))
+    return size / to_device, size / to_host
+
+
+def collectives(rank: Rank) -> list[dict[str, Any]]:
+    """Bus bandwidth of each collective over message sizes (nccl-tests' definition)."""
+    if rank.world < 2:
+        return []
+    sizes = (1, 4, 16, 64, 256, 1024) if rank.on_gpu else (1, 4, 16)
+    operations = ("all_reduce", "all_gather", "reduce_scatter") if rank.on_gpu else ("all_reduce",)
+    points = []
+    for size in sizes:
+        count = size * MIB // 2 // rank.world * rank.world
+        whole = torch.ones(count, dtype=torch.bfloat16, device=rank.device)
+        part = torch.ones(count // rank.world, dtype=torch.bfloat16, device=rank.device)
+        work: dict[str, Callable[[], Any]] = {
+            "all_reduce": partial(dist.all_reduce, whole),
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+        }
+        for name in operations:
+            seconds = rank.mean(rank.seconds(work[name]))
+            share = (2 if name == "all_reduce" else 1) * (rank.world - 1) / rank.world
+            points.append(
+                {
+                    "operation": name,
+                    "message_bytes": 2 * count,
+                    "bus_bytes_per_second": share * 2 * count / seconds,
+                }
+            )
+    return points
+
+
+def cpu_adam(parameters: int) -> tuple[float, str]:
+    """Parameters per second of one fp32 Adam step on all cores, and whose Adam it was."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    weights = torch.nn.Parameter(torch.zeros(parameters))
+    weights.grad = torch.ones(parameters)
+    kind = "deepspeed"
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed greets on standard output
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+            optimizer: Any = DeepSpeedCPUAdam([weights])
+    except Exception as error:  # whatever the operator's build ends with
+        print(f"DeepSpeed's CPU Adam cannot be used ({error}); torch's is measured", file=sys.stderr)
+        kind = "torch"
+        optimizer = torch.optim.AdamW([weights], fused=True)
+    rank = Rank(0, 1, "cpu")
+    return parameters / rank.seconds(optimizer.step, alone=True), kind
+
+
+def main() -> None:
+    """Measure as the argument says; rank 0 writes the result beside it."""
+    wanted = json.loads(sys.argv[1])
+    rank = Rank(wanted["rank"], wanted["world"], wanted["device"])
+    dist.init_process_group(
+        "nccl" if rank.on_gpu else "gloo",
+        init_method=f"file://{wanted['store']}",
+        rank=rank.rank,
+        world_size=rank.world,
+    )
+    flops, precision = matmul(rank)
+    copied = memory_copy(rank)
+    to_device, to_host = pinned_copies(rank)
+    points = collectives(rank)
+    rank.together()
+    dist.destroy_process_group()
+    if rank.rank:
+        return
+    if rank.on_gpu:
+        torch.cuda.empty_cache()
+    adam, kind = cpu_adam(wanted["adam_parameters"])
+    result = {
+        "device_name": torch.cuda.get_device_name() if rank.on_gpu else "CPU",
+        "torch_version": torch.__version__,
+        "matmul_flops": flops,
+        "matmul_precision": precision,
+        "memory_copy_bytes_per_second": copied,
+        "host_to_device_bytes_per_second": to_device,
+        "device_to_host_bytes_per_second": to_host,
+        "cpu_adam_parameters_per_second": adam,
+        "cpu_adam_kind": kind,
+        "collectives": points,
+    }
+    Path(wanted["result"]).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
