@@ -138,9 +138,13 @@ def launch(stub_python: Path, tmp_path: Path) -> Iterator[Launch]:
     runs: list[Run] = []
 
     def start(
-        *deeds: str, ranks: int = 2, options: tuple[str, ...] = (), environment: dict[str, str] | None = None
+        *deeds: str,
+        ranks: int = 2,
+        options: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+        script: tuple[str, ...] = (str(SCRIPT),),
     ) -> Run:
-        arguments = ["--num-ranks", str(ranks), *options, str(SCRIPT), *deeds]
+        arguments = ["--num-ranks", str(ranks), *options, *script, *deeds]
         runs.append(Run(stub_python, tmp_path, arguments, environment or {}))
         return runs[-1]
 

@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Launch, Run, wait_for
+from tests.faults.conftest import SCRIPT, Launch, Run, wait_for
 
 # What the time limits of the fault table leave to a loaded machine: Python's own start and end.
 SLACK_SECONDS = 4.0
@@ -251,9 +252,16 @@ def test_arguments_arrive_verbatim(launch: Launch) -> None:
     assert run.end()[0] == 0
     for rank in (0, 1):
         argv = (run.folder / f"argv-{rank}").read_text()
-        assert argv == repr(
-            [str(__import__("tests.faults.conftest").faults.conftest.SCRIPT), "all:arguments", *extra]
-        )
+        assert argv == repr([str(SCRIPT), "all:arguments", *extra])
+
+
+def test_a_modules_arguments_arrive_verbatim(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").write_text(SCRIPT.read_text())
+    extra = ["all:arguments", "--plan", "mine", "--", "-m", "x"]
+    run = launch(*extra, ranks=1, script=("-m", "pkg.train"))
+    assert run.end()[0] == 0
+    assert (run.folder / "argv-0").read_text() == repr([str(tmp_path / "pkg" / "train.py"), *extra])
 
 
 def test_secrets_are_written_nowhere(launch: Launch) -> None:

@@ -79,7 +79,9 @@ class Supervisor:
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
-        return judge(self.launch, self.seen, self.progress, self._tails(), self._dropped_bytes())
+        tails = {name: log.tail.decode("utf-8", "replace") for name, log in self.logs.items()}
+        dropped = sum(log.dropped_bytes for log in self.logs.values()) + self.terminal.dropped_bytes
+        return judge(self.launch, self.seen, self.progress, tails, dropped)
 
     def _turn(self) -> None:
         for key, _ in self.selector.select(_POLL_SECONDS / 2):
@@ -394,9 +396,3 @@ class Supervisor:
                 self.guard.wait(5)
             if self.guard.poll() is None or not self.over:
                 self.seen.survivors = processes.kill_descendants(os.getpid())
-
-    def _tails(self) -> dict[str, str]:
-        return {name: log.tail.decode("utf-8", "replace") for name, log in self.logs.items()}
-
-    def _dropped_bytes(self) -> int:
-        return sum(log.dropped_bytes for log in self.logs.values()) + self.terminal.dropped_bytes
