@@ -192,6 +192,7 @@ class ModelProfile:
         traces: variant key (see :class:`zerokit.trace.record.Variant`) -> traces by rising
             ``max_seq_len``.
         adapters: variant key of a LoRA trace -> the parameters with adapters, in their order.
+        ties: another name of a parameter -> the name under which ``parameters`` lists it.
         basis: ``traced``; or ``scaled`` when the traces are another size's, scaled.
     """
 
@@ -202,6 +203,7 @@ class ModelProfile:
     parameters: tuple[Parameter, ...]
     traces: Mapping[str, tuple[ActivationTrace, ...]]
     adapters: Mapping[str, tuple[Parameter, ...]] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict)
     basis: str = "traced"
     torch_version: str = ""
     transformers_version: str = ""
@@ -291,6 +293,7 @@ def to_json(profile: ModelProfile) -> dict[str, Any]:
         "transformers_version": profile.transformers_version,
         "parameters": _pack_parameters(profile.parameters),
         "adapters": {key: _pack_parameters(value) for key, value in profile.adapters.items()},
+        "ties": dict(profile.ties),
         "segments": packed_segments,
         "polynomials": [[int(c) if c == int(c) else c for c in p] for p in table],
         "traces": traces,
@@ -312,6 +315,7 @@ def from_json(data: Mapping[str, Any]) -> ModelProfile:
         hf_config=data["hf_config"],
         parameters=_unpack_parameters(data["parameters"]),
         adapters={key: _unpack_parameters(rows) for key, rows in data["adapters"].items()},
+        ties=data["ties"],
         traces=_LazyTraces(data),
         torch_version=data["torch_version"],
         transformers_version=data["transformers_version"],

@@ -55,6 +55,7 @@ class BuiltModel:
     head: str
     parameters: tuple[ParameterRecord, ...]
     stacks: tuple[Stack, ...]
+    ties: dict[str, str]  # another name of a parameter -> the name it is listed under
 
 
 def read_config(hf_config: Mapping[str, Any]) -> Any:
@@ -202,10 +203,13 @@ def build(
     except (ValueError, ImportError) as error:
         raise InputError(f"transformers cannot build this model: {error}") from error
     parameters = tuple(ParameterRecord(n, tuple(p.shape)) for n, p in model.named_parameters())
+    listed = {id(p): n for n, p in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    ties = {n: listed[id(p)] for n, p in every if listed[id(p)] != n}
     stacks = tuple(_cut(path, layers) for path, layers in _find_stacks(model))
     for stack in stacks:
         _shorten(model, model.config, stack)
-    return BuiltModel(model, model.config, head, parameters, stacks)
+    return BuiltModel(model, model.config, head, parameters, stacks, ties)
 
 
 @contextmanager

@@ -80,10 +80,11 @@ def profile_from_config(
     traces: dict[str, tuple[ActivationTrace, ...]] = {}
     adapters: dict[str, tuple[Parameter, ...]] = {}
     parameters: tuple[Parameter, ...] = ()
+    ties: dict[str, str] = {}
     for variant in variants:
         built = _attention(hf_config, head, variant)
         parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in built.parameters)
-        head = built.head
+        head, ties = built.head, built.ties
         if variant.lora_rank:
             from zerokit.trace.adapters import adapted_parameters
 
@@ -97,6 +98,7 @@ def profile_from_config(
         parameters=parameters,
         traces=traces,
         adapters=adapters,
+        ties=ties,
         torch_version=torch.__version__.split("+")[0],
         transformers_version=transformers.__version__,
     )

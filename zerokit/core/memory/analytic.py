@@ -1,0 +1,345 @@
+"""Memory by closed forms from a model's shape alone, for models without a trace.
+
+Every component of DeepSpeed 0.19.8's ZeRO stages (paths under ``deepspeed/runtime/zero``) and an
+approximation of the activations of Hugging Face's eager modules. Its results are marked
+``basis="analytic"``; a traced profile is exact where this is within some ten per cent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.shape import ModelShape, Stack
+from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.units import GIB, MIB
+
+ASSUMPTION = (
+    "memory is analytic: closed forms from the model's shape, not a trace of the model; activations within "
+    "about 10-20 %"
+)
+_CUBLAS_WORKSPACE = 64 * MIB
+_NF4_BYTES = 0.5 + 4 / 64  # 4 bits and an fp32 scale per block of 64 (QLoRA, arXiv 2305.14314)
+_QUANTIZED_BYTES = {"int8": 1.0, "int4": _NF4_BYTES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Elements on one rank, before ZeRO divides them; ``width`` bytes a weight; ``ranks`` of ZeRO."""
+
+    weights: float
+    trainable: float
+    weight_bytes: float
+    width: int
+    ranks: int
+    largest: float
+    layer: float
+
+
+def trainable_parameters(shape: ModelShape, job: Job) -> int:
+    """Parameters that get gradients: all of them, or the LoRA matrices (arXiv 2106.09685)."""
+    if job.method == "full":
+        return shape.parameters
+    rank = job.lora.rank if job.lora is not None else 16
+    total = 0
+    for stack in shape.stacks:
+        for gemm in stack.gemms:
+            # products fused here (q, k, v; gate, up) are modules of their own in transformers
+            fused = (3 if gemm.kind == "attention" else 2 if shape.gated else 1) if gemm.split == "column" else 1
+            if gemm.split != "none":
+                total += stack.layers * gemm.copies * rank * (gemm.n + fused * gemm.k)
+    return total
+
+
+def estimate_analytic(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+    """Predicted memory of one rank; all ranks are alike but for a pipeline's first and last stage.
+
+    The worst pipeline stage is taken for all: the one with the output head, or the first.
+    """
+    sizes = _sizes(shape, job, strategy)
+    if job.inference:
+        return _inference(shape, job, strategy, cluster, sizes)
+    persistent = _persistent(sizes, strategy)
+    layers_before, transient = _activations(shape, job, strategy)
+    gradients = _gradients(sizes, strategy)
+    gathered = _gathered(sizes, strategy)
+    base = sum(persistent.values())
+    loss = _loss_bytes(shape, job, strategy)
+    forward = {**persistent, "activations": layers_before + transient, "logits and loss": loss * 10 / 14}
+    backward = {**persistent, **gradients, "activations": layers_before + transient, "logits and loss": loss}
+    forward["gathered weights"] = backward["gathered weights"] = gathered
+    late = {**persistent, **gradients, "activations": layers_before + transient, "gathered weights": gathered}
+    if strategy.settings.zero.stage in (0, 1):
+        # gradients pile up as activations go: the loss and the last gradients are never alive together
+        early = {k: v for k, v in backward.items() if k != "gradients"}
+        backward = max((early, late), key=lambda parts: sum(parts.values()))
+    step = {**persistent, **gradients, "optimizer step": _step(sizes, strategy)}
+    init = {"initialisation": _init(sizes, strategy, base)}
+    phases = {"init": init, "forward": forward, "backward": backward, "step": step}
+    return _finish(phases, strategy, cluster, job, _host(sizes, strategy), sizes)
+
+
+def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
+    split = strategy.tensor_parallel * strategy.pipeline_parallel
+    tables = shape.parameters - shape.block_parameters
+    weights = shape.block_parameters / split + tables / (strategy.tensor_parallel if split > 1 else 1)
+    trainable = weights if job.method == "full" else trainable_parameters(shape, job) / split
+    width = strategy.settings.parameter_bytes
+    if job.method == "qlora" or (job.inference and job.quantization != "none"):
+        each = _NF4_BYTES if job.method == "qlora" else _QUANTIZED_BYTES[job.quantization]
+        weight_bytes = each * shape.block_parameters / split + width * tables / strategy.tensor_parallel
+    else:
+        weight_bytes = width * weights
+    if job.method != "full":
+        weight_bytes += width * trainable
+    return _Sizes(
+        weights=weights,
+        trainable=trainable,
+        weight_bytes=weight_bytes,
+        width=width,
+        # sequence-parallel peers hold the same weights: ZeRO divides over them as well
+        ranks=strategy.data_parallel * strategy.sequence_parallel,
+        largest=shape.largest_parameter / strategy.tensor_parallel,
+        layer=max(stack.layer_parameters for stack in shape.stacks) / strategy.tensor_parallel,
+    )
+
+
+def _offloads(strategy: Strategy) -> tuple[bool, bool]:
+    zero = strategy.settings.zero
+    return zero.offload_optimizer.device != "none", zero.offload_param.device != "none"
+
+
+def _moments(strategy: Strategy) -> int:
+    """Bytes of optimizer state a parameter, the fp32 master left out."""
+    kind = (strategy.settings.optimizer or "adamw").lower()
+    return {"sgd": 4, "lion": 4, "adagrad": 4, "muon": 4}.get(kind, 8)
+
+
+def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[str, float]:
+    stage, ranks, width = strategy.settings.zero.stage, sizes.ranks, sizes.width
+    optimizer_away, parameters_away = _offloads(strategy)
+    shared = ranks if stage >= 1 else 1
+    master = 4 if width == 2 else 0
+    states: dict[str, float] = {}
+    states["weights"] = sizes.weight_bytes / (ranks if stage == 3 else 1) if not parameters_away else 0.0
+    states["master weights"] = 0.0 if optimizer_away else master * sizes.trainable / shared
+    states["optimizer states"] = 0.0 if optimizer_away else _moments(strategy) * sizes.trainable / shared
+    if stage == 3 and not optimizer_away:
+        states["gradients"] = width * sizes.trainable / ranks  # grad_partitions_flat_buffer, from init
+    if optimizer_away and stage < 3:
+        states["offload staging"] = 2 * width * sizes.largest
+    if stage == 3:
+        states["reduce bucket"] = width * strategy.settings.zero.reduce_bucket_size
+    states["workspace"] = _CUBLAS_WORKSPACE
+    return {name: value for name, value in states.items() if value}
+
+
+def _gradients(sizes: _Sizes, strategy: Strategy) -> dict[str, float]:
+    zero, width = strategy.settings.zero, sizes.width
+    bucket = width * min(zero.reduce_bucket_size, sizes.trainable)
+    if zero.stage == 3:
+        return {"gradients": width * sizes.trainable / sizes.ranks, "reduction copies": bucket}
+    optimizer_away = _offloads(strategy)[0]
+    full = width * sizes.trainable
+    if zero.stage == 0:
+        return {"gradients": full}
+    held = full if zero.stage == 1 else full / sizes.ranks + width * sizes.largest
+    if zero.stage == 2 and strategy.settings.gradient_accumulation > 1:
+        held *= 2
+    if zero.stage == 2 and optimizer_away:
+        held = 0.0
+    buckets = width * zero.reduce_bucket_size * (2 if zero.overlaps else 1)
+    return {"gradients": held, "reduce bucket": buckets, "reduction copies": bucket}
+
+
+def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
+    zero = strategy.settings.zero
+    if zero.stage != 3 or sizes.ranks == 1 and not _offloads(strategy)[1]:
+        return 0.0
+    in_use = max(sizes.layer, sizes.largest)
+    kept = min(zero.max_reuse_distance, zero.max_live_parameters) / 2
+    elements = min(sizes.weights, in_use + 2 * zero.prefetch_bucket_size + kept)
+    return elements * sizes.weight_bytes / max(1.0, sizes.weights)
+
+
+def _step(sizes: _Sizes, strategy: Strategy) -> float:
+    zero = strategy.settings.zero
+    if _offloads(strategy)[0]:
+        return 0.0
+    owned = sizes.trainable / (sizes.ranks if zero.stage else 1)
+    if zero.stage == 3:
+        return 6.0 * min(owned, zero.sub_group_size)
+    if zero.stage == 0:
+        return 10.0 * owned if sizes.width == 2 else 4.0 * owned
+    return 6.0 * owned
+
+
+def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
+    zero = strategy.settings.zero
+    if zero.stage == 3:
+        return base
+    if zero.stage == 0:
+        return max(base, (18.0 if sizes.width == 2 else 12.0) * sizes.trainable + sizes.weight_bytes)
+    flat = sizes.weight_bytes + sizes.width * sizes.trainable
+    first = sizes.weight_bytes + (0 if _offloads(strategy)[0] else 8.0 * sizes.trainable / sizes.ranks)
+    return max(flat, first)
+
+
+def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, width: int) -> float:
+    """Saved for backward by one layer per token (Korthikanti et al., arXiv 2205.05198, without dropout).
+
+    Gated models normalise in fp32 and keep four tensors of the feed-forward width.
+    """
+    active = 1.0
+    for gemm in stack.gemms:
+        if gemm.copies > 1:
+            active = max(active, gemm.active)
+    scale = width / 2
+    if shape.gated:
+        each = 21.0 * stack.hidden + 8.0 * stack.ffn * active
+    else:
+        each = 16.0 * stack.hidden + 4.0 * stack.ffn * active
+    return scale * each + scale * 2.0 * max(0, stack.kv_width - stack.hidden)
+
+
+def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:
+    """Attention scores kept per token: 8 bytes a pair when eager (scores, fp32 softmax, copy)."""
+    if job.attention != "eager" or strategy.checkpointing == "selective":
+        return 0.0
+    return 8.0 * shape.heads * job.seq_len
+
+
+def _activations(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float, float]:
+    """Bytes kept through the forward pass, and the transient ones of the layer being worked on."""
+    tokens = strategy.settings.micro_batch * job.seq_len / strategy.sequence_parallel
+    width, tp, pp = strategy.settings.parameter_bytes, strategy.tensor_parallel, strategy.pipeline_parallel
+    in_flight = min(pp, strategy.settings.gradient_accumulation)  # 1F1B, first stage
+    kept = transient = 0.0
+    for stack in shape.stacks:
+        count = stack.layers / pp * in_flight
+        stack_tokens = tokens
+        if stack.fixed_tokens is not None:
+            stack_tokens = strategy.settings.micro_batch * stack.fixed_tokens
+        full = (_layer_bytes(shape, stack, job, width) + _score_bytes(shape, job, strategy)) / tp
+        if strategy.checkpointing == "full":
+            kept += count * width * stack.hidden * stack_tokens
+            transient = max(transient, full * stack_tokens)
+        else:
+            kept += count * full * stack_tokens
+        widest = max(gemm.n * gemm.active for gemm in stack.gemms) / tp
+        transient = max(transient, 2 * width * widest * stack_tokens) if strategy.checkpointing != "full" else (
+            transient + width * widest * stack_tokens
+        )  # fmt: skip
+    return kept, transient
+
+
+def _loss_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:
+    """Logits, their fp32 copy, log-softmax and gradients at the worst instant of backward."""
+    rows = strategy.settings.micro_batch
+    if shape.head != "image-classification":
+        rows *= max(1, job.seq_len // strategy.sequence_parallel)
+    return 14.0 * rows * shape.vocab
+
+
+def _pinned(size: float) -> int:
+    """Pinned allocations are rounded up to a power of two by torch's host allocator."""
+    return 1 << max(0, (int(size) - 1).bit_length()) if size >= 1 else 0
+
+
+def _host(sizes: _Sizes, strategy: Strategy) -> dict[str, int]:
+    """Bytes of one rank in host memory; parts on NVMe are listed with a leading ``nvme``."""
+    zero, ranks = strategy.settings.zero, sizes.ranks
+    parts: dict[str, int] = {"python process": 4 * GIB}
+    optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
+    owned = sizes.trainable / ranks
+    if optimizer == "cpu":
+        parts["master weights (pinned)"] = _pinned(4 * owned)
+        parts["gradients (pinned)"] = _pinned(4 * owned)
+        parts["staging (pinned)"] = _pinned(2 * owned)
+        parts["optimizer states"] = int(_moments(strategy) * owned)
+    elif optimizer == "nvme":
+        parts["nvme optimizer states"] = int((4 + _moments(strategy)) * owned)
+        # four buffers, each of the largest sub-group in fp32
+        parts["swap buffers (pinned)"] = _pinned(4 * 4 * min(owned, zero.sub_group_size))
+        parts["gradients (pinned)"] = _pinned(4 * owned)
+    if parameters == "cpu":
+        parts["weights (pinned)"] = _pinned(sizes.weight_bytes / ranks)
+    elif parameters == "nvme":
+        parts["nvme weights"] = int(sizes.weight_bytes / ranks)
+        parts["parameter buffers (pinned)"] = _pinned(
+            zero.offload_param.buffer_count * zero.offload_param.buffer_size * sizes.width
+        )
+    return parts
+
+
+def overhead_bytes(cluster: Cluster, strategy: Strategy, peak: int) -> int:
+    """What a run needs beside its tensors: context, NCCL, fragments (measured on H200)."""
+    context = cluster.gpu.context_bytes or 600 * MIB
+    nccl = 0
+    if strategy.world_size > 1:
+        nccl = 700 * MIB
+    if strategy.tensor_parallel > 1 or strategy.sequence_parallel > 1 or strategy.pipeline_parallel > 1:
+        nccl += 1200 * MIB
+    fragments = max(800 * MIB, peak // 50) if cluster.gpu.expandable_segments else max(3 * GIB, peak // 10)
+    return context + nccl + fragments
+
+
+def _finish(
+    phases: dict[str, dict[str, float]],
+    strategy: Strategy,
+    cluster: Cluster,
+    job: Job,
+    host: dict[str, int],
+    sizes: _Sizes,
+) -> MemoryEstimate:
+    whole = {name: {k: int(v) for k, v in parts.items() if v >= 1} for name, parts in phases.items()}
+    peaks = {name: sum(parts.values()) for name, parts in whole.items()}
+    worst = max(peaks, key=lambda name: peaks[name])
+    per_node = max(1, strategy.world_size // cluster.nodes)
+    in_ram = {name: value * per_node for name, value in host.items() if not name.startswith("nvme")}
+    rank = RankEstimate(
+        first=0,
+        last=strategy.world_size - 1,
+        peak_allocated_bytes=peaks[worst],
+        peak_phase=worst,
+        phases=peaks,
+        components=whole[worst],
+    )
+    # models below stage 3 are built in host memory by every rank before they move
+    loading = 0 if strategy.settings.zero.stage == 3 else int(sizes.weight_bytes) * per_node
+    total = sum(in_ram.values()) + (0 if sum(in_ram.values()) > loading else loading)
+    return MemoryEstimate(
+        ranks=(rank,),
+        min_vram_bytes=peaks[worst] + overhead_bytes(cluster, strategy, peaks[worst]),
+        host_bytes_per_node=total,
+        host_components=in_ram,
+        nvme_bytes_per_node=sum(v for k, v in host.items() if k.startswith("nvme")) * per_node,
+        assumptions=(ASSUMPTION,),
+        basis="analytic",
+    )
+
+
+def _inference(
+    shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster, sizes: _Sizes
+) -> MemoryEstimate:
+    """Weights, KV cache over the whole sequence, one layer's working set, the last token's logits."""
+    width, tp, micro = sizes.width, strategy.tensor_parallel, strategy.settings.micro_batch
+    tokens = micro * job.seq_len
+    cache = sum(
+        stack.layers * width * stack.kv_width * tokens / min(tp, shape.kv_heads)
+        for stack in shape.stacks
+        if stack.causal
+    )
+    widest = max(gemm.n * gemm.active for stack in shape.stacks for gemm in stack.gemms)
+    work = 2 * width * widest / tp * tokens + 6.0 * shape.vocab * micro
+    weights = sizes.weight_bytes / (sizes.ranks if strategy.settings.zero.stage == 3 else 1)
+    parts = {"weights": weights, "KV cache": cache, "activations": work, "workspace": float(_CUBLAS_WORKSPACE)}
+    gathered = _gathered(sizes, strategy)
+    phases = {
+        "init": {"weights": weights},
+        "forward": {**parts, "gathered weights": gathered},
+        "backward": {"weights": weights},
+        "step": {"weights": weights},
+    }
+    return _finish(phases, strategy, cluster, job, _host(sizes, strategy), sizes)

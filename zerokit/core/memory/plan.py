@@ -1,0 +1,119 @@
+"""The facts about parameters and precision that every stage's bookkeeping needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from zerokit.core.model import ActivationTrace, ModelProfile, Parameter
+from zerokit.core.settings import DeepSpeedSettings
+
+DTYPE_BYTES = {
+    "fp32": 4, "float32": 4, "float": 4, "torch.float32": 4,
+    "fp16": 2, "float16": 2, "half": 2, "torch.float16": 2,
+    "bf16": 2, "bfloat16": 2, "torch.bfloat16": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One rank's model: which parameters it holds, in what order their gradients come.
+
+    Attributes:
+        parameters: as this rank holds them (tensor-parallel shards already taken).
+        trace: the activations, or ``None`` for a profile without them.
+    """
+
+    profile: ModelProfile
+    parameters: tuple[Parameter, ...]
+    trace: ActivationTrace
+
+    @cached_property
+    def trainable(self) -> tuple[Parameter, ...]:
+        """Parameters with gradients, in optimizer order."""
+        return tuple(p for p in self.parameters if p.trainable)
+
+    @cached_property
+    def frozen_numel(self) -> int:
+        """Elements without gradients."""
+        return sum(p.numel for p in self.parameters if not p.trainable)
+
+    @cached_property
+    def trainable_numel(self) -> int:
+        """Elements with gradients."""
+        return sum(p.numel for p in self.trainable)
+
+    @cached_property
+    def trainable_index(self) -> dict[str, int]:
+        """Parameter name -> position among the trainable ones."""
+        return {p.name: i for i, p in enumerate(self.trainable)}
+
+    @cached_property
+    def gradient_marks(self) -> tuple[tuple[int, int], ...]:
+        """(position among the backward marks, position among the trainable parameters), in time order."""
+        found = []
+        for position, (kind, name) in enumerate(self.trace.marks_backward):
+            if kind == "grad" and name in self.trainable_index:
+                found.append((position, self.trainable_index[name]))
+        return tuple(found)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Bytes per element of each kind of tensor, as DeepSpeed chooses them.
+
+    ``engine.get_data_types`` and ``communication_data_type`` (runtime/engine.py:1799, 0.19.8).
+    """
+
+    parameter: int
+    gradient: int
+    accumulation: int
+    communication: int
+    master: int
+
+    @staticmethod
+    def of(settings: DeepSpeedSettings) -> Precision:
+        """The element sizes under these settings."""
+        parameter = settings.parameter_bytes
+        accumulation = DTYPE_BYTES.get(settings.grad_accum_dtype or "", parameter)
+        communication = DTYPE_BYTES.get(settings.communication_data_type or "", parameter)
+        if settings.torch_autocast:
+            communication = 2
+        low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
+        return Precision(
+            parameter=parameter,
+            gradient=parameter,
+            accumulation=accumulation,
+            communication=communication,
+            master=2 if low else 4,
+        )
+
+
+@lru_cache(maxsize=64)
+def layout(profile: ModelProfile, variant: str, trace: ActivationTrace, tensor_parallel: int) -> Layout:
+    """The layout of one rank for a variant; cached, so that a search pays once."""
+    parameters = profile.parameters_for(variant)
+    if tensor_parallel > 1:
+        from zerokit.core.memory.tensor_parallel import shard_parameters
+
+        parameters = shard_parameters(profile, parameters, tensor_parallel)
+    return Layout(profile=profile, parameters=parameters, trace=trace)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """DeepSpeed's bytes over one pass, to be laid over the activations: one entry a mark.
+
+    ``during[i]`` is the most while mark i is handled, ``after[i]`` what stays; both count the
+    persistent state too. Between marks i−1 and i, ``after[i−1]`` holds (``start`` before the first).
+    """
+
+    start: int
+    during: tuple[int, ...]
+    after: tuple[int, ...]

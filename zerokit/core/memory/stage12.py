@@ -1,0 +1,239 @@
+"""ZeRO stages 0, 1 and 2: gradients through buckets into partitions, and the optimizer's step.
+
+A parameter-by-parameter replay of ``deepspeed/runtime/zero/stage_1_and_2.py`` (0.19.8), and for
+stage 0 of ``runtime/fp16/fused_optimizer.py``. Function names of the source are given where they
+are followed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from zerokit.core.memory.ledger import Ledger
+from zerokit.core.memory.plan import Layout, Precision
+from zerokit.core.settings import DeepSpeedSettings
+
+STAGE0_REDUCE_ELEMENTS = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
+FP64 = 8  # gradient norms accumulate in fp64 (zero/utils.py:59 get_norm_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What of the flat parameter buffer one data-parallel rank owns.
+
+    ``fragments[i]`` is how many elements of trainable parameter i lie in it; whole parameters that
+    touch it are held (``get_partition_info``).
+    """
+
+    rank: int
+    count: int
+    size: int
+    fragments: dict[int, int]
+    whole: int
+
+
+def partition(layout: Layout, rank: int, count: int) -> Partition:
+    """The partition of data-parallel ``rank`` of ``count``; padded to 2·count elements."""
+    sizes = [p.numel for p in layout.trainable]
+    alignment = 2 * count
+    padded = -(-sum(sizes) // alignment) * alignment
+    size = padded // count
+    ends = list(accumulate(sizes))
+    low, high = rank * size, (rank + 1) * size
+    fragments: dict[int, int] = {}
+    index = bisect_right(ends, low)
+    while index < len(sizes):
+        start = ends[index] - sizes[index]
+        if start >= high:
+            break
+        fragments[index] = min(ends[index], high) - max(start, low)
+        index += 1
+    return Partition(rank, count, size, fragments, sum(sizes[i] for i in fragments))
+
+
+class Stage12:
+    """One rank's gradients over micro-steps. Components are added to the ledger it is given."""
+
+    def __init__(
+        self, layout: Layout, settings: DeepSpeedSettings, part: Partition, ledger: Ledger, sequence_parallel: int
+    ) -> None:
+        self.layout = layout
+        self.settings = settings
+        self.zero = settings.zero
+        self.part = part
+        self.ledger = ledger
+        self.bytes = Precision.of(settings)
+        self.sizes = [p.numel for p in layout.trainable]
+        self.offload = self.zero.offload_optimizer.device != "none"
+        self.contiguous = self.zero.contiguous_gradients or self.offload
+        self.communication = 4 if sequence_parallel > 1 else self.bytes.communication
+        # get_flat_partition keeps an fp32 partition when accumulation is wider than the model
+        self.compact = self.bytes.accumulation == 4 and self.bytes.parameter == 2
+        self.bucket: list[int] = []
+        self.bucket_elements = 0
+        self.copied = False
+        self._slices_of_bucket = 0
+
+    # ---------------------------------------------------------------- one gradient
+
+    def _open_buckets(self) -> None:
+        """``setup_buckets``: full size at the first gradient, twice when reductions overlap."""
+        if self.contiguous:
+            count = 2 if self.zero.overlap_comm else 1
+            size = self.zero.reduce_bucket_size * self.bytes.gradient * count
+            self.ledger.set("gradient_bucket", size)
+
+    def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
+        """``process_gradients`` for one parameter: its gradient was made by autograd."""
+        size = self.sizes[index] * self.bytes.gradient
+        if self.zero.stage == 0:
+            if first:
+                self.ledger.add("gradients", size)
+            return
+        self._open_buckets()
+        in_hook = self.zero.stage == 2 or (bool(self.zero.overlap_comm) and boundary)
+        if not in_hook:
+            if first:
+                self.ledger.add("gradients", size)
+            return
+        if self.zero.stage == 1 and not first:
+            self.ledger.add("gradients", -size)  # accumulated so far; goes into the bucket now
+        self._into_bucket(index, boundary, kept=False)
+
+    def _into_bucket(self, index: int, boundary: bool, kept: bool) -> None:
+        """``reduce_independent_p_g_buckets_and_remove_grads``; ``kept``: the gradient was held since."""
+        size = self.sizes[index]
+        if self.bucket_elements + size > self.zero.reduce_bucket_size:
+            self.flush(boundary)
+        own = not self.contiguous or size > self.zero.reduce_bucket_size
+        if own and not kept:
+            self.ledger.add("gradients", size * self.bytes.gradient)
+        elif kept and not own:
+            self.ledger.add("gradients", -size * self.bytes.gradient)
+        self.bucket.append(index)
+        self.bucket_elements += size
+
+    def flush(self, boundary: bool) -> None:
+        """``reduce_ipg_grads``: average, reduce, and copy this rank's share out of the bucket."""
+        if not self.bucket:
+            return
+        copy = 0
+        if self._slices(self.bucket) > 1 or not self.contiguous:
+            copy += self.bucket_elements * self.bytes.gradient
+        if self.communication != self.bytes.gradient:
+            copy += self.bucket_elements * self.communication
+        self.ledger.burst("reduce_copy", copy)
+        for index in self.bucket:
+            self._after_reduction(index, boundary)
+        self.bucket = []
+        self.bucket_elements = 0
+
+    def _slices(self, indexes: Sequence[int]) -> int:
+        """Pieces with different owners in a bucket: one piece alone is reduced without a copy."""
+        if self.part.count == 1 or not self.zero.reduce_scatter:
+            return 1
+        owners = 0
+        previous = -1
+        ends = self._ends
+        for index in indexes:
+            low = (ends[index] - self.sizes[index]) // self.part.size
+            high = (ends[index] - 1) // self.part.size
+            owners += high - low + (low != previous)
+            previous = high
+        return owners
+
+    @property
+    def _ends(self) -> list[int]:
+        if not hasattr(self, "_cumulative"):
+            self._cumulative = list(accumulate(self.sizes))
+        return self._cumulative
+
+    def _after_reduction(self, index: int, boundary: bool) -> None:
+        size = self.sizes[index] * self.bytes.gradient
+        own = not self.contiguous or self.sizes[index] > self.zero.reduce_bucket_size
+        fragment = self.part.fragments.get(index)
+        if fragment is None:
+            if own and (self.zero.stage == 2 or self.contiguous):
+                self.ledger.add("gradients", -size)
+            return
+        if self.offload:
+            if boundary:  # set_norm_for_param_grad_in_gpu, then async_inplace_copy_grad_to_fp32_buffer
+                self.ledger.burst("offload_copy", fragment * FP64)
+                self.ledger.burst("offload_copy", fragment * self.bytes.master)
+        elif self.compact:
+            self.ledger.set("gradient_partition", self.part.size * 4)
+        elif self.contiguous and not self.copied:  # copy_grads_in_partition: whole parameters
+            self.ledger.add("gradient_partition", self.part.whole * self.bytes.gradient)
+            self.copied = True
+        if own and (self.contiguous or self.offload):
+            self.ledger.add("gradients", -size)
+
+    # ---------------------------------------------------------------- end of backward
+
+    def end_of_backward(self, boundary: bool, first: bool) -> None:
+        """``reduce_gradients`` (stage 1) and ``independent_gradient_partition_epilogue``."""
+        if self.zero.stage == 0:
+            if boundary:
+                elements = min(sum(self.sizes), STAGE0_REDUCE_ELEMENTS + max(self.sizes, default=0))
+                self.ledger.burst("reduce_copy", elements * self.bytes.gradient)
+            return
+        if self.zero.stage == 1 and not self.zero.overlap_comm:
+            if not boundary:
+                return
+            for index in range(len(self.sizes)):
+                self._into_bucket(index, boundary, kept=True)
+        self.flush(boundary)
+        if not self.contiguous and self.zero.stage == 1:
+            self.ledger.set("gradients", 0)
+        self.ledger.set("gradient_bucket", 0)
+        if not first and not self.compact and not self.offload and self.zero.stage == 2:
+            # the new partition was added into the one held since the first micro-step
+            self.ledger.add("gradient_partition", -self.part.whole * self.bytes.gradient)
+        self.copied = False
+
+    # ---------------------------------------------------------------- optimizer step
+
+    def step(self) -> None:
+        """``step``: norm, flat gradient, fp32 copy, update; the gradients are gone afterwards."""
+        if self.offload:
+            return
+        ledger, part = self.ledger, self.part
+        largest = max(part.fragments.values(), default=0)
+        ledger.burst("gradient_norm", largest * FP64)
+        if not self.compact:
+            copies = len(part.fragments) > 1 or part.whole != part.size
+            flat = part.size * self.bytes.gradient if copies else 0
+            ledger.add("flat_gradient", flat)
+            if self.bytes.gradient != self.bytes.master:
+                ledger.add("fp32_gradient", part.size * self.bytes.master)
+                ledger.add("flat_gradient", -flat)
+        ledger.set("gradient_partition", 0 if not self.compact else part.size * 4)
+        ledger.set("gradients", 0)
+        if self._foreach():
+            ledger.burst("optimizer_temporaries", part.size * self.bytes.master)
+        for name in ("flat_gradient", "fp32_gradient", "gradient_partition"):
+            ledger.set(name, 0)
+
+    def _foreach(self) -> bool:
+        """torch's own Adam works on lists of tensors and holds a temporary of their size."""
+        return self.settings.torch_adam
+
+
+def stage0_step(layout: Layout, settings: DeepSpeedSettings, ledger: Ledger) -> None:
+    """``FP16_Optimizer.step``: every gradient in fp32, then one flat copy of them.
+
+    With fp32 weights DeepSpeed hands the step to the optimizer itself: nothing is copied.
+    """
+    total = layout.trainable_numel
+    if Precision.of(settings).parameter == 2:
+        ledger.add("fp32_gradient", 4 * total)
+        ledger.add("flat_gradient", 4 * total)
+        ledger.set("fp32_gradient", 0)
+        ledger.set("gradients", 0)
+        ledger.set("flat_gradient", 0)
+    elif settings.torch_adam:
+        ledger.burst("optimizer_temporaries", 4 * total)
+    ledger.set("gradients", 0)

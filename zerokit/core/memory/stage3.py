@@ -1,0 +1,322 @@
+"""ZeRO stage 3: which parameters are gathered at every instant, and gradients into the partition.
+
+A replay of ``deepspeed/runtime/zero/partitioned_param_coordinator.py`` (fetch, prefetch, release
+over the recorded trace) and of ``stage3.py``'s gradient bucket (0.19.8), one event a module hook.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from zerokit.core.memory.ledger import Ledger
+from zerokit.core.memory.plan import Layout, Precision
+from zerokit.core.settings import DeepSpeedSettings
+
+ABSENT, FLYING, HERE = 0, 1, 2
+
+
+@dataclass(slots=True)
+class _Group:
+    """One all-gather: its flat buffer lives until every parameter in it has been waited for."""
+
+    parameters: list[int]
+    flat_bytes: int
+    waiting: int
+    arrived: bool = False
+
+
+class Modules:
+    """Parameters of each module by position, in the order that DeepSpeed numbers them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.sizes = [p.numel for p in layout.parameters]
+        self.trainable = [p.trainable for p in layout.parameters]
+        self.by_name = {p.name: i for i, p in enumerate(layout.parameters)}
+        self.of: dict[str, tuple[int, ...]] = {}
+        for name, index in self.by_name.items():
+            self._add(name, index)
+        for alias, name in layout.profile.ties.items():
+            if name in self.by_name:
+                self._add(alias, self.by_name[name])
+
+    def _add(self, name: str, index: int) -> None:
+        module = name.rpartition(".")[0]
+        self.of[module] = tuple(sorted({*self.of.get(module, ()), index}))
+
+
+class Stage3:
+    """One rank's gathered parameters and gradients. Components go into the ledger given."""
+
+    def __init__(
+        self, layout: Layout, settings: DeepSpeedSettings, ranks: int, ledger: Ledger, modules: Modules
+    ) -> None:
+        self.settings = settings
+        self.zero = settings.zero
+        self.ranks = ranks
+        self.ledger = ledger
+        self.modules = modules
+        self.bytes = Precision.of(settings)
+        self.offload_param = self.zero.offload_param.device != "none"
+        self.offload_optimizer = self.zero.offload_optimizer.device != "none"
+        self.persistent = self._persistent()
+        self.steps = self._record(layout)
+        self.queue_template = [
+            (index, step) for step, name in enumerate(self.steps) for index in modules.of.get(name, ())
+        ]
+        self.numel_at = [sum(modules.sizes[i] for i in modules.of.get(name, ())) for name in self.steps]
+        self.status = [ABSENT] * len(modules.sizes)
+        self.active: list[set[str]] = [set() for _ in modules.sizes]
+        self.held = [0] * len(modules.sizes)
+        self.group: list[_Group | None] = [None] * len(modules.sizes)
+        self.released: dict[tuple[str, int], frozenset[int]] = {}
+        self.backward_stack: dict[str, None] = {}
+        self.recompute: dict[str, set[int]] = {}
+        self.bucket: list[int] = []
+        self.bucket_elements = 0
+        self.available = 0
+        self.step_id = 0
+        self.queue: deque[tuple[int, int]] = deque()
+        self.latest: dict[int, int] = {}
+
+    def _persistent(self) -> list[bool]:
+        """``mark_persistent_parameters``: small ones stay gathered, up to the model threshold."""
+        result = []
+        total = 0
+        for size in self.modules.sizes:
+            stays = (
+                size <= self.zero.param_persistence_threshold
+                and size + total <= self.zero.model_persistence_threshold
+            )
+            total += size if stays else 0
+            result.append(stays)
+        return result
+
+    @staticmethod
+    def _record(layout: Layout) -> list[str]:
+        """The modules in order of their fetches over forward and backward (recomputation included)."""
+        forward = [name for kind, name in layout.trace.marks_forward if kind == "fwd_pre"]
+        backward = [name for kind, name in layout.trace.marks_backward if kind in ("fwd_pre", "bwd_pre")]
+        return forward + backward
+
+    # ---------------------------------------------------------------- parameters
+
+    def start_of_forward(self) -> None:
+        """``reset_step``."""
+        for group in {id(g): g for g in self.group if g is not None}.values():
+            for index in list(group.parameters):
+                if self.status[index] == FLYING:
+                    self._arrive(index)
+                    self._release(index)
+        self.queue = deque(self.queue_template)
+        self.latest = {}
+        self.step_id = 0
+        self.available = 0
+
+    def _gather(self, indexes: list[int]) -> None:
+        """``__all_gather_params_`` and ``all_gather_coalesced``."""
+        absent = sorted(i for i in indexes if self.status[i] == ABSENT)
+        if not absent:
+            return
+        size, width = self.modules.sizes, self.bytes.parameter
+        self.available += sum(size[i] for i in absent)
+        flat = 0
+        if self.ranks > 1:
+            flat = sum(-(-size[i] // self.ranks) for i in absent) * self.ranks * width
+            if self.offload_param:  # each share is copied to the device first
+                self.ledger.burst("gather_copy", flat // self.ranks)
+        group = _Group(absent, flat, len(absent))
+        for index in absent:
+            self.status[index] = FLYING
+            self.group[index] = group
+        if len(absent) == 1 and self.ranks > 1:
+            self.held[absent[0]] = flat  # the buffer is the parameter
+            self.ledger.add("gathered_parameters", flat)
+        elif self.ranks > 1:
+            self.ledger.add("gather_buffers", flat)
+
+    def _arrive(self, index: int) -> None:
+        """``AllGatherCoalescedHandle.wait``: the first wait copies every parameter out of the flat buffer."""
+        group = self.group[index]
+        if group is None:
+            return
+        alone = len(group.parameters) == 1
+        if not group.arrived:
+            group.arrived = True
+            for other in group.parameters:
+                self.status[other] = HERE
+                copies = (self.ranks > 1 and not alone) or (self.ranks == 1 and self.offload_param)
+                if copies:
+                    self.held[other] = self.modules.sizes[other] * self.bytes.parameter
+                    self.ledger.add("gathered_parameters", self.held[other])
+        self.group[index] = None
+        group.waiting -= 1
+        if group.waiting == 0 and not alone:
+            self.ledger.add("gather_buffers", -group.flat_bytes)
+
+    def _release(self, index: int) -> None:
+        if self.status[index] == HERE and not self.active[index]:
+            self.status[index] = ABSENT
+            self.available -= self.modules.sizes[index]
+            self.ledger.add("gathered_parameters", -self.held[index])
+            self.held[index] = 0
+
+    def fetch(self, module: str, recomputing: bool) -> None:
+        """``fetch_sub_module``: gather what the module needs, wait for it, prefetch what follows."""
+        needed = self.modules.of.get(module, ())
+        self._gather(list(needed))
+        for index in needed:
+            self.active[index].add(module)
+            if recomputing and self.backward_stack and not self.modules.trainable[index]:
+                owner = next(reversed(self.backward_stack))
+                self.recompute.setdefault(owner, set()).add(index)
+                self.active[index].add(owner)
+            if self.group[index] is not None:
+                self._arrive(index)
+        self._prefetch(needed)
+        self.step_id += 1
+
+    def _prefetch(self, needed: tuple[int, ...]) -> None:
+        unseen = {i for i in needed if self.latest.get(i, -1) < self.step_id}
+        dropped: set[int] = set()
+        while self.queue and len(dropped) < len(unseen):
+            index, step = self.queue.popleft()
+            self.latest[index] = step
+            dropped.add(index)
+        limit = min(self.zero.max_live_parameters - self.available, self.zero.prefetch_bucket_size)
+        chosen: list[int] = []
+        elements = 0
+        while self.queue and elements < limit:
+            index, step = self.queue.popleft()
+            fresh = self.status[index] == ABSENT and index not in chosen
+            self.latest[index] = max(self.latest.get(index, -1), step)
+            if fresh:
+                chosen.append(index)
+                elements += self.modules.sizes[index]
+        self._gather(chosen)
+
+    def _to_release(self, module: str) -> frozenset[int]:
+        """``__params_to_release``, which DeepSpeed caches by module and step."""
+        key = (module, self.step_id)
+        if key in self.released:
+            return self.released[key]
+        mine = {i for i in self.modules.of.get(module, ()) if not self.persistent[i]}
+        mine = {i for i in mine if self.latest.get(i, -1) <= self.step_id}
+        traversed = 0
+        for step in range(self.step_id, len(self.steps)):
+            if not mine or traversed >= self.zero.max_reuse_distance:
+                break
+            mine.difference_update(self.modules.of.get(self.steps[step], ()))
+            traversed += self.numel_at[step]
+        self.released[key] = frozenset(mine)
+        return self.released[key]
+
+    def release(self, module: str, backward: bool) -> None:
+        """``release_sub_module``."""
+        chosen = set(self._to_release(module))
+        mine = set(self.modules.of.get(module, ()))
+        if backward:
+            again = self.recompute.pop(module, set())
+            chosen |= {i for i in again if not self.persistent[i]}
+            mine |= again
+            self.backward_stack.pop(module, None)
+        for index in mine:
+            self.active[index].discard(module)
+            if index in chosen:
+                self._release(index)
+
+    def before_backward(self, module: str) -> None:
+        """``pre_sub_module_backward_function``."""
+        self.backward_stack[module] = None
+        self.fetch(module, recomputing=False)
+
+    # ---------------------------------------------------------------- gradients
+
+    def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
+        """``reduce_independent_p_g_buckets_and_remove_grads`` and ``__add_grad_to_ipg_bucket``."""
+        size = self.modules.sizes[index]
+        if self.bucket_elements + size > self.zero.reduce_bucket_size and self.bucket_elements:
+            self.flush(boundary, first)
+        fits = self.zero.contiguous_gradients and self.bucket_elements + size <= self.zero.reduce_bucket_size
+        if not fits:
+            self.ledger.add("gradients", size * self.bytes.gradient)
+        self.bucket.append(index)
+        self.bucket_elements += size
+
+    def flush(self, boundary: bool, first: bool) -> None:
+        """``__reduce_and_partition_ipg_grads``: reduce-scatter, then into the partition."""
+        if not self.bucket:
+            return
+        sizes = [self.modules.sizes[i] for i in self.bucket]
+        shares = [-(-size // self.ranks) for size in sizes]
+        copy = 0
+        if self.bytes.communication != self.bytes.gradient:
+            copy += sum(sizes) * self.bytes.communication
+        if len(sizes) > 1 or sizes[0] % self.ranks:  # reduce_scatter_coalesced interleaves
+            copy += sum(shares) * self.ranks * self.bytes.communication
+        self.ledger.add("reduce_copy", copy)
+        if self.bytes.accumulation != self.bytes.communication:
+            self.ledger.add("reduce_copy", sum(shares) * self.bytes.accumulation)
+            copy += sum(shares) * self.bytes.accumulation
+        if self.offload_optimizer and boundary:
+            # .to(device), the norm in pieces of at most 250e6 elements, the fp32 copy
+            share = max(shares)
+            self.ledger.add("offload_copy", share * self.bytes.accumulation)
+            self.ledger.burst("offload_copy", share * self.bytes.master)
+            self.ledger.add("offload_copy", -share * self.bytes.accumulation)
+        self.ledger.add("reduce_copy", -copy)
+        self.ledger.set("gradients", 0)
+        self.bucket = []
+        self.bucket_elements = 0
+
+    def end_of_backward(self, boundary: bool, first: bool) -> None:
+        """``independent_gradient_partition_epilogue``, then leftovers are released."""
+        self.flush(boundary, first)
+        while self.backward_stack:
+            module, _ = self.backward_stack.popitem()
+            for index in {*self.modules.of.get(module, ()), *self.recompute.pop(module, set())}:
+                self.active[index].discard(module)
+                if not self.persistent[index]:
+                    self._release(index)
+
+    # ---------------------------------------------------------------- step
+
+    def sub_groups(self) -> list[int]:
+        """Elements of this rank's optimizer sub-groups, ``_create_fp16_sub_groups``."""
+        groups: list[int] = []
+        current = 0
+        for size, trainable in zip(self.modules.sizes, self.modules.trainable, strict=True):
+            if not trainable:
+                continue
+            current += -(-size // self.ranks)
+            if current >= self.zero.sub_group_size:
+                groups.append(current)
+                current = 0
+        return [*groups, current] if current else groups
+
+    def step(self) -> None:
+        """``step``: release everything, then one sub-group at a time."""
+        for index in range(len(self.status)):
+            self.active[index].clear()
+            if self.group[index] is not None:
+                self._arrive(index)
+            self._release(index)
+        trainable = [s for s, t in zip(self.modules.sizes, self.modules.trainable, strict=True) if t]
+        shares = [-(-size // self.ranks) for size in trainable]
+        if not self.offload_optimizer:
+            self.ledger.burst("gradient_norm", 8 * max(shares, default=0))
+            for elements in self.sub_groups():
+                flat = elements * self.bytes.accumulation if len(trainable) > 1 else 0
+                self.ledger.add("flat_gradient", flat)
+                if self.bytes.accumulation != self.bytes.master:
+                    self.ledger.add("fp32_gradient", elements * self.bytes.master)
+                    self.ledger.add("flat_gradient", -flat)
+                    flat = 0
+                if self.settings.torch_adam:
+                    self.ledger.burst("optimizer_temporaries", elements * self.bytes.master)
+                self.ledger.add("flat_gradient", -flat)
+                self.ledger.set("fp32_gradient", 0)
+        self._gather([i for i, stays in enumerate(self.persistent) if stays])
+        for index, stays in enumerate(self.persistent):
+            if stays and self.group[index] is not None:
+                self._arrive(index)

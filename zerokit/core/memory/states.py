@@ -1,0 +1,123 @@
+"""Model states: what stays allocated, and the peak while DeepSpeed sets it up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zerokit.core.memory.plan import Layout, Precision
+from zerokit.core.memory.stage12 import Partition
+from zerokit.core.settings import DeepSpeedSettings
+
+CUBLAS_WORKSPACE_BYTES = 64 << 20
+"""cuBLAS and cuBLASLt workspaces, 32 MiB each on Hopper, allocated at the first matmul (measured)."""
+
+OPTIMIZER_STATES = {
+    "adam": 2, "adamw": 2, "fusedadam": 2, "onebitadam": 2, "lamb": 2, "fusedlamb": 2,
+    "lion": 1, "sgd": 0, "adagrad": 1, "muon": 1, "cpuadam": 2, "deepspeedcpuadam": 2,
+}  # fmt: skip
+"""fp32 values per parameter that the optimizer keeps beside the master weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persistent:
+    """Bytes on the GPU between steps once the optimizer has stepped, by component."""
+
+    components: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.components.values())
+
+
+def optimizer_values(settings: DeepSpeedSettings) -> int:
+    """fp32 state values per parameter of the configured optimizer."""
+    name = (settings.optimizer or "AdamW").lower()
+    return OPTIMIZER_STATES.get(name, 2)
+
+
+def shares(layout: Layout, ranks: int) -> tuple[int, int]:
+    """(elements of this rank's ZeRO-3 shard of trainable, of frozen parameters), each padded."""
+    trainable = frozen = 0
+    for parameter in layout.parameters:
+        share = -(-parameter.numel // ranks)
+        if parameter.trainable:
+            trainable += share
+        else:
+            frozen += share
+    return trainable, frozen
+
+
+def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
+    """The steady state of one rank, before a step's gradients and activations."""
+    zero, width = settings.zero, Precision.of(settings)
+    states = 4 * optimizer_values(settings)
+    components: dict[str, int] = {"cublas_workspace": CUBLAS_WORKSPACE_BYTES}
+    if zero.stage == 3:
+        trainable, frozen = shares(layout, ranks)
+        if zero.offload_param.device == "none":
+            components["parameters"] = (trainable + frozen) * width.parameter
+        if zero.offload_optimizer.device == "none":
+            if width.parameter != width.master:
+                components["master_weights"] = trainable * width.master
+            components["optimizer_states"] = trainable * states
+            components["gradient_partition"] = trainable * width.accumulation
+        if zero.contiguous_gradients:
+            components["gradient_bucket"] = zero.reduce_bucket_size * width.communication
+        return Persistent(components=components)
+    components["parameters"] = (layout.trainable_numel + layout.frozen_numel) * width.parameter
+    if zero.stage == 0:
+        if width.parameter == 2:
+            components["master_weights"] = 4 * layout.trainable_numel
+        components["optimizer_states"] = states * layout.trainable_numel
+        return Persistent(components=components)
+    if zero.offload_optimizer.device == "none":
+        components["master_weights"] = part.size * width.master
+        components["optimizer_states"] = part.size * states
+    else:
+        largest = max((p.numel for p in layout.trainable), default=0)
+        components["offload_buffer"] = largest * width.parameter
+    return Persistent(components=components)
+
+
+def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, ranks: int) -> int:
+    """The most allocated while ``deepspeed.initialize`` runs. Bytes.
+
+    Below stage 3 the model comes from the CPU; at stage 3 it is built under ``deepspeed.zero.Init``.
+    """
+    zero, width = settings.zero, Precision.of(settings)
+    parameters = (layout.trainable_numel + layout.frozen_numel) * width.parameter
+    flat = layout.trainable_numel * width.parameter
+    states = 4 * optimizer_values(settings)
+    offload = zero.offload_optimizer.device != "none"
+    if zero.stage == 3:
+        return _init_stage3(layout, settings, ranks)
+    if zero.stage == 0:
+        if width.parameter == 4:
+            return parameters
+        master = 4 * layout.trainable_numel
+        # clones and the flat copy of them; the flat copy cloned into fp32; gradients and Adam's first step
+        return max(parameters + 2 * flat, parameters + flat + master, parameters + 2 * master + 2 * flat * states // 4)
+    share, master = part.size * width.parameter, part.size * width.master
+    if offload:
+        # the clone is converted to fp32 on the GPU before it goes to the CPU
+        largest = max((p.numel for p in layout.trainable), default=0) * width.parameter
+        return max(parameters + flat, parameters + share, parameters + largest)
+    return max(parameters + flat, parameters + share + master, parameters + 2 * master)
+
+
+def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int:
+    zero, width = settings.zero, Precision.of(settings)
+    trainable, frozen = shares(layout, ranks)
+    largest = max((p.numel for p in layout.parameters), default=0) * width.parameter
+    on_gpu = zero.offload_param.device == "none"
+    weights = (trainable + frozen) * width.parameter if on_gpu else 0
+    building = weights + largest
+    bucket = zero.reduce_bucket_size * width.communication if zero.contiguous_gradients else 0
+    if zero.offload_optimizer.device != "none":
+        return max(building, weights + bucket)
+    group = min(trainable, zero.sub_group_size)
+    master = trainable * width.master if width.parameter != width.master else 0
+    gradients = trainable * width.accumulation
+    return max(building, weights + master + group * width.master, weights + master + bucket + gradients)
