@@ -28,6 +28,7 @@ def run(folder: Path, script: Path, measured: bool) -> list[Any]:
         "WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29733",
+        "PYTHONPATH": os.pathsep.join(sys.path),
     }
     command = (
         [sys.executable, str(BOOTSTRAP), "--", str(script)] if measured else [sys.executable, str(script)]

@@ -100,8 +100,8 @@ def train_step(probe: Probe, allocator: Allocator, forward: int, backward: int, 
     for name, size in (("forward", forward), ("backward", backward), ("step", step)):
         probe.enter(name)
         allocator.spike(size * MIB)
-    probe.enter("other")
     probe.step_done()
+    probe.enter("other")
 
 
 def peaks(probe: Probe) -> dict[str, int]:

@@ -56,7 +56,8 @@ class CudaMemory:
         self._reset: Callable[[int], None] = getattr(self._c, _RESET)
         self._reset_totals: Callable[[int], None] | None = getattr(self._c, _RESET_TOTALS, None)
         self._lock = threading.RLock()
-        self._since_reset: dict[int, Stats] = {}  # device -> peaks since the script's own last reset
+        self._peak_places: list[tuple[str, str]] = []  # where the statistics hold peaks: name, pool
+        self._since_reset: dict[int, list[int]] = {}  # device -> those since the script's own last reset
         self._base: dict[int, tuple[int, int]] = {}  # device -> retries, ooms before totals were reset
         self.devices: dict[int, DeviceState] = {}
         self.on_foreign_reset: Callable[[int, Peaks], None] = lambda device, peaks: None
@@ -120,9 +121,23 @@ class CudaMemory:
     def _take(self, device: int) -> Peaks:
         stats = self._read(device)
         peaks = self._note(device, stats)
-        _raise_peaks(self._since_reset.setdefault(device, {}), stats)
+        seen = [stats[name][pool]["peak"] for name, pool in self._places(stats)]
+        before = self._since_reset.get(device)
+        self._since_reset[device] = list(map(max, seen, before)) if before is not None else seen
         self._reset(device)
         return peaks
+
+    def _places(self, stats: Stats) -> list[tuple[str, str]]:
+        """Looked up once: this runs at every phase boundary."""
+        if not self._peak_places:
+            self._peak_places = [
+                (name, pool)
+                for name, pools in stats.items()
+                if isinstance(pools, dict)
+                for pool, values in pools.items()
+                if isinstance(values, dict) and isinstance(values.get("peak"), int)
+            ]
+        return self._peak_places
 
     def _note(self, device: int, stats: Stats) -> Peaks:
         state = self.devices[device]
@@ -140,7 +155,9 @@ class CudaMemory:
     def _read_for_script(self, device: int) -> Stats:
         with self._lock:
             stats = self._read(device)
-            _raise_peaks(stats, self._since_reset.get(device, {}))
+            for (name, pool), peak in zip(self._peak_places, self._since_reset.get(device, ()), strict=False):
+                values = stats[name][pool]
+                values["peak"] = max(values["peak"], peak)
             return stats
 
     def _reset_for_script(self, device: int) -> None:
@@ -167,18 +184,3 @@ class CudaMemory:
 def _bytes(stats: Stats, name: str, field: str) -> int:
     value = stats.get(name, {}).get("all", {}).get(field, 0)
     return value if isinstance(value, int) else 0
-
-
-def _raise_peaks(into: Stats, other: Stats) -> None:
-    """Raise every peak of ``into`` to that of ``other``; statistics it lacks are added."""
-    for name, pools in other.items():
-        if not isinstance(pools, dict):
-            continue
-        mine = into.setdefault(name, {})
-        for pool, values in pools.items():
-            peak = values.get("peak") if isinstance(values, dict) else None
-            if peak is None:
-                continue
-            slot = mine.setdefault(pool, {})
-            if peak > slot.get("peak", -1):
-                slot["peak"] = peak

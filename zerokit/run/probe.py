@@ -96,6 +96,7 @@ class Probe:
         self._host_rss_bytes, self._host_mark_bytes = self.host.read()
         self._main_thread = threading.get_ident()
         self._last_place: object = None
+        self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
         self._mine = True
 
     # -- life ------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class Probe:
                 self.progress += 1
 
     def step_done(self) -> None:
-        """An optimizer step was applied: note its time, and what is in use after it."""
+        """An optimizer step was applied: note its time; its memory is read when the phase ends."""
         if not self._mine:
             return
         with self._lock:
@@ -160,11 +161,13 @@ class Probe:
             if self._last_step_end is not None:
                 self._step_seconds.append(now - self._last_step_end)
             self._last_step_end = now
-            self._settle()
-            self._host_growth.observe(self.steps, self._host_rss_bytes)
-            if self.cuda is not None and self.cuda.devices:
-                used = sum(state.allocated_bytes for state in self.cuda.devices.values())
-                self._gpu_growth.observe(self.steps, used)
+            self._step_ended = True
+
+    def _watch_growth(self) -> None:
+        self._host_growth.observe(self.steps, self._host_rss_bytes)
+        if self.cuda is not None and self.cuda.devices:
+            used = sum(state.allocated_bytes for state in self.cuda.devices.values())
+            self._gpu_growth.observe(self.steps, used)
 
     def sample_host(self) -> None:
         """Between phase changes: charge resident memory to the running phases."""
@@ -191,10 +194,14 @@ class Probe:
         for record in self._running():
             record.seconds += now - self._phase_began
         self._phase_began = self._moved = now
-        if self.cuda is not None:
-            for peaks in self.cuda.harvest().values():
-                self._charge(peaks)
-        self._note_host()
+        harvested = self.cuda.harvest() if self.cuda is not None else {}
+        for peaks in harvested.values():
+            self._charge(peaks)
+        if not harvested:  # beside a GPU the ticker's samples of the host do
+            self._note_host()
+        if self._step_ended:
+            self._step_ended = False
+            self._watch_growth()
 
     def _charge(self, peaks: Peaks) -> None:
         for record in self._running():
