@@ -74,8 +74,8 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
         return [f"Rates: {reason}"]
     lines = [
         f"Rates of {measured.ranks} × {measured.device_name}, all at once ({reason})",
-        f"  matrix product, {measured.matmul_precision}: {measured.matmul_flops / 1e12:,.3g} TFLOP/s each",
-        f"  memory, read and written: {measured.memory_copy_bytes_per_second / 1e9:,.3g} GB/s each",
+        f"  matrix product, {measured.matmul_precision}: {measured.matmul_flops / 1e12:,.4g} TFLOP/s each",
+        f"  memory, read and written: {measured.memory_copy_bytes_per_second / 1e9:,.4g} GB/s each",
     ]
     to_device, to_host = measured.host_to_device_bytes_per_second, measured.device_to_host_bytes_per_second
     if to_device is not None and to_host is not None:
@@ -103,7 +103,11 @@ def _show(finding: Finding) -> None:
 
 def _verdict(examination: Examination) -> str:
     counts = examination.as_dict()["counts"]
-    found = f"{counts['warning']} warnings, {counts['note']} notes"
+    found = ", ".join(
+        f"{counts[state]} {state}{'' if counts[state] == 1 else 's'}" for state in ("warning", "note")
+    )
     if examination.blockers:
-        return f"\n{len(examination.blockers)} things make every run here impossible; {found}."
+        count = len(examination.blockers)
+        what = "1 thing makes" if count == 1 else f"{count} things make"
+        return f"\n{what} every run here impossible; {found}."
     return f"\nRuns can work here; {found}."

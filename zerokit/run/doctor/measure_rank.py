@@ -87,7 +87,8 @@ def matmul(rank: Rank) -> tuple[float, str]:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
     left, right = (torch.randn(side, side, device=rank.device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(left)
-    seconds = rank.seconds(lambda: torch.mm(left, right, out=out))
+    # the layout of nn.Linear: input times the transposed weight
+    seconds = rank.seconds(lambda: torch.mm(left, right.t(), out=out))
     return 2 * side**3 / rank.mean(seconds), precision
 
 

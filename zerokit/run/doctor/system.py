@@ -38,7 +38,7 @@ def _gpus(around: Surroundings) -> list[Finding]:
     if not detected.gpus:
         mend = "unset the variable, or run on CPU ranks" if detected.hidden_gpus else None
         state = warning if detected.hidden_gpus else note
-        what = f"{detected.gpu_reason}: a run here would be on CPU ranks"
+        what = f"{detected.gpu_reason}; a run here would be on CPU ranks"
         return [state("gpu.found", what, mend or "plan for other machines with --gpu NAME --gpus N")]
     first = detected.gpus[0]
     found = [
