@@ -282,3 +282,14 @@ def test_the_command_is_recorded(launch: Launch) -> None:
     assert run.end()[0] == 0
     record = json.loads((run.run_dir / "command.json").read_text())
     assert record["expected_ranks"] == 2 and record["environment"]["ZEROKIT_RUN_DIR"] == str(run.run_dir)
+
+
+@pytest.mark.parametrize("deed", ["fail", "short"])
+def test_nobody_reads_our_output(launch: Launch, deed: str) -> None:
+    run = launch(f"all:{deed}")
+    assert run.process.stdout is not None
+    run.process.stdout.close()
+    run.process.stdout = None
+    _, err = run.process.communicate(timeout=60)
+    assert run.process.returncode == (10 if deed == "fail" else 0), err
+    assert "Traceback" not in err and "BrokenPipe" not in err

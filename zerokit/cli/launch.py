@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from zerokit.errors import InputError
 
 
 def _say(text: str) -> None:
-    click.echo(f"zerokit: {text}", err=True)
+    with suppress(OSError):
+        click.echo(f"zerokit: {text}", err=True)
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -177,6 +178,19 @@ def _run(wishes: Any, stack: ExitStack) -> int:
     return _conclude(prepared, ended)
 
 
+def _show(report: dict[str, Any]) -> None:
+    """Print the table; a reader that went away must not turn a failed run into exit code 0."""
+    import sys
+
+    from zerokit.run import conclude
+
+    try:
+        conclude.show(report)
+        sys.stdout.flush()
+    except (OSError, SystemExit):  # rich ends the process with 1 at a broken pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _conclude(prepared: Any, ended: Any) -> int:
     """Write and show the report; the failure's own words come last."""
     from zerokit.errors import ReportNotWritten
@@ -189,7 +203,7 @@ def _conclude(prepared: Any, ended: Any) -> int:
         conclude.write(run_dir, report)
     except ReportNotWritten as error:
         not_written = error
-    conclude.show(report)
+    _show(report)
     if ended.dropped_bytes:
         _say(f"{ended.dropped_bytes} bytes of output could not be written, and were dropped")
     if ended.survivors:
@@ -197,7 +211,8 @@ def _conclude(prepared: Any, ended: Any) -> int:
             f"warning: could not be killed: pid {', '.join(map(str, ended.survivors))} (stuck in the kernel)"
         )
     if ended.failure_tail.strip():
-        click.echo(ended.failure_tail.rstrip("\n"), err=True)
+        with suppress(OSError):
+            click.echo(ended.failure_tail.rstrip("\n"), err=True)
     # The ranks' own files may know worse than what the supervisor saw; never better.
     exit_code: int = report["exit_code"]
     worse = f" (by the ranks' reports: {report['outcome']})" if exit_code != ended.verdict.exit_code else ""

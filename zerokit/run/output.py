@@ -19,7 +19,7 @@ from zerokit.run.masking import Masker
 
 _LONGEST_LINE = 1 << 16  # a progress bar without a line end is passed on from here
 _TAIL_BYTES = 16_384
-_QUEUE_CHUNKS = 2_000
+_QUEUE_CHUNKS = 500
 _ERASE = b"\r\x1b[2K"
 
 
