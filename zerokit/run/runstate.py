@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ def judge(
 ) -> Ended:
     """The verdict on a run that is over. ``tails``: the last output by log name."""
     seen.exits += _unseen_exits(launch, seen, progress)
+    _blame_silent(launch, seen, progress)
     evidence = Evidence(
         expected_ranks=launch.expected_ranks,
         rank_exits=seen.exits,
@@ -110,15 +112,30 @@ def _unseen_exits(launch: Launch, seen: Seen, progress: Progress) -> list[RankEx
         ours = record.get("state") == "terminated" or (seen.stopped_at is not None and at > seen.stopped_at)
         host = str(starts.get(rank, {}).get("host") or launch.host)
         found.append(RankExit(rank=rank, host=host, code=code, signal=number, at=at, by_us=ours))
-    silent = sorted(set(starts) - known - {exit_.rank for exit_ in found})
-    failed = any(exit_.failed for exit_ in (*seen.exits, *found))
-    if seen.launcher_code and not failed and seen.launcher_lost is None and len(silent) == 1:
-        # DeepSpeed ends with the code of the rank that failed first.
+    return found
+
+
+def _blame_silent(launch: Launch, seen: Seen, progress: Progress) -> None:
+    """With a failing launcher and no failed rank, the rank that ended without a last line failed.
+
+    Its status may have been reaped before the guard could read it, or the kernel may not show it
+    (gVisor). DeepSpeed ends with the code of the rank that failed first.
+    """
+    if not seen.launcher_code or seen.launcher_lost or any(exit_.failed for exit_ in seen.exits):
+        return
+    starts, ends = progress.records("start"), progress.records("end")
+    known = {exit_.rank for exit_ in seen.exits}
+    for rank in sorted(set(starts) - known):
+        host = str(starts[rank].get("host") or launch.host)
+        seen.exits.append(RankExit(rank=rank, host=host, code=None, signal=None, at=time.time()))
+    silent = [
+        exit_ for exit_ in seen.exits if exit_.rank not in ends and exit_.signal is None and not exit_.by_us
+    ]
+    if silent:
+        first = min(silent, key=lambda exit_: exit_.at)
         status = launcher_status(seen.launcher_code)
         code, number = (None, -status) if status < 0 else (status, None)
-        host = str(starts[silent[0]].get("host") or launch.host)
-        found.append(RankExit(rank=silent[0], host=host, code=code, signal=number, at=0.0))
-    return found
+        seen.exits[seen.exits.index(first)] = first._replace(code=code, signal=number)
 
 
 def _out_of_memory(seen: Seen, progress: Progress) -> dict[int, str]:

@@ -250,20 +250,6 @@ class Supervisor:
             )
             self.terminal.say(self.seen.launcher_lost + "; ending them")
             self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
-        self._fill_unknown_code(code)
-
-    def _fill_unknown_code(self, code: int) -> None:
-        """A rank reaped before its status was read: the launcher's own code tells the only one."""
-        unknown = [
-            i for i, e in enumerate(self.seen.exits) if e.code is None and e.signal is None and not e.by_us
-        ]
-        if len(unknown) != 1 or any(e.failed for e in self.seen.exits):
-            return
-        status = launcher_status(code)
-        old = self.seen.exits[unknown[0]]
-        self.seen.exits[unknown[0]] = old._replace(
-            code=status if status >= 0 else None, signal=-status if status < 0 else None
-        )
 
     def _guard_lost(self) -> None:
         """The guard died: its children are ours now, because we are a sub-reaper too."""
