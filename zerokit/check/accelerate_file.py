@@ -44,7 +44,18 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
                 document, (), "accelerate-not-a-mapping", "is not a mapping of keys", "write key: value"
             )
         ]
-    findings = list(_top_level(document))
+    findings = [
+        Finding(
+            path=document.path,
+            place=problem.place,
+            rule=problem.rule,
+            severity="error",
+            message=problem.message,
+            mend=problem.mend,
+        )
+        for problem in document.problems
+    ]
+    findings += _top_level(document)
     findings += _processes(document, world_size)
     if document.value.get("distributed_type") == "DEEPSPEED":
         findings += lint_deepspeed_block(document)

@@ -51,10 +51,19 @@ def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
 
     The wrong kinds are findings of their own; the rules should still see the rest.
     """
+    raw = _without_auto(raw)
     try:
         return from_config(raw)
     except (InputError, TypeError, ValueError, AttributeError):
         return from_config(_readable(raw))
+
+
+def _without_auto(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_auto(value) if isinstance(value, Mapping) else value
+        for key, value in raw.items()
+        if value != "auto"
+    }
 
 
 def _readable(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -136,6 +136,15 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
             f"{host[:60]!r} would be given to ssh as an option, which can run a command",
             "write a host name",
         )
+    if "@" in host:
+        return _finding(
+            path,
+            number,
+            column,
+            "hostfile-user",
+            f"{host[:60]!r} names a user: DeepSpeed takes @ as the mark between hosts",
+            "write the host alone, and the user in ~/.ssh/config",
+        )
     if not _HOST.fullmatch(host):
         return _finding(
             path,

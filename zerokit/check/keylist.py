@@ -155,6 +155,7 @@ _SYNONYMS = {
     "wall_clock": "wall_clock_breakdown",
     "autotp": "tensor_parallel",
     "tp_size": "autotp_size",
+    "thread_count": "intra_op_parallelism",
 }
 
 

@@ -16,7 +16,16 @@ from typing import Any
 import yaml
 
 from zerokit.errors import FileInputError
-from zerokit.strictload.document import MAX_DEPTH, MAX_NODES, Document, Path, Place, place_of, read_text
+from zerokit.strictload.document import (
+    MAX_DEPTH,
+    MAX_NODES,
+    Document,
+    Path,
+    Place,
+    Problem,
+    place_of,
+    read_text,
+)
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_DIGITS = 400
@@ -29,6 +38,10 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?
 _RADIX = re.compile(r"0(x[0-9a-fA-F]+|o[0-7]+)")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+_YAML_1_1_FLOAT = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?)"
+)
 
 _PLAIN_TAGS = frozenset({None, "!", *(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))})
 
@@ -214,6 +227,19 @@ class _Reader:
             raise self.error(event, "<< must name a mapping (an alias to one)")
         top.merges += merges
 
+    def note_text_elsewhere(self, event: Any, number: float) -> None:
+        """Note a number that PyYAML, and so Accelerate, reads as text."""
+        mark = event.start_mark
+        shown = int(number) if number == int(number) and abs(number) < 1e15 else number
+        self.document.problems.append(
+            Problem(
+                rule="yaml-number-as-text",
+                place=Place(mark.line + 1, mark.column + 1),
+                message=f"{event.value}: without a point and a signed exponent, Accelerate reads text",
+                mend=f"write {shown}",
+            )
+        )
+
     def plain(self, event: Any) -> Any:
         """Value of a scalar without quotes."""
         text = event.value
@@ -235,5 +261,7 @@ class _Reader:
             number = float(text.replace("_", ""))
             if not math.isfinite(number):
                 raise self.error(event, f"{text} is beyond what a number can hold")
+            if not _YAML_1_1_FLOAT.fullmatch(text):
+                self.note_text_elsewhere(event, number)
             return number
         return text

@@ -156,6 +156,17 @@ FILE_RULES: tuple[Rule, ...] = (
         scope="file",
     ),
     Rule(
+        id="auto-stage",
+        severity="note",
+        silent=True,
+        source="deepspeed/runtime/config_utils.py:56",
+        key="zero_optimization.stage",
+        message='only Accelerate fills "stage": "auto"; raw DeepSpeed drops it and runs stage 0',
+        mend="write the stage",
+        broken=lambda s: s.get("zero_optimization.stage") == "auto",
+        scope="file",
+    ),
+    Rule(
         id="zero-as-boolean",
         severity="warning",
         silent=False,

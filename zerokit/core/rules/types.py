@@ -115,6 +115,5 @@ class Violation:
     def edits(self) -> tuple[Edit, ...]:
         """Safe mends."""
         return tuple(
-            Edit(kind=edit.kind, key=self._filled(edit.key), value=edit.value)
-            for edit in self.rule.edits
+            Edit(kind=edit.kind, key=self._filled(edit.key), value=edit.value) for edit in self.rule.edits
         )

@@ -1,0 +1,49 @@
+"""Broken files are caught at the right line with the right mend; files people copy raise no alarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.check.deepspeed_file import Context
+from zerokit.check.files import check_files
+from zerokit.strictload import load_yaml
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+BROKEN: list[dict[str, Any]] = load_yaml(CORPUS / "broken.yaml").value
+GOOD = sorted(path for path in (CORPUS / "good").rglob("*") if path.is_file() and path.suffix != ".md")
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case["file"])
+def test_broken_file_is_caught(case: dict[str, Any]) -> None:
+    path = str(CORPUS / "broken" / case["file"])
+    file = check_files([path], Context(world_size=case.get("world_size")))[0]
+    found = [
+        (finding.place.line, finding.rule, finding.mend)
+        for finding in file.findings
+        if finding.severity != "note"
+    ]
+    match = [mend for line, rule, mend in found if (line, rule) == (case["line"], case["rule"])]
+    assert match, found
+    assert any(case["mend"] in mend for mend in match), match
+
+
+def test_corpus_is_large_and_every_case_names_where_it_was_seen() -> None:
+    assert len(BROKEN) >= 60
+    assert len({case["file"] for case in BROKEN}) == len(BROKEN)
+    assert all(case["seen"].startswith("https://github.com/") for case in BROKEN)
+    listed = {case["file"] for case in BROKEN} | {"ds_zero3.json"}
+    assert {path.name for path in (CORPUS / "broken").iterdir()} == listed
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.name)
+def test_copied_file_raises_no_alarm(path: Path) -> None:
+    for file in check_files([str(path)]):
+        alarms = [finding for finding in file.findings if finding.severity != "note"]
+        assert not alarms, alarms
+
+
+def test_there_are_files_that_people_copy() -> None:
+    assert len(GOOD) >= 15

@@ -1,0 +1,292 @@
+"""Every rule, against DeepSpeed itself: what the table says raises does, what it calls silent passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from zerokit.check.deep import DeepCase, DeepResult, run_deep
+from zerokit.core.rules import RULES, Setup, first_violation, rule, violations
+from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings, from_config
+from zerokit.core.strategy import Strategy
+
+ON = {"enabled": True}
+CPU = {"device": "cpu"}
+ADAM = {"type": "AdamW", "params": {"lr": 1e-4}}
+
+
+@dataclass
+class Provocation:
+    """A configuration that breaks one rule.
+
+    ``says``: part of DeepSpeed's own message, for the rules that are not silent; ``None``: it only warns.
+    """
+
+    config: dict[str, Any]
+    says: str | None = ""
+    world_size: int = 1
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    mode: str = "initialize"
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def z(stage: object, says: str | None = "", /, **zero: Any) -> Provocation:
+    """Stage and keys of zero_optimization, in bf16 with AdamW."""
+    return top(says, zero_optimization={"stage": stage, **zero})
+
+
+def top(says: str | None = "", /, **keys: Any) -> Provocation:
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": ADAM, "bf16": ON, **keys}
+    return Provocation(config, says)
+
+
+def with_(provocation: Provocation, **changes: Any) -> Provocation:
+    for name, value in changes.items():
+        setattr(provocation, name, value)
+    return provocation
+
+
+def removed(key: str, value: object = False, /, **zero: Any) -> Provocation:
+    return with_(top("removed", **({"zero_optimization": zero} if zero else {key: value})), mode="classes")
+
+
+Z2, Z3 = {"stage": 2}, {"stage": 3}
+SGD = {"type": "SGD", "params": {"lr": 0.1}}
+
+PROVOCATIONS: dict[str, Provocation] = {
+    "offload-param-below-stage-3": z(2, offload_param=CPU),
+    "offload-optimizer-at-stage-0": z(0, offload_optimizer=CPU),
+    "nvme-below-stage-3": z(2, offload_optimizer={"device": "nvme", "nvme_path": "/nvme"}),
+    "nvme-optimizer-without-path": z(3, "PathLike", offload_optimizer={"device": "nvme"}),
+    "nvme-param-without-path": z(3, "nvme_path", offload_param={"device": "nvme"}),
+    "offload-ratio-below-stage-3": z(2, "Partial offloading", offload_optimizer={**CPU, "ratio": 0.5}),
+    "offload-slow-host-step": top(
+        zero_optimization={**Z2, "offload_optimizer": CPU},
+        optimizer={"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+    ),
+    "quantized-weights-below-stage-3": z(2, zero_quantized_weights=True),
+    "quantized-gradients-below-stage-3": z(2, zero_quantized_gradients=True),
+    "hpz-below-stage-3": z(2, zero_hpz_partition_size=2),
+    "hpz-divides-world": with_(z(3, "divisible", zero_hpz_partition_size=3), world_size=4),
+    "hpz-across-nodes": with_(z(3, zero_hpz_partition_size=4), world_size=4, more={"gpus_per_node": 2}),
+    "grad-accum-dtype-at-stage-0": top("unsupported mix", data_types={"grad_accum_dtype": "fp32"}),
+    "stage-1-bf16-fp32-accumulation": top(
+        zero_optimization={"stage": 1}, data_types={"grad_accum_dtype": "fp32"}
+    ),
+    "master-weights-at-stage-0": top(
+        "only supported with ZeRO", bf16={**ON, "bf16_master_weights_and_grads": True}
+    ),
+    "bf16-states-without-master": top(
+        "requires bf16_master", zero_optimization=Z2, bf16={**ON, "bf16_optimizer_states": True}
+    ),
+    "master-weights-without-cpu-adam": top(
+        "Master weights feature", zero_optimization=Z2, bf16={**ON, "bf16_master_weights_and_grads": True}
+    ),
+    "unknown-optimizer": top("not a supported", optimizer={"type": "AdamW8bit", "params": {"lr": 1e-4}}),
+    "untested-optimizer": top("untested", zero_optimization=Z2, optimizer=SGD),
+    "muon-reduce-scatter": top(
+        "reduce scatter", zero_optimization=Z3, optimizer={"type": "Muon", "params": {"lr": 1e-4}}
+    ),
+    "pipeline-with-stage-2": with_(z(2, "pipeline"), pipeline_parallel=2, world_size=2),
+    "degrees-divide-world": with_(
+        top("", zero_optimization={"stage": 1}, tensor_parallel={"autotp_size": 3}),
+        tensor_parallel=3,
+        world_size=4,
+    ),
+    "tensor-parallel-beyond-heads": with_(
+        top(zero_optimization={"stage": 1}, tensor_parallel={"autotp_size": 4}),
+        tensor_parallel=4,
+        world_size=4,
+        more={"key_value_heads": 2},
+    ),
+    "autocast-with-precision": top(
+        zero_optimization=Z2, torch_autocast={"enabled": True, "dtype": "bfloat16"}
+    ),
+    "batch-size-missing": Provocation(
+        {"gradient_accumulation_steps": 2}, "needs to be provided", mode="classes"
+    ),
+    "batch-size-not-positive": with_(top("greater than 0", train_micro_batch_size_per_gpu=0), mode="classes"),
+    "batch-arithmetic": with_(
+        top("not equal", train_batch_size=3, gradient_accumulation_steps=1), world_size=2, mode="classes"
+    ),
+    "batch-contradiction": with_(
+        top("not equal", train_batch_size=5, gradient_accumulation_steps=2), world_size=2, mode="classes"
+    ),
+    "train-batch-size-with-autotp": with_(
+        top("", zero_optimization={"stage": 1}, train_batch_size=1, tensor_parallel={"autotp_size": 2}),
+        tensor_parallel=2,
+        world_size=2,
+        mode="classes",
+    ),
+    "fp16-and-bf16": with_(top("simultaneously", fp16=ON), mode="classes"),
+    "auto-not-filled": z(3, overlap_comm="auto"),
+    "auto-stage": z("auto"),
+    "zero-as-boolean": with_(top(None, zero_optimization=True), mode="classes"),
+    "max-grad-norm-in-optimizer": top(
+        "max_grad_norm", optimizer={"type": "AdamW", "params": {"lr": 1e-4, "max_grad_norm": 1.0}}
+    ),
+    "unknown-scheduler": top("LR scheduler", scheduler={"type": "cosine", "params": {}}),
+    "scheduler-without-total-steps": top(
+        "total_num_steps", scheduler={"type": "WarmupDecayLR", "params": {}}
+    ),
+    "warmup-not-positive": top(
+        "warmup_num_steps", scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 0}}
+    ),
+    "scaling-with-reduce-scatter": top("pre-scale", zero_optimization=Z2, prescale_gradients=True),
+    "grad-norm-off": with_(z(3, "compute_grad_norm", compute_grad_norm=False), mode="classes"),
+    "allreduce-sum-at-stage-3": with_(
+        top("not supported with ZeRO stage 3", zero_optimization=Z3, gradient_allreduce_op="sum"),
+        mode="classes",
+    ),
+    "communication-data-type": with_(
+        top("communication_data_type", communication_data_type="bfloat16"), mode="classes"
+    ),
+    "param-dtype-mismatch": top("param_dtype", data_types={"param_dtype": "fp16"}),
+    "lamb-static-scale": top(
+        "dynamic loss scaling",
+        bf16={"enabled": False},
+        fp16={**ON, "loss_scale": 128},
+        optimizer={"type": "Lamb", "params": {"lr": 1e-3}},
+    ),
+    "superoffload-below-stage-3": z(2, offload_optimizer={**CPU, "super_offload": True}),
+    "zenflow-without-offload": z(2, "cpu offload", zenflow={"topk_ratio": 0.1}),
+    "deprecated-cpu-offload": with_(z(2, None, cpu_offload=True), mode="classes"),
+    "deprecated-cpu-offload-param": with_(z(3, None, cpu_offload_param=True), mode="classes"),
+    "deprecated-cpu-offload-use-pin-memory": with_(
+        z(2, None, cpu_offload_use_pin_memory=True), mode="classes"
+    ),
+    "deprecated-gather-fp16": with_(
+        z(3, None, stage3_gather_fp16_weights_on_model_save=True), mode="classes"
+    ),
+    "stage-3-key-ignored": z(2, stage3_max_live_parameters=1000),
+    "removed-mics-shard-size": removed("", mics_shard_size=2),
+    "removed-mics-hierarchical-params-gather": removed("", mics_hierarchical_params_gather=False),
+    "removed-zeropp-loco-param": removed("", zeropp_loco_param={}),
+    "removed-one-bit-optimizer": top(
+        "not a supported", optimizer={"type": "OneBitAdam", "params": {"lr": 1e-4}}
+    ),
+    "removed-legacy-stage-1": z(1, "deprecated version", legacy_stage1=True),
+}
+for key in (
+    "amp", "compression_training", "curriculum_learning", "eigenvalue", "elasticity", "graph_harvesting",
+    "nebula", "progressive_layer_drop", "quantize_training", "sparse_attention", "sparse_gradients",
+):  # fmt: skip
+    PROVOCATIONS[f"removed-{key.replace('_', '-')}"] = removed(key)
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, DeepResult]:
+    """What DeepSpeed says to every provocation, asked in one process."""
+    pytest.importorskip("deepspeed")
+    cases = [
+        DeepCase(
+            config=one.config,
+            world_size=one.world_size,
+            tensor_parallel=one.tensor_parallel,
+            pipeline_parallel=one.pipeline_parallel,
+            mode=one.mode,
+            key_value_heads=one.more.get("key_value_heads"),
+        )
+        for one in PROVOCATIONS.values()
+    ]
+    return dict(zip(PROVOCATIONS, run_deep(cases), strict=True))
+
+
+def broken_by(provocation: Provocation) -> set[str]:
+    config = provocation.config
+    plain = {
+        key: value for key, value in config.items() if not isinstance(config.get("zero_optimization"), bool)
+    }
+    setup = Setup(
+        settings=from_config(plain),
+        raw=config,
+        # a contradiction is what is left when the number of ranks is not known
+        world_size=None if config.get("train_batch_size") == 5 else provocation.world_size,
+        tensor_parallel=provocation.tensor_parallel,
+        pipeline_parallel=provocation.pipeline_parallel,
+        **provocation.more,
+    )
+    return {violation.rule.id for violation in violations(setup)}
+
+
+def test_every_rule_is_provoked() -> None:
+    assert set(PROVOCATIONS) == {candidate.id for candidate in RULES}
+    assert len({candidate.id for candidate in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("rule_id", PROVOCATIONS)
+def test_rule_sees_its_provocation(rule_id: str) -> None:
+    assert rule_id in broken_by(PROVOCATIONS[rule_id])
+
+
+@pytest.mark.parametrize("rule_id", PROVOCATIONS)
+def test_deepspeed_does_what_the_rule_says(rule_id: str, answers: dict[str, DeepResult]) -> None:
+    provocation, answer = PROVOCATIONS[rule_id], answers[rule_id]
+    if rule(rule_id).silent or provocation.says is None:
+        assert answer.ok, answer.error
+    else:
+        assert not answer.ok
+        assert provocation.says.lower() in str(answer.error).lower()
+
+
+def test_a_plain_configuration_breaks_no_rule(answers: dict[str, DeepResult]) -> None:
+    for stage in range(4):
+        assert not broken_by(z(stage))
+
+
+def test_texts_of_every_rule_are_complete() -> None:
+    for provocation in PROVOCATIONS.values():
+        setup = Setup(
+            settings=from_config(
+                {
+                    k: v
+                    for k, v in provocation.config.items()
+                    if not isinstance(v, bool) or k != "zero_optimization"
+                }
+            ),
+            raw=provocation.config,
+            world_size=provocation.world_size,
+            tensor_parallel=provocation.tensor_parallel,
+            pipeline_parallel=provocation.pipeline_parallel,
+            **provocation.more,
+        )
+        for violation in violations(setup):
+            assert violation.message and violation.mend and violation.rule.source.startswith("deepspeed/")
+            for text in (violation.message, violation.mend, violation.key):
+                assert not any("{" + name + "}" in text for name in violation.details), text
+
+
+def test_sources_still_say_it() -> None:
+    """The lines exist in the installed DeepSpeed, when it is the version the rules were read from."""
+    deepspeed = pytest.importorskip("deepspeed")
+    from pathlib import Path
+
+    from zerokit.core.settings import DEEPSPEED_VERSION
+
+    if deepspeed.__version__ != DEEPSPEED_VERSION:
+        pytest.skip(f"rules were read from {DEEPSPEED_VERSION}")
+    root = Path(deepspeed.__file__).parents[1]
+    for candidate in RULES:
+        file, line = candidate.source.rsplit(":", 1)
+        assert len((root / file).read_text().splitlines()) >= int(line), candidate.id
+
+
+def test_first_violation_is_for_planners() -> None:
+    """Settings and degrees are enough: no dictionary."""
+
+    def strategy(stage: int, **degrees: int) -> Strategy:
+        return Strategy(
+            settings=DeepSpeedSettings(zero=ZeroSettings(stage=stage)), data_parallel=2, **degrees
+        )
+
+    assert first_violation(strategy(3)) is None
+    found = first_violation(strategy(2, pipeline_parallel=2))
+    assert found is not None and found.rule.id == "pipeline-with-stage-2"
+    found = first_violation(strategy(1, tensor_parallel=8), key_value_heads=4)
+    assert found is not None and "at most 4" in found.mend
+    offload = ZeroSettings(stage=2, offload_param=Offload(device="cpu"))
+    found = first_violation(Strategy(settings=DeepSpeedSettings(zero=offload), data_parallel=1))
+    assert found is not None and found.rule.silent
