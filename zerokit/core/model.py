@@ -31,6 +31,31 @@ def evaluate(polynomial: Sequence[float], micro_batch: int, seq_len: int) -> flo
     )  # fmt: skip
 
 
+def variant_key(
+    *,
+    attention: str,
+    precision: str,
+    checkpointing: str,
+    padding: bool = False,
+    lora: tuple[int, tuple[str, ...]] | None = None,
+    tensor_parallel: int = 1,
+) -> str:
+    """The name of what changes a model's activations apart from batch and sequence.
+
+    ``precision`` is ``16`` or ``32``; ``checkpointing`` ``none``, ``full`` or ``reentrant``;
+    ``lora`` (rank, target modules). FlashAttention-2 allocates as the flash kernel of SDPA does.
+    """
+    attention = "sdpa" if attention == "flash_attention_2" else attention
+    parts = [attention, precision, checkpointing]
+    if padding:
+        parts.append("padding")
+    if lora:
+        parts.append(f"lora{lora[0]}:{','.join(sorted(lora[1]))}")
+    if tensor_parallel > 1:
+        parts.append(f"tp{tensor_parallel}")
+    return "/".join(parts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One parameter tensor of the full model."""
@@ -191,7 +216,8 @@ class ModelProfile:
         parameters: in ``model.parameters()`` order, tied ones once.
         traces: variant key (see :class:`zerokit.trace.record.Variant`) -> traces by rising
             ``max_seq_len``.
-        adapters: variant key of a LoRA trace -> the parameters with adapters, in their order.
+        parameter_sets: variant key of a LoRA or tensor-parallel trace -> the parameters as one rank holds
+            them then, in their order.
         ties: another name of a parameter -> the name under which ``parameters`` lists it.
         basis: ``traced``; or ``scaled`` when the traces are another size's, scaled.
     """
@@ -202,7 +228,7 @@ class ModelProfile:
     hf_config: Mapping[str, Any]
     parameters: tuple[Parameter, ...]
     traces: Mapping[str, tuple[ActivationTrace, ...]]
-    adapters: Mapping[str, tuple[Parameter, ...]] = field(default_factory=dict)
+    parameter_sets: Mapping[str, tuple[Parameter, ...]] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
     basis: str = "traced"
     torch_version: str = ""
@@ -214,8 +240,8 @@ class ModelProfile:
         return sum(p.numel for p in self.parameters)
 
     def parameters_for(self, variant: str) -> tuple[Parameter, ...]:
-        """The parameters as DeepSpeed sees them under this variant (adapters among them)."""
-        return self.adapters.get(variant, self.parameters)
+        """The parameters as DeepSpeed sees them under this variant (adapters, shards)."""
+        return self.parameter_sets.get(variant, self.parameters)
 
     def trace(self, variant: str, seq_len: int) -> ActivationTrace | None:
         """The trace that holds for this variant and sequence length, if there is one."""
@@ -292,7 +318,7 @@ def to_json(profile: ModelProfile) -> dict[str, Any]:
         "torch_version": profile.torch_version,
         "transformers_version": profile.transformers_version,
         "parameters": _pack_parameters(profile.parameters),
-        "adapters": {key: _pack_parameters(value) for key, value in profile.adapters.items()},
+        "parameter_sets": {key: _pack_parameters(value) for key, value in profile.parameter_sets.items()},
         "ties": dict(profile.ties),
         "segments": packed_segments,
         "polynomials": [[int(c) if c == int(c) else c for c in p] for p in table],
@@ -314,7 +340,7 @@ def from_json(data: Mapping[str, Any]) -> ModelProfile:
         head=data["head"],
         hf_config=data["hf_config"],
         parameters=_unpack_parameters(data["parameters"]),
-        adapters={key: _unpack_parameters(rows) for key, rows in data["adapters"].items()},
+        parameter_sets={key: _unpack_parameters(rows) for key, rows in data["parameter_sets"].items()},
         ties=data["ties"],
         traces=_LazyTraces(data),
         torch_version=data["torch_version"],

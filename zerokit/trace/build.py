@@ -44,6 +44,7 @@ class ParameterRecord:
 
     name: str
     shape: tuple[int, ...]
+    trainable: bool
 
 
 @dataclass(slots=True)
@@ -180,9 +181,17 @@ def _shorten(model: nn.Module, config: Any, stack: Stack) -> None:
 
 
 def build(
-    hf_config: Mapping[str, Any], *, head: str | None, dtype: torch.dtype, attention: str
+    hf_config: Mapping[str, Any],
+    *,
+    head: str | None,
+    dtype: torch.dtype,
+    attention: str,
+    tensor_parallel: int = 1,
+    lora: tuple[int, tuple[str, ...]] | None = None,
 ) -> BuiltModel:
-    """Build the model on the meta device and cut its repeated layers.
+    """Build the model on the meta device, sharded and with adapters as asked, and cut its layers.
+
+    ``lora`` is (rank, target modules).
 
     Raises:
         InputError: the config, head or attention cannot be used with the installed Transformers.
@@ -200,16 +209,26 @@ def build(
     try:
         with torch.device("meta"):
             model = auto.from_config(config, dtype=dtype, attn_implementation=attention)
+        config = model.config
     except (ValueError, ImportError) as error:
         raise InputError(f"transformers cannot build this model: {error}") from error
-    parameters = tuple(ParameterRecord(n, tuple(p.shape)) for n, p in model.named_parameters())
+    if tensor_parallel > 1:
+        from zerokit.trace.tensor_parallel import shard
+
+        shard(model, tensor_parallel)
+    if lora is not None:
+        from zerokit.trace.adapters import add_lora
+
+        model = add_lora(model, lora[0], lora[1], dtype)
+    named = model.named_parameters()
+    parameters = tuple(ParameterRecord(n, tuple(p.shape), p.requires_grad) for n, p in named)
     listed = {id(p): n for n, p in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     ties = {n: listed[id(p)] for n, p in every if listed[id(p)] != n}
     stacks = tuple(_cut(path, layers) for path, layers in _find_stacks(model))
     for stack in stacks:
-        _shorten(model, model.config, stack)
-    return BuiltModel(model, model.config, head, parameters, stacks, ties)
+        _shorten(model, config, stack)
+    return BuiltModel(model, config, head, parameters, stacks, ties)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ Replaced while a trace runs:
   softmax_d and, with grouped-query heads, dk and dv for every query head. The memory-efficient
   kernel (fp32, or a mask; ``attention_backward.cu``) takes as many key as query heads; with
   grouped-query heads in fp32 only the composite of matmuls and softmax is left.
+* ``softmax``: the backward on CUDA holds grad × output beside the gradient and the result
+  (``aten/src/ATen/native/cuda/SoftMax.cu``).
 * ``dropout``: CUDA's fused kernel saves a one-byte mask; the CPU's keeps noise of the input's
   dtype.
 """
@@ -116,6 +118,27 @@ def attention(
     return _EfficientAttention.apply(query, key, value, attn_mask)
 
 
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Any) -> Any:
+        output = torch.empty_like(input)
+        ctx.save_for_backward(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (output,) = ctx.saved_tensors
+        product = grad.contiguous() * output
+        result = torch.empty_like(output)
+        del product
+        return result
+
+
+def _softmax(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
+    # only fp16 scores have a kernel with an fp32 result; bf16 ones are converted first
+    return _Softmax.apply(input if dtype is None else input.to(dtype))
+
+
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if not training or p == 0:
         return input
@@ -130,7 +153,7 @@ def cuda_kernels() -> Iterator[None]:
     ``backward()``, where activation checkpointing runs the forward again.
     """
     functional = torch.nn.functional
-    replaced = {"scaled_dot_product_attention": attention, "dropout": _dropout}
+    replaced = {"scaled_dot_product_attention": attention, "dropout": _dropout, "softmax": _softmax}
     originals = {name: getattr(functional, name) for name in replaced}
     try:
         for name, function in replaced.items():

@@ -53,12 +53,18 @@ def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
 def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant) -> BuiltModel:
     """Build with the attention asked for, or eager where the model has no other (as Transformers does)."""
     wanted = "sdpa" if variant.attention == "flash_attention_2" else variant.attention
+    options: dict[str, Any] = {
+        "head": head,
+        "dtype": variant.dtype,
+        "tensor_parallel": variant.tensor_parallel,
+        "lora": (variant.lora_rank, variant.lora_targets) if variant.lora_rank else None,
+    }
     try:
-        return build(hf_config, head=head, dtype=variant.dtype, attention=wanted)
+        return build(hf_config, attention=wanted, **options)
     except InputError as error:
         if wanted == "eager" or "attention" not in str(error):
             raise
-        return build(hf_config, head=head, dtype=variant.dtype, attention="eager")
+        return build(hf_config, attention="eager", **options)
 
 
 def profile_from_config(
@@ -78,17 +84,24 @@ def profile_from_config(
     import transformers
 
     traces: dict[str, tuple[ActivationTrace, ...]] = {}
-    adapters: dict[str, tuple[Parameter, ...]] = {}
+    parameter_sets: dict[str, tuple[Parameter, ...]] = {}
     parameters: tuple[Parameter, ...] = ()
     ties: dict[str, str] = {}
+    variants = list(variants)
+    if not any(v.tensor_parallel == 1 and not v.lora_rank for v in variants):
+        plain = build(hf_config, head=head, dtype=torch.bfloat16, attention="eager")
+        parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in plain.parameters)
+        ties = plain.ties
     for variant in variants:
         built = _attention(hf_config, head, variant)
-        parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in built.parameters)
-        head, ties = built.head, built.ties
-        if variant.lora_rank:
-            from zerokit.trace.adapters import adapted_parameters
-
-            adapters[variant.key] = adapted_parameters(built, variant)
+        mine = tuple(
+            Parameter(name=p.name, shape=p.shape, trainable=p.trainable) for p in built.parameters
+        )
+        head = built.head
+        if variant.lora_rank or variant.tensor_parallel > 1:
+            parameter_sets[variant.key] = mine
+        else:
+            parameters, ties = mine, built.ties
         traces[variant.key] = _trace(built, variant)
     return ModelProfile(
         name=name,
@@ -97,7 +110,7 @@ def profile_from_config(
         hf_config=dict(hf_config),
         parameters=parameters,
         traces=traces,
-        adapters=adapters,
+        parameter_sets=parameter_sets,
         ties=ties,
         torch_version=torch.__version__.split("+")[0],
         transformers_version=transformers.__version__,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from zerokit.core.model import variant_key
 from zerokit.trace.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.kernels import cuda_kernels
 from zerokit.trace.storage import Event, StorageTracker
@@ -23,17 +24,20 @@ class Variant:
     checkpointing: str = "none"  # none, full (per layer), reentrant
     padding: bool = False  # batches carry an attention mask with padding in it
     lora_rank: int = 0
-    lora_targets: str = ""
+    lora_targets: tuple[str, ...] = ("all-linear",)
+    tensor_parallel: int = 1
 
     @property
     def key(self) -> str:
-        """A short text that names the variant in files."""
-        parts = [self.attention, self.precision, self.checkpointing]
-        if self.padding:
-            parts.append("padding")
-        if self.lora_rank:
-            parts.append(f"lora{self.lora_rank}:{self.lora_targets}")
-        return "/".join(parts)
+        """The name under which a profile keeps this variant."""
+        return variant_key(
+            attention=self.attention,
+            precision=self.precision,
+            checkpointing=self.checkpointing,
+            padding=self.padding,
+            lora=(self.lora_rank, self.lora_targets) if self.lora_rank else None,
+            tensor_parallel=self.tensor_parallel,
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,10 +150,6 @@ def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
     model.to_empty(device="cpu")
     model.tie_weights()  # type: ignore[operator]
     model.train()
-    if variant.lora_rank:
-        from zerokit.trace.adapters import add_lora
-
-        model = add_lora(model, variant)
     if variant.checkpointing != "none":
         if variant.lora_rank:
             model.enable_input_require_grads()  # type: ignore[operator]

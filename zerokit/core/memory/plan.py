@@ -96,14 +96,9 @@ class Precision:
 
 
 @lru_cache(maxsize=64)
-def layout(profile: ModelProfile, variant: str, trace: ActivationTrace, tensor_parallel: int) -> Layout:
+def layout(profile: ModelProfile, variant: str, trace: ActivationTrace) -> Layout:
     """The layout of one rank for a variant; cached, so that a search pays once."""
-    parameters = profile.parameters_for(variant)
-    if tensor_parallel > 1:
-        from zerokit.core.memory.tensor_parallel import shard_parameters
-
-        parameters = shard_parameters(profile, parameters, tensor_parallel)
-    return Layout(profile=profile, parameters=parameters, trace=trace)
+    return Layout(profile=profile, parameters=profile.parameters_for(variant), trace=trace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
