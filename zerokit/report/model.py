@@ -185,6 +185,13 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
 def load_report(path: Path) -> dict[str, Any]:
     """Read and check a ``report.json``.
 
@@ -201,10 +208,10 @@ def load_report(path: Path) -> dict[str, Any]:
     if len(data) > _MOST_BYTES:
         raise FileInputError(path, "is too large for a report")
     try:
-        report = plain(json.loads(data))
+        report = plain(json.loads(data, parse_float=_finite, parse_constant=_finite))
     except (ValueError, RecursionError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        raise FileInputError(path, "is not JSON: is it damaged?", line) from error
+        raise FileInputError(path, f"is not JSON: is it damaged? ({error})", line) from error
     if not isinstance(report, dict) or report.get("schema") != SCHEMA:
         raise FileInputError(path, f"is not a zerokit report (schema {SCHEMA})")
     try:
