@@ -144,7 +144,7 @@ def test_predicted_stands_beside_measured(tmp_path):
     assert " ".join(row) == (
         "2 node-0 finished 31.00 GiB 31.00 GiB 32.00 GiB 33.00 GiB 0 3.00 GiB backward 12 500 ms"
     )
-    assert ["forward", "27.00", "GiB", "28.00", "GiB", "-3.6", "%"] in [line.split() for line in text.splitlines()]
+    assert "forward 27.00 GiB 28.00 GiB -3.6 %" in [" ".join(line.split()) for line in text.splitlines()]
     assert text.rstrip().endswith("Outcome: ok (every rank finished, 10.0 s; exit code 0)")
 
 
@@ -165,6 +165,10 @@ def test_on_cpu_ranks_host_memory_is_compared(tmp_path):
     assert compared["peak_bytes"]["predicted"] == 2 * GIB  # the plan's tensors and the process itself
     assert compared["phases"]["step"]["predicted"] == GIB + GIB // 2
     assert report["ranks"][0]["peak_allocated_bytes"] is None
+    offloading = {**plan["chosen"], "offload_optimizer": "cpu", "data_parallel": 2}
+    offloading["estimate"] = {**offloading["estimate"], "host_bytes_per_node": 6 * GIB}
+    compared = report_of(tmp_path, 2, {"chosen": offloading})["predicted_vs_measured"]
+    assert compared["peak_bytes"]["predicted"] == 5 * GIB  # and a half of what the node holds
     text = shown(report)
     assert "allocated" not in text.splitlines()[2] and "host memory" in text.splitlines()[2]
 

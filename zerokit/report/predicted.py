@@ -61,7 +61,7 @@ def compare_with_plan(report: Report, plan: Plan | None) -> dict[str, Any] | Non
     if not estimate or not ranks:
         return None
     on_gpu = [rank for rank in ranks if rank["peak_allocated_bytes"] is not None]
-    result = _gpu(on_gpu) if on_gpu else _host(ranks)
+    result = _gpu(on_gpu) if on_gpu else _host(ranks, _offloaded_bytes(plan))
     result["step_seconds"] = _pair(
         estimate.get("step_seconds"),
         statistics.median(times) if (times := _step_times(ranks)) else None,
@@ -98,16 +98,16 @@ def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _host(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any]:
     worst = max(ranks, key=lambda rank: rank["peak_host_rss_bytes"])
     return {
         "kind": "host_memory",
         "rank": worst["rank"],
-        "peak_bytes": _pair(_on_host(worst), worst["peak_host_rss_bytes"]),
+        "peak_bytes": _pair(_on_host(worst, offloaded_bytes), worst["peak_host_rss_bytes"]),
         "baseline_bytes": worst["baseline_host_rss_bytes"],
-        "phases": _phases(worst, worst["baseline_host_rss_bytes"] or 0),
+        "phases": _phases(worst, (worst["baseline_host_rss_bytes"] or 0) + offloaded_bytes),
         "per_rank": [
-            {"rank": rank["rank"], **(_pair(_on_host(rank), rank["peak_host_rss_bytes"]) or {})}
+            {"rank": rank["rank"], **(_pair(_on_host(rank, offloaded_bytes), rank["peak_host_rss_bytes"]) or {})}
             for rank in ranks
         ],
         "note": "predicted: the plan's tensors, in host memory here, plus the Python process as measured "
@@ -115,9 +115,22 @@ def _host(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _on_host(rank: Mapping[str, Any]) -> int | None:
+def _on_host(rank: Mapping[str, Any], offloaded_bytes: int) -> int | None:
     predicted, baseline = rank["predicted_peak_allocated_bytes"], rank["baseline_host_rss_bytes"]
-    return None if predicted is None or baseline is None else predicted + baseline
+    return None if predicted is None or baseline is None else predicted + baseline + offloaded_bytes
+
+
+def _offloaded_bytes(plan: Plan | None) -> int:
+    """What one rank of the plan keeps in host memory by itself: offloaded states."""
+    chosen = chosen_of(plan)
+    if "cpu" not in (chosen.get("offload_optimizer"), chosen.get("offload_param")):
+        return 0
+    ranks = 1
+    for degree in ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel"):
+        ranks *= int(chosen.get(degree) or 1)
+    request = plan.get("request") if isinstance(plan, Mapping) else None
+    nodes = int((request or {}).get("nodes") or 1) if isinstance(request, Mapping) else 1
+    return int(estimate_of(plan).get("host_bytes_per_node") or 0) * nodes // ranks
 
 
 def _phases(rank: Mapping[str, Any], baseline_bytes: int) -> dict[str, Any]:
