@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerokit.check.finding import Finding
-from zerokit.check.keylist import lint_keys
+from zerokit.check.keylist import key_list, lint_keys
 from zerokit.core.rules import Setup, violations
 from zerokit.core.rules.types import Edit, Rule, Violation
 from zerokit.core.settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
-from zerokit.errors import InputError
 from zerokit.strictload import Document
 
 
@@ -51,33 +50,36 @@ def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
 
     The wrong kinds are findings of their own; the rules should still see the rest.
     """
-    raw = _without_auto(raw)
-    try:
-        return from_config(raw)
-    except (InputError, TypeError, ValueError, AttributeError):
-        return from_config(_readable(raw))
+    return from_config(_readable(raw, ""))
 
 
-def _without_auto(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_auto(value) if isinstance(value, Mapping) else value
-        for key, value in raw.items()
-        if value != "auto"
-    }
-
-
-def _readable(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _readable(raw: Mapping[str, Any], block: str) -> dict[str, Any]:
+    """The values that are of the kind DeepSpeed wants there."""
+    blocks = key_list()["blocks"]
     kept: dict[str, Any] = {}
     for key, value in raw.items():
-        candidate: Any = _readable(value) if isinstance(value, Mapping) else value
-        try:
-            from_config({key: candidate})
-            from_config({"zero_optimization": {key: candidate}})
-            from_config({"zero_optimization": {"offload_optimizer": {key: candidate}}})
-        except (InputError, TypeError, ValueError, AttributeError):
-            continue
-        kept[key] = candidate
+        path = f"{block}.{key}" if block else key
+        entry = blocks.get(block, {}).get("keys", {}).get(key, {"kind": "any"})
+        if isinstance(value, Mapping):
+            if path in blocks or entry["kind"] in ("any", "block"):
+                kept[key] = _readable(value, path)
+        elif value != "auto" and value is not None and _is_kind(value, entry, is_block=path in blocks):
+            kept[key] = value
     return kept
+
+
+def _is_kind(value: object, entry: Mapping[str, Any], *, is_block: bool) -> bool:
+    kind = "block" if is_block else entry["kind"]
+    if kind in ("integer", "number"):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and (kind == "number" or value == int(value))  # type: ignore[call-overload]
+    if kind == "boolean":
+        return isinstance(value, bool)
+    if kind == "choice":
+        return not isinstance(value, bool | float) and value in entry["choices"]
+    if kind == "text":
+        return isinstance(value, str)
+    return kind != "block"
 
 
 def degree(raw: Mapping[str, Any]) -> int:

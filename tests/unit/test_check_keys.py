@@ -1,0 +1,89 @@
+"""The committed lists of keys are those of the installed DeepSpeed and Accelerate."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from zerokit.check.accelerate_keys import ACCELERATE_VERSION
+from zerokit.check.accelerate_keys import key_list as accelerate_list
+from zerokit.check.deepspeed_file import Context, lint_deepspeed
+from zerokit.check.keylist import key_list
+from zerokit.core.rules.removed import REMOVED_RULES
+from zerokit.core.settings import DEEPSPEED_VERSION
+from zerokit.strictload import parse_json
+
+
+def test_deepspeed_list_is_current() -> None:
+    deepspeed = pytest.importorskip("deepspeed")
+    if deepspeed.__version__ != DEEPSPEED_VERSION:
+        pytest.skip(f"DeepSpeed {deepspeed.__version__}; the list is of {DEEPSPEED_VERSION}")
+    from zerokit.check.keys.generate import generate
+
+    assert json.loads(json.dumps(generate())) == key_list(), "run: python -m zerokit.check.keys.generate"
+
+
+def test_accelerate_list_is_current() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    if accelerate.__version__ != ACCELERATE_VERSION:
+        pytest.skip(f"Accelerate {accelerate.__version__}; the list is of {ACCELERATE_VERSION}")
+    from zerokit.check.keys.generate import generate_accelerate
+
+    assert generate_accelerate() == accelerate_list(), "run: python -m zerokit.check.keys.generate"
+
+
+def test_every_removed_feature_has_its_rule() -> None:
+    ruled = {rule.key for rule in REMOVED_RULES}
+    removed = key_list()["removed"]
+    assert set(removed["top_level"]) <= ruled
+    assert {f"zero_optimization.{key}" for key in removed["zero_optimization"]} <= ruled
+
+
+scalars = st.sampled_from([True, False, None, 0, 1, 3, -1, 2.5, 5e8, "auto", "cpu", "3", "true", "x", [], {}])
+zero_keys = st.sampled_from(sorted(key_list()["blocks"]["zero_optimization"]["keys"]))
+offload_keys = st.sampled_from(sorted(key_list()["blocks"]["zero_optimization.offload_optimizer"]["keys"]))
+top_keys = st.sampled_from(
+    ["train_batch_size", "gradient_accumulation_steps", "gradient_clipping", "prescale_gradients",
+     "communication_data_type", "fp16", "bf16", "steps_per_print", "wall_clock_breakdown", "data_types",
+     "tensor_parallel", "zero_optimization", "aio", "activation_checkpointing", "gradient_allreduce_op"]
+)  # fmt: skip
+
+
+@st.composite
+def odd_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """Configurations with a few odd values in known keys."""
+    zero: dict[str, Any] = {"stage": draw(st.integers(0, 3))}
+    for _ in range(draw(st.integers(0, 2))):
+        zero[draw(zero_keys)] = draw(scalars)
+    if draw(st.booleans()):
+        zero["offload_optimizer"] = {"device": "cpu", draw(offload_keys): draw(scalars)}
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero}
+    for _ in range(draw(st.integers(0, 2))):
+        config[draw(top_keys)] = draw(scalars)
+    return config
+
+
+@given(odd_configs())
+@hypothesis_settings(max_examples=400, deadline=None)
+def test_what_is_called_clean_deepspeeds_classes_accept(config: dict[str, Any]) -> None:
+    config_module = pytest.importorskip("deepspeed.runtime.config")
+    document = parse_json(json.dumps(config), strict=False)
+    findings = lint_deepspeed(document, Context(world_size=1))
+    if any(finding.severity != "note" for finding in findings):
+        return
+    # what a consumer would fill is not DeepSpeed's to read
+    kept = {key: value for key, value in config.items() if value != "auto"}
+    config_module.DeepSpeedConfig(kept)
+
+
+@given(odd_configs())
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_lint_never_fails_and_every_finding_is_complete(config: dict[str, Any]) -> None:
+    for finding in lint_deepspeed(parse_json(json.dumps(config, indent=1), strict=False), Context()):
+        assert finding.message and finding.rule and finding.place.line >= 1
+        assert "{" not in finding.rule
