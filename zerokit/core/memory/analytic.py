@@ -46,7 +46,9 @@ def trainable_parameters(shape: ModelShape, job: Job) -> int:
     for stack in shape.stacks:
         for gemm in stack.gemms:
             # products fused here (q, k, v; gate, up) are modules of their own in transformers
-            fused = (3 if gemm.kind == "attention" else 2 if shape.gated else 1) if gemm.split == "column" else 1
+            fused = (
+                (3 if gemm.kind == "attention" else 2 if shape.gated else 1) if gemm.split == "column" else 1
+            )
             if gemm.split != "none":
                 total += stack.layers * gemm.copies * rank * (gemm.n + fused * gemm.k)
     return total
@@ -155,7 +157,7 @@ def _gradients(sizes: _Sizes, strategy: Strategy) -> dict[str, float]:
 
 def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
     zero = strategy.settings.zero
-    if zero.stage != 3 or sizes.ranks == 1 and not _offloads(strategy)[1]:
+    if zero.stage != 3 or (sizes.ranks == 1 and not _offloads(strategy)[1]):
         return 0.0
     in_use = max(sizes.layer, sizes.largest)
     kept = min(zero.max_reuse_distance, zero.max_live_parameters) / 2
@@ -228,9 +230,10 @@ def _activations(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float
         else:
             kept += count * full * stack_tokens
         widest = max(gemm.n * gemm.active for gemm in stack.gemms) / tp
-        transient = max(transient, 2 * width * widest * stack_tokens) if strategy.checkpointing != "full" else (
-            transient + width * widest * stack_tokens
-        )  # fmt: skip
+        if strategy.checkpointing == "full":
+            transient += width * widest * stack_tokens
+        else:
+            transient = max(transient, 2 * width * widest * stack_tokens)
     return kept, transient
 
 
@@ -334,7 +337,12 @@ def _inference(
     widest = max(gemm.n * gemm.active for stack in shape.stacks for gemm in stack.gemms)
     work = 2 * width * widest / tp * tokens + 6.0 * shape.vocab * micro
     weights = sizes.weight_bytes / (sizes.ranks if strategy.settings.zero.stage == 3 else 1)
-    parts = {"weights": weights, "KV cache": cache, "activations": work, "workspace": float(_CUBLAS_WORKSPACE)}
+    parts = {
+        "weights": weights,
+        "KV cache": cache,
+        "activations": work,
+        "workspace": float(_CUBLAS_WORKSPACE),
+    }
     gathered = _gathered(sizes, strategy)
     phases = {
         "init": {"weights": weights},

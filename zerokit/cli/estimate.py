@@ -1,0 +1,175 @@
+"""``zerokit estimate``: memory and step time of one given configuration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zerokit.cli import options as shared_options
+from zerokit.errors import FileInputError, InputError
+
+
+@click.command(
+    "estimate",
+    short_help="Memory and step time of one given configuration.",
+    epilog="Example: zerokit estimate --model llama-3.1-8b --gpus 8 --gpu h200 --deepspeed ds_config.json",
+)
+@shared_options.shared
+@click.option(
+    "--deepspeed", "deepspeed", metavar="FILE", help="A ds_config.json, which then decides the strategy."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the estimate as JSON on standard output.")
+def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
+    """Predict memory and step time of ONE configuration.
+
+    What is not given takes its plain value: ZeRO-0 (or the file's stage), micro-batch 1, no
+    accumulation, no parallelism but data, no checkpointing.
+    """
+    from zerokit.cli import payload, show
+    from zerokit.core.advice import cluster_words
+    from zerokit.core.planning import estimate_strategy
+
+    read = shared_options.read(options)
+    request = read.request
+    settings = None if deepspeed is None else _settings(Path(deepspeed), options)
+    strategy, notes = _strategy(request, settings)
+    candidate, fitting = estimate_strategy(request, strategy)
+    body = payload.estimate(
+        candidate,
+        request.cluster,
+        fits=fitting if read.vram_named else None,
+        assumptions=(*request.assumptions, *notes),
+        timed=request.timed,
+        on_cpu=request.on_cpu,
+    )
+    if as_json:
+        click.echo(json.dumps(body, indent=1, allow_nan=False))
+        return
+    capacity = request.cluster.gpu.driver_vram_bytes if read.vram_named else None
+    title = f"{read.model_name} on {cluster_words(request.cluster)}"
+    click.echo(show.estimate(body, title, capacity, payload.degrees(strategy)))
+
+
+_DECIDED_BY_FILE = ("zero", "offload_optimizer", "offload_param", "precision", "gradient_accumulation")
+
+
+def _settings(path: Path, options: dict[str, Any]) -> Any:
+    """The settings of a DeepSpeed JSON.
+
+    Raises:
+        InputError: unreadable, a bad value, or an option that the file decides.
+    """
+    from zerokit.core.settings import from_config
+    from zerokit.strictload import load_json
+
+    for name in _DECIDED_BY_FILE:
+        if options.get(name) not in (None, "auto"):
+            raise InputError(f"--{name.replace('_', '-')}: the file of --deepspeed decides it; leave it out")
+    document = load_json(path)
+    if not isinstance(document.value, dict):
+        raise document.error((), "expected a JSON object: a DeepSpeed configuration")
+    try:
+        return document.value, from_config(document.value)
+    except FileInputError:
+        raise
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _strategy(request: Any, read: Any) -> tuple[Any, tuple[str, ...]]:
+    """One strategy: the file's, or plain values with the options."""
+    from zerokit.core.layouts import Knobs, Layout, Placement, broken_rule
+    from zerokit.core.planning import choose_precision, make_space
+    from zerokit.core.search import build_strategy
+    from zerokit.core.strategy import Strategy
+
+    pins, cluster = request.pins, request.cluster
+    raw, settings = read if read is not None else ({}, None)
+    tensor = pins.tensor_parallel or (settings.autotp_size if settings else 1)
+    pipeline, sequence = pins.pipeline_parallel or 1, pins.sequence_parallel or 1
+    if cluster.gpus % (tensor * pipeline * sequence):
+        raise InputError(
+            f"--tp {tensor} × --pp {pipeline} × --sp {sequence} does not divide --gpus {cluster.gpus}"
+        )
+    layout = Layout(data=cluster.gpus // (tensor * pipeline * sequence), tensor=tensor, pipeline=pipeline,
+                    sequence=sequence)  # fmt: skip
+    rule = broken_rule(layout, request.shape, request.job, cluster, pins)
+    if rule is not None:
+        raise InputError(f"{rule.id}: {rule.message}")
+    checkpointing = pins.checkpointing or "none"
+    if settings is not None:
+        settings, notes = _with_batch(settings, raw, layout.data, pins, request.job)
+        if tensor != settings.autotp_size:
+            settings = replace(settings, autotp_size=tensor)
+        strategy = Strategy(
+            settings=settings,
+            data_parallel=layout.data,
+            tensor_parallel=tensor,
+            pipeline_parallel=pipeline,
+            sequence_parallel=sequence,
+            checkpointing=checkpointing,
+        )
+        return strategy, notes
+    precision, why = choose_precision(request.precision, cluster, request.on_cpu)
+    micro, steps = _batch(request, layout.data)
+    placement = Placement(
+        stage=pins.zero_stage or 0,
+        optimizer=pins.offload_optimizer or "none",
+        parameters=pins.offload_param or "none",
+    )
+    chosen = Knobs(
+        reduce_bucket_size=pins.reduce_bucket_size or 500_000_000,
+        prefetch_bucket_size=pins.prefetch_bucket_size or 50_000_000,
+        sub_group_size=pins.sub_group_size or 1_000_000_000,
+        overlap_comm=pins.overlap_comm,
+    )
+    job = replace(request.job, global_batch=micro * steps * layout.data)
+    space = make_space(replace(request, job=job, precision=precision))[0]
+    strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)
+    return strategy, (why,)
+
+
+def _batch(request: Any, ranks: int) -> tuple[int, int]:
+    """Micro-batch and accumulation that meet what is given."""
+    pins, batch = request.pins, request.job.global_batch
+    micro, steps = pins.micro_batch, pins.gradient_accumulation
+    if batch is None:
+        return micro or 1, steps or 1
+    if batch % ranks:
+        raise InputError(f"--global-batch {batch} is not a multiple of {ranks} data-parallel ranks")
+    each = batch // ranks
+    if micro is None:
+        micro = each // (steps or each)  # not given: one sequence at a time
+        micro = micro or 1
+    if each % micro or (steps is not None and micro * steps != each):
+        raise InputError(
+            f"--global-batch {batch} is not micro-batch {micro} × accumulation × {ranks} data-parallel ranks"
+        )
+    return micro, each // micro
+
+
+def _with_batch(
+    settings: Any, raw: dict[str, Any], ranks: int, pins: Any, job: Any
+) -> tuple[Any, tuple[str, ...]]:
+    """The file's batch sizes, completed as DeepSpeed does (runtime/config.py, _set_batch_related)."""
+
+    def number(key: str) -> int | None:
+        value = raw.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+    train, steps = number("train_batch_size"), number("gradient_accumulation_steps")
+    micro = number("train_micro_batch_size_per_gpu") or pins.micro_batch
+    train = train or (job.global_batch if micro is None or steps is None else None)
+    notes = []
+    if micro is None and train is not None:
+        micro = max(1, train // ranks // (steps or 1))
+    if micro is None:
+        micro = 1
+        notes.append("micro-batch 1: the file does not say; give --micro-batch")
+    if steps is None:
+        steps = max(1, train // micro // ranks) if train is not None else 1
+    return replace(settings, micro_batch=micro, gradient_accumulation=steps), tuple(notes)

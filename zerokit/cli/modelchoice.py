@@ -1,0 +1,107 @@
+"""Which model a request means: a catalogue entry, a config.json, or a stand-in for a bare size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokit.core.job import Job
+from zerokit.core.memory.analytic import estimate_analytic
+from zerokit.core.search import MemoryModel
+from zerokit.core.shape import ModelShape, from_config, scaled
+from zerokit.errors import InputError
+from zerokit.units import format_count, parse_count
+
+_SAME_SIZE = 0.06  # "7b" is what people call 6.74e9: a round figure within this names the model
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A model to plan for.
+
+    Attributes:
+        memory: gives the memory model for a job.
+        max_seq_len: positions of the configuration, where it limits them.
+    """
+
+    shape: ModelShape
+    memory: Callable[[Job], MemoryModel]
+    max_seq_len: int | None
+    assumptions: tuple[str, ...] = ()
+
+
+def choose_model(params: str | None, model: str | None) -> Chosen:
+    """The model of ``--params`` or ``--model``.
+
+    Raises:
+        InputError: neither or both are given, or what is given cannot be used.
+    """
+    if params and model:
+        raise InputError("--params and --model: give one of them")
+    if model:
+        return _named(model)
+    if params:
+        return _sized(params)
+    raise InputError("name the model: --params 70b, or --model NAME|PATH (zerokit models lists the names)")
+
+
+def _memory(shape: ModelShape) -> Callable[[Job], MemoryModel]:
+    def bind(job: Job) -> MemoryModel:
+        return lambda job, strategy, cluster: estimate_analytic(shape, job, strategy, cluster)
+
+    return bind
+
+
+def _chosen(config: Mapping[str, Any], name: str, parameters: int | None, notes: tuple[str, ...]) -> Chosen:
+    shape = from_config(config, name=name, parameters=parameters)
+    limit = next((config[key] for key in _LIMITS if isinstance(config.get(key), int)), None)
+    return Chosen(shape=shape, memory=_memory(shape), max_seq_len=limit, assumptions=notes)
+
+
+def _named(model: str) -> Chosen:
+    place = Path(model)
+    if place.is_dir():
+        place = place / "config.json"
+        if not place.is_file():
+            raise InputError(f"--model {model}: the folder has no config.json")
+    if place.is_file():
+        return _from_file(place)
+    if model.endswith(".json"):
+        raise InputError(f"--model {model}: no such file")
+    from zerokit.catalog import models
+
+    entry = models.lookup(model)
+    return _chosen(entry.hf_config, entry.name, entry.parameters, ())
+
+
+def _from_file(place: Path) -> Chosen:
+    from zerokit.strictload import load_json
+
+    config = load_json(place).value
+    if not isinstance(config, dict):
+        raise InputError(f"--model {place}: expected a JSON object, a Hugging Face config.json")
+    chosen = _chosen(config, str(place), None, ())
+    note = f"{place}: {format_count(chosen.shape.parameters)} parameters, counted from the configuration"
+    return Chosen(
+        shape=chosen.shape, memory=chosen.memory, max_seq_len=chosen.max_seq_len, assumptions=(note,)
+    )
+
+
+def _sized(params: str) -> Chosen:
+    from zerokit.catalog import models
+
+    wanted = parse_count(params, "--params")
+    entry = models.nearest(wanted)
+    round_figure = len(str(wanted).rstrip("0")) <= 2
+    if entry.parameters == wanted or (round_figure and abs(entry.parameters / wanted - 1) <= _SAME_SIZE):
+        note = f"--params {params}: taken as {entry.name}, {entry.parameters:,} parameters"
+        return _chosen(entry.hf_config, entry.name, entry.parameters, (note,))
+    shape = scaled(from_config(entry.hf_config, name=entry.name, parameters=entry.parameters), wanted)
+    note = (
+        f"--params {params}: a model built like {entry.name} ({format_count(entry.parameters)}), scaled to "
+        f"{shape.layers} layers of width {shape.hidden}; --model names a real one"
+    )
+    return Chosen(shape=shape, memory=_memory(shape), max_seq_len=None, assumptions=(note,))

@@ -1,0 +1,96 @@
+"""``zerokit plan``: the fastest strategy that fits, its files and its reasons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zerokit.cli import options as shared_options
+from zerokit.errors import InputError
+from zerokit.units import parse_positive_int
+
+DEFAULT_FOLDER = "zerokit-plan"
+
+
+@click.command(
+    "plan",
+    short_help="Choose the fastest DeepSpeed strategy that fits, and write its files.",
+    epilog="Example: zerokit plan --params 70b --gpus 8",
+)
+@shared_options.shared
+@click.option("--recipe", metavar="NAME|FILE", help="Options from a recipe or a plan.yaml; others given win.")
+@click.option("--out", metavar="DIR", help=f"Where the files go. Default: {DEFAULT_FOLDER}.")
+@click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
+def command(recipe: str | None, out: str | None, top: str, as_json: bool, **options: Any) -> None:
+    """Choose the fastest DeepSpeed strategy that fits, and say why."""
+    from zerokit.cli import payload, show
+    from zerokit.core.advice import cluster_words
+    from zerokit.core.planning import make_plan, make_space
+
+    if recipe is not None:
+        from zerokit.cli.recipeoptions import merged
+
+        options = merged(recipe, options)
+    count = parse_positive_int(top, "--top", 100)
+    read = shared_options.read(options)
+    request = read.request
+    made = make_plan(request, top=count)
+    job = make_space(request)[0].job
+    body = payload.plan(
+        made, shared_options.given(options), job, request.cluster, timed=request.timed, on_cpu=request.on_cpu
+    )
+    body["files"] = write_files(Path(out or DEFAULT_FOLDER), body, made, job, request.cluster)
+    if as_json:
+        click.echo(json.dumps(body, indent=1, allow_nan=False))
+        return
+    title = f"Plan for {read.model_name} on {cluster_words(request.cluster)}"
+    next_command = f"zerokit launch --plan {out or DEFAULT_FOLDER} train.py"
+    capacity = request.cluster.gpu.driver_vram_bytes
+    click.echo(show.plan(body, title, capacity, on_cpu=request.on_cpu, next_command=next_command))
+
+
+def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster: Any) -> dict[str, str]:
+    """Write ds_config.json, accelerate.yaml and plan.yaml; returns kind → path.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    from zerokit.cli import payload
+    from zerokit.emit import planfile
+    from zerokit.emit.accelerate import accelerate_yaml
+    from zerokit.emit.deepspeed import emit_deepspeed
+    from zerokit.strictload.yamldump import write_text_atomically
+
+    strategy = made.chosen.strategy
+    emitted = emit_deepspeed(strategy, job)
+    files = {"deepspeed": "ds_config.json"}
+    texts = {"ds_config.json": json.dumps(emitted.config, indent=2) + "\n"}
+    if strategy.pipeline_parallel == 1:  # Accelerate cannot run a pipeline
+        config_path = None if strategy.sequence_parallel > 1 else str(folder / "ds_config.json")
+        texts["accelerate.yaml"] = accelerate_yaml(
+            strategy, cluster, ds_config_path=config_path or str(folder / "ds_config.json"), job=job
+        )
+        files["accelerate"] = "accelerate.yaml"
+    files["plan"] = planfile.FILE_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_text_atomically(folder / name, text)
+    except OSError as error:
+        raise InputError(f"--out {folder}: cannot be written: {error.strerror or error}") from None
+    chosen = {**body["chosen"], "estimate": {**body["chosen"]["estimate"]}}
+    # ranks alike once: the file is read by people
+    chosen["estimate"]["per_rank"] = payload.per_rank(made.chosen.memory.ranks, world_size=0)
+    planfile.write(
+        folder,
+        body["request"],
+        chosen,
+        assumptions=made.assumptions,
+        reasons=emitted.reasons,
+        files=files,
+    )
+    return {kind: str(folder / name) for kind, name in files.items()}

@@ -1,0 +1,254 @@
+"""Reasons in words: why a strategy won, what bounds it, and what would help. Numbers support each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job, Lora
+from zerokit.core.layouts import Pins
+from zerokit.core.shape import ModelShape
+from zerokit.core.strategy import Candidate, Strategy
+from zerokit.units import format_gib, format_seconds
+
+MemoryModel = Callable[..., Any]
+Works = Callable[[Any], Candidate | None]
+
+BOUND_WORDS = {
+    "compute": "the GPUs' compute",
+    "launch": "the host, which launches kernels more slowly than the GPU runs them",
+    "link": "the link between the GPUs of a node",
+    "network": "the network between nodes",
+    "pcie": "PCIe, over which offloaded data travels",
+    "host": "the optimizer step on the CPU",
+    "nvme": "the NVMe disk",
+    "bubble": "the pipeline's filling and draining",
+    "optimizer": "the optimizer step",
+}
+_NEXT_STAGE = "ZeRO-{} would"
+
+
+def cluster_words(cluster: Cluster) -> str:
+    """``8 × h100-sxm-80gb``."""
+    nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
+    return f"{cluster.gpus} × {cluster.gpu.name} ({format_gib(cluster.gpu.driver_vram_bytes, 1)} each){nodes}"
+
+
+def strategy_words(strategy: Strategy) -> str:
+    """One line: stage, offload, degrees, micro-batch, checkpointing."""
+    zero, settings = strategy.settings.zero, strategy.settings
+    words = [f"ZeRO-{zero.stage}"]
+    if zero.offload_optimizer.device != "none":
+        words.append(f"optimizer offload to {zero.offload_optimizer.device}")
+    if zero.offload_param.device != "none":
+        words.append(f"weight offload to {zero.offload_param.device}")
+    for name, degree in (
+        ("tensor", strategy.tensor_parallel),
+        ("pipeline", strategy.pipeline_parallel),
+        ("sequence", strategy.sequence_parallel),
+        ("data", strategy.data_parallel),
+    ):
+        if degree > 1:
+            words.append(f"{name} parallel {degree}")
+    words.append(f"micro-batch {settings.micro_batch}")
+    if settings.gradient_accumulation > 1:
+        words.append(f"accumulation {settings.gradient_accumulation}")
+    words.append(
+        "no checkpointing" if strategy.checkpointing == "none" else f"{strategy.checkpointing} checkpointing"
+    )
+    return ", ".join(words)
+
+
+def bound_words(candidate: Candidate) -> str:
+    """What takes most of the step: ``the GPUs' compute (82 % of the step)``."""
+    time = candidate.time
+    share = time.parts.get(time.bound_by, 0.0) / time.step_seconds if time.step_seconds else 0.0
+    return f"{BOUND_WORDS[time.bound_by]} ({share:.0%} of the step)"
+
+
+def why(
+    chosen: Candidate, others: Sequence[Candidate], shape: ModelShape, job: Job, cluster: Cluster, timed: bool
+) -> str:
+    """Why this strategy won."""
+    free = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
+    needed = format_gib(chosen.memory.min_vram_bytes, 1)
+    text = f"{strategy_words(chosen.strategy)}: needs {needed} of each GPU's "
+    text += f"{format_gib(cluster.gpu.driver_vram_bytes, 1)} ({format_gib(free, 1)} to spare)"
+    if not timed:
+        return text + "; the least work of all that fit"
+    text += f", {format_seconds(chosen.time.step_seconds)} a step, bound by {bound_words(chosen)}"
+    if others:
+        slower = others[0].time.step_seconds / chosen.time.step_seconds - 1
+        text += f"; the next best, {strategy_words(others[0].strategy)}, takes {slower:.1%} longer"
+    return text
+
+
+def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
+    """What an alternative costs and saves against the choice."""
+    saved = chosen.memory.min_vram_bytes - other.memory.min_vram_bytes
+    memory = f"{format_gib(abs(saved), 1)} {'less' if saved > 0 else 'more'} GPU memory than the choice"
+    if not timed:
+        return f"{strategy_words(other.strategy)}: {memory}"
+    slower = other.time.step_seconds / chosen.time.step_seconds - 1
+    return f"{strategy_words(other.strategy)}: {slower:.1%} slower, {memory}; bound by {bound_words(other)}"
+
+
+def lack_words(nearest: Candidate, cluster: Cluster) -> str:
+    """By how much the closest candidate misses."""
+    needed = nearest.memory.min_vram_bytes
+    needs = f"the closest, {strategy_words(nearest.strategy)}, needs {format_gib(needed, 1)} a GPU"
+    if needed > cluster.gpu.driver_vram_bytes:
+        return f"{needs}, {format_gib(needed - cluster.gpu.driver_vram_bytes, 1)} too much"
+    host = format_gib(cluster.host_ram_bytes or 0, 0)
+    wanted = format_gib(nearest.memory.host_bytes_per_node, 0)
+    return f"{needs} and {wanted} of host RAM per node, where there are {host}"
+
+
+def advise(
+    chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluster, memory: MemoryModel
+) -> tuple[str, ...]:
+    """Remarks that the figures of this plan support."""
+    found = []
+    worst = chosen.memory.worst
+    loss = sum(size for name, size in worst.components.items() if "logit" in name or "loss" in name)
+    if loss > 0.15 * worst.peak_allocated_bytes and not job.inference:
+        found.append(
+            f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak; a fused "
+            f"(chunked) cross-entropy would save up to {format_gib(loss * 0.8, 1)}"
+        )
+    found += _stage_advice(chosen, job, cluster, memory)
+    strategy = chosen.strategy
+    if strategy.tensor_parallel > 1:
+        found.append(
+            "tensor parallel peers must read the same batch: the Trainer and Accelerate see to it; a raw "
+            "DeepSpeed script must shard its data over data-parallel ranks only"
+        )
+    if strategy.sequence_parallel > 1:
+        found.append(
+            "sequence parallel runs through accelerate's parallelism_config: launch with accelerate.yaml, "
+            "batches with position_ids"
+        )
+    if strategy.checkpointing != "none":
+        found.append("the script must turn checkpointing on: model.gradient_checkpointing_enable()")
+    if chosen.time.bound_by == "launch":
+        found.append(
+            f"kernel launches bound the step: fewer, larger kernels help (torch.compile, or a micro-batch "
+            f"above {strategy.settings.micro_batch})"
+        )
+    return tuple(found)
+
+
+def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryModel) -> list[str]:
+    """Where a higher stage would cost memory instead of saving it."""
+    strategy, zero = chosen.strategy, chosen.strategy.settings.zero
+    if (
+        zero.stage >= 3
+        or job.inference
+        or zero.offload_optimizer.device != "none"
+        or strategy.pipeline_parallel > 1
+    ):
+        return []
+    settings = replace(strategy.settings, zero=replace(zero, stage=3, overlap_comm=None))
+    other = memory(job, replace(strategy, settings=settings), cluster)
+    more = other.worst.peak_allocated_bytes - chosen.memory.worst.peak_allocated_bytes
+    if more <= 0:
+        return []
+    return [
+        f"ZeRO-3 would take {format_gib(more, 1)} more here than ZeRO-{zero.stage}: its buckets and gathered "
+        "weights outweigh what it divides"
+    ]
+
+
+# -------------------------------------------------------------------- what would make it fit
+
+
+def _words(candidate: Candidate) -> str:
+    return f"{strategy_words(candidate.strategy)}, {format_gib(candidate.memory.min_vram_bytes, 1)} a GPU"
+
+
+def unpinned(request: Any, works: Works) -> str | None:
+    """Without the options that fix the strategy."""
+    pins = request.pins
+    free = Pins(pipeline_module=pins.pipeline_module, micro_batch=pins.micro_batch)
+    if pins == free:
+        return None
+    found = works(replace(request, pins=free))
+    return (
+        f"without --zero, --offload-*, --tp, --sp or --checkpointing fixed: {_words(found)}"
+        if found
+        else None
+    )
+
+
+def smaller_batch(request: Any, works: Works) -> str | None:
+    """A smaller fixed micro-batch."""
+    micro = request.pins.micro_batch
+    while micro is not None and micro > 1:
+        micro //= 2
+        found = works(replace(request, pins=replace(request.pins, micro_batch=micro)))
+        if found:
+            return f"--micro-batch {micro}: {_words(found)}"
+    return None
+
+
+def shorter_sequence(request: Any, works: Works) -> str | None:
+    """The longest halved sequence that fits."""
+    length = request.job.seq_len
+    while length >= 512:
+        length //= 2
+        found = works(replace(request, job=replace(request.job, seq_len=length)))
+        if found:
+            return f"--seq-len {length}: {_words(found)}"
+    return None
+
+
+def adapters(request: Any, works: Works) -> str | None:
+    """LoRA, or failing that QLoRA."""
+    if request.job.inference:
+        for bits in ("int8", "int4"):
+            if request.job.quantization != bits:
+                found = works(replace(request, job=replace(request.job, quantization=bits)))
+                if found:
+                    return f"--quant {bits}: {_words(found)}"
+        return None
+    for method in ("lora", "qlora"):
+        if request.job.method == "qlora" or request.job.method == method:
+            continue
+        job = replace(request.job, method=method, lora=request.job.lora or Lora())
+        found = works(replace(request, job=job))
+        if found:
+            return f"--method {method}: {_words(found)}"
+    return None
+
+
+def more_host_memory(request: Any, works: Works) -> str | None:
+    """Offload with more host RAM than there is."""
+    if request.cluster.host_ram_bytes is None or request.on_cpu:
+        return None
+    found = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=None)))
+    if not found:
+        return None
+    return f"--host-ram {found.memory.host_bytes_per_node / (1 << 30):.0f}GiB per node: {_words(found)}"
+
+
+def more_gpus(request: Any, works: Works) -> str | None:
+    """The next number of GPUs, doubling, on which something fits."""
+    cluster = request.cluster
+    if request.on_cpu:
+        return None
+    gpus, nodes = cluster.gpus, cluster.nodes
+    for _ in range(8):
+        gpus *= 2
+        most = cluster.gpu.max_gpus_per_node
+        nodes = max(nodes, -(-gpus // most))
+        if gpus % nodes:
+            nodes = gpus // max(d for d in range(1, most + 1) if gpus % d == 0)
+        batch = request.job.global_batch
+        job = replace(request.job, global_batch=None if batch and batch % gpus else batch)
+        found = works(replace(request, job=job, cluster=replace(cluster, gpus=gpus, nodes=nodes)))
+        if found:
+            on = f" on {nodes} nodes" if nodes > 1 else ""
+            return f"{gpus - cluster.gpus} more GPUs (--gpus {gpus}{on}): {_words(found)}"
+    return None

@@ -1,0 +1,217 @@
+"""The declared space: parallel degrees, stages, offload, knobs; and the rules of a layout.
+
+What DeepSpeed itself refuses or ignores stands in ``zerokit.core.rules``; here is what model, job
+and hardware rule out before a strategy is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """What the user fixed; ``None``: searched."""
+
+    zero_stage: int | None = None
+    offload_optimizer: str | None = None
+    offload_param: str | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    sequence_parallel: int | None = None
+    micro_batch: int | None = None
+    gradient_accumulation: int | None = None
+    checkpointing: str | None = None
+    reduce_bucket_size: int | None = None
+    prefetch_bucket_size: int | None = None
+    sub_group_size: int | None = None
+    overlap_comm: bool | None = None
+    pipeline_module: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How ranks are divided."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    layout: Layout
+    shape: ModelShape
+    job: Job
+    cluster: Cluster
+    pins: Pins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRule:
+    """Why a layout cannot run, or is not searched. ``broken`` is true when it applies."""
+
+    id: str
+    message: str
+    broken: Callable[[_Facts], bool]
+
+
+LAYOUT_RULES: tuple[LayoutRule, ...] = (
+    LayoutRule(
+        id="tensor parallel does not divide the attention heads",
+        message="the model's attention heads are not a multiple of it",
+        broken=lambda f: f.shape.heads % f.layout.tensor != 0,
+    ),
+    LayoutRule(
+        id="tensor parallel beyond the key-value heads",
+        message="it is more than the model's key-value heads",
+        broken=lambda f: f.layout.tensor > 1 and f.shape.kv_heads % f.layout.tensor != 0,
+    ),
+    LayoutRule(
+        id="tensor parallel with adapters",
+        message="AutoTP replaces linear layers by name and does not know peft's adapters",
+        broken=lambda f: f.layout.tensor > 1 and f.job.method != "full",
+    ),
+    LayoutRule(
+        id="tensor parallel with fused experts",
+        message="transformers keeps all experts in one tensor, which AutoTP does not cut",
+        broken=lambda f: f.layout.tensor > 1 and f.shape.experts > 1,
+    ),
+    LayoutRule(
+        id="tensor parallel across nodes",
+        message="its all-reduces of every layer would cross the network",
+        broken=lambda f: f.layout.tensor > f.cluster.gpus_per_node and f.pins.tensor_parallel is None,
+    ),
+    LayoutRule(
+        id="sequence parallel needs a causal model",
+        message="Ulysses splits the sequence of a causal language model",
+        broken=lambda f: f.layout.sequence > 1 and (f.shape.head != "causal" or f.job.inference),
+    ),
+    LayoutRule(
+        id="sequence parallel with eager attention",
+        message="Ulysses needs sdpa or flash_attention_2",
+        broken=lambda f: f.layout.sequence > 1 and f.job.attention == "eager",
+    ),
+    LayoutRule(
+        id="sequence parallel does not divide heads or sequence",
+        message="attention heads and sequence length must be multiples of it",
+        broken=lambda f: (
+            f.layout.sequence > 1
+            and (f.shape.heads % f.layout.sequence != 0 or f.job.seq_len % f.layout.sequence != 0)
+        ),
+    ),
+    LayoutRule(
+        id="sequence with tensor or pipeline parallel",
+        message="accelerate's DeepSpeed sequence parallel cannot be joined with tensor or pipeline parallel",
+        broken=lambda f: f.layout.sequence > 1 and f.layout.tensor * f.layout.pipeline > 1,
+    ),
+    LayoutRule(
+        id="pipeline deeper than the layers",
+        message="the model has fewer layers than stages",
+        broken=lambda f: f.layout.pipeline > f.shape.layers,
+    ),
+    LayoutRule(
+        id="pipeline parallel when serving",
+        message="DeepSpeed's pipeline engine trains only",
+        broken=lambda f: f.layout.pipeline > 1 and f.job.inference,
+    ),
+)
+
+
+def broken_rule(
+    layout: Layout, shape: ModelShape, job: Job, cluster: Cluster, pins: Pins
+) -> LayoutRule | None:
+    """The first rule that this layout breaks."""
+    facts = _Facts(layout=layout, shape=shape, job=job, cluster=cluster, pins=pins)
+    return next((rule for rule in LAYOUT_RULES if rule.broken(facts)), None)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def layouts(cluster: Cluster, pins: Pins) -> Iterator[Layout]:
+    """Every division of the GPUs into degrees that the pins allow; pipelines only when asked for."""
+    whole = divisors(cluster.gpus)
+
+    def choices(pinned: int | None, searched: bool = True) -> list[int]:
+        if pinned is not None:
+            return [pinned]
+        return whole if searched else [1]
+
+    for tensor in choices(pins.tensor_parallel):
+        for pipeline in choices(pins.pipeline_parallel, pins.pipeline_module):
+            for sequence in choices(pins.sequence_parallel):
+                used = tensor * pipeline * sequence
+                if cluster.gpus % used == 0:
+                    yield Layout(
+                        data=cluster.gpus // used, tensor=tensor, pipeline=pipeline, sequence=sequence
+                    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A ZeRO stage with what is offloaded."""
+
+    stage: int
+    optimizer: str = "none"
+    parameters: str = "none"
+
+
+def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
+    """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse."""
+    devices = ["none", "cpu", *(["nvme"] if has_nvme else [])]
+    found = []
+    for stage in [pins.zero_stage] if pins.zero_stage is not None else [0, 1, 2, 3]:
+        for optimizer in [pins.offload_optimizer] if pins.offload_optimizer else devices:
+            for parameters in [pins.offload_param] if pins.offload_param else devices:
+                if job.inference and (stage not in (0, 3) or optimizer != "none"):
+                    continue  # without an optimizer stages 1 and 2 are stage 0
+                found.append(Placement(stage=stage, optimizer=optimizer, parameters=parameters))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """Sizes in elements. DeepSpeed's defaults come first in each list of :data:`SEARCHED`."""
+
+    reduce_bucket_size: int = 500_000_000
+    overlap_comm: bool | None = None
+    sub_group_size: int = 1_000_000_000
+    prefetch_bucket_size: int = 50_000_000
+    reuse_distance: int = 1_000_000_000
+
+
+_BUCKETS = (500_000_000, 200_000_000, 50_000_000, 10_000_000)
+_SUB_GROUPS = (1_000_000_000, 100_000_000)
+_REUSE = (1_000_000_000, 100_000_000, 0)
+
+
+def knobs(stage: int, pins: Pins) -> tuple[Knobs, ...]:
+    """Every setting of the memory-relevant sizes: first the fastest, last the most frugal.
+
+    Time never grows towards the first in any knob, and memory never towards the last: larger
+    buckets send fewer messages, overlap hides them, a longer reuse distance saves gathers.
+    """
+    if stage == 0:
+        return (Knobs(),)
+    buckets = (pins.reduce_bucket_size,) if pins.reduce_bucket_size else _BUCKETS
+    if stage < 3:
+        overlaps = (pins.overlap_comm,) if pins.overlap_comm is not None else (True, False)
+        return tuple(Knobs(reduce_bucket_size=b, overlap_comm=o) for o in overlaps for b in buckets)
+    groups = (pins.sub_group_size,) if pins.sub_group_size else _SUB_GROUPS
+    prefetch = pins.prefetch_bucket_size or Knobs().prefetch_bucket_size
+    overlap = True if pins.overlap_comm is None else pins.overlap_comm
+    return tuple(
+        Knobs(reduce_bucket_size=b, overlap_comm=overlap, sub_group_size=g, prefetch_bucket_size=prefetch,
+              reuse_distance=r)
+        for r in _REUSE for b in buckets for g in groups
+    )  # fmt: skip

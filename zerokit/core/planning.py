@@ -1,0 +1,314 @@
+"""From a request to a plan: precision, global batch, search, reasons, and what to do when nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from zerokit.core import advice
+from zerokit.core.constants import HUGGING_FACE, Calibration, Constants
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.layouts import Layout, Pins, Placement, broken_rule, divisors, knobs
+from zerokit.core.memory.analytic import trainable_parameters
+from zerokit.core.rules import first_violation
+from zerokit.core.search import Found, MemoryModel, Space, build_strategy, fits, search
+from zerokit.core.shape import ModelShape
+from zerokit.core.strategy import Candidate, Strategy
+from zerokit.core.timing import TimeModel
+from zerokit.errors import InputError, NothingFits
+
+_TARGET_TOKENS = 262_144
+_MOST_SEQUENCES_PER_GPU = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a plan is wanted for. ``precision`` is ``auto`` or one of the job's.
+
+    Attributes:
+        memory: the memory model, bound to the model's profile or shape.
+        timed: whether step times may be shown (they are not, for CPU ranks).
+    """
+
+    shape: ModelShape
+    job: Job
+    cluster: Cluster
+    memory: MemoryModel
+    pins: Pins = field(default_factory=Pins)
+    precision: str = "auto"
+    constants: Constants = HUGGING_FACE
+    calibration: Calibration | None = None
+    timed: bool = True
+    on_cpu: bool = False
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The choice and what it was chosen from.
+
+    Attributes:
+        faster_with: sentences: what would be faster and what it takes.
+        advice: sentences that the figures support.
+    """
+
+    chosen: Candidate
+    alternatives: tuple[Candidate, ...]
+    rejected: Mapping[str, int]
+    candidates: int
+    seconds: float
+    precision: str
+    global_batch: int
+    assumptions: tuple[str, ...]
+    faster_with: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+def choose_precision(asked: str, cluster: Cluster, on_cpu: bool = False) -> tuple[str, str]:
+    """The training precision and why.
+
+    Raises:
+        InputError: the GPU cannot do what was asked.
+    """
+    gpu = cluster.gpu
+    if asked == "auto":
+        if on_cpu:
+            return "bf16", "precision bf16: DeepSpeed refuses fp16 on CPU ranks"
+        if gpu.supports("bf16"):
+            return "bf16", f"precision bf16: {gpu.name} has it in hardware, and it needs no loss scaling"
+        return "fp16", f"precision fp16: {gpu.name} has no bf16 in hardware"
+    if asked == "fp16" and on_cpu:
+        raise InputError("--precision fp16: DeepSpeed refuses fp16 on CPU ranks; use bf16 or fp32")
+    if asked == "bf16" and not gpu.supports("bf16") and not on_cpu:
+        raise InputError(f"--precision bf16: {gpu.name} has no bf16 in hardware; use fp16")
+    return asked, f"precision {asked}: given"
+
+
+def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = False) -> tuple[int, str]:
+    """Sequences per optimizer step and why.
+
+    Raises:
+        InputError: fixed sizes that no division of the GPUs meets.
+    """
+    if job.global_batch is not None:
+        return job.global_batch, f"global batch {job.global_batch} sequences: given"
+    fixed = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
+    ranks = max(1, cluster.gpus // fixed)
+    if job.inference:
+        micro = pins.micro_batch or 1
+        return micro * ranks, f"{micro} sequences a GPU at a time, of {job.seq_len} tokens in all"
+    if pins.micro_batch is not None or pins.gradient_accumulation is not None:
+        micro, steps = pins.micro_batch or 1, pins.gradient_accumulation or 1
+        return micro * steps * ranks, (
+            f"global batch {micro * steps * ranks}: micro-batch {micro} × accumulation {steps} × {ranks} "
+            "data-parallel ranks"
+        )
+    if on_cpu:
+        return 2 * ranks, f"global batch {2 * ranks}: two sequences a CPU rank"
+    per_gpu = _TARGET_TOKENS / job.seq_len / cluster.gpus
+    sequences = 1
+    while sequences * 2 <= min(per_gpu * 1.42, _MOST_SEQUENCES_PER_GPU):
+        sequences *= 2
+    total = sequences * cluster.gpus
+    return total, (
+        f"global batch {total} sequences, {total * job.seq_len:,} tokens a step: not given; the multiple of "
+        f"{cluster.gpus} GPUs nearest to a quarter of a million tokens, with 1 to {_MOST_SEQUENCES_PER_GPU} "
+        "sequences a GPU"
+    )
+
+
+def make_plan(request: Request, top: int = 5) -> Plan:
+    """The fastest strategy that fits, with alternatives and reasons.
+
+    Raises:
+        InputError: pins that contradict each other, the model or the hardware.
+        NothingFits: nothing legal fits; names the nearest changes that would.
+    """
+    space, notes = make_space(request)
+    _check_pins(space, request)
+    found = search(space, top=max(2, top))
+    if not found.ranked:
+        raise NothingFits(_explain(request, space, found))
+    chosen, *others = found.ranked
+    why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
+    assumptions = (*request.assumptions, *notes, *chosen.memory.assumptions, *_host_note(chosen, request))
+    return Plan(
+        chosen=replace(chosen, why=why),
+        alternatives=tuple(
+            replace(other, why=advice.runner_up(other, chosen, request.timed))
+            for other in others[: max(0, top - 1)]
+        ),
+        rejected=found.rejected,
+        candidates=found.candidates,
+        seconds=found.seconds,
+        precision=space.precision,
+        global_batch=space.global_batch,
+        assumptions=assumptions,
+        faster_with=_faster_with(request, space, chosen),
+        advice=advice.advise(chosen, space.shape, space.job, request.cluster, request.memory),
+    )
+
+
+def make_space(request: Request) -> tuple[Space, tuple[str, ...]]:
+    """The search space of a request, and what was decided on the way."""
+    precision, why_precision = choose_precision(request.precision, request.cluster, request.on_cpu)
+    batch, why_batch = choose_global_batch(request.job, request.cluster, request.pins, request.on_cpu)
+    job = replace(request.job, global_batch=batch)
+    space = Space(
+        shape=request.shape,
+        job=job,
+        cluster=request.cluster,
+        pins=request.pins,
+        precision=precision,
+        global_batch=batch,
+        memory=request.memory,
+        timing=time_model(request, job),
+        torch_adam=request.on_cpu,
+    )
+    return space, (why_precision, why_batch)
+
+
+def time_model(request: Request, job: Job) -> TimeModel:
+    """The time model of a request."""
+    return TimeModel(
+        request.shape, job, request.cluster, request.constants, request.calibration,
+        trainable_parameters(request.shape, job),
+    )  # fmt: skip
+
+
+def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, bool]:
+    """Memory and time of one given strategy, and whether it fits.
+
+    Raises:
+        InputError: the strategy is not legal.
+    """
+    violation = first_violation(strategy, key_value_heads=request.shape.kv_heads)
+    if violation is not None and violation.rule.severity == "error":
+        raise InputError(f"{violation.key}: {violation.message}; {violation.mend}")
+    job = replace(request.job, global_batch=strategy.global_batch)
+    memory = request.memory(job, strategy, request.cluster)
+    timing = time_model(request, job).estimate(strategy)
+    return Candidate(strategy=strategy, memory=memory, time=timing), fits(memory, request.cluster) is None
+
+
+def _check_pins(space: Space, request: Request) -> None:
+    """Refuse fixed values that cannot be, with the option to change."""
+    pins, cluster, batch = request.pins, request.cluster, space.global_batch
+    for name, degree in (("--tp", pins.tensor_parallel), ("--pp", pins.pipeline_parallel),
+                         ("--sp", pins.sequence_parallel)):  # fmt: skip
+        if degree is not None and cluster.gpus % degree:
+            raise InputError(f"{name} {degree} does not divide {cluster.gpus} GPUs; use one of "
+                             f"{', '.join(map(str, divisors(cluster.gpus)[:12]))}")  # fmt: skip
+    tensor, pipeline = pins.tensor_parallel or 1, pins.pipeline_parallel or 1
+    sequence = pins.sequence_parallel or 1
+    if cluster.gpus % (tensor * pipeline * sequence):
+        raise InputError(
+            f"--tp {tensor} × --pp {pipeline} × --sp {sequence} does not divide {cluster.gpus} GPUs"
+        )
+    if pipeline > 1 and not pins.pipeline_module:
+        raise InputError(
+            "--pp: DeepSpeed pipelines run only where the script builds a PipelineModule; "
+            "add --pipeline-module if yours does"
+        )
+    layout = Layout(
+        data=cluster.gpus // (tensor * pipeline * sequence),
+        tensor=tensor,
+        pipeline=pipeline,
+        sequence=sequence,
+    )
+    _check_placement(space, layout)
+    rule = broken_rule(layout, request.shape, request.job, cluster, pins)
+    if rule is not None:
+        raise InputError(f"{rule.id}: {rule.message}")
+    if pins.micro_batch and batch % pins.micro_batch:
+        raise InputError(f"--micro-batch {pins.micro_batch} does not divide --global-batch {batch}")
+    if pins.tensor_parallel is None and pins.sequence_parallel is None and pins.pipeline_parallel is None:
+        return
+    if batch % layout.data and None not in (pins.tensor_parallel, pins.sequence_parallel):
+        raise InputError(
+            f"--global-batch {batch} is not a multiple of the {layout.data} data-parallel ranks that --tp, "
+            f"--pp and --sp leave; use {batch // layout.data * layout.data or layout.data} or "
+            f"{(batch // layout.data + 1) * layout.data}"
+        )
+
+
+def _check_placement(space: Space, layout: Layout) -> None:
+    """Refuse a stage and offload that DeepSpeed would refuse or ignore, in the rule's own words."""
+    pins = space.pins
+    if pins.zero_stage is None:
+        return
+    placement = Placement(
+        stage=pins.zero_stage,
+        optimizer=pins.offload_optimizer or "none",
+        parameters=pins.offload_param or "none",
+    )
+    strategy = build_strategy(space, layout, placement, "none", 1, 1, knobs(pins.zero_stage, pins)[0])
+    violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
+    if violation is not None:
+        raise InputError(f"--zero {pins.zero_stage}: {violation.message}; {violation.mend}")
+
+
+def _host_note(chosen: Candidate, request: Request) -> tuple[str, ...]:
+    zero = chosen.strategy.settings.zero
+    offloads = zero.offload_optimizer.device != "none" or zero.offload_param.device != "none"
+    if request.cluster.host_ram_bytes is not None or not offloads:
+        return ()
+    need = chosen.memory.host_bytes_per_node / (1 << 30)
+    return (
+        f"host RAM was not given: this plan needs {need:,.0f} GiB per node; --host-ram SIZE makes it a limit",
+    )
+
+
+def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
+    """What a script with a PipelineModule could gain."""
+    if request.pins.pipeline_module or request.cluster.gpus < 2 or request.job.inference or not request.timed:
+        return ()
+    if request.job.method != "full" or request.shape.head != "causal":
+        return ()
+    degree = replace(request.pins, pipeline_module=True)
+    found = search(replace(space, pins=degree), top=1)
+    if not found.ranked or found.ranked[0].strategy.pipeline_parallel == 1:
+        return ()
+    best = found.ranked[0]
+    gain = chosen.time.step_seconds / best.time.step_seconds - 1
+    if gain < 0.02:
+        return ()
+    s = best.strategy
+    return (
+        f"{gain:.0%} faster with {s.pipeline_parallel} pipeline stages (tensor parallel {s.tensor_parallel}, "
+        f"data parallel {s.data_parallel}, ZeRO-{s.settings.zero.stage}): needs a script that builds a "
+        "DeepSpeed PipelineModule; then plan with --pipeline-module",
+    )
+
+
+def _explain(request: Request, space: Space, found: Found) -> str:
+    """Why nothing fits, and the nearest changes that would."""
+    lines = [f"nothing fits {advice.cluster_words(request.cluster)}"]
+    if found.nearest is not None:
+        lines[0] += ": " + advice.lack_words(found.nearest, request.cluster)
+    elif found.rejected:
+        lines[0] += f": {next(iter(found.rejected))}"
+    changes = list(nearest_changes(request, space, found))
+    if changes:
+        lines.append("What would make it fit:")
+        lines += [f"  - {change}" for change in changes]
+    return "\n".join(lines)
+
+
+def nearest_changes(request: Request, space: Space, found: Found) -> list[str]:
+    """Sentences: the smallest change of each kind after which something fits."""
+
+    def works(changed: Request) -> Candidate | None:
+        try:
+            result = search(make_space(changed)[0], top=1)
+        except InputError:
+            return None
+        return result.ranked[0] if result.ranked else None
+
+    attempts: tuple[Callable[[Request, Callable[[Request], Candidate | None]], str | None], ...] = (
+        advice.unpinned, advice.smaller_batch, advice.shorter_sequence, advice.adapters,
+        advice.more_host_memory, advice.more_gpus,
+    )  # fmt: skip
+    sentences = (attempt(request, works) for attempt in attempts)
+    return [sentence for sentence in sentences if sentence]

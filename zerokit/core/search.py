@@ -1,0 +1,320 @@
+"""Best-first search over the declared space of strategies.
+
+Every legal combination is enumerated. Each family (degrees, placement, checkpointing,
+micro-batch) enters a queue under the time of its fastest knobs, which no other knobs beat; memory
+is asked only of what comes to the front. So the first that fits is the fastest that fits, without
+the memory of the slower ones being computed: exhaustive, and quick.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.layouts import (
+    Knobs,
+    Layout,
+    Pins,
+    Placement,
+    broken_rule,
+    divisors,
+    knobs,
+    layouts,
+    placements,
+)
+from zerokit.core.rules import first_violation
+from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.core.shape import ModelShape
+from zerokit.core.strategy import Candidate, MemoryEstimate, Strategy
+from zerokit.core.timing import TimeModel
+
+MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]
+
+_TOO_LARGE = "GPU memory"
+_SLOWER = "slower than the plans shown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What is searched, and with which models."""
+
+    shape: ModelShape
+    job: Job
+    cluster: Cluster
+    pins: Pins
+    precision: str
+    global_batch: int
+    memory: MemoryModel
+    timing: TimeModel
+    torch_adam: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Result of a search.
+
+    Attributes:
+        ranked: the fastest that fit, best first, at most one of each family.
+        nearest: of what did not fit, the one that lacks least memory; ``None`` when something fits
+            or nothing was legal.
+        rejected: reason -> how many candidates.
+    """
+
+    ranked: tuple[Candidate, ...]
+    nearest: Candidate | None
+    rejected: Mapping[str, int]
+    candidates: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """A strategy but for its knobs."""
+
+    layout: Layout
+    placement: Placement
+    checkpointing: str
+    micro_batch: int
+    accumulation: int
+    variants: tuple[Knobs, ...]
+
+
+def search(space: Space, top: int = 5) -> Found:
+    """The ``top`` fastest strategies that fit. ``Found.ranked`` is empty when none does."""
+    return _Search(space, top).run()
+
+
+def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
+    """Why the estimate does not fit the cluster; ``None`` when it does."""
+    if memory.min_vram_bytes > cluster.gpu.driver_vram_bytes:
+        return _TOO_LARGE
+    if cluster.host_ram_bytes is not None and memory.host_bytes_per_node > cluster.host_ram_bytes:
+        return "host memory"
+    return None
+
+
+def build_strategy(space: Space, layout: Layout, placement: Placement, checkpointing: str, micro_batch: int,
+                   accumulation: int, chosen: Knobs) -> Strategy:  # fmt: skip
+    """The strategy of one point of the space."""
+    nvme = space.cluster.nvme_path
+    zero = ZeroSettings(
+        stage=placement.stage,
+        overlap_comm=chosen.overlap_comm,
+        reduce_bucket_size=chosen.reduce_bucket_size,
+        allgather_bucket_size=chosen.reduce_bucket_size,
+        sub_group_size=chosen.sub_group_size,
+        prefetch_bucket_size=chosen.prefetch_bucket_size,
+        max_reuse_distance=chosen.reuse_distance,
+        offload_optimizer=Offload(
+            device=placement.optimizer, nvme_path=nvme if placement.optimizer == "nvme" else None
+        ),
+        offload_param=Offload(
+            device=placement.parameters,
+            nvme_path=nvme if placement.parameters == "nvme" else None,
+            buffer_count=5,
+            # one NVMe buffer must hold the largest parameter
+            buffer_size=max(
+                100_000_000, space.shape.largest_parameter if placement.parameters == "nvme" else 0
+            ),
+        ),
+    )
+    settings = DeepSpeedSettings(
+        precision=space.precision,
+        micro_batch=micro_batch,
+        gradient_accumulation=accumulation,
+        gradient_clipping=0.0 if space.job.inference else 1.0,
+        optimizer=None if space.job.inference else space.job.optimizer,
+        torch_adam=space.torch_adam,
+        autotp_size=layout.tensor,
+        zero=zero,
+    )
+    return Strategy(
+        settings=settings,
+        data_parallel=layout.data,
+        tensor_parallel=layout.tensor,
+        pipeline_parallel=layout.pipeline,
+        sequence_parallel=layout.sequence,
+        checkpointing=checkpointing,
+    )
+
+
+def batches(space: Space, layout: Layout) -> Iterator[tuple[int, int]]:
+    """(micro-batch, accumulation) pairs that meet the global batch exactly, largest micro-batch first."""
+    per_rank, rest = divmod(space.global_batch, layout.data)
+    if rest or not per_rank:
+        return
+    pinned, steps = space.pins.micro_batch, space.pins.gradient_accumulation
+    for micro in reversed(divisors(per_rank)):
+        if (pinned is None or micro == pinned) and (steps is None or micro * steps == per_rank):
+            yield micro, per_rank // micro
+
+
+def checkpointings(space: Space) -> tuple[str, ...]:
+    """Selective checkpointing recomputes attention scores: pointless where none are kept."""
+    if space.job.inference:
+        return ("none",)
+    if space.pins.checkpointing is not None:
+        return (space.pins.checkpointing,)
+    return ("none", "selective", "full") if space.job.attention == "eager" else ("none", "full")
+
+
+@dataclass(slots=True)
+class _Search:
+    space: Space
+    top: int
+    rejected: Counter[str] = field(default_factory=Counter)
+    candidates: int = 0
+    frugal: dict[tuple[object, ...], str | None] = field(default_factory=dict)
+    nearest: tuple[float, Candidate] | None = None
+
+    def run(self) -> Found:
+        started = time.perf_counter()
+        ticket = itertools.count()
+        queue: list[tuple[float, int, int, _Family, Knobs | None]] = []
+        for order, family in enumerate(self._families()):
+            seconds = self._seconds(family, family.variants[0])
+            heapq.heappush(queue, (seconds, order, next(ticket), family, None))
+        ranked: list[Candidate] = []
+        shown: set[int] = set()
+        while queue and len(ranked) < self.top:
+            _, order, _, family, chosen = heapq.heappop(queue)
+            if order in shown:
+                self.rejected[_SLOWER] += 1
+            elif chosen is None:
+                for seconds, variant in self._expand(family):
+                    heapq.heappush(queue, (seconds, order, next(ticket), family, variant))
+            else:
+                candidate = self._try(family, chosen)
+                if candidate is not None:
+                    ranked.append(candidate)
+                    shown.add(order)
+        for _, _, _, family, chosen in queue:
+            self.rejected[_SLOWER] += 1 if chosen else len(family.variants)
+        return Found(
+            ranked=tuple(ranked),
+            nearest=None if ranked or self.nearest is None else self.nearest[1],
+            rejected=dict(self.rejected.most_common()),
+            candidates=self.candidates,
+            seconds=time.perf_counter() - started,
+        )
+
+    # ---------------------------------------------------------------- enumeration
+
+    def _families(self) -> Iterator[_Family]:
+        space = self.space
+        spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
+        modes = checkpointings(space)
+        for layout in layouts(space.cluster, space.pins):
+            pairs = list(batches(space, layout))
+            size = sum(len(knobs(spot.stage, space.pins)) for spot in spots) * len(modes) * max(1, len(pairs))
+            self.candidates += size
+            rule = broken_rule(layout, space.shape, space.job, space.cluster, space.pins)
+            if rule is not None or not pairs:
+                self.rejected[rule.id if rule else "global batch not divisible"] += size
+                continue
+            for spot in spots:
+                variants = knobs(spot.stage, space.pins)
+                count = len(variants) * len(modes) * len(pairs)
+                reason = self._illegal(layout, spot, pairs[0], variants[0]) or self._states_too_large(
+                    layout, spot
+                )
+                if reason:
+                    self.rejected[reason] += count
+                    continue
+                for mode in modes:
+                    for micro, steps in pairs:
+                        yield _Family(layout=layout, placement=spot, checkpointing=mode, micro_batch=micro,
+                                      accumulation=steps, variants=variants)  # fmt: skip
+
+    def _illegal(self, layout: Layout, spot: Placement, pair: tuple[int, int], chosen: Knobs) -> str | None:
+        strategy = build_strategy(self.space, layout, spot, "none", *pair, chosen)
+        violation = first_violation(
+            strategy,
+            gpus_per_node=self.space.cluster.gpus_per_node,
+            key_value_heads=self.space.shape.kv_heads,
+        )
+        return None if violation is None else violation.rule.id.replace("-", " ")
+
+    def _states_too_large(self, layout: Layout, spot: Placement) -> str | None:
+        """Model states that no micro-batch or knob can make smaller: a bound from below."""
+        space = self.space
+        if space.job.inference or space.job.method != "full":
+            return None
+        ranks = layout.data * layout.sequence
+        weights = space.shape.block_parameters / (layout.tensor * layout.pipeline)
+        width = 4 if space.precision == "fp32" else 2
+        size = 0.0
+        if spot.parameters == "none":
+            size += width * weights / (ranks if spot.stage == 3 else 1)
+        if spot.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
+            size += 12 * weights / (ranks if spot.stage >= 1 else 1)
+        return "GPU memory: model states alone" if size > space.cluster.gpu.driver_vram_bytes else None
+
+    # ---------------------------------------------------------------- time and memory
+
+    def _strategy(self, family: _Family, chosen: Knobs) -> Strategy:
+        return build_strategy(
+            self.space, family.layout, family.placement, family.checkpointing, family.micro_batch,
+            family.accumulation, chosen,
+        )  # fmt: skip
+
+    def _seconds(self, family: _Family, chosen: Knobs) -> float:
+        return self.space.timing.estimate(self._strategy(family, chosen)).step_seconds
+
+    def _expand(self, family: _Family) -> Iterator[tuple[float, Knobs]]:
+        """The family's knob settings with their times; none when even the most frugal does not fit."""
+        reason = self._frugal_reason(family)
+        if reason is not None:
+            self.rejected[reason] += len(family.variants)
+            return
+        timed = [(self._seconds(family, chosen), chosen) for chosen in family.variants]
+        # of equally fast settings the most frugal comes first
+        yield from sorted(((s, c) for s, c in reversed(timed)), key=lambda item: float(f"{item[0]:.9g}"))
+
+    def _frugal_reason(self, family: _Family) -> str | None:
+        smallest = min(micro for micro, _ in batches(self.space, family.layout))
+        base = (family.layout, family.placement, family.checkpointing)
+        if base not in self.frugal:
+            steps = self.space.global_batch // family.layout.data // smallest
+            self.frugal[base] = self._reason(replace(family, micro_batch=smallest, accumulation=steps))
+        reason = self.frugal[base]
+        if family.micro_batch == smallest:
+            return reason
+        # a larger micro-batch needs more, unless it ends accumulation (a second set of gradients)
+        if reason is not None and family.accumulation > 1:
+            return reason
+        return self._reason(family)
+
+    def _reason(self, family: _Family) -> str | None:
+        strategy = self._strategy(family, family.variants[-1])
+        memory = self.space.memory(self.space.job, strategy, self.space.cluster)
+        reason = fits(memory, self.space.cluster)
+        if reason is not None:
+            self._note_near(strategy, memory)
+        return reason
+
+    def _note_near(self, strategy: Strategy, memory: MemoryEstimate) -> None:
+        cluster = self.space.cluster
+        lack = memory.min_vram_bytes / cluster.gpu.driver_vram_bytes
+        if cluster.host_ram_bytes:
+            lack = max(lack, memory.host_bytes_per_node / cluster.host_ram_bytes)
+        if self.nearest is None or lack < self.nearest[0]:
+            self.nearest = (
+                lack,
+                Candidate(strategy=strategy, memory=memory, time=self.space.timing.estimate(strategy)),
+            )
+
+    def _try(self, family: _Family, chosen: Knobs) -> Candidate | None:
+        strategy = self._strategy(family, chosen)
+        memory = self.space.memory(self.space.job, strategy, self.space.cluster)
+        reason = fits(memory, self.space.cluster)
+        if reason is not None:
+            self.rejected[reason] += 1
+            return None
+        return Candidate(strategy=strategy, memory=memory, time=self.space.timing.estimate(strategy))

@@ -1,0 +1,298 @@
+"""What crosses links, network, PCIe and NVMe in a step, and how much of it compute hides.
+
+Per GPU and step, with W the bytes of its weights and m micro-batches (DeepSpeed 0.19.8): stages 0
+and 1 reduce once at the accumulation boundary (2W); stage 2 reduces every micro-batch and gathers
+the weights once ((m+1)W); stage 3 gathers for forward and for backward and reduces, every
+micro-batch (3mW), less what ``stage3_max_reuse_distance`` keeps over the turn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zerokit.core.comm import Route, route
+from zerokit.core.constants import Calibration, Constants
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.shape import ModelShape
+from zerokit.core.strategy import Strategy
+
+_NF4_BYTES = 0.5 + 4 / 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Compute of one micro-batch: joined with its launches, and the GPU's share of it. Seconds."""
+
+    forward_seconds: float
+    backward_seconds: float
+    gpu_seconds: float
+    layer_seconds: float
+    head_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_seconds + self.backward_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flow:
+    """Data-parallel traffic: seconds per micro-batch and per step, whether compute hides it."""
+
+    route: Route
+    per_micro: float
+    per_step: float
+    overlapped: bool
+
+
+class Traffic:
+    """Step time from compute time: adds what is communicated, offloaded and stepped."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        job: Job,
+        cluster: Cluster,
+        constants: Constants,
+        calibration: Calibration,
+        trainable: int,
+    ) -> None:
+        self.shape = shape
+        self.job = job
+        self.cluster = cluster
+        self.constants = constants
+        self.calibration = calibration
+        self.trainable = trainable
+        self._routes: dict[tuple[int, int], Route] = {}
+        if job.method == "qlora":
+            tables = shape.parameters - shape.block_parameters
+            self._weight_bytes = (_NF4_BYTES * shape.block_parameters + 2 * tables) / shape.parameters
+        else:
+            self._weight_bytes = 2.0
+
+    def step(self, strategy: Strategy, work: Work) -> dict[str, float]:
+        """Seconds of a step by what they are spent on; they sum to the step's time."""
+        settings = strategy.settings
+        micros, stages = settings.gradient_accumulation, strategy.pipeline_parallel
+        tensor = self._tensor(strategy)
+        sequence = self._sequence(strategy)
+        exposed = tensor[0] + sequence[0]
+        compute = work.seconds
+        flow = self._data_parallel(strategy)
+        offload = self._offload(strategy)
+        busy = compute + exposed
+        # what crosses per micro-batch runs beside compute where DeepSpeed overlaps
+        shown = _overlap(busy, flow.per_micro, flow.overlapped, self.constants.overlap_loss)
+        extra_pcie = max(0.0, offload["pcie_per_micro"] - (busy + shown)) if offload["pcie_overlaps"] else (
+            offload["pcie_per_micro"]
+        )  # fmt: skip
+        extra_nvme = max(0.0, offload["nvme_per_micro"] - (busy + shown + extra_pcie))
+        gpu = min(work.gpu_seconds, compute)
+        parts = {
+            "compute": micros * gpu,
+            "launch": micros * (compute - gpu),
+            flow.route.kind: micros * shown,
+            "pcie": micros * extra_pcie + offload["pcie_per_step"],
+            "host": offload["host_per_step"],
+            "nvme": micros * extra_nvme + offload["nvme_per_step"],
+        }
+        for seconds, kind in (tensor, sequence):
+            parts[kind] = parts.get(kind, 0.0) + micros * seconds
+        if self.job.inference:
+            return parts
+        last = work.backward_seconds if flow.overlapped and settings.zero.stage < 2 else 0.0
+        parts[flow.route.kind] += max(flow.per_step - last, flow.per_step * self.constants.overlap_loss)
+        parts["optimizer"] = self._optimizer(strategy)
+        if stages > 1:
+            self._pipeline(strategy, work, parts, busy + shown)
+        return parts
+
+    # ---------------------------------------------------------------- groups
+
+    def _route(self, ranks: int, inner: int) -> Route:
+        key = (ranks, inner)
+        if key not in self._routes:
+            self._routes[key] = route(self.cluster, ranks, inner, self.constants, self.calibration)
+        return self._routes[key]
+
+    def _rank_weights(self, strategy: Strategy) -> tuple[float, float]:
+        """Elements of weights and of trainable ones on a rank before ZeRO divides them."""
+        split = strategy.tensor_parallel * strategy.pipeline_parallel
+        return self.shape.parameters / split, self.trainable / split
+
+    def _data_parallel(self, strategy: Strategy) -> _Flow:
+        settings, zero = strategy.settings, strategy.settings.zero
+        # sequence-parallel peers average gradients and share ZeRO's partition too
+        ranks = strategy.data_parallel * strategy.sequence_parallel
+        way = self._route(ranks, strategy.tensor_parallel)
+        weights, trainable = self._rank_weights(strategy)
+        width = settings.parameter_bytes
+        gradients = width * trainable
+        bucket = width * zero.reduce_bucket_size
+        messages = max(1, math.ceil(gradients / bucket))
+        if self.job.inference:
+            gathers = weights * self._weight_bytes if zero.stage == 3 else 0.0
+            return _Flow(route=way, per_micro=way.seconds(gathers, messages=self.shape.layers), per_step=0.0,
+                         overlapped=True)  # fmt: skip
+        gather_updated = way.seconds(gradients, messages=max(1, math.ceil(gradients / (width * 5e8))))
+        if zero.stage <= 1:
+            reduce = way.seconds(gradients, passes=1 if zero.stage == 1 and zero.reduce_scatter else 2,
+                                 messages=messages)  # fmt: skip
+            per_step = reduce + (gather_updated if zero.stage == 1 else 0.0)
+            return _Flow(route=way, per_micro=0.0, per_step=per_step, overlapped=zero.overlaps)
+        reduce = way.seconds(gradients, messages=messages)
+        if zero.stage == 2:
+            return _Flow(route=way, per_micro=reduce, per_step=gather_updated, overlapped=zero.overlaps)
+        return self._stage_3(strategy, way, weights, reduce)
+
+    def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> _Flow:
+        zero = strategy.settings.zero
+        width = self._weight_bytes * strategy.settings.parameter_bytes / 2
+        kept = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
+        gathers = (2 * weights - kept) * width
+        gather_way = way
+        if zero.zero_hpz_partition_size > 1:
+            # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
+            inner = self._route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
+            first = way.seconds(weights * width, messages=self._fetches(weights, zero.prefetch_bucket_size))
+            second = inner.seconds((weights - kept) * width, messages=self.shape.layers)
+            return _Flow(route=way, per_micro=first + second + reduce, per_step=0.0, overlapped=zero.overlaps)
+        if zero.zero_quantized_weights:
+            gathers /= 2
+        if zero.zero_quantized_gradients:
+            reduce /= 4
+        fetches = 2 * self._fetches(weights, zero.prefetch_bucket_size)
+        per_micro = gather_way.seconds(gathers, messages=fetches) + reduce
+        return _Flow(route=way, per_micro=per_micro, per_step=0.0, overlapped=zero.overlaps)
+
+    def _fetches(self, weights: float, prefetch_elements: int) -> int:
+        """Gathers of one pass: prefetching joins parameters up to its bucket."""
+        largest = max(1, max(prefetch_elements, weights / max(1, 8 * self.shape.layers)))
+        return max(1, math.ceil(weights / largest))
+
+    def _tensor(self, strategy: Strategy) -> tuple[float, str]:
+        """All-reduces of activations: two a layer in each direction, one more pass when recomputing."""
+        tp = strategy.tensor_parallel
+        if tp == 1:
+            return 0.0, "link"
+        c, settings = self.constants, strategy.settings
+        way = self._route(tp, 1)
+        passes = c.tensor_parallel_collectives
+        if self.job.inference:
+            passes = passes // 2
+        elif strategy.checkpointing == "full":
+            passes += passes // 2
+        tokens = settings.micro_batch * self.job.seq_len / strategy.sequence_parallel
+        seconds = 0.0
+        for stack in self.shape.stacks:
+            size = settings.parameter_bytes * tokens * stack.hidden
+            layers = math.ceil(stack.layers / strategy.pipeline_parallel)
+            seconds += layers * passes * way.seconds(size, passes=2)
+        if not c.vocab_parallel and not self.job.inference:
+            # AutoTP cuts the head's rows and sums the logits (deepspeed/module_inject/layers.py)
+            seconds += way.seconds(settings.parameter_bytes * tokens * self.shape.vocab, passes=2)
+        return seconds, way.kind
+
+    def _sequence(self, strategy: Strategy) -> tuple[float, str]:
+        """Ulysses: queries, keys, values and outputs change from tokens to heads and back
+        (arXiv 2309.14509, section 3.2)."""
+        sp = strategy.sequence_parallel
+        if sp == 1:
+            return 0.0, "link"
+        way = self._route(sp, strategy.tensor_parallel)
+        passes = 3 if strategy.checkpointing == "full" else 1 if self.job.inference else 2
+        tokens = strategy.settings.micro_batch * self.job.seq_len / sp
+        seconds = 0.0
+        for stack in self.shape.stacks:
+            width = 2 * stack.attention_width + max(
+                stack.kv_width, stack.kv_width * sp / self.shape.kv_heads / 2
+            )
+            size = strategy.settings.parameter_bytes * tokens * width / strategy.tensor_parallel
+            layers = math.ceil(stack.layers / strategy.pipeline_parallel)
+            seconds += layers * passes * way.seconds(size, messages=4)
+        return seconds, way.kind
+
+    def _pipeline(self, strategy: Strategy, work: Work, parts: dict[str, float], per_micro: float) -> None:
+        """Fill and drain, (p − 1) micro-batches long, and the sends between stages.
+
+        ``work`` holds the layers of one stage and the whole head; only the last stage has the head.
+        """
+        c, settings, p = self.constants, strategy.settings, strategy.pipeline_parallel
+        inner = strategy.tensor_parallel * strategy.sequence_parallel * strategy.data_parallel
+        inside = inner * p <= self.cluster.gpus_per_node
+        way = self._route(2, inner if not inside else 1)
+        size = settings.parameter_bytes * settings.micro_batch * self.job.seq_len * self.shape.hidden
+        send = 2 * way.seconds(size * 2 / strategy.sequence_parallel)
+        parts[way.kind] = parts.get(way.kind, 0.0) + settings.gradient_accumulation * send
+        parts["bubble"] = (p - 1) * (max(0.0, per_micro - work.head_seconds) + send) + c.latency_seconds
+
+    # ---------------------------------------------------------------- the step itself
+
+    def _optimizer(self, strategy: Strategy) -> float:
+        """Adam on the GPU over the owned partition; nothing when the host does it."""
+        c, zero = self.constants, strategy.settings.zero
+        if zero.offload_optimizer.device != "none" and zero.stage > 0:
+            share = self._rank_weights(strategy)[1] / (strategy.data_parallel * strategy.sequence_parallel)
+            return c.step_launch_seconds * (
+                max(1, math.ceil(share / zero.sub_group_size)) if zero.stage == 3 else 1
+            )
+        owned = self._rank_weights(strategy)[1]
+        if zero.stage > 0:
+            owned /= strategy.data_parallel * strategy.sequence_parallel
+        hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
+        groups = max(1, math.ceil(owned / zero.sub_group_size)) if zero.stage == 3 else 1
+        return groups * c.step_launch_seconds + c.adam_bytes * owned / hbm
+
+    def _pcie(self) -> tuple[float, float]:
+        """Host-to-device and device-to-host bytes/s of one GPU when all of the node copy at once."""
+        c, found = self.constants, self.calibration
+        alone = self.cluster.gpu.pcie_bytes_per_second * c.pcie_efficiency
+        per_node = self.cluster.gpus_per_node
+        up = (found.host_to_device_bytes_per_second or c.host_to_device_bytes_per_second) / per_node
+        down = (found.device_to_host_bytes_per_second or c.device_to_host_bytes_per_second) / per_node
+        return min(alone, up), min(alone, down)
+
+    def _offload(self, strategy: Strategy) -> dict[str, float]:
+        """Seconds over PCIe, on the host and on NVMe; per micro-batch and per step."""
+        zero, settings = strategy.settings.zero, strategy.settings
+        found = {"pcie_per_micro": 0.0, "pcie_per_step": 0.0, "host_per_step": 0.0, "nvme_per_micro": 0.0,
+                 "nvme_per_step": 0.0, "pcie_overlaps": 0.0}  # fmt: skip
+        optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
+        if optimizer == parameters == "none":
+            return found
+        ranks = strategy.data_parallel * strategy.sequence_parallel
+        weights, trainable = self._rank_weights(strategy)
+        up, down = self._pcie()
+        per_node = self.cluster.gpus_per_node
+        disk = (self.calibration.nvme_bytes_per_second or self.cluster.nvme_bytes_per_second) / per_node
+        width = settings.parameter_bytes
+        if optimizer != "none" and not self.job.inference:
+            owned = trainable / ranks
+            # gradients of this rank's partition go down every micro-batch, and come back to be added to
+            again = 2.0 if settings.gradient_accumulation > 1 else 1.0
+            found["pcie_per_micro"] += again * width * owned / down
+            found["pcie_per_step"] += width * owned / up
+            rate = (
+                self.calibration.cpu_adam_parameters_per_second
+                or self.constants.cpu_adam_parameters_per_second
+            )
+            found["host_per_step"] += owned * per_node / rate
+            if optimizer == "nvme":
+                found["nvme_per_step"] += 2 * 12.0 * owned / disk
+        if parameters != "none":
+            gathers = 1 if self.job.inference else 2
+            owned_bytes = weights * self._weight_bytes / ranks
+            found["pcie_per_micro"] += gathers * owned_bytes / up
+            found["pcie_overlaps"] = 1.0
+            if parameters == "nvme":
+                found["nvme_per_micro"] += gathers * owned_bytes / disk
+        return found
+
+
+def _overlap(compute: float, communication: float, overlapped: bool, loss: float) -> float:
+    """What of ``communication`` is not hidden behind ``compute``."""
+    if not overlapped:
+        return communication
+    return max(0.0, communication - compute) + loss * min(compute, communication)
