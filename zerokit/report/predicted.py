@@ -107,7 +107,10 @@ def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any
         "baseline_bytes": worst["baseline_host_rss_bytes"],
         "phases": _phases(worst, (worst["baseline_host_rss_bytes"] or 0) + offloaded_bytes),
         "per_rank": [
-            {"rank": rank["rank"], **(_pair(_on_host(rank, offloaded_bytes), rank["peak_host_rss_bytes"]) or {})}
+            {
+                "rank": rank["rank"],
+                **(_pair(_on_host(rank, offloaded_bytes), rank["peak_host_rss_bytes"]) or {}),
+            }
             for rank in ranks
         ],
         "note": "predicted: the plan's tensors, in host memory here, plus the Python process as measured "
