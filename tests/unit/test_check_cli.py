@@ -1,0 +1,265 @@
+"""``zerokit check`` as people run it: exit codes, formats, mends, and nothing heavy or hostile imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.cli import run
+
+# not importorskip: DeepSpeed prints when it is imported, into the output under test
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
+
+BROKEN = """{
+  "train_micro_batch_size_per_gpu": "4",
+  "zero_optimization": {
+    "stage": 2,
+    "offload_param": {"device": "CPU"},
+    "overlap_com": true,
+  },
+  "elasticity": {"enabled": false},
+  "gradient_accumulation_step": 2
+}
+"""
+GOOD = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+
+
+def check(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = run(["check", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def write(folder: Path, name: str, body: str | dict[str, Any]) -> str:
+    path = folder / name
+    path.write_text(body if isinstance(body, str) else json.dumps(body, indent=2))
+    return str(path)
+
+
+def test_text_names_place_consequence_mend_and_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "ds.json", BROKEN)
+    code, out, _ = check(path, capsys=capsys)
+    assert code == 2
+    assert f"{path}:6:5: error: DeepSpeed refuses the file: zero_optimization has no key 'overlap_com'" in out
+    assert "mend: did you mean 'overlap_comm'?" in out
+    assert "from: deepspeed/runtime/config.py:134 (0.19.8)" in out
+    code, out, _ = check(write(tmp_path, "good.json", GOOD), capsys=capsys)
+    assert code == 0 and "nothing to mend" in out
+
+
+def test_json_is_one_object_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "ds.json", BROKEN)
+    code, out, _ = check(path, "--json", capsys=capsys)
+    body = json.loads(out)
+    assert (code, body["schema"], body["ok"]) == (2, "zerokit.check/1", False)
+    assert body["files"] == [{"path": path, "kind": "deepspeed", "ok": False}]
+    finding = next(item for item in body["findings"] if item["rule"] == "number-as-text")
+    assert (finding["line"], finding["column"], finding["severity"], finding["fixable"]) == (
+        2,
+        3,
+        "error",
+        True,
+    )
+
+
+def test_github_annotations_escape_what_they_must(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "a,b.json", '{\n "train_micro_batch_size_per_gpu": 1,\n "50%_done": 1\n}')
+    _, out, _ = check(path, "--format", "github", capsys=capsys)
+    line = out.strip()
+    assert line.startswith("::warning file=") and "a%2Cb.json,line=3,col=2,title=unknown-key::" in line
+    assert "50%25_done" in line
+
+
+def test_warnings_fail_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "ds.json", {**GOOD, "zero_optimization": {"stage": 3, "overlap_comm": "auto"}})
+    assert check(path, capsys=capsys)[0] == 0
+    assert check(path, "--strict", capsys=capsys)[0] == 2
+
+
+def test_world_size_is_for_batch_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "ds.json", {**GOOD, "train_batch_size": 8, "gradient_accumulation_steps": 2})
+    assert check(path, "--world-size", "4", capsys=capsys)[0] == 0
+    code, out, _ = check(path, "--gpus", "8", capsys=capsys)
+    assert code == 2 and "train_batch_size 8 is not 1 (micro-batch) × 2 (accumulation) × 8" in out
+    for wrong in (
+        ("--world-size", "0"),
+        ("--gpus", "8", "--nodes", "3"),
+        ("--world-size", "2", "--gpus", "4"),
+    ):
+        assert check(path, *wrong, capsys=capsys)[0] == 2
+
+
+def test_gpu_and_model_are_looked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "ds.json", GOOD)
+    code, out, _ = check(path, "--gpu", "v100-32gb", capsys=capsys)
+    assert code == 2 and "no bf16 in hardware" in out
+    assert check(path, "--gpu", "h100-sxm-80gb", capsys=capsys)[0] == 0
+
+
+def test_tensor_parallel_against_the_models_heads(tmp_path: Path) -> None:
+    from zerokit.cli.check import _key_value_heads
+
+    write(tmp_path, "config.json", {"num_key_value_heads": 4, "auto_map": {"AutoConfig": "evil.Evil"}})
+    assert _key_value_heads(str(tmp_path)) == 4
+    assert _key_value_heads("llama-3.1-8b") == 8
+
+
+def test_fix_mends_what_is_safe_and_leaves_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "ds.json", BROKEN)
+    Path(path).chmod(0o640)
+    code, out, err = check(path, "--fix", capsys=capsys)
+    mended = json.loads(Path(path).read_text())
+    assert mended == {
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}, "overlap_comm": True},
+        "gradient_accumulation_step": 2,
+    }
+    assert code == 2 and "gradient_accumulation_steps" in out and "offload-param-below-stage-3" in out
+    assert err.count("mended:") == 5
+    assert Path(path).stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [Path(path)]
+    text = Path(path).read_text()
+    check(path, "--fix", capsys=capsys)
+    assert Path(path).read_text() == text
+
+
+def test_fix_of_a_removed_feature_that_was_on_is_left_to_people(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "ds.json", {**GOOD, "amp": {"enabled": True}})
+    before = Path(path).read_text()
+    assert check(path, "--fix", capsys=capsys)[0] == 2
+    assert Path(path).read_text() == before
+
+
+def test_fix_of_an_accelerate_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "distributed_type: DEEPSPEED  # kept\nnum_proceses: 2\nmixed_precision: no # off\n"
+    path = write(tmp_path, "a.yaml", text)
+    check(path, "--fix", capsys=capsys)
+    mended = "distributed_type: DEEPSPEED  # kept\nnum_processes: 2\nmixed_precision: 'no' # off\n"
+    assert Path(path).read_text() == mended
+
+
+def test_accelerate_yaml_is_checked_with_the_json_it_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "ds.json", {**GOOD, "train_batch_size": 6, "gradient_accumulation_steps": 1})
+    yaml_path = write(
+        tmp_path,
+        "a.yaml",
+        "distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config:\n"
+        "  deepspeed_config_file: ds.json\n  zero3_init_flag: true\n",
+    )
+    code, out, _ = check(yaml_path, "--notes", capsys=capsys)
+    assert code == 2
+    assert "ds.json:" in out and "batch-arithmetic" in out
+    assert "a.yaml:5:3: note: zero3_init_flag does nothing at stage 2" in out
+
+
+def test_conflict_stage_3_without_init(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ds = write(tmp_path, "ds.json", {**GOOD, "zero_optimization": {"stage": 3}})
+    yaml_path = write(
+        tmp_path,
+        "a.yaml",
+        f"distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config:\n"
+        f"  deepspeed_config_file: {ds}\n  zero3_init_flag: false\n",
+    )
+    assert "accelerate-zero3-init-off" in check(yaml_path, capsys=capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("x.json", '{"zero_optimization": {"stage": 1}, "train_batch_size": 1}', "deepspeed"),
+        ("x.json", '{"distributed_type": "NO"}', "accelerate"),
+        ("x.yaml", "distributed_type: DEEPSPEED\nnum_processes: 1\n", "accelerate"),
+        ("hosts", "a slots=1\n", "hostfile"),
+        ("hostfile", "nonsense\n", "hostfile"),
+        ("x.yaml", "title: t\nmodel: llama-3.1-8b\ngpus: 1\ngpu: h100-sxm-80gb\n", "recipe"),
+        ("x.yaml", "schema: zerokit.planfile/1\n", "plan"),
+        ("x.yaml", "zero_optimization: {stage: 1}\ntrain_batch_size: 1\n", "unknown"),
+        ("x.txt", "hello\n", "unknown"),
+    ],
+)
+def test_kinds_are_found_out(
+    name: str, text: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = check(write(tmp_path, name, text), "--json", capsys=capsys)
+    assert json.loads(out)["files"][0]["kind"] == kind
+    if kind in ("unknown", "plan"):
+        assert code == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xff\xfe{\x00", b"{\xff}", b"[" * 100_000, b'{"a": ' * 5000, b"\x00", b"null", b"3", b"[]"],
+)
+def test_whatever_is_in_the_file_ends_with_2_and_no_traceback(
+    body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_bytes(body)
+    code, out, err = check(str(path), capsys=capsys)
+    assert code == 2 and f"{path}" in out and "Traceback" not in out + err
+
+
+def test_missing_files_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in ("/nowhere/x.json", "/dev/zero", "/"):
+        code, out, _ = check(path, capsys=capsys)
+        assert code == 2 and path in out
+
+
+def test_torch_is_not_imported_and_the_folder_is_not_trusted(tmp_path: Path) -> None:
+    path = write(tmp_path, "ds.json", BROKEN)
+    for name in ("yaml", "torch", "click", "json", "deepspeed", "zerokit"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the folder was imported')")
+    code = (
+        "import sys; sys.path = [p for p in sys.path if p]; from zerokit.cli import run; "
+        f"code = run(['check', {path!r}]); "
+        "print(code, sorted({'torch', 'deepspeed', 'pydantic', 'rich', 'jinja2'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "2 []"
+
+
+@needs_deepspeed
+def test_deep_asks_deepspeed_for_every_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = write(tmp_path, "good.json", {**GOOD, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}})
+    bad = write(
+        tmp_path, "bad.json", {**GOOD, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}}
+    )
+    (tmp_path / "deepspeed.py").write_text("raise SystemExit('imported')")
+    code, out, _ = check(good, bad, "--deep", "--world-size", "4", "--json", capsys=capsys)
+    said = [item for item in json.loads(out)["findings"] if item["rule"] == "deepspeed-says"]
+    assert code == 2 and len(said) == 1
+    assert said[0]["path"] == bad
+    assert "ranks 0, 1, 2, 3 of 4" in said[0]["message"] and "not divisible" in said[0]["message"]
+
+
+@needs_deepspeed
+def test_deepspeeds_and_accelerates_classes_are_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "ds.json", GOOD)
+    head = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n"
+    good = write(tmp_path, "good.yaml", f"{head}  deepspeed_config_file: {tmp_path / 'ds.json'}\n")
+    bad = write(
+        tmp_path, "bad.yaml", f"{head}  deepspeed_config_file: {tmp_path / 'ds.json'}\n  zero_stage: 2\n"
+    )
+    assert check(good, "--deepspeed-classes", capsys=capsys)[0] == 0
+    code, out, _ = check(bad, "--deepspeed-classes", capsys=capsys)
+    assert code == 2 and "accelerate-says" in out and "variables will be ignored" in out

@@ -1,0 +1,190 @@
+"""Recipes: every committed file by itself, the loader's refusals, and the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit import recipes, resources
+from zerokit.catalog import gpus, models
+from zerokit.cli import run
+from zerokit.errors import FileInputError, InputError
+from zerokit.strictload import parse_yaml
+
+NAMES = recipes.names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_reads_strictly_and_names_what_exists(name: str) -> None:
+    recipe = recipes.load(name)
+    assert recipe.name == name and recipe.title and recipe.description
+    if "gpu" in recipe.request:
+        gpu = gpus.lookup(recipe.request["gpu"])
+        assert recipe.request.get("precision", "bf16") in ("fp32", *gpu.peak_flops)
+    if "model" in recipe.request:
+        models.lookup(recipe.request["model"])
+
+
+def test_there_are_enough_recipes_over_the_whole_range() -> None:
+    assert len(NAMES) >= 30 and "cpu-demo" in NAMES
+    requests = [recipes.load(name).request for name in NAMES]
+    assert {request.get("method", "full") for request in requests} == {"full", "lora", "qlora"}
+    assert max(request.get("nodes", 1) for request in requests) >= 8
+    assert len({json.dumps(dict(request), sort_keys=True) for request in requests}) == len(NAMES)
+
+
+def test_every_file_in_the_folder_is_a_recipe() -> None:
+    files = [
+        path for path in resources.folder("recipes").iterdir() if not path.name.startswith((".", "README"))
+    ]
+    assert sorted(path.name for path in files) == [f"{name}.yaml" for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "/etc/passwd", "a/b", "", ".", "..", "-x", "A", "cpu-demo\n", "cpu-demo\x00", "x" * 300, "~root",
+     "cpu-demo.yaml/../../x", "\u0661"],
+)  # fmt: skip
+def test_names_that_break_the_rule_open_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*arguments: object) -> Any:
+        raise AssertionError(f"opened {arguments}")
+
+    monkeypatch.setattr(recipes, "load_yaml", opened)
+    with pytest.raises(InputError):
+        recipes.load(name)
+
+
+def test_links_and_pipes_in_the_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret.yaml"
+    secret.write_text("title: secret\nparams: 1b\n")
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "link.yaml").symlink_to(secret)
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "zero.yaml").symlink_to("/dev/zero")
+    monkeypatch.setattr(resources, "folder", lambda kind: folder)
+    for name in ("link", "pipe", "zero"):
+        with pytest.raises(InputError):
+            recipes.load(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title: t\nmodel: m\ngpuss: 8\n", "x.yaml:3:1: unknown key 'gpuss'; did you mean 'gpus'?"),
+        ("title: t\nmodel: m\nseq-len: 8\n", "x.yaml:3:1: unknown key 'seq-len'; did you mean 'seq_len'?"),
+        ("title: t\nmodel: m\nzero: 4\n", "x.yaml:3:1: zero: 4; use 0, 1, 2 or 3"),
+        ("title: t\nmodel: m\nmethod: dora\n", "x.yaml:3:1: method: 'dora'; use one of full, lora, qlora"),
+        ("title: t\nmodel: m\nvram: 80\n", "x.yaml:3:1: vram: a unit is missing"),
+        ("title: t\nparams: 70bb\n", "x.yaml:2:1: params: unknown suffix"),
+        ("title: t\nmodel: m\ngpus: true\n", "x.yaml:3:1: gpus: expected a number"),
+        ("title: t\nmodel: m\nseq_len: 0.5\n", "x.yaml:3:1: seq_len"),
+        ("title: t\nmodel: m\nparams: 7b\n", "x.yaml:3:1: model and params"),
+        ("title: t\ngpus: 8\n", "model or params is missing"),
+        ("model: m\n", "title is missing"),
+        ("title: t\nmodel: m\ngpu: t4\nvram: 16GiB\n", "x.yaml:4:1: gpu says the memory already"),
+        ("title: t\nmodel: m\ngpus: 8\nnodes: 3\n", "x.yaml:4:1: 8 GPUs do not divide over 3 nodes"),
+        ("title: t\nmodel: m\nexpect: {strategy: {zero: 1}}\n", "unknown key 'zero'; use zero_stage"),
+        ("title: t\nmodel: m\nexpect: {prediction: {peak_allocated_gib: x}}\n", "must be a number"),
+        ("title: t\nmodel: m\nexpect: {speed: 1}\n", "unknown key 'speed'"),
+        ("- a\n", "a recipe is a mapping"),
+        ("title: t\nmodel: m\nmodel: n\n", "x.yaml:3:1: duplicate key"),
+    ],
+)
+def test_wrong_recipes_name_the_place_and_the_mend(text: str, message: str) -> None:
+    with pytest.raises(FileInputError) as caught:
+        recipes.parse_recipe(parse_yaml(text, "x.yaml"))
+    assert message in str(caught.value)
+
+
+def test_arguments_are_those_of_plan() -> None:
+    document = parse_yaml(
+        "title: t\nmodel: m\nseq_len: 4096\nlora_targets: [q_proj, v_proj]\ninference: true\nvram: 24GiB\n",
+        "x.yaml",
+    )
+    assert recipes.parse_recipe(document).arguments() == [
+        "--model", "m", "--seq-len", "4096", "--lora-targets", "q_proj,v_proj", "--inference",
+        "--vram", "24GiB",
+    ]  # fmt: skip
+
+
+def test_overrides_replace_add_and_remove() -> None:
+    recipe = recipes.load("llama-3.1-8b-full-8x-h100")
+    changed = recipes.with_overrides(
+        recipe, ["gpus=16", "nodes=2", "seq-len=4096", "vram=24GiB", "global_batch="]
+    )
+    assert changed.request["gpus"] == 16 and changed.request["seq_len"] == 4096
+    assert "gpu" not in changed.request and changed.request["vram"] == "24GiB"
+    assert "global_batch" not in changed.request and changed.expect == {}
+    assert recipes.with_overrides(recipe, []) is recipe
+    assert "model" not in recipes.with_overrides(recipe, ["params=7b"]).request
+
+
+@pytest.mark.parametrize(
+    "wrong", ["gpus", "gpuss=8", "zero=4", "=3", "gpus=8\nnodes=3", "gpus: 8", "gpus=!!python/x"]
+)
+def test_wrong_overrides(wrong: str) -> None:
+    with pytest.raises(InputError):
+        recipes.with_overrides(recipes.load("llama-3.1-8b-full-8x-h100"), [wrong])
+
+
+def test_a_plan_file_is_a_recipe(tmp_path: Path) -> None:
+    from zerokit.emit import planfile
+
+    chosen = {
+        "zero_stage": 3, "data_parallel": 8, "tensor_parallel": 1, "micro_batch": 1,
+        "gradient_accumulation": 4, "precision": "bf16", "deepspeed_config": {},
+    }  # fmt: skip
+    path = planfile.write(tmp_path, {"params": "70b", "gpus": 8, "gpu": None}, chosen)
+    assert dict(recipes.load_any(str(path)).request) == {"params": "70b", "gpus": 8}
+
+
+def test_own_files_are_read_by_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("title: mine\nparams: 7b\n")
+    assert recipes.load_any(str(path)).title == "mine"
+    assert recipes.load_any("cpu-demo").name == "cpu-demo"
+    with pytest.raises(InputError, match="cannot be read"):
+        recipes.load_any(str(tmp_path / "absent.yaml"))
+
+
+def test_differences_within_and_beyond_tolerance() -> None:
+    document = parse_yaml(
+        "title: t\nparams: 7b\nexpect:\n"
+        "  strategy: {zero_stage: 3}\n  prediction: {peak_allocated_gib: 40.0}\n"
+    )
+    recipe = recipes.parse_recipe(document)
+    chosen = {
+        "zero_stage": 3,
+        "estimate": {"peak_allocated_bytes": int(40.5 * 2**30), "host_bytes_per_node": 0},
+    }
+    assert recipes.differences(recipe, chosen) == []
+    chosen = {
+        "zero_stage": 2,
+        "estimate": {"peak_allocated_bytes": (44 * 2**30), "host_bytes_per_node": 0},
+    }
+    assert [text.split(":")[0] for text in recipes.differences(recipe, chosen)] == [
+        "zero_stage", "peak_allocated_gib",
+    ]  # fmt: skip
+
+
+def test_list_show_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipes", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in NAMES)
+    assert run(["recipes", "list", "--json"]) == 0
+    assert [item["name"] for item in json.loads(capsys.readouterr().out)["recipes"]] == NAMES
+    assert run(["recipes", "show", "cpu-demo", "gpus=4"]) == 0
+    assert "zerokit plan --params 20m --gpus 4" in capsys.readouterr().out
+    assert run(["recipes", "show", "cpu-demos"]) == 2
+    assert "did you mean cpu-demo" in capsys.readouterr().err
+    assert run(["recipes", "copy", "cpu-demo", str(tmp_path)]) == 0
+    copied = tmp_path / "cpu-demo.yaml"
+    assert copied.read_text() == recipes.load("cpu-demo").path.read_text()
+    copied.write_text("mine")
+    assert run(["recipes", "copy", "cpu-demo", str(tmp_path)]) == 2
+    assert copied.read_text() == "mine"
