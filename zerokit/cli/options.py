@@ -389,7 +389,7 @@ def _cpu_ranks(
         raise InputError("--nodes: CPU ranks are planned for one node")
     if options.get("gpu") or options.get("vram"):
         raise InputError("--gpu, --vram: not with --device cpu; --host-ram SIZE sets the memory")
-    from zerokit.catalog.host import detect_host
+    from zerokit.catalog.host import bf16_in_hardware, detect_host
 
     host = detect_host()
     if ranks is None:
@@ -406,7 +406,7 @@ def _cpu_ranks(
         title="CPU rank",
         vram_bytes=share,
         driver_vram_bytes=share,
-        peak_flops={"bf16": 1e11, "fp32": 1e11},
+        peak_flops=dict.fromkeys(("bf16", "fp32") if bf16_in_hardware() else ("fp32",), 1e11),
         hbm_bytes_per_second=1e10,
         link="pcie",
         link_bytes_per_second=5e9,

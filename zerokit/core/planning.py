@@ -73,8 +73,13 @@ def choose_precision(asked: str, cluster: Cluster, on_cpu: bool = False) -> tupl
     """
     gpu = cluster.gpu
     if asked == "auto":
+        if on_cpu and gpu.supports("bf16"):
+            return "bf16", "precision bf16: these CPUs have it in hardware"
         if on_cpu:
-            return "bf16", "precision bf16: DeepSpeed refuses fp16 on CPU ranks"
+            return "fp32", (
+                "precision fp32: these CPUs have no bf16 in hardware, where it takes many times as "
+                "long, and DeepSpeed refuses fp16 on CPU ranks"
+            )
         if gpu.supports("bf16"):
             return "bf16", f"precision bf16: {gpu.name} has it in hardware, and it needs no loss scaling"
         return "fp16", f"precision fp16: {gpu.name} has no bf16 in hardware"
