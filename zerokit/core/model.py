@@ -125,6 +125,13 @@ class ActivationTrace:
         """(kind, absolute name) of every mark of the backward pass."""
         return tuple(self._names(self.backward))
 
+    @cached_property
+    def gradient_positions(self) -> tuple[int, ...]:
+        """Backward marks at which a gradient is complete, and the last mark."""
+        marks = self.marks_backward
+        last = len(marks) - 1
+        return tuple(i for i, (kind, _) in enumerate(marks) if kind == "grad" or i == last)
+
     def _names(self, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
         for run in runs:
             for layer in run.layers():
@@ -167,6 +174,8 @@ class Timeline:
 
     forward: Pass
     backward: Pass
+    forward_peak: float
+    gradients: Pass  # the backward pass with the stretches between gradients merged into one entry each
 
     @property
     def after_forward(self) -> float:
@@ -177,35 +186,64 @@ class Timeline:
 def _run_pass(
     trace: ActivationTrace, runs: Iterable[Run], micro_batch: int, seq_len: int, level: float
 ) -> Pass:
-    values: dict[int, list[tuple[float, float, float]]] = {}
+    size = _Sizer(micro_batch, seq_len)
+    values: dict[int, tuple[list[float], list[float], list[float]]] = {}
     peaks: list[float] = []
     levels: list[float] = []
     afters: list[float] = []
     for run in runs:
         if run.segment not in values:
-            values[run.segment] = [
-                (
-                    max(evaluate(p, micro_batch, seq_len) for p in mark.peaks),
-                    evaluate(mark.level, micro_batch, seq_len),
-                    evaluate(mark.after, micro_batch, seq_len),
-                )
-                for mark in trace.segments[run.segment]
-            ]
-        marks = values[run.segment]
+            marks = trace.segments[run.segment]
+            values[run.segment] = (
+                [max(map(size.of, mark.peaks)) for mark in marks],
+                [size.of(mark.level) for mark in marks],
+                [size.of(mark.after) for mark in marks],
+            )
+        segment_peaks, segment_levels, segment_afters = values[run.segment]
         for _ in range(run.count):
-            for peak, at, after in marks:
-                peaks.append(level + peak)
-                levels.append(level + at)
-                afters.append(level + after)
-            level += marks[-1][2]
+            peaks += [level + value for value in segment_peaks]
+            levels += [level + value for value in segment_levels]
+            afters += [level + value for value in segment_afters]
+            level += segment_afters[-1]
     return Pass(peaks=tuple(peaks), levels=tuple(levels), afters=tuple(afters))
+
+
+class _Sizer:
+    """Polynomials at one (micro-batch, sequence length); many marks share theirs."""
+
+    def __init__(self, micro_batch: int, seq_len: int) -> None:
+        self.point = (micro_batch, seq_len)
+        self.known: dict[Polynomial, float] = {}
+
+    def of(self, polynomial: Polynomial) -> float:
+        value = self.known.get(polynomial)
+        if value is None:
+            value = self.known[polynomial] = evaluate(polynomial, *self.point)
+        return value
 
 
 @lru_cache(maxsize=512)
 def _timeline(trace: ActivationTrace, micro_batch: int, seq_len: int) -> Timeline:
     forward = _run_pass(trace, trace.forward, micro_batch, seq_len, 0.0)
     backward = _run_pass(trace, trace.backward, micro_batch, seq_len, forward.afters[-1])
-    return Timeline(forward=forward, backward=backward)
+    return Timeline(
+        forward=forward,
+        backward=backward,
+        forward_peak=max(forward.peaks),
+        gradients=_merged(backward, trace.gradient_positions),
+    )
+
+
+def _merged(backward: Pass, positions: Sequence[int]) -> Pass:
+    """Entries at the positions given and at the last mark, each with the highest peak since the one before."""
+    peaks, levels, afters = [], [], []
+    start = 0
+    for position in positions:
+        peaks.append(max(backward.peaks[start : position + 1]))
+        levels.append(backward.levels[position])
+        afters.append(backward.afters[position])
+        start = position + 1
+    return Pass(peaks=tuple(peaks), levels=tuple(levels), afters=tuple(afters))
 
 
 @dataclass(frozen=True, kw_only=True)

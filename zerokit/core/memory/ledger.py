@@ -26,6 +26,11 @@ class Ledger:
             if self.watching:
                 self._best = dict(self.amounts)
 
+    def adopt(self, component: str, size_bytes: int) -> None:
+        """Take over what autograd allocated: at this instant it still counts among the activations."""
+        self.amounts[component] = self.amounts.get(component, 0) + size_bytes
+        self.total += size_bytes
+
     def set(self, component: str, size_bytes: int) -> None:
         """Make a component exactly this large."""
         self.add(component, size_bytes - self.amounts.get(component, 0))

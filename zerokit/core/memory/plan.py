@@ -101,7 +101,7 @@ def layout(profile: ModelProfile, variant: str, trace: ActivationTrace) -> Layou
     return Layout(profile=profile, parameters=profile.parameters_for(variant), trace=trace)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Overlay:
     """DeepSpeed's bytes over one pass, to be laid over the activations: one entry a mark.
 
@@ -112,3 +112,25 @@ class Overlay:
     start: int
     during: tuple[int, ...]
     after: tuple[int, ...]
+
+    @cached_property
+    def before(self) -> tuple[int, ...]:
+        """Bytes on the way to each mark."""
+        return (self.start, *self.after[:-1])
+
+    @cached_property
+    def stretches(self) -> tuple[tuple[int, int, int], ...]:
+        """Marks on the way to which the level is the same: first, one past the last, bytes."""
+        found: list[tuple[int, int, int]] = []
+        for index, level in enumerate(self.before):
+            if found and found[-1][2] == level:
+                found[-1] = (found[-1][0], index + 1, level)
+            else:
+                found.append((index, index + 1, level))
+        return tuple(found)
+
+    @cached_property
+    def bursts(self) -> tuple[tuple[int, int], ...]:
+        """Marks while whose handling more is live than on the way to them, and how much."""
+        pairs = zip(self.during, self.before, strict=True)
+        return tuple((i, during) for i, (during, before) in enumerate(pairs) if during > before)

@@ -91,13 +91,13 @@ class Stage12:
         size = self.sizes[index] * self.bytes.gradient
         if self.zero.stage == 0:
             if first:
-                self.ledger.add("gradients", size)
+                self.ledger.adopt("gradients", size)
             return
         self._open_buckets()
         in_hook = self.zero.stage == 2 or (bool(self.zero.overlap_comm) and boundary)
         if not in_hook:
             if first:
-                self.ledger.add("gradients", size)
+                self.ledger.adopt("gradients", size)
             return
         if self.zero.stage == 1 and not first:
             self.ledger.add("gradients", -size)  # accumulated so far; goes into the bucket now
@@ -110,7 +110,7 @@ class Stage12:
             self.flush(boundary)
         own = not self.contiguous or size > self.zero.reduce_bucket_size
         if own and not kept:
-            self.ledger.add("gradients", size * self.bytes.gradient)
+            self.ledger.adopt("gradients", size * self.bytes.gradient)
         elif kept and not own:
             self.ledger.add("gradients", -size * self.bytes.gradient)
         self.bucket.append(index)

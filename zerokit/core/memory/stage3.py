@@ -239,7 +239,7 @@ class Stage3:
             self.flush(boundary, first)
         fits = self.zero.contiguous_gradients and self.bucket_elements + size <= self.zero.reduce_bucket_size
         if not fits:
-            self.ledger.add("gradients", size * self.bytes.gradient)
+            self.ledger.adopt("gradients", size * self.bytes.gradient)
         self.bucket.append(index)
         self.bucket_elements += size
 

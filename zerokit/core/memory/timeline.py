@@ -17,8 +17,9 @@ from zerokit.core.settings import DeepSpeedSettings
 class MicroStep:
     """DeepSpeed's bytes over one forward and backward, and after it."""
 
-    forward: Overlay
-    backward: Overlay
+    forward: Overlay | None  # None: nothing changes during the forward pass
+    backward: Overlay  # below stage 3 one entry a gradient (``Timeline.gradients``)
+    start: int
     end: int  # the most at the end of backward, activations gone
     after: int  # what stays
 
@@ -52,23 +53,27 @@ class _Replay:
             self.stage12 = Stage12(layout, settings, self.part, self.ledger, sequence_parallel)
         for name, size in self.state.components.items():
             self.ledger.set(name, size)
+        marks = layout.trace.marks_backward
+        positions = layout.trace.gradient_positions
+        self.backward_marks = marks if self.stage3 is not None else [marks[i] for i in positions]
 
     def micro_step(self, boundary: bool, first: bool) -> MicroStep:
         """One forward and backward."""
-        forward = self._forward()
+        start = self.ledger.total
+        forward = self._forward() if self.stage3 is not None else None
         backward = self._backward(boundary, first)
         self.ledger.mark()
         stage = self.stage3 or self.stage12
         assert stage is not None
         stage.end_of_backward(boundary, first)
-        return MicroStep(forward=forward, backward=backward, end=self.ledger.peak, after=self.ledger.total)
+        return MicroStep(
+            forward=forward, backward=backward, start=start, end=self.ledger.peak, after=self.ledger.total
+        )
 
     def _forward(self) -> Overlay:
         ledger, stage = self.ledger, self.stage3
-        start = ledger.total
         marks = self.layout.trace.marks_forward
-        if stage is None:
-            return Overlay(start=start, during=(start,) * len(marks), after=(start,) * len(marks))
+        assert stage is not None
         stage.start_of_forward()
         start = ledger.total
         during, after = [], []
@@ -86,7 +91,7 @@ class _Replay:
         ledger = self.ledger
         start = ledger.total
         during, after = [], []
-        for kind, name in self.layout.trace.marks_backward:
+        for kind, name in self.backward_marks:
             ledger.mark()
             if kind == "grad":
                 self._gradient(name, boundary, first)
@@ -205,8 +210,9 @@ class _Watch:
             if replay.stage3 is not None:
                 replay.stage3.start_of_forward()
         else:
-            replay._forward()
-            marks = replay.layout.trace.marks_backward
+            if replay.stage3 is not None:
+                replay._forward()
+            marks = tuple(replay.backward_marks)
         for index, (kind, name) in enumerate(marks):
             if index == position and between:
                 return {k: v for k, v in ledger.amounts.items() if v}

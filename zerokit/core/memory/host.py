@@ -1,0 +1,98 @@
+"""Host memory of the ranks of one node, and NVMe space, under offload.
+
+``stage_1_and_2.py`` and ``stage3.py`` (0.19.8) allocate what is listed; torch's pinned allocator
+rounds every request up to a power of two and never gives it back (``CachingHostAllocator``).
+"""
+
+from __future__ import annotations
+
+from zerokit.core.memory.plan import Layout, Precision
+from zerokit.core.memory.stage12 import Partition
+from zerokit.core.memory.states import optimizer_values, shares
+from zerokit.core.settings import DeepSpeedSettings
+from zerokit.units import MIB
+
+PROCESS_BYTES = 1060 * MIB
+"""Python, torch, CUDA and DeepSpeed in one rank (H200 runs without offload, the weights taken off)."""
+
+PROCESS_NCCL_BYTES = 340 * MIB
+"""More where NCCL talks to other ranks (the same runs with 2, 4 and 8 ranks)."""
+
+AIO_ALIGNMENT = 1024
+
+
+def pinned(size_bytes: int, pin: bool = True) -> int:
+    """What pinning this many bytes takes."""
+    if size_bytes <= 0:
+        return 0
+    return 1 << (size_bytes - 1).bit_length() if pin else size_bytes
+
+
+def host_components(
+    layout: Layout, settings: DeepSpeedSettings, part: Partition, ranks: int, world_size: int
+) -> dict[str, int]:
+    """Host bytes of one rank by component; what is on NVMe under names beginning ``nvme``."""
+    width = Precision.of(settings)
+    whole = max(layout.profile.parameter_count, layout.trainable_numel + layout.frozen_numel)
+    process = PROCESS_BYTES + (PROCESS_NCCL_BYTES if world_size > 1 else 0)
+    found = {"process": process}
+    if settings.zero.stage == 3:
+        trainable, frozen = shares(layout, ranks)
+        found |= _stage3(layout, settings, width, trainable, frozen, ranks)
+    else:
+        # the whole model is built in host memory by every rank before it moves to the GPU
+        found["model_before_it_moves"] = whole * width.parameter
+        if settings.zero.offload_optimizer.device != "none":
+            found |= _stage12(layout, settings, width, part)
+            # long gone when the optimizer's states appear at the first step
+            states = sum(size for name, size in found.items() if name not in ("process", "model_before_it_moves"))
+            found["model_before_it_moves"] = max(0, found["model_before_it_moves"] - states)
+    return {name: size for name, size in found.items() if size}
+
+
+def _stage12(
+    layout: Layout, settings: DeepSpeedSettings, width: Precision, part: Partition
+) -> dict[str, int]:
+    pin = settings.zero.offload_optimizer.pin_memory
+    largest = max((p.numel for p in layout.trainable), default=0)
+    found = {
+        "master_weights": pinned(part.size * width.master, pin),
+        "gradients": pinned(part.size * width.master, pin),
+        "staging": pinned(part.size * width.parameter, pin),
+        "offload_buffer": pinned(largest * width.parameter, pin),
+        "optimizer_states": part.size * 4 * optimizer_values(settings),
+    }
+    if settings.gradient_accumulation > 1:  # async_accumulate_grad_in_cpu_via_gpu: whole parameters
+        sizes = [layout.trainable[i].numel * width.gradient for i in part.fragments]
+        found["accumulated_gradients"] = sum(pinned(size, pin) for size in sizes)
+    return found
+
+
+def _stage3(
+    layout: Layout, settings: DeepSpeedSettings, width: Precision, trainable: int, frozen: int, ranks: int
+) -> dict[str, int]:
+    zero = settings.zero
+    found: dict[str, int] = {}
+    optimizer, parameter = zero.offload_optimizer, zero.offload_param
+    if parameter.device == "none":
+        found["defragmentation"] = trainable * width.parameter  # zero/utils.py defragment goes over the host
+    if parameter.device == "cpu":
+        found["parameters"] = pinned((trainable + frozen) * width.parameter)
+        # zero.Init pins every parameter's share by itself; the pinned blocks stay cached
+        each = (-(-p.numel // ranks) * width.parameter for p in layout.parameters)
+        found["parameters_while_built"] = sum(pinned(size, parameter.pin_memory) for size in each)
+    elif parameter.device == "nvme":
+        found["parameter_buffers"] = pinned(parameter.buffer_count * parameter.buffer_size * width.parameter)
+        found["nvme_parameters"] = (trainable + frozen) * width.parameter
+    group = min(trainable, zero.sub_group_size)
+    if optimizer.device == "cpu":
+        found["master_weights"] = trainable * width.master
+        found["gradients"] = pinned(group * width.master, optimizer.pin_memory) * max(1, -(-trainable // max(1, group)))
+        found["gradient_partition"] = pinned(trainable * width.accumulation, optimizer.pin_memory)
+        found["optimizer_states"] = trainable * 4 * optimizer_values(settings)
+    elif optimizer.device == "nvme":
+        states = 1 + optimizer_values(settings)
+        found["nvme_optimizer"] = trainable * 4 * (states + 1)
+        found["swap_buffers"] = pinned(optimizer.buffer_count * 4 * group)
+        found["gradient_partition"] = pinned(trainable * width.accumulation, optimizer.pin_memory)
+    return found

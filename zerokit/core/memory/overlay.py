@@ -1,0 +1,37 @@
+"""Lay DeepSpeed's bytes over the activations of a pass and find the highest instant."""
+
+from __future__ import annotations
+
+from operator import add
+
+from zerokit.core.memory.plan import Overlay
+from zerokit.core.model import Pass
+
+
+def highest(activations: Pass, overlay: Overlay) -> float:
+    """The most live at once over the pass. Bytes."""
+    peaks, levels = activations.peaks, activations.levels
+    best = 0.0
+    if len(overlay.stretches) * 4 < len(peaks):
+        for first, stop, level in overlay.stretches:
+            best = max(best, max(peaks[first:stop]) + level)
+    else:
+        best = max(map(add, peaks, overlay.before))
+    for index, during in overlay.bursts:
+        total = levels[index] + during
+        if total > best:
+            best = total
+    return best
+
+
+def where(activations: Pass, overlay: Overlay) -> tuple[int, bool]:
+    """(mark, whether on the way to it rather than at it) of the highest instant."""
+    best, place = -1.0, (0, True)
+    before = overlay.start
+    for index, (during, after) in enumerate(zip(overlay.during, overlay.after, strict=True)):
+        if activations.peaks[index] + before > best:
+            best, place = activations.peaks[index] + before, (index, True)
+        if activations.levels[index] + during > best:
+            best, place = activations.levels[index] + during, (index, False)
+        before = after
+    return place

@@ -1,0 +1,256 @@
+"""Memory of a strategy from a model's profile: activations as traced, DeepSpeed as it allocates.
+
+What is not fitted to anything: every figure but those of ``fits.py`` follows from tensor shapes
+and from DeepSpeed's source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.memory import fits
+from zerokit.core.memory.host import host_components
+from zerokit.core.memory.lazy import LazyDict
+from zerokit.core.memory.overlay import highest, where
+from zerokit.core.memory.plan import Layout, layout
+from zerokit.core.memory.stage12 import Partition, partition
+from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
+from zerokit.core.model import ModelProfile, Timeline, variant_key
+from zerokit.core.settings import DeepSpeedSettings
+from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
+
+LIST_EVERY_RANK_UP_TO = 64
+
+
+def variant_of(job: Job, strategy: Strategy) -> str:
+    """The trace that this job and strategy need."""
+    checkpointing = strategy.checkpointing
+    if checkpointing == "full" and job.use_reentrant_checkpointing:
+        checkpointing = "reentrant"
+    lora = (job.lora.rank, job.lora.targets) if job.method == "lora" and job.lora is not None else None
+    return variant_key(
+        attention=job.attention,
+        precision="32" if strategy.settings.parameter_bytes == 4 else "16",
+        checkpointing=checkpointing,
+        padding=job.attention_mask_given,
+        lora=lora,
+        tensor_parallel=strategy.tensor_parallel,
+    )
+
+
+def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
+    """Whether the profile has what an estimate of this strategy needs."""
+    if job.inference or job.method == "qlora" or strategy.pipeline_parallel > 1:
+        return False
+    if strategy.settings.torch_autocast or strategy.checkpointing == "selective":
+        return False
+    return profile.trace(variant_of(job, strategy), _tokens(job, strategy)) is not None
+
+
+def _tokens(job: Job, strategy: Strategy) -> int:
+    """Tokens of a sequence on one rank: Ulysses divides them."""
+    return max(1, job.seq_len // strategy.sequence_parallel)
+
+
+@lru_cache(maxsize=2048)
+def _kinds(settings: DeepSpeedSettings) -> DeepSpeedSettings:
+    """The settings with all that DeepSpeed's own bytes do not depend on made equal."""
+    return replace(settings, micro_batch=1, gradient_accumulation=min(settings.gradient_accumulation, 3))
+
+
+def estimate_traced(
+    profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster, *, every_rank: bool = False
+) -> MemoryEstimate:
+    """Predicted memory per rank. Bytes.
+
+    ``every_rank``: all of them (up to 64 GPUs) instead of those that can be the worst.
+
+    Raises:
+        KeyError: the profile does not cover the strategy (ask :func:`covers` first).
+    """
+    key = variant_of(job, strategy)
+    trace = profile.trace(key, _tokens(job, strategy))
+    if trace is None:
+        raise KeyError(key)
+    shape = layout(profile, key, trace)
+    timeline = trace.timeline(strategy.settings.micro_batch, _tokens(job, strategy))
+    scene = _scene(shape, _kinds(strategy.settings), _Degrees.of(strategy, cluster), every_rank)
+    found = [_rank(scene, timeline, own) for own in scene.ranks]
+    peak = max(rank.peak_allocated_bytes for rank in found)
+    return MemoryEstimate(
+        ranks=_spread(found, scene.degrees, every_rank),
+        min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
+        host_bytes_per_node=scene.host_bytes_per_node,
+        host_components=scene.host,
+        nvme_bytes_per_node=scene.nvme_bytes_per_node,
+        assumptions=scene.assumptions,
+        basis=profile.basis,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Degrees:
+    """How many of what: what DeepSpeed's own bytes depend on beside the settings."""
+
+    ranks: int  # that ZeRO divides the states over
+    peers: int  # tensor-parallel ranks of each, alike
+    sequence_parallel: int
+    per_node: int
+
+    @staticmethod
+    def of(strategy: Strategy, cluster: Cluster) -> _Degrees:
+        ranks = strategy.data_parallel * strategy.sequence_parallel
+        per_node = max(1, strategy.world_size // cluster.nodes)
+        return _Degrees(ranks, strategy.tensor_parallel, strategy.sequence_parallel, per_node)
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks * self.peers
+
+
+@dataclass(frozen=True, eq=False)
+class _Scene:
+    """All that is the same for every micro-batch and sequence length."""
+
+    shape: Layout
+    settings: DeepSpeedSettings
+    degrees: _Degrees
+    ranks: tuple[tuple[int, RankBytes], ...]
+    host: dict[str, int]
+    host_bytes_per_node: int
+    nvme_bytes_per_node: int
+    assumptions: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def _scene(shape: Layout, settings: DeepSpeedSettings, degrees: _Degrees, every_rank: bool) -> _Scene:
+    ranks = degrees.ranks
+    every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO
+    listed = range(ranks) if every else _worst_ranks(shape, settings, ranks)
+    host = host_components(shape, settings, _part(shape, 0, ranks), ranks, degrees.world_size)
+    in_ram = {k: size * degrees.per_node for k, size in host.items() if not k.startswith("nvme")}
+    on_nvme = sum(size for k, size in host.items() if k.startswith("nvme")) * degrees.per_node
+    return _Scene(
+        shape=shape,
+        settings=settings,
+        degrees=degrees,
+        ranks=tuple((r, rank_bytes(shape, settings, ranks, r, degrees.sequence_parallel)) for r in listed),
+        host=in_ram,
+        host_bytes_per_node=sum(in_ram.values()),
+        nvme_bytes_per_node=on_nvme,
+        assumptions=_assumptions(shape.profile, degrees),
+    )
+
+
+def _assumptions(profile: ModelProfile, degrees: _Degrees) -> tuple[str, ...]:
+    notes = [
+        f"activations traced from the model itself (transformers {profile.transformers_version}); "
+        "the training loop keeps only the loss of a forward pass"
+    ]
+    if degrees.sequence_parallel > 1:
+        notes.append("sequence parallel: activations of the sequence's share; Ulysses' exchange buffers are left out")
+    return tuple(notes)
+
+
+@lru_cache(maxsize=1024)
+def _part(shape: Layout, rank: int, ranks: int) -> Partition:
+    return partition(shape, rank, ranks)
+
+
+@lru_cache(maxsize=256)
+def _worst_ranks(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tuple[int, ...]:
+    """Ranks that can have the highest peak: partitions differ in the whole parameters they touch.
+
+    The last holds what backward finishes first; the one with the most whole parameters peaks in the step.
+    """
+    if settings.zero.stage in (0, 3) or ranks == 1:
+        return (0,)
+    heaviest = max(range(ranks), key=lambda rank: _part(shape, rank, ranks).whole)
+    return tuple(sorted({0, heaviest, ranks - 1}))
+
+
+def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], tuple[int, str]]:
+    """Peak bytes of each phase, and (micro-step kind, phase) of the highest."""
+    forward = backward = 0.0
+    ahead_at = back_at = 0
+    for number, micro in enumerate(own.micro_steps):
+        if micro.forward is None:
+            ahead = timeline.forward_peak + micro.start
+            back = highest(timeline.gradients, micro.backward)
+        else:
+            ahead = highest(timeline.forward, micro.forward)
+            back = highest(timeline.backward, micro.backward)
+        back = max(back, micro.end)
+        if ahead > forward:
+            forward, ahead_at = ahead, number
+        if back > backward:
+            backward, back_at = back, number
+    phases = {
+        "init": own.init_peak,
+        "forward": round(forward),
+        "backward": round(backward),
+        "step": own.step_peak,
+    }
+    worst = max(phases, key=phases.__getitem__)
+    return phases, (back_at if worst == "backward" else ahead_at, worst)
+
+
+def _rank(scene: _Scene, timeline: Timeline, entry: tuple[int, RankBytes]) -> RankEstimate:
+    rank, own = entry
+    phases, (number, worst) = _phases(own, timeline)
+    return RankEstimate(
+        first=rank,
+        last=rank,
+        peak_allocated_bytes=phases[worst],
+        peak_phase=worst,
+        phases=phases,
+        components=LazyDict(partial(_components, scene, timeline, rank, own, number, worst, phases[worst])),
+    )
+
+
+def _components(
+    scene: _Scene, timeline: Timeline, rank: int, own: RankBytes, number: int, phase: str, peak: int
+) -> dict[str, int]:
+    """What is live at the peak; sums to it."""
+    if phase == "init":
+        return {"initialisation": peak}
+    shape, settings = scene.shape, scene.settings
+    micro = own.micro_steps[number]
+    activations = timeline.backward if settings.zero.stage == 3 else timeline.gradients
+    at: tuple[int, int, bool] | None = None
+    if phase == "forward":
+        at = (number, *where(timeline.forward, micro.forward)) if micro.forward else (number, 0, True)
+    elif phase == "backward" and highest(activations, micro.backward) >= micro.end:
+        at = (number, *where(activations, micro.backward))
+    elif phase == "backward":
+        at = (number, len(micro.backward.after), False)
+    ranks, sequence_parallel = scene.degrees.ranks, scene.degrees.sequence_parallel
+    found = compose(shape, settings, ranks, rank, phase, at, sequence_parallel)
+    frozen = shape.frozen_numel * settings.parameter_bytes
+    if settings.zero.stage < 3 and frozen and "parameters" in found:
+        found["frozen_parameters"] = frozen
+        found["parameters"] -= frozen
+    rest = peak - sum(found.values())
+    if rest:
+        found["activations"] = rest
+    return {name: size for name, size in found.items() if size}
+
+
+def _spread(estimates: list[RankEstimate], degrees: _Degrees, every_rank: bool) -> tuple[RankEstimate, ...]:
+    """Entries for all GPUs: tensor-parallel peers are neighbours, and alike."""
+    peers = degrees.peers
+    if every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and len(estimates) == degrees.ranks:
+        return tuple(
+            replace(e, first=e.first * peers + peer, last=e.first * peers + peer)
+            for e in estimates
+            for peer in range(peers)
+        )
+    spread = []
+    for position, estimate in enumerate(estimates):
+        start = 0 if position == 0 else estimate.first
+        stop = estimates[position + 1].first if position + 1 < len(estimates) else degrees.ranks
+        spread.append(replace(estimate, first=start * peers, last=stop * peers - 1))
+    return tuple(spread)
