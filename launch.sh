@@ -168,10 +168,21 @@ ensure() {
 
 # ---- what to run -----------------------------------------------------------
 
+# Plans for this machine's GPUs, or for two CPU ranks where there are none, and trains.
 demo() {
     cd "$here"
-    "$venv/bin/zerokit" plan --model examples/tiny-llama.json --seq-len 128 --out runs/demo-plan
-    "$venv/bin/zerokit" launch --plan runs/demo-plan examples/train_causal_lm.py
+    run=runs/demo-$(date +%Y%m%d-%H%M%S)
+    "$venv/bin/zerokit" plan --model examples/tiny-llama.json --seq-len 128 --micro-batch 4 \
+        --gradient-accumulation 1 --checkpointing none --out "$run/plan"
+    printf '\n'
+    "$venv/bin/zerokit" launch --plan "$run/plan" --run-dir "$run/run" examples/train_causal_lm.py --steps 20
+    printf '\n%s\n' \
+        "The run folder: $here/$run/run" \
+        "Next:" \
+        "  ./launch.sh report $run/run                        this run again" \
+        "  ./launch.sh plan --params 70b --gpus 8 --gpu h200   what would a large model need?" \
+        "  ./launch.sh plan --help                             models, hardware, your own batch" \
+        "  ./launch.sh launch --plan zerokit-plan train.py     your script with that plan"
 }
 
 case ${1-} in
