@@ -33,7 +33,7 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
     from zerokit.core.advice import cluster_words
     from zerokit.core.planning import estimate_strategy
 
-    read = shared_options.read(options)
+    read = shared_options.read(options, single=True)
     request = read.request
     settings = None if deepspeed is None else _settings(Path(deepspeed), options)
     strategy, notes = _strategy(request, settings)

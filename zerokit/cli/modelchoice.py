@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.cli.memorychoice import Model, Source
 from zerokit.core.job import Job
-from zerokit.core.memory.analytic import estimate_analytic
-from zerokit.core.search import MemoryModel
 from zerokit.core.shape import ModelShape, from_config, scaled
 from zerokit.errors import InputError
 from zerokit.units import format_count, parse_count
@@ -28,13 +27,15 @@ class Chosen:
     """
 
     shape: ModelShape
-    memory: Callable[[Job], MemoryModel]
+    memory: Callable[[Job], Model]
     max_seq_len: int | None
     assumptions: tuple[str, ...] = ()
 
 
-def choose_model(params: str | None, model: str | None) -> Chosen:
+def choose_model(params: str | None, model: str | None, *, single: bool = False) -> Chosen:
     """The model of ``--params`` or ``--model``.
+
+    ``single``: one strategy is to be estimated, so whatever it needs may be traced.
 
     Raises:
         InputError: neither or both are given, or what is given cannot be used.
@@ -42,55 +43,69 @@ def choose_model(params: str | None, model: str | None) -> Chosen:
     if params and model:
         raise InputError("--params and --model: give one of them")
     if model:
-        return _named(model)
+        return _named(model, single)
     if params:
-        return _sized(params)
+        return _sized(params, single)
     raise InputError("name the model: --params 70b, or --model NAME|PATH (zerokit models lists the names)")
 
 
-def _memory(shape: ModelShape) -> Callable[[Job], MemoryModel]:
-    def bind(job: Job) -> MemoryModel:
-        return lambda job, strategy, cluster: estimate_analytic(shape, job, strategy, cluster)
-
-    return bind
+def _memory(source: Source) -> Callable[[Job], Model]:
+    return lambda job: Model(source)
 
 
-def _chosen(config: Mapping[str, Any], name: str, parameters: int | None, notes: tuple[str, ...]) -> Chosen:
+def _chosen(
+    config: Mapping[str, Any],
+    name: str,
+    parameters: int | None,
+    notes: tuple[str, ...],
+    *,
+    trace: str,
+    head: str | None = None,
+    catalogued: bool = False,
+) -> Chosen:
     shape = from_config(config, name=name, parameters=parameters)
+    source = Source(shape=shape, name=name, head=head, hf_config=config, trace=trace)
+    if catalogued:
+        from zerokit.catalog import profiles
+
+        source.profile = profiles.load(name)
     limit = next((config[key] for key in _LIMITS if isinstance(config.get(key), int)), None)
-    return Chosen(shape=shape, memory=_memory(shape), max_seq_len=limit, assumptions=notes)
+    return Chosen(shape=shape, memory=_memory(source), max_seq_len=limit, assumptions=notes)
 
 
-def _named(model: str) -> Chosen:
+def _named(model: str, single: bool) -> Chosen:
     place = Path(model)
     if place.is_dir():
         place = place / "config.json"
         if not place.is_file():
             raise InputError(f"--model {model}: the folder has no config.json")
     if place.is_file():
-        return _from_file(place)
+        return _from_file(place, single)
     if model.endswith(".json"):
         raise InputError(f"--model {model}: no such file")
     from zerokit.catalog import models
 
     entry = models.lookup(model)
-    return _chosen(entry.hf_config, entry.name, entry.parameters, ())
+    return _chosen(
+        entry.hf_config, entry.name, entry.parameters, (), head=entry.head, catalogued=True,
+        trace="always" if single else "never",
+    )  # fmt: skip
 
 
-def _from_file(place: Path) -> Chosen:
+def _from_file(place: Path, single: bool) -> Chosen:
     from zerokit.strictload import load_json
 
     config = load_json(place).value
     if not isinstance(config, dict):
         raise InputError(f"--model {place}: expected a JSON object, a Hugging Face config.json")
-    chosen = _chosen(config, str(place), None, ())
+    chosen = _chosen(config, str(place), None, (), trace="always" if single else "some")
     note = f"{place}: {format_count(chosen.shape.parameters)} parameters, counted from the configuration"
     return Chosen(
         shape=chosen.shape, memory=chosen.memory, max_seq_len=chosen.max_seq_len, assumptions=(note,)
     )
 
 
-def _sized(params: str) -> Chosen:
+def _sized(params: str, single: bool) -> Chosen:
     from zerokit.catalog import models
 
     wanted = parse_count(params, "--params")
@@ -98,10 +113,18 @@ def _sized(params: str) -> Chosen:
     round_figure = len(str(wanted).rstrip("0")) <= 2
     if entry.parameters == wanted or (round_figure and abs(entry.parameters / wanted - 1) <= _SAME_SIZE):
         note = f"--params {params}: taken as {entry.name}, {entry.parameters:,} parameters"
-        return _chosen(entry.hf_config, entry.name, entry.parameters, (note,))
+        return _chosen(
+            entry.hf_config, entry.name, entry.parameters, (note,), head=entry.head, catalogued=True,
+            trace="always" if single else "never",
+        )  # fmt: skip
     shape = scaled(from_config(entry.hf_config, name=entry.name, parameters=entry.parameters), wanted)
     note = (
         f"--params {params}: a model built like {entry.name} ({format_count(entry.parameters)}), scaled to "
         f"{shape.layers} layers of width {shape.hidden}; --model names a real one"
     )
-    return Chosen(shape=shape, memory=_memory(shape), max_seq_len=None, assumptions=(note,))
+    return Chosen(
+        shape=shape,
+        memory=_memory(Source(shape=shape, name=entry.name)),
+        max_seq_len=None,
+        assumptions=(note,),
+    )

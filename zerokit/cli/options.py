@@ -145,7 +145,7 @@ class Read:
     model_name: str
 
 
-def read(options: Mapping[str, Any]) -> Read:
+def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
     """Options → request.
 
     Raises:
@@ -153,7 +153,7 @@ def read(options: Mapping[str, Any]) -> Read:
     """
     from zerokit.cli.modelchoice import choose_model
 
-    chosen = choose_model(options.get("params"), options.get("model"))
+    chosen = choose_model(options.get("params"), options.get("model"), single=single)
     job, notes = _job(options, chosen.max_seq_len)
     hardware = _hardware(options)
     request = Request(
@@ -161,6 +161,7 @@ def read(options: Mapping[str, Any]) -> Read:
         job=job,
         cluster=hardware.cluster,
         memory=chosen.memory(job),
+        exact_memory=chosen.memory(job).detailed(),
         pins=_pins(options, hardware.on_cpu),
         precision=_choice(options, "--precision", ("auto", *PRECISIONS)) or "auto",
         calibration=_calibration(),

@@ -28,6 +28,7 @@ class Request:
 
     Attributes:
         memory: the memory model, bound to the model's profile or shape.
+        exact_memory: the same for every rank, not only the worst: for the plan that is shown.
         timed: whether step times may be shown (they are not, for CPU ranks).
     """
 
@@ -35,6 +36,7 @@ class Request:
     job: Job
     cluster: Cluster
     memory: MemoryModel
+    exact_memory: MemoryModel | None = None
     pins: Pins = field(default_factory=Pins)
     precision: str = "auto"
     constants: Constants = HUGGING_FACE
@@ -136,6 +138,8 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     if not found.ranked:
         raise NothingFits(_explain(request, space, found))
     chosen, *others = found.ranked
+    exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
+    chosen = replace(chosen, memory=exact)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (*request.assumptions, *notes, *chosen.memory.assumptions, *_host_note(chosen, request))
     return Plan(
@@ -192,7 +196,7 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
     if violation is not None and violation.rule.severity == "error":
         raise InputError(f"{violation.key}: {violation.message}; {violation.mend}")
     job = replace(request.job, global_batch=strategy.global_batch)
-    memory = request.memory(job, strategy, request.cluster)
+    memory = (request.exact_memory or request.memory)(job, strategy, request.cluster)
     timing = time_model(request, job).estimate(strategy)
     return Candidate(strategy=strategy, memory=memory, time=timing), fits(memory, request.cluster) is None
 

@@ -94,9 +94,7 @@ def profile_from_config(
         ties = plain.ties
     for variant in variants:
         built = _attention(hf_config, head, variant)
-        mine = tuple(
-            Parameter(name=p.name, shape=p.shape, trainable=p.trainable) for p in built.parameters
-        )
+        mine = tuple(Parameter(name=p.name, shape=p.shape, trainable=p.trainable) for p in built.parameters)
         head = built.head
         if variant.lora_rank or variant.tensor_parallel > 1:
             parameter_sets[variant.key] = mine

@@ -60,7 +60,9 @@ def _matmul(layer: nn.Linear, tensor: torch.Tensor) -> torch.Tensor:
 
 def _cut(parameter: nn.Parameter, dim: int, degree: int, name: str) -> None:
     if parameter.shape[dim] % degree:
-        raise InputError(f"--tp {degree}: {name} has {parameter.shape[dim]} rows, which {degree} does not divide")
+        raise InputError(
+            f"--tp {degree}: {name} has {parameter.shape[dim]} rows, which {degree} does not divide"
+        )
     shape = list(parameter.shape)
     shape[dim] //= degree
     parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)

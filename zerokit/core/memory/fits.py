@@ -45,5 +45,8 @@ def min_vram_bytes(gpu: Gpu, strategy: Strategy, peak_bytes: int) -> int:
     """The smallest card, in nvidia-smi's total, on which a run with this peak succeeds. Bytes."""
     driver_reserve = max(0, gpu.driver_vram_bytes - gpu.vram_bytes)
     return (
-        peak_bytes + allocator_bytes(gpu, peak_bytes) + outside_allocator_bytes(gpu, strategy) + driver_reserve
+        peak_bytes
+        + allocator_bytes(gpu, peak_bytes)
+        + outside_allocator_bytes(gpu, strategy)
+        + driver_reserve
     )

@@ -45,7 +45,9 @@ def host_components(
         if settings.zero.offload_optimizer.device != "none":
             found |= _stage12(layout, settings, width, part)
             # long gone when the optimizer's states appear at the first step
-            states = sum(size for name, size in found.items() if name not in ("process", "model_before_it_moves"))
+            states = sum(
+                size for name, size in found.items() if name not in ("process", "model_before_it_moves")
+            )
             found["model_before_it_moves"] = max(0, found["model_before_it_moves"] - states)
     return {name: size for name, size in found.items() if size}
 
@@ -87,7 +89,9 @@ def _stage3(
     group = min(trainable, zero.sub_group_size)
     if optimizer.device == "cpu":
         found["master_weights"] = trainable * width.master
-        found["gradients"] = pinned(group * width.master, optimizer.pin_memory) * max(1, -(-trainable // max(1, group)))
+        found["gradients"] = pinned(group * width.master, optimizer.pin_memory) * max(
+            1, -(-trainable // max(1, group))
+        )
         found["gradient_partition"] = pinned(trainable * width.accumulation, optimizer.pin_memory)
         found["optimizer_states"] = trainable * 4 * optimizer_values(settings)
     elif optimizer.device == "nvme":

@@ -58,7 +58,12 @@ class Stage12:
     """One rank's gradients over micro-steps. Components are added to the ledger it is given."""
 
     def __init__(
-        self, layout: Layout, settings: DeepSpeedSettings, part: Partition, ledger: Ledger, sequence_parallel: int
+        self,
+        layout: Layout,
+        settings: DeepSpeedSettings,
+        part: Partition,
+        ledger: Ledger,
+        sequence_parallel: int,
     ) -> None:
         self.layout = layout
         self.settings = settings

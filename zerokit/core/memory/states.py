@@ -98,7 +98,11 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
             return parameters
         master = 4 * layout.trainable_numel
         # clones and the flat copy of them; the flat copy cloned into fp32; gradients and Adam's first step
-        return max(parameters + 2 * flat, parameters + flat + master, parameters + 2 * master + 2 * flat * states // 4)
+        return max(
+            parameters + 2 * flat,
+            parameters + flat + master,
+            parameters + 2 * master + 2 * flat * states // 4,
+        )
     share, master = part.size * width.parameter, part.size * width.master
     if offload:
         # the clone is converted to fp32 on the GPU before it goes to the CPU

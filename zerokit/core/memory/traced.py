@@ -151,7 +151,9 @@ def _assumptions(profile: ModelProfile, degrees: _Degrees) -> tuple[str, ...]:
         "the training loop keeps only the loss of a forward pass"
     ]
     if degrees.sequence_parallel > 1:
-        notes.append("sequence parallel: activations of the sequence's share; Ulysses' exchange buffers are left out")
+        notes.append(
+            "sequence parallel: activations of the sequence's share; Ulysses' exchange buffers are left out"
+        )
     return tuple(notes)
 
 

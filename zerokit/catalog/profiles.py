@@ -1,0 +1,29 @@
+"""Traced profiles of the catalogue's models, committed so that planning needs no torch.
+
+``profiles/NAME.json.gz`` is written by ``python -m zerokit.trace.catalogue NAME``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from zerokit.core.model import ModelProfile, from_json
+
+FOLDER = Path(__file__).parent / "profiles"
+
+
+def names() -> tuple[str, ...]:
+    """The models with a committed profile."""
+    return tuple(sorted(place.name.removesuffix(".json.gz") for place in FOLDER.glob("*.json.gz")))
+
+
+@lru_cache(maxsize=8)
+def load(name: str) -> ModelProfile | None:
+    """The profile of a catalogue model, or ``None`` where none is committed."""
+    place = FOLDER / f"{name}.json.gz"
+    if not place.is_file():
+        return None
+    return from_json(json.loads(gzip.decompress(place.read_bytes())))

@@ -1,0 +1,108 @@
+"""Which memory model a request gets: a trace of the model where there is one, closed forms otherwise."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import click
+
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.memory.analytic import estimate_analytic
+from zerokit.core.memory.traced import covers, estimate_traced, variant_of
+from zerokit.core.model import ModelProfile
+from zerokit.core.shape import ModelShape
+from zerokit.core.strategy import MemoryEstimate, Strategy
+
+_MOST_TRACED_IN_A_SEARCH = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class Source:
+    """A model's profile as far as it is known, and what may be traced to complete it.
+
+    Attributes:
+        profile: the catalogue's or the cache's; ``None``: nothing yet.
+        hf_config: to trace from; ``None``: never trace (a scaled stand-in has no config of its own).
+        trace: ``always`` what is missing (``estimate``), ``some`` (a search over a user's own config)
+            or ``never``.
+    """
+
+    shape: ModelShape
+    name: str
+    head: str | None = None
+    profile: ModelProfile | None = None
+    hf_config: Mapping[str, Any] | None = None
+    trace: str = "never"
+    given_up: set[str] = field(default_factory=set)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def covering(self, job: Job, strategy: Strategy) -> ModelProfile | None:
+        """A profile that covers the strategy, traced now where that is allowed."""
+        if self.profile is not None and covers(self.profile, job, strategy):
+            return self.profile
+        if self._may_trace(job, strategy):
+            self._trace(job, strategy)
+        if self.profile is not None and covers(self.profile, job, strategy):
+            return self.profile
+        return None
+
+    def _may_trace(self, job: Job, strategy: Strategy) -> bool:
+        key = variant_of(job, strategy)
+        if self.trace == "never" or self.hf_config is None or key in self.given_up:
+            return False
+        if job.inference or job.method == "qlora" or strategy.checkpointing == "selective":
+            return False
+        if self.trace == "some":
+            known = 0 if self.profile is None else len(self.profile.traces)
+            if strategy.tensor_parallel > 1 or known >= _MOST_TRACED_IN_A_SEARCH:
+                return False
+        if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+            self.given_up.add(key)
+            self.notes["torch"] = (
+                "memory is analytic, not traced: torch and transformers are not installed here "
+                "(pip install 'zerokit[train]')"
+            )
+            return False
+        return True
+
+    def _trace(self, job: Job, strategy: Strategy) -> None:
+        from zerokit.errors import ZerokitError
+        from zerokit.trace.on_demand import complete
+
+        key = variant_of(job, strategy)
+        assert self.hf_config is not None
+        if self.profile is None or key not in self.profile.traces:
+            click.echo(f"zerokit: tracing {self.name} ({key}), once; then it comes from a cache", err=True)
+        try:
+            self.profile = complete(
+                self.profile, self.hf_config, job, strategy, name=self.name, head=self.head
+            )
+        except ZerokitError as error:
+            self.given_up.add(key)
+            self.notes[key] = f"memory is analytic, not traced: {error}"
+        if self.profile is None or not covers(self.profile, job, strategy):
+            self.given_up.add(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A memory model bound to a model (``zerokit.core.search.MemoryModel``)."""
+
+    source: Source
+    every_rank: bool = False
+
+    def __call__(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+        profile = self.source.covering(job, strategy)
+        if profile is not None:
+            return estimate_traced(profile, job, strategy, cluster, every_rank=self.every_rank)
+        estimate = estimate_analytic(self.source.shape, job, strategy, cluster)
+        notes = tuple(self.source.notes.values())
+        return replace(estimate, assumptions=(*notes, *estimate.assumptions)) if notes else estimate
+
+    def detailed(self) -> Model:
+        """The same, with every rank up to 64 GPUs."""
+        return Model(self.source, every_rank=True)

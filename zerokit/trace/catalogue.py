@@ -1,0 +1,79 @@
+"""``python -m zerokit.trace.catalogue [NAME…]``: trace catalogue models and commit what they need.
+
+Without names: every catalogue model that has no profile yet.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+
+from zerokit.catalog import models, profiles
+from zerokit.core.model import ModelProfile
+from zerokit.errors import ZerokitError
+from zerokit.trace import store
+from zerokit.trace.profile import profile_from_config
+from zerokit.trace.record import Variant
+
+TENSOR_PARALLEL_FROM = 2_500_000_000
+"""Parameters from which a model is worth cutting over GPUs."""
+
+FP32_UP_TO = 1_500_000_000
+"""Parameters up to which a model is trained in fp32 at all."""
+
+
+def variants(head: str, parameters: int, experts: bool) -> list[Variant]:
+    """What most plans ask for without torch; the rest is traced where torch is, or estimated in closed form."""
+    found = []
+    for checkpointing in ("none", "full"):
+        found.append(Variant(checkpointing=checkpointing))
+        if parameters <= FP32_UP_TO:
+            found.append(Variant(checkpointing=checkpointing, precision="32"))
+        if head == "causal" and not experts:
+            found.append(Variant(checkpointing=checkpointing, lora_rank=16))
+            if parameters >= TENSOR_PARALLEL_FROM:
+                found += [Variant(checkpointing=checkpointing, tensor_parallel=t) for t in (2, 4, 8)]
+    return found
+
+
+def trace(name: str) -> tuple[ModelProfile | None, list[str]]:
+    """The profile of one catalogue model, and what could not be traced and why."""
+    model = models.load(name)
+    done: list[ModelProfile] = []
+    left_out = []
+    for variant in variants(model.head, model.parameters, model.experts is not None):
+        config = copy.deepcopy(dict(model.hf_config))
+        try:
+            done.append(
+                profile_from_config(config, [variant], name=name, family=model.family, head=model.head)
+            )
+        except (
+            ZerokitError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            NotImplementedError,
+        ) as error:
+            left_out.append(f"{variant.key}: {str(error).splitlines()[0][:160]}")
+    return (store.merged(done) if done else None), left_out
+
+
+def main(arguments: list[str]) -> int:
+    """Trace the named models; prints what could not be."""
+    wanted = arguments or [n for n in models.names() if n not in profiles.names()]
+    for name in wanted:
+        began = time.monotonic()
+        profile, left_out = trace(name)
+        if profile is not None:
+            store.write(profile, profiles.FOLDER / f"{name}.json.gz")
+        count = 0 if profile is None else len(profile.traces)
+        print(f"{name}: {count} variants in {time.monotonic() - began:.0f} s", flush=True)
+        for line in left_out:
+            print(f"  left out {line}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""Trace what one estimate needs of a user's model, and keep it in the cache."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.core.job import Job
+from zerokit.core.memory.traced import variant_of
+from zerokit.core.model import ModelProfile
+from zerokit.core.strategy import Strategy
+from zerokit.errors import InputError
+from zerokit.trace import store
+
+
+def complete(
+    profile: ModelProfile | None,
+    hf_config: Mapping[str, Any],
+    job: Job,
+    strategy: Strategy,
+    *,
+    name: str,
+    head: str | None,
+) -> ModelProfile:
+    """The profile with the variant that ``job`` and ``strategy`` need added; written to the cache.
+
+    Raises:
+        InputError: the installed Transformers cannot build or run the model.
+        TraceMismatch: its sizes are not polynomials in batch and sequence.
+    """
+    place = store.cache_place(hf_config, head)
+    known = [p for p in (profile, store.read(place)) if p is not None]
+    merged = store.merged(known) if known else None
+    key = variant_of(job, strategy)
+    if merged is not None and key in merged.traces:
+        return merged
+    added = _traced(hf_config, job, strategy, name, head)
+    result = store.merged([*([merged] if merged is not None else []), added])
+    try:
+        store.write(result, place)
+    except OSError as error:  # a read-only home costs a second trace, not the answer
+        logging.getLogger(__name__).debug("profile not cached: %s", error)
+    return result
+
+
+def _traced(
+    hf_config: Mapping[str, Any], job: Job, strategy: Strategy, name: str, head: str | None
+) -> ModelProfile:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from zerokit.trace.profile import profile_from_config
+    from zerokit.trace.record import Variant
+
+    lora = job.lora if job.method == "lora" else None
+    checkpointing = strategy.checkpointing
+    if checkpointing == "full" and job.use_reentrant_checkpointing:
+        checkpointing = "reentrant"
+    variant = Variant(
+        attention="sdpa" if job.attention == "flash_attention_2" else job.attention,
+        precision="32" if strategy.settings.parameter_bytes == 4 else "16",
+        checkpointing=checkpointing,
+        padding=job.attention_mask_given,
+        lora_rank=lora.rank if lora is not None else 0,
+        lora_targets=lora.targets if lora is not None else ("all-linear",),
+        tensor_parallel=strategy.tensor_parallel,
+    )
+    config = copy.deepcopy(dict(hf_config))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return profile_from_config(config, [variant], name=name, head=head)
+        except (RuntimeError, TypeError, AttributeError, NotImplementedError, ValueError, KeyError) as error:
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(f"{name} could not be traced ({variant.key}): {line}") from error
