@@ -52,11 +52,12 @@ def route(
     inner_ranks: int,
     constants: Constants,
     calibration: Calibration | None = None,
+    share: float = 1.0,
 ) -> Route:
     """The way of a group of ``ranks`` whose neighbours are ``inner_ranks`` apart.
 
     A group that leaves the node shares the node's network with the ``inner_ranks`` (at most all of
-    the node's GPUs) other groups that do so at the same time.
+    the node's GPUs) other groups that do so at the same time. ``share`` of the link is used.
     """
     gpu, per_node = cluster.gpu, cluster.gpus_per_node
     link = gpu.link_bytes_per_second * constants.link_efficiency
@@ -68,7 +69,7 @@ def route(
         return Route(
             ranks=ranks,
             kind="link",
-            bytes_per_second=link,
+            bytes_per_second=link * share,
             half_bytes=constants.half_bytes,
             latency_seconds=constants.latency_seconds,
         )

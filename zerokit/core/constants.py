@@ -8,6 +8,7 @@ llm-foundry stack; they exist so that published runs of those stacks can judge t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 A100_PEAK_FLOPS = 312e12
@@ -29,11 +30,15 @@ class Constants:
         logit_bytes: traffic per logit of loss and gradient together.
         launch_seconds: host time to launch one layer's kernels in one pass.
         stage3_launch_seconds: on top of it per layer and pass at stage 3 (hooks, fetch, release).
+        tensor_launch_seconds: on top of it per layer, pass and tensor-parallel peer: the slowest host of
+            the group sets the pace of each all-reduce.
         launch_join: power of the smooth maximum of host and GPU time.
         step_launch_seconds: fixed host time of an optimizer step.
         adam_bytes: GPU traffic of an Adam step per parameter owned.
         hbm_efficiency: reachable share of the memory bandwidth.
         link_efficiency, network_efficiency: reachable share of the datasheet's bus bandwidth.
+        tensor_link_share: of that, what tensor parallel's all-reduces get: they start when the slowest
+            rank arrives.
         half_bytes: message size at which a collective inside a node reaches half its bandwidth.
         network_half_bytes: the same between nodes.
         latency_seconds, network_latency_seconds: per collective.
@@ -45,39 +50,122 @@ class Constants:
         tensor_parallel_collectives: all-reduces a layer, forward and backward, without recomputation.
     """
 
-    matmul_efficiency: float = 0.80
-    gemm_m0: float = 520.0
-    gemm_n0: float = 2200.0
-    attention_efficiency: float = 0.60
-    attention_backward: float = 2.5
-    score_bytes: float = 22.0
-    hidden_bytes: float = 56.0
-    ffn_bytes: float = 14.0
-    logit_bytes: float = 34.0
-    launch_seconds: float = 0.9e-3
-    stage3_launch_seconds: float = 4.5e-3
-    launch_join: float = 4.0
-    step_launch_seconds: float = 5e-3
-    adam_bytes: float = 30.0
-    hbm_efficiency: float = 0.85
-    link_efficiency: float = 0.77
-    half_bytes: float = 8e6
-    network_efficiency: float = 0.85
-    network_half_bytes: float = 32e6
-    latency_seconds: float = 15e-6
-    network_latency_seconds: float = 40e-6
-    overlap_loss: float = 0.15
-    pcie_efficiency: float = 0.8
-    host_to_device_bytes_per_second: float = 150e9
-    device_to_host_bytes_per_second: float = 87e9
-    cpu_adam_parameters_per_second: float = 4.2e9
-    vocab_parallel: bool = False
-    tensor_parallel_collectives: int = 4
+    matmul_efficiency: float
+    gemm_m0: float
+    gemm_n0: float
+    attention_efficiency: float
+    attention_backward: float
+    score_bytes: float
+    hidden_bytes: float
+    ffn_bytes: float
+    logit_bytes: float
+    launch_seconds: float
+    stage3_launch_seconds: float
+    tensor_launch_seconds: float
+    launch_join: float
+    step_launch_seconds: float
+    adam_bytes: float
+    hbm_efficiency: float
+    link_efficiency: float
+    tensor_link_share: float
+    half_bytes: float
+    network_efficiency: float
+    network_half_bytes: float
+    latency_seconds: float
+    network_latency_seconds: float
+    overlap_loss: float
+    pcie_efficiency: float
+    host_to_device_bytes_per_second: float
+    device_to_host_bytes_per_second: float
+    cpu_adam_parameters_per_second: float
+    vocab_parallel: bool
+    tensor_parallel_collectives: int
 
 
-HUGGING_FACE = Constants()
-MEGATRON = replace(HUGGING_FACE, vocab_parallel=True)
-FSDP_TRITON = replace(HUGGING_FACE)
+HUGGING_FACE = Constants(
+    # largest measured over datasheet rate: 271/312 on A100, 790/989 on H100 and H200
+    matmul_efficiency=0.80,
+    # A100, fitted to llm-foundry's A100 rows together (benchmarks/planner.py --fit)
+    gemm_m0=480.0,
+    gemm_n0=450.0,
+    # FlashAttention-2 reaches 50-73 % on A100 (arXiv 2307.08691); 0.47 fitted to 45 H200 runs
+    attention_efficiency=0.50,
+    # the backward kernel recomputes the scores: five products instead of two (arXiv 2205.14135)
+    attention_backward=2.5,
+    # written by the product; fp32 softmax read and written; cast; mask; read: 16-bit scores
+    score_bytes=22.0,
+    # element-wise kernels of Hugging Face's modules counted for Llama (norms in fp32, residuals, rotary
+    # embedding, activation) and fitted to 45 runs of DeepSpeed 0.19.8 on H200: 79, 15.6, 39
+    hidden_bytes=80.0,
+    ffn_bytes=15.0,
+    logit_bytes=39.0,
+    # fitted to the same runs, whose hosts were shared: 2.4 and 6.5 ms
+    launch_seconds=2.0e-3,
+    stage3_launch_seconds=6.0e-3,
+    # Megatron-DeepSpeed on A100: 8-way layers launch in 1.4 times the time of whole ones
+    tensor_launch_seconds=60e-6,
+    launch_join=2.0,
+    step_launch_seconds=5e-3,
+    # fp32 weight, moments and gradient read, three written, 16-bit copies: 30; DeepSpeed's flattening
+    # and unscaling passes come on top
+    adam_bytes=40.0,
+    hbm_efficiency=0.85,
+    # NCCL on 8 H200: 345 of 450 GB/s at 256 MiB
+    link_efficiency=0.77,
+    tensor_link_share=0.60,
+    # the same machine: 31, 246, 345, 359 GB/s at 1, 16, 256, 1024 MiB
+    half_bytes=8e6,
+    network_efficiency=0.85,
+    network_half_bytes=32e6,
+    latency_seconds=15e-6,
+    network_latency_seconds=40e-6,
+    overlap_loss=0.15,
+    pcie_efficiency=0.8,
+    # 8 H200 copying at once: 18.7 and 10.9 GB/s each
+    host_to_device_bytes_per_second=150e9,
+    device_to_host_bytes_per_second=87e9,
+    # 0.22 to 0.26 s per 1e9 parameters at best, 0.48 fitted to runs on busy hosts
+    cpu_adam_parameters_per_second=3.0e9,
+    vocab_parallel=False,
+    # forward and backward of attention and of the feed-forward layer (arXiv 1909.08053)
+    tensor_parallel_collectives=4,
+)
+MEGATRON = replace(
+    HUGGING_FACE,
+    # fused kernels counted: two layer norms, two residual sums with dropout, transposes; bias and GeLU
+    hidden_bytes=32.0,
+    ffn_bytes=6.0,
+    # fused scale-mask-softmax: written, read and written once, dropped, read
+    score_bytes=12.0,
+    # the vocabulary-parallel cross-entropy runs a dozen fp32 passes
+    logit_bytes=60.0,
+    launch_seconds=0.9e-3,
+    stage3_launch_seconds=0.0,
+    launch_join=4.0,
+    adam_bytes=30.0,
+    vocab_parallel=True,
+)
+FSDP_TRITON = replace(
+    MEGATRON,
+    # FlashAttention-1 in Triton: 25-40 % on A100 (arXiv 2307.08691, section 1)
+    attention_efficiency=0.35,
+    vocab_parallel=False,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFactor:
+    """Measured over predicted time of a layer at one point: what no formula foresees (the kernels that
+    a library picks for these sizes)."""
+
+    hidden: int
+    tensor_parallel: int
+    tokens: float
+    factor: float
+
+
+_REACH_OCTAVES = 0.35
+"""How far, in doublings of a size, a measured layer speaks for another: hardly to the next power of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +177,7 @@ class Calibration:
         matmul_flops: largest 16-bit matmul rate.
         allreduce_bytes_per_second: bus bandwidth inside a node for large messages.
         step_factor: measured over predicted step time of a tuned plan, applied to all.
+        layer_factors: measured layers; they speak for layers of nearly the same sizes only.
     """
 
     matmul_flops: float | None = None
@@ -99,4 +188,21 @@ class Calibration:
     cpu_adam_parameters_per_second: float | None = None
     nvme_bytes_per_second: float | None = None
     step_factor: float = 1.0
+    layer_factors: tuple[LayerFactor, ...] = ()
     source: str = ""
+
+    def layer_factor(self, hidden: int, tensor_parallel: int, tokens: float) -> float:
+        """The factor for a layer of these sizes, from the measured ones near it; 1 far from all."""
+        if not self.layer_factors:
+            return 1.0
+        total, weight = 0.0, 0.0
+        for point in self.layer_factors:
+            distance = (
+                math.log2(point.hidden / hidden) ** 2
+                + math.log2(point.tensor_parallel / tensor_parallel) ** 2
+                + math.log2(point.tokens / tokens) ** 2
+            )
+            near = math.exp(-distance / (2 * _REACH_OCTAVES**2))
+            total += near * math.log(point.factor)
+            weight += near
+        return math.exp(total / (weight + 0.05))

@@ -10,8 +10,6 @@ HBM, and short kernels by the time the host takes to launch them. Communication 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-
 from zerokit.core.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
@@ -22,33 +20,12 @@ from zerokit.core.traffic import Traffic, Work
 _QLORA_DEQUANTIZE_BYTES = 5.0  # per weight and pass: NF4 read, bf16 written and read again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """GPU time of one pass over one pipeline stage, and the time its launches take on the host."""
-
-    gpu_seconds: float
-    launch_seconds: float
-
-    def joined(self, power: float) -> float:
-        """The longer of the two, smoothly: near equality each waits for the other now and then."""
-        gpu, launch = self.gpu_seconds, self.launch_seconds
-        longer = max(gpu, launch)
-        if longer <= 0:
-            return 0.0
-        return longer * float((1 + (min(gpu, launch) / longer) ** power) ** (1 / power))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroStep:
-    """Compute of one micro-batch on one rank. ``head`` is the output head with the loss.
-
-    ``layers`` and ``head`` hold forward and backward, recomputation included in the backward.
-    """
-
-    layers_forward: Pass
-    layers_backward: Pass
-    head_forward: Pass
-    head_backward: Pass
+def _join(gpu: float, launch: float, power: float) -> float:
+    """The longer of GPU and host time, smoothly: near equality each waits for the other now and then."""
+    longer = max(gpu, launch)
+    if longer <= 0:
+        return 0.0
+    return longer * float((1 + (min(gpu, launch) / longer) ** power) ** (1 / power))
 
 
 class TimeModel:
@@ -76,7 +53,7 @@ class TimeModel:
             self.calibration,
             shape.parameters if trainable is None else trainable,
         )
-        self._micro: dict[tuple[object, ...], MicroStep] = {}
+        self._work: dict[tuple[object, ...], Work] = {}
 
     def peak(self, precision: str) -> float:
         """Largest matmul FLOP/s that the GPU reaches in this precision."""
@@ -90,32 +67,21 @@ class TimeModel:
             return peaks.get("fp32", datasheet / 8) * efficiency  # emulated
         return datasheet * efficiency
 
-    def micro_step(self, strategy: Strategy) -> MicroStep:
-        """Compute of one micro-batch on the pipeline stage with the most layers."""
+    def work(self, strategy: Strategy) -> Work:
+        """One micro-batch on the pipeline stage with the most layers."""
         settings = strategy.settings
         key = (
             settings.micro_batch, strategy.tensor_parallel, strategy.sequence_parallel,
             strategy.pipeline_parallel, strategy.checkpointing, settings.precision, settings.zero.stage == 3,
         )  # fmt: skip
-        found = self._micro.get(key)
+        found = self._work.get(key)
         if found is None:
-            found = self._micro[key] = self._compute(strategy)
+            found = self._work[key] = self._micro_batch(strategy)
         return found
 
     def estimate(self, strategy: Strategy) -> TimeEstimate:
         """Time of one optimizer step (or of one forward pass, when serving)."""
-        micro = self.micro_step(strategy)
-        power = self.constants.launch_join
-        layers = (micro.layers_forward.joined(power), micro.layers_backward.joined(power))
-        head = (micro.head_forward.joined(power), micro.head_backward.joined(power))
-        gpu = sum(p.gpu_seconds for p in (micro.layers_forward, micro.layers_backward, micro.head_forward,
-                                          micro.head_backward))  # fmt: skip
-        if self.job.inference:
-            layers, head = (layers[0], 0.0), (head[0], 0.0)
-            gpu = micro.layers_forward.gpu_seconds + micro.head_forward.gpu_seconds
-        work = Work(forward_seconds=layers[0] + head[0], backward_seconds=layers[1] + head[1],
-                    gpu_seconds=gpu, layer_seconds=sum(layers), head_seconds=sum(head))  # fmt: skip
-        parts = self.traffic.step(strategy, work)
+        parts = self.traffic.step(strategy, self.work(strategy))
         factor = self.calibration.step_factor
         parts = {name: value * factor for name, value in parts.items() if value > 0}
         total = sum(parts.values())
@@ -130,35 +96,58 @@ class TimeModel:
 
     # ---------------------------------------------------------------- one micro-batch
 
-    def _compute(self, strategy: Strategy) -> MicroStep:
-        c, job = self.constants, self.job
-        pp = strategy.pipeline_parallel
-        forward = backward = recompute = count = 0.0
+    def _micro_batch(self, strategy: Strategy) -> Work:
+        c, pp = self.constants, strategy.pipeline_parallel
+        forward = backward = count = 0.0
         for stack in self.shape.stacks:
             # the stage with the most layers sets the pace
             layers = math.ceil(stack.layers / pp) if pp > 1 else stack.layers
             fwd, bwd, attention = self._layer(stack, strategy)
             forward += layers * fwd
             backward += layers * bwd
-            recompute += layers * (fwd if strategy.checkpointing == "full" else 0.0)
+            if strategy.checkpointing == "full":
+                backward += layers * (fwd - self._not_recomputed(stack, strategy))
             if strategy.checkpointing == "selective":
-                recompute += layers * attention
+                backward += layers * attention
             count += layers
-        launch = c.launch_seconds * (
-            1.0 if self.shape.experts == 1 else 1.0 + 0.1 * min(16, self.shape.experts)
-        )
-        if strategy.settings.zero.stage == 3:
-            launch += c.stage3_launch_seconds
-        if job.method != "full":
-            launch *= 1.7  # an adapter adds three kernels to each projection
-        passes = 2.0 if strategy.checkpointing == "full" else 1.0
         head_forward, head_backward = self._head(strategy)
-        return MicroStep(
-            layers_forward=Pass(gpu_seconds=forward, launch_seconds=count * launch),
-            layers_backward=Pass(gpu_seconds=backward + recompute, launch_seconds=passes * count * launch),
-            head_forward=Pass(gpu_seconds=head_forward, launch_seconds=c.launch_seconds),
-            head_backward=Pass(gpu_seconds=head_backward, launch_seconds=c.launch_seconds),
+        if self.job.inference:
+            backward = head_backward = 0.0
+        exchange = self.traffic.activations(strategy)
+        crossing = sum(exchange.values())
+        part = 1.0 if self.job.inference else 1 / 3 if strategy.checkpointing == "full" else 1 / 2
+        launch = count * self._layer_launch(strategy)
+        passes = 0.0 if self.job.inference else 2.0 if strategy.checkpointing == "full" else 1.0
+        power = c.launch_join
+        layer_seconds = (
+            _join(forward + part * crossing, launch, power),
+            _join(backward + (1 - part) * crossing, passes * launch, power),
         )
+        factor = self.calibration.layer_factor(
+            self.shape.hidden, strategy.tensor_parallel, self._tokens(self.shape.stacks[0], strategy)
+        )
+        layer_seconds = (layer_seconds[0] * factor, layer_seconds[1] * factor)
+        head_seconds = (
+            _join(head_forward, c.launch_seconds, power),
+            _join(head_backward, c.launch_seconds, power) if passes else 0.0,
+        )
+        return Work(
+            forward_seconds=layer_seconds[0] + head_seconds[0],
+            backward_seconds=layer_seconds[1] + head_seconds[1],
+            gpu_seconds=(forward + backward) * factor + head_forward + head_backward,
+            exchange_seconds={kind: seconds * factor for kind, seconds in exchange.items()},
+            head_seconds=sum(head_seconds),
+        )
+
+    def _layer_launch(self, strategy: Strategy) -> float:
+        """Host time to launch one layer's kernels in one pass."""
+        c, experts = self.constants, self.shape.experts
+        seconds = c.launch_seconds * (1.0 if experts == 1 else 1.0 + 0.1 * min(16, experts))
+        if strategy.settings.zero.stage == 3:
+            seconds += c.stage3_launch_seconds
+        seconds += c.tensor_launch_seconds * (strategy.tensor_parallel - 1)
+        # an adapter adds three kernels to each projection
+        return seconds * (1.0 if self.job.method == "full" else 1.7)
 
     def _tokens(self, stack: Stack, strategy: Strategy) -> float:
         micro = strategy.settings.micro_batch
@@ -199,6 +188,15 @@ class TimeModel:
             backward + attention_backward + 2 * elementwise + dequantize,
             attention,
         )
+
+    def _not_recomputed(self, stack: Stack, strategy: Strategy) -> float:
+        """The layer's last product: non-reentrant checkpointing stops when all that was saved is there
+        again, which is before it (torch/utils/checkpoint.py, ``_StopRecomputationError``)."""
+        if self.job.use_reentrant_checkpointing:
+            return 0.0
+        last = [gemm for gemm in stack.gemms if gemm.kind == "mlp" and gemm.split == "row"][-1]
+        peak = self.peak(strategy.settings.precision)
+        return self._product(last, self._tokens(stack, strategy), strategy.tensor_parallel, peak)
 
     def _product(self, gemm: Gemm, tokens: float, tp: int, peak: float) -> float:
         n = gemm.n / tp if gemm.split == "column" else gemm.n

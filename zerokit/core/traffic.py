@@ -9,6 +9,7 @@ micro-batch (3mW), less what ``stage3_max_reuse_distance`` keeps over the turn.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zerokit.core.comm import Route, route
@@ -23,12 +24,19 @@ _NF4_BYTES = 0.5 + 4 / 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Compute of one micro-batch: joined with its launches, and the GPU's share of it. Seconds."""
+    """One micro-batch on one rank, data-parallel traffic left out. Seconds.
+
+    Attributes:
+        forward_seconds, backward_seconds: with launches and with the exchange of activations.
+        gpu_seconds: kernels alone.
+        exchange_seconds: kind of link -> activations crossing it (tensor and sequence parallel).
+        head_seconds: the share of output head and loss.
+    """
 
     forward_seconds: float
     backward_seconds: float
     gpu_seconds: float
-    layer_seconds: float
+    exchange_seconds: Mapping[str, float]
     head_seconds: float
 
     @property
@@ -65,7 +73,7 @@ class Traffic:
         self.constants = constants
         self.calibration = calibration
         self.trainable = trainable
-        self._routes: dict[tuple[int, int], Route] = {}
+        self._routes: dict[tuple[int, int, float], Route] = {}
         if job.method == "qlora":
             tables = shape.parameters - shape.block_parameters
             self._weight_bytes = (_NF4_BYTES * shape.block_parameters + 2 * tables) / shape.parameters
@@ -76,30 +84,28 @@ class Traffic:
         """Seconds of a step by what they are spent on; they sum to the step's time."""
         settings = strategy.settings
         micros, stages = settings.gradient_accumulation, strategy.pipeline_parallel
-        tensor = self._tensor(strategy)
-        sequence = self._sequence(strategy)
-        exposed = tensor[0] + sequence[0]
-        compute = work.seconds
         flow = self._data_parallel(strategy)
         offload = self._offload(strategy)
-        busy = compute + exposed
+        busy = work.seconds
         # what crosses per micro-batch runs beside compute where DeepSpeed overlaps
         shown = _overlap(busy, flow.per_micro, flow.overlapped, self.constants.overlap_loss)
         extra_pcie = max(0.0, offload["pcie_per_micro"] - (busy + shown)) if offload["pcie_overlaps"] else (
             offload["pcie_per_micro"]
         )  # fmt: skip
         extra_nvme = max(0.0, offload["nvme_per_micro"] - (busy + shown + extra_pcie))
-        gpu = min(work.gpu_seconds, compute)
+        launch = max(0.0, busy - work.gpu_seconds - sum(work.exchange_seconds.values()))
         parts = {
-            "compute": micros * gpu,
-            "launch": micros * (compute - gpu),
-            flow.route.kind: micros * shown,
+            "compute": micros * work.gpu_seconds,
+            "launch": micros * launch,
+            "link": 0.0,
+            "network": 0.0,
             "pcie": micros * extra_pcie + offload["pcie_per_step"],
             "host": offload["host_per_step"],
             "nvme": micros * extra_nvme + offload["nvme_per_step"],
         }
-        for seconds, kind in (tensor, sequence):
-            parts[kind] = parts.get(kind, 0.0) + micros * seconds
+        for kind, seconds in work.exchange_seconds.items():
+            parts[kind] += micros * seconds
+        parts[flow.route.kind] += micros * shown
         if self.job.inference:
             return parts
         last = work.backward_seconds if flow.overlapped and settings.zero.stage < 2 else 0.0
@@ -109,12 +115,20 @@ class Traffic:
             self._pipeline(strategy, work, parts, busy + shown)
         return parts
 
+    def activations(self, strategy: Strategy) -> dict[str, float]:
+        """Kind of link -> seconds in which activations cross it, for one micro-batch."""
+        found: dict[str, float] = {}
+        for seconds, kind in (self._tensor(strategy), self._sequence(strategy)):
+            if seconds:
+                found[kind] = found.get(kind, 0.0) + seconds
+        return found
+
     # ---------------------------------------------------------------- groups
 
-    def _route(self, ranks: int, inner: int) -> Route:
-        key = (ranks, inner)
+    def _route(self, ranks: int, inner: int, share: float = 1.0) -> Route:
+        key = (ranks, inner, share)
         if key not in self._routes:
-            self._routes[key] = route(self.cluster, ranks, inner, self.constants, self.calibration)
+            self._routes[key] = route(self.cluster, ranks, inner, self.constants, self.calibration, share)
         return self._routes[key]
 
     def _rank_weights(self, strategy: Strategy) -> tuple[float, float]:
@@ -178,12 +192,13 @@ class Traffic:
         if tp == 1:
             return 0.0, "link"
         c, settings = self.constants, strategy.settings
-        way = self._route(tp, 1)
+        way = self._route(tp, 1, c.tensor_link_share)
         passes = c.tensor_parallel_collectives
         if self.job.inference:
             passes = passes // 2
         elif strategy.checkpointing == "full":
-            passes += passes // 2
+            # early stop spares the all-reduce after the last product
+            passes += passes // 2 - (0 if self.job.use_reentrant_checkpointing else 1)
         tokens = settings.micro_batch * self.job.seq_len / strategy.sequence_parallel
         seconds = 0.0
         for stack in self.shape.stacks:
@@ -219,14 +234,14 @@ class Traffic:
 
         ``work`` holds the layers of one stage and the whole head; only the last stage has the head.
         """
-        c, settings, p = self.constants, strategy.settings, strategy.pipeline_parallel
+        settings, p = strategy.settings, strategy.pipeline_parallel
         inner = strategy.tensor_parallel * strategy.sequence_parallel * strategy.data_parallel
         inside = inner * p <= self.cluster.gpus_per_node
         way = self._route(2, inner if not inside else 1)
         size = settings.parameter_bytes * settings.micro_batch * self.job.seq_len * self.shape.hidden
         send = 2 * way.seconds(size * 2 / strategy.sequence_parallel)
         parts[way.kind] = parts.get(way.kind, 0.0) + settings.gradient_accumulation * send
-        parts["bubble"] = (p - 1) * (max(0.0, per_micro - work.head_seconds) + send) + c.latency_seconds
+        parts["bubble"] = (p - 1) * (max(0.0, per_micro - work.head_seconds) + send)
 
     # ---------------------------------------------------------------- the step itself
 

@@ -23,7 +23,9 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
-    if not text.isprintable():
+    if len(text) > 8 and text[0].isalpha() and text.isprintable():
+        pass  # longer than any word that means something in YAML: what is to be quoted, PyYAML quotes
+    elif not text.isprintable():
         style = '"'  # line breaks of every kind, written as escapes
     else:
         try:

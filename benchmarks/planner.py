@@ -1,0 +1,337 @@
+"""How good the planner's time model is, on published runs: the one command behind the bars.
+
+    python -m benchmarks.planner                     # the tables in benchmarks/planner.md
+    python -m benchmarks.planner --megatron FILE     # other runs in the same columns
+    python -m benchmarks.planner --fsdp FILE --gpu h100-sxm-80gb
+
+Needs numpy (for the fits). Regret: measured time of the picked plan over the best measured one, less 1,
+in groups of four or more plans that compete for the same job.
+
+* catalogue: constants of ``zerokit/core/constants.py``, none of them fitted to the rows shown.
+* left out: constants and layer factors fitted to all other shapes than the one judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from zerokit.catalog import gpus
+from zerokit.core.constants import FSDP_TRITON, MEGATRON, Calibration, Constants, LayerFactor
+from zerokit.core.hardware import Cluster, Gpu
+from zerokit.core.job import Job
+from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
+from zerokit.core.shape import ModelShape, from_config
+from zerokit.core.strategy import Strategy
+from zerokit.core.timing import TimeModel
+
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+MEGATRON_FILE = DATA / "a100-megatron-deepspeed-iteration-times.csv"
+FSDP_FILE = DATA / "a100-80gb-fsdp-throughput.csv"
+FITTED = (
+    "gemm_m0", "gemm_n0", "hidden_bytes", "ffn_bytes", "score_bytes", "launch_seconds",
+    "tensor_launch_seconds", "link_efficiency", "tensor_link_share", "half_bytes", "step_launch_seconds",
+    "launch_join", "adam_bytes", "logit_bytes",
+)  # fmt: skip
+_VOCABULARY = 50304  # GPT-2's, padded to a multiple of 128
+_MPT = {  # llm-foundry's model configurations: width, layers, heads
+    "125m": (768, 12, 12), "350m": (1024, 24, 16), "760m": (1536, 24, 12), "1b": (2048, 24, 16),
+    "3b": (2560, 32, 20), "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 48, 56),
+    "70b": (8192, 80, 64),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured run. ``rivals`` names the job; ``shape_key`` the model."""
+
+    shape: ModelShape
+    job: Job
+    strategy: Strategy
+    cluster: Cluster
+    seconds: float
+    rivals: tuple[object, ...]
+    shape_key: tuple[object, ...]
+
+
+def megatron_runs(path: Path, gpu: Gpu) -> list[Run]:
+    """Rows of vTrain's ground truth: GPT models, eager attention, reentrant checkpointing, fp16."""
+    found, shapes = [], {}
+    for row in csv.DictReader(path.open(encoding="utf-8")):
+        width, heads, layers, length, count = (
+            int(row[key]) for key in ("hidden_size", "num_heads", "num_layers", "seq_len", "num_gpus")
+        )
+        key = (width, heads, layers, length)
+        if key not in shapes:
+            config = {"model_type": "gpt2", "n_embd": width, "n_head": heads, "n_layer": layers,
+                      "n_positions": length, "vocab_size": _VOCABULARY, "tie_word_embeddings": True}  # fmt: skip
+            shapes[key] = from_config(config, name="gpt")
+        data, micro, batch = (int(row[name]) for name in ("data_parallel", "micro_batch", "global_batch"))
+        settings = DeepSpeedSettings(
+            precision="fp16",
+            micro_batch=micro,
+            gradient_accumulation=batch // data // micro,
+            zero=ZeroSettings(stage=0),
+        )
+        strategy = Strategy(
+            settings=settings,
+            data_parallel=data,
+            tensor_parallel=int(row["tensor_parallel"]),
+            pipeline_parallel=int(row["pipeline_parallel"]),
+            checkpointing="full",
+        )
+        found.append(
+            Run(
+                shape=shapes[key],
+                job=Job(seq_len=length, attention="eager", use_reentrant_checkpointing=True),
+                strategy=strategy,
+                cluster=Cluster(gpu=gpu, gpus=count, nodes=max(1, count // 8)),
+                seconds=float(row["iteration_ms"]) / 1e3,
+                rivals=(count, batch, *key),
+                shape_key=key,
+            )
+        )
+    return found
+
+
+def fsdp_runs(path: Path, gpu: Gpu) -> list[Run]:
+    """Rows of llm-foundry's table: MPT models, flash attention, FULL_SHARD as stage 3."""
+    found = []
+    for row in csv.DictReader(path.open(encoding="utf-8")):
+        if row["model"] not in _MPT:
+            raise SystemExit(f"{path}: model {row['model']!r}; known: {', '.join(_MPT)}")
+        width, layers, heads = _MPT[row["model"]]
+        length, count, micro = (int(row[key]) for key in ("seq_len", "num_gpus", "micro_batch"))
+        config = {"model_type": "mpt", "d_model": width, "n_layers": layers, "n_heads": heads,
+                  "expansion_ratio": 4, "vocab_size": 50368, "max_seq_len": length}  # fmt: skip
+        shape = from_config(config, name=row["model"], parameters=int(row["params"]))
+        steps = int(row["gradient_accumulation"])
+        settings = DeepSpeedSettings(
+            precision="bf16",
+            micro_batch=micro,
+            gradient_accumulation=steps,
+            zero=ZeroSettings(stage=3 if row["sharding"] == "FULL_SHARD" else 2),
+        )
+        checkpointing = "full" if row["activation_checkpointing"] == "True" else "none"
+        found.append(
+            Run(
+                shape=shape,
+                job=Job(seq_len=length, attention="flash_attention_2"),
+                strategy=Strategy(settings=settings, data_parallel=count, checkpointing=checkpointing),
+                # llm-foundry names its network: 1600 Gb/s RoCE per node
+                cluster=Cluster(
+                    gpu=gpu, gpus=count, nodes=max(1, count // 8), network_bytes_per_second=200e9
+                ),
+                seconds=micro * steps * length / float(row["tokens_per_second_per_gpu"]),
+                rivals=(),
+                shape_key=(row["model"],),
+            )
+        )
+    return found
+
+
+def predict(runs: Iterable[Run], constants: Constants, calibration: Calibration | None = None) -> list[float]:
+    """Step seconds of each run."""
+    models: dict[tuple[object, ...], TimeModel] = {}
+    found = []
+    for run in runs:
+        key = (id(run.shape), run.job, run.cluster.gpus)
+        if key not in models:
+            models[key] = TimeModel(run.shape, run.job, run.cluster, constants, calibration)
+        found.append(models[key].estimate(run.strategy).step_seconds)
+    return found
+
+
+def fit(runs: Sequence[Run], start: Constants, names: Sequence[str], pull: float = 0.05) -> Constants:
+    """Least squares on the logarithms (Levenberg-Marquardt), pulled towards ``start``."""
+    measured = np.array([run.seconds for run in runs])
+    origin = np.log([getattr(start, name) for name in names])
+
+    def constants(x: np.ndarray) -> Constants:
+        return replace(start, **{name: float(np.exp(value)) for name, value in zip(names, x, strict=True)})
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        error = np.log(np.array(predict(runs, constants(x))) / measured)
+        return np.concatenate([error, pull * math.sqrt(len(runs) / len(names)) * (x - origin)])
+
+    x, damping = origin.copy(), 1e-2
+    now = residuals(x)
+    for _ in range(8):
+        steps = 0.02 * np.eye(len(x))
+        jacobian = np.stack([(residuals(x + step) - now) / 0.02 for step in steps], axis=1)
+        normal = jacobian.T @ jacobian
+        for _ in range(5):
+            move = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -jacobian.T @ now)
+            trial = residuals(x + np.clip(move, -0.7, 0.7))
+            if trial @ trial < now @ now:
+                break
+            damping *= 5
+        else:
+            break
+        gain = 1 - (trial @ trial) / (now @ now)
+        x, now, damping = x + np.clip(move, -0.7, 0.7), trial, max(damping / 5, 1e-6)
+        if gain < 1e-4:
+            break
+    return constants(x)
+
+
+def layer_factors(runs: Sequence[Run], constants: Constants) -> Calibration:
+    """What the fitted formulas leave over, by width, tensor parallel degree and tokens of a layer."""
+    found: dict[tuple[int, int, int], float] = {}
+    for _ in range(3):
+        errors = defaultdict(list)
+        for run, seconds in zip(runs, predict(runs, constants, _calibration(found)), strict=True):
+            point = (run.shape.hidden, run.strategy.tensor_parallel,
+                     run.strategy.settings.micro_batch * run.job.seq_len)  # fmt: skip
+            errors[point].append(math.log(run.seconds / seconds))
+        found = {point: found.get(point, 1.0) * math.exp(1.1 * statistics.mean(values))
+                 for point, values in errors.items()}  # fmt: skip
+    return _calibration(found)
+
+
+def _calibration(factors: Mapping[tuple[int, int, int], float]) -> Calibration:
+    return Calibration(
+        layer_factors=tuple(
+            LayerFactor(hidden=hidden, tensor_parallel=degree, tokens=tokens, factor=factor)
+            for (hidden, degree, tokens), factor in factors.items()
+        )
+    )
+
+
+def left_out(
+    runs: Sequence[Run],
+    group: Callable[[Run], object],
+    predictor: Callable[[list[Run], list[Run]], list[float]],
+) -> list[float]:
+    """Predictions of each group by what was fitted to all others."""
+    found: dict[int, float] = {}
+    for value in sorted({str(group(run)) for run in runs}):
+        training = [run for run in runs if str(group(run)) != value]
+        judged = [run for run in runs if str(group(run)) == value]
+        if training:
+            found.update(zip(map(id, judged), predictor(training, judged), strict=True))
+    return [found.get(id(run), math.nan) for run in runs]
+
+
+def regrets(runs: Sequence[Run], predicted: Sequence[float], top: int = 1) -> list[float]:
+    """Per group of at least four rivals: best measured of the ``top`` picked over the best, less 1."""
+    groups = defaultdict(list)
+    for run, seconds in zip(runs, predicted, strict=True):
+        groups[run.rivals].append((seconds, run.seconds))
+    return [
+        min(measured for _, measured in sorted(group)[:top]) / min(measured for _, measured in group) - 1
+        for group in groups.values()
+        if len(group) >= 4
+    ]
+
+
+def row(name: str, runs: Sequence[Run], predicted: Sequence[float]) -> str:
+    """One line of the table."""
+    error = [abs(seconds / run.seconds - 1) for run, seconds in zip(runs, predicted, strict=True)]
+    bias = statistics.mean(seconds / run.seconds - 1 for run, seconds in zip(runs, predicted, strict=True))
+    line = f"{name:<52} {statistics.mean(error):>7.1%} {bias:>+7.1%}"
+    picked = sorted(regrets(runs, predicted))
+    if len(picked) > 1:
+        worst = picked[min(len(picked) - 1, round(0.95 * (len(picked) - 1)))]
+        line += f" {statistics.mean(picked):>9.2%} {worst:>9.1%}"
+        line += f" {statistics.mean(regrets(runs, predicted, 3)):>9.2%} {len(picked):>7}"
+    return line
+
+
+def rule_of_thumb(runs: Sequence[Run]) -> list[float]:
+    """Not seconds but an order: most data parallel first, then the largest micro-batch."""
+    return [1.0 / (run.strategy.data_parallel + 1e-3 * run.strategy.settings.micro_batch) for run in runs]
+
+
+_HEAD = f"{'':<52} {'error':>7} {'bias':>7} {'regret':>9} {'95th':>9} {'of top 3':>9} {'groups':>7}"
+
+
+def megatron(path: Path, gpu: Gpu) -> None:
+    """Tables of the Megatron-DeepSpeed runs."""
+    runs = megatron_runs(path, gpu)
+    print(f"\n{path.name}: {len(runs)} runs on {gpu.name}\n{_HEAD}")
+    picked = sorted(regrets(runs, rule_of_thumb(runs)))
+    print(
+        f"{'rule: most data parallel, then micro-batch':<52} {'':>7} {'':>7} {statistics.mean(picked):>9.2%}"
+    )
+    print(row("catalogue constants", runs, predict(runs, MEGATRON)))
+
+    def parametric(training: list[Run], judged: list[Run]) -> list[float]:
+        return predict(judged, fit(training, MEGATRON, FITTED))
+
+    def with_factors(training: list[Run], judged: list[Run]) -> list[float]:
+        constants = fit(training, MEGATRON, FITTED)
+        return predict(judged, constants, layer_factors(training, constants))
+
+    if len({run.shape_key for run in runs}) > 1:
+        print(row("shape left out: constants", runs, left_out(runs, lambda r: r.shape_key, parametric)))
+        print(row("shape left out: constants and layer factors", runs,
+                  left_out(runs, lambda r: r.shape_key, with_factors)))  # fmt: skip
+    if len({run.shape.hidden for run in runs}) > 1:
+        print(row("width left out: constants and layer factors", runs,
+                  left_out(runs, lambda r: r.shape.hidden, with_factors)))  # fmt: skip
+    if len({run.cluster.gpus for run in runs}) > 1:
+        print(row("GPU count left out: constants and layer factors", runs,
+                  left_out(runs, lambda r: r.cluster.gpus, with_factors)))  # fmt: skip
+
+
+def fsdp(path: Path, gpu: Gpu) -> None:
+    """Tables of the FSDP runs."""
+    runs = fsdp_runs(path, gpu)
+    measured = [run.seconds for run in runs]
+    constant = statistics.median(
+        seconds / (6 * run.shape.parameters) / _tokens(run)
+        for run, seconds in zip(runs, measured, strict=True)
+    )
+    print(f"\n{path.name}: {len(runs)} runs on {gpu.name}\n{_HEAD[:68]}")
+    print(
+        row(
+            "constant MFU (fitted median)",
+            runs,
+            [constant * 6 * r.shape.parameters * _tokens(r) for r in runs],
+        )
+    )
+    print(row("catalogue constants", runs, predict(runs, FSDP_TRITON)))
+
+    def one(training: list[Run], judged: list[Run]) -> list[float]:
+        factor = statistics.median(
+            run.seconds / seconds
+            for run, seconds in zip(training, predict(training, FSDP_TRITON), strict=True)
+        )
+        return [factor * seconds for seconds in predict(judged, FSDP_TRITON)]
+
+    print(
+        row("one efficiency constant, model size left out", runs, left_out(runs, lambda r: r.shape_key, one))
+    )
+
+
+def _tokens(run: Run) -> float:
+    return run.strategy.settings.micro_batch * run.strategy.settings.gradient_accumulation * run.job.seq_len
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megatron", type=Path, help=f"default: {MEGATRON_FILE.name}")
+    parser.add_argument("--fsdp", type=Path, help=f"default: {FSDP_FILE.name}")
+    parser.add_argument("--gpu", help="of the files given; default: a100-40gb (Megatron), a100-80gb (FSDP)")
+    arguments = parser.parse_args()
+    both = arguments.megatron is None and arguments.fsdp is None
+    if both or arguments.megatron:
+        megatron(arguments.megatron or MEGATRON_FILE, gpus.lookup(arguments.gpu or "a100-40gb"))
+    if both or arguments.fsdp:
+        fsdp(arguments.fsdp or FSDP_FILE, gpus.lookup(arguments.gpu or "a100-80gb"))
+
+
+if __name__ == "__main__":
+    main()
