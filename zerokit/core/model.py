@@ -11,7 +11,7 @@ checkpointing mode, because every tensor's shape is a product of those and const
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
@@ -93,13 +93,17 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """``count`` segments alike, for the layers ``start``, ``start + step``, … of ``stack``."""
+    """``count`` segments alike, for the layers ``start``, ``start + step``, … of ``stack``.
+
+    ``jump`` like segments were left out before it: only what they leave alive counts.
+    """
 
     segment: int
     stack: str = ""
     start: int = 0
     count: int = 1
     step: int = 1
+    jump: int = 0
 
     def layers(self) -> Iterator[int]:
         """The layer indexes in order of execution."""
@@ -142,11 +146,39 @@ class ActivationTrace:
         """Live activation bytes at every mark for this micro-batch and sequence length."""
         return _timeline(self, micro_batch, seq_len)
 
+    def shortened(self, keep: int) -> ActivationTrace:
+        """The same with the inside of long runs of layers left out, ``keep`` layers left at either end.
+
+        What happens at a time then still has its right level, for far fewer marks.
+        """
+        if keep not in self._shortened:
+            self._shortened[keep] = ActivationTrace(
+                segments=self.segments,
+                forward=tuple(_shorten(self.forward, keep)),
+                backward=tuple(_shorten(self.backward, keep)),
+                max_seq_len=self.max_seq_len,
+            )
+        return self._shortened[keep]
+
+    @cached_property
+    def _shortened(self) -> dict[int, ActivationTrace]:
+        return {}
+
     def __hash__(self) -> int:
         return id(self)
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+
+def _shorten(runs: Iterable[Run], keep: int) -> Iterator[Run]:
+    for run in runs:
+        if not run.stack or run.count <= 2 * keep:
+            yield run
+            continue
+        yield replace(run, count=keep)
+        tail = run.start + run.step * (run.count - keep)
+        yield replace(run, start=tail, count=keep, jump=run.count - 2 * keep)
 
 
 def _absolute(name: str, stack: str, layer: int) -> str:
@@ -200,6 +232,7 @@ def _run_pass(
                 [size.of(mark.after) for mark in marks],
             )
         segment_peaks, segment_levels, segment_afters = values[run.segment]
+        level += run.jump * segment_afters[-1]
         for _ in range(run.count):
             peaks += [level + value for value in segment_peaks]
             levels += [level + value for value in segment_levels]
@@ -235,7 +268,7 @@ def _timeline(trace: ActivationTrace, micro_batch: int, seq_len: int) -> Timelin
 
 
 def _merged(backward: Pass, positions: Sequence[int]) -> Pass:
-    """Entries at the positions given and at the last mark, each with the highest peak since the one before."""
+    """Entries at the positions given, each with the highest peak since the one before."""
     peaks, levels, afters = [], [], []
     start = 0
     for position in positions:
@@ -402,9 +435,9 @@ class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
                 Mark(
                     kind=kind,
                     name=name,
-                    peaks=tuple(table[p] for p in peaks),  # type: ignore[misc]
-                    level=table[level],  # type: ignore[arg-type]
-                    after=table[after],  # type: ignore[arg-type]
+                    peaks=tuple(table[p] for p in peaks),
+                    level=table[level],
+                    after=table[after],
                 )
                 for kind, name, peaks, level, after in self._data["segments"][index]
             )

@@ -148,15 +148,15 @@ def make_inputs(built: BuiltModel, micro_batch: int, seq_len: int, padding: bool
 def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
     model = built.model
     model.to_empty(device="cpu")
-    model.tie_weights()  # type: ignore[operator]
+    model.tie_weights()
     model.train()
     if variant.checkpointing != "none":
         if variant.lora_rank:
-            model.enable_input_require_grads()  # type: ignore[operator]
+            model.enable_input_require_grads()
         kwargs: dict[str, Any] = {"preserve_rng_state": False, "use_reentrant": True}
         if variant.checkpointing == "full":
             kwargs |= {"use_reentrant": False, "determinism_check": "none"}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)  # type: ignore[operator]
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     return model
 
 

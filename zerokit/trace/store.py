@@ -25,10 +25,10 @@ def write(profile: ModelProfile, place: Path) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.replace(temporary, place)
+        Path(temporary).replace(place)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            Path(temporary).unlink()
         raise
 
 

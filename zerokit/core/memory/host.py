@@ -56,7 +56,7 @@ def _stage12(
     layout: Layout, settings: DeepSpeedSettings, width: Precision, part: Partition
 ) -> dict[str, int]:
     pin = settings.zero.offload_optimizer.pin_memory
-    largest = max((p.numel for p in layout.trainable), default=0)
+    largest = layout.largest
     found = {
         "master_weights": pinned(part.size * width.master, pin),
         "gradients": pinned(part.size * width.master, pin),
@@ -65,7 +65,7 @@ def _stage12(
         "optimizer_states": part.size * 4 * optimizer_values(settings),
     }
     if settings.gradient_accumulation > 1:  # async_accumulate_grad_in_cpu_via_gpu: whole parameters
-        sizes = [layout.trainable[i].numel * width.gradient for i in part.fragments]
+        sizes = [layout.trainable_sizes[i] * width.gradient for i in part.fragments]
         found["accumulated_gradients"] = sum(pinned(size, pin) for size in sizes)
     return found
 
@@ -81,7 +81,7 @@ def _stage3(
     if parameter.device == "cpu":
         found["parameters"] = pinned((trainable + frozen) * width.parameter)
         # zero.Init pins every parameter's share by itself; the pinned blocks stay cached
-        each = (-(-p.numel // ranks) * width.parameter for p in layout.parameters)
+        each = (-(-size // ranks) * width.parameter for size in layout.sizes)
         found["parameters_while_built"] = sum(pinned(size, parameter.pin_memory) for size in each)
     elif parameter.device == "nvme":
         found["parameter_buffers"] = pinned(parameter.buffer_count * parameter.buffer_size * width.parameter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 from zerokit.core.model import ActivationTrace, ModelProfile, Parameter
 from zerokit.core.settings import DeepSpeedSettings
@@ -34,6 +35,21 @@ class Layout:
         return tuple(p for p in self.parameters if p.trainable)
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of every parameter."""
+        return tuple(p.numel for p in self.parameters)
+
+    @cached_property
+    def trainable_sizes(self) -> tuple[int, ...]:
+        """Elements of every trainable parameter."""
+        return tuple(p.numel for p in self.trainable)
+
+    @cached_property
+    def largest(self) -> int:
+        """Elements of the largest trainable parameter."""
+        return max(self.trainable_sizes, default=0)
+
+    @cached_property
     def frozen_numel(self) -> int:
         """Elements without gradients."""
         return sum(p.numel for p in self.parameters if not p.trainable)
@@ -41,7 +57,7 @@ class Layout:
     @cached_property
     def trainable_numel(self) -> int:
         """Elements with gradients."""
-        return sum(p.numel for p in self.trainable)
+        return sum(self.trainable_sizes)
 
     @cached_property
     def trainable_index(self) -> dict[str, int]:
@@ -49,13 +65,24 @@ class Layout:
         return {p.name: i for i, p in enumerate(self.trainable)}
 
     @cached_property
-    def gradient_marks(self) -> tuple[tuple[int, int], ...]:
-        """(position among the backward marks, position among the trainable parameters), in time order."""
-        found = []
-        for position, (kind, name) in enumerate(self.trace.marks_backward):
-            if kind == "grad" and name in self.trainable_index:
-                found.append((position, self.trainable_index[name]))
-        return tuple(found)
+    def trainable_ends(self) -> list[int]:
+        """Where each trainable parameter ends in the flat buffer, in elements."""
+        return list(accumulate(self.trainable_sizes))
+
+    @cached_property
+    def layer_numel(self) -> dict[str, int]:
+        """Stack path -> elements of its smallest layer."""
+        totals: dict[tuple[str, str], int] = {}
+        stacks = {run.stack for run in self.trace.forward if run.stack}
+        for parameter in self.parameters:
+            for stack in stacks:
+                if parameter.name.startswith(stack + "."):
+                    layer = parameter.name[len(stack) + 1 :].split(".", 1)[0]
+                    totals[stack, layer] = totals.get((stack, layer), 0) + parameter.numel
+        found: dict[str, int] = {}
+        for (stack, _), numel in totals.items():
+            found[stack] = min(found.get(stack, numel), numel)
+        return found
 
     def __hash__(self) -> int:
         return id(self)

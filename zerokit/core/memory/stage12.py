@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Precision
@@ -37,11 +36,11 @@ class Partition:
 
 def partition(layout: Layout, rank: int, count: int) -> Partition:
     """The partition of data-parallel ``rank`` of ``count``; padded to 2·count elements."""
-    sizes = [p.numel for p in layout.trainable]
+    sizes = layout.trainable_sizes
+    ends = layout.trainable_ends
     alignment = 2 * count
-    padded = -(-sum(sizes) // alignment) * alignment
+    padded = -(-(ends[-1] if ends else 0) // alignment) * alignment
     size = padded // count
-    ends = list(accumulate(sizes))
     low, high = rank * size, (rank + 1) * size
     fragments: dict[int, int] = {}
     index = bisect_right(ends, low)
@@ -71,7 +70,7 @@ class Stage12:
         self.part = part
         self.ledger = ledger
         self.bytes = Precision.of(settings)
-        self.sizes = [p.numel for p in layout.trainable]
+        self.sizes = layout.trainable_sizes
         self.offload = self.zero.offload_optimizer.device != "none"
         self.contiguous = self.zero.contiguous_gradients or self.offload
         self.communication = 4 if sequence_parallel > 1 else self.bytes.communication
@@ -142,19 +141,13 @@ class Stage12:
             return 1
         owners = 0
         previous = -1
-        ends = self._ends
+        ends = self.layout.trainable_ends
         for index in indexes:
             low = (ends[index] - self.sizes[index]) // self.part.size
             high = (ends[index] - 1) // self.part.size
             owners += high - low + (low != previous)
             previous = high
         return owners
-
-    @property
-    def _ends(self) -> list[int]:
-        if not hasattr(self, "_cumulative"):
-            self._cumulative = list(accumulate(self.sizes))
-        return self._cumulative
 
     def _after_reduction(self, index: int, boundary: bool) -> None:
         size = self.sizes[index] * self.bytes.gradient

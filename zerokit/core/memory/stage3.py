@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Precision
@@ -27,11 +28,12 @@ class _Group:
 
 
 class Modules:
-    """Parameters of each module by position, in the order that DeepSpeed numbers them."""
+    """Parameters of each module by position, in the order that DeepSpeed numbers them, and the
+    modules in the order of their fetches."""
 
     def __init__(self, layout: Layout) -> None:
-        self.sizes = [p.numel for p in layout.parameters]
-        self.trainable = [p.trainable for p in layout.parameters]
+        self.sizes = layout.sizes
+        self.trainable = tuple(p.trainable for p in layout.parameters)
         self.by_name = {p.name: i for i, p in enumerate(layout.parameters)}
         self.of: dict[str, tuple[int, ...]] = {}
         for name, index in self.by_name.items():
@@ -39,32 +41,41 @@ class Modules:
         for alias, name in layout.profile.ties.items():
             if name in self.by_name:
                 self._add(alias, self.by_name[name])
+        # forward, then backward with the forwards that are run again in it
+        forward = [name for kind, name in layout.trace.marks_forward if kind == "fwd_pre"]
+        backward = [name for kind, name in layout.trace.marks_backward if kind in ("fwd_pre", "bwd_pre")]
+        self.steps = forward + backward
+        self.needed = [self.of.get(name, ()) for name in self.steps]
+        self.queue = [(index, step) for step, needed in enumerate(self.needed) for index in needed]
+        self.numel_at = [sum(self.sizes[i] for i in needed) for needed in self.needed]
 
     def _add(self, name: str, index: int) -> None:
         module = name.rpartition(".")[0]
-        self.of[module] = tuple(sorted({*self.of.get(module, ()), index}))
+        known = self.of.get(module, ())
+        self.of[module] = (
+            (*known, index) if not known or known[-1] < index else tuple(sorted({*known, index}))
+        )
+
+
+@lru_cache(maxsize=64)
+def modules_of(layout: Layout) -> Modules:
+    """The modules of a layout; cached."""
+    return Modules(layout)
 
 
 class Stage3:
     """One rank's gathered parameters and gradients. Components go into the ledger given."""
 
-    def __init__(
-        self, layout: Layout, settings: DeepSpeedSettings, ranks: int, ledger: Ledger, modules: Modules
-    ) -> None:
+    def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
         self.settings = settings
         self.zero = settings.zero
         self.ranks = ranks
         self.ledger = ledger
-        self.modules = modules
+        self.modules = modules = modules_of(layout)
         self.bytes = Precision.of(settings)
         self.offload_param = self.zero.offload_param.device != "none"
         self.offload_optimizer = self.zero.offload_optimizer.device != "none"
         self.persistent = self._persistent()
-        self.steps = self._record(layout)
-        self.queue_template = [
-            (index, step) for step, name in enumerate(self.steps) for index in modules.of.get(name, ())
-        ]
-        self.numel_at = [sum(modules.sizes[i] for i in modules.of.get(name, ())) for name in self.steps]
         self.status = [ABSENT] * len(modules.sizes)
         self.active: list[set[str]] = [set() for _ in modules.sizes]
         self.held = [0] * len(modules.sizes)
@@ -92,13 +103,6 @@ class Stage3:
             result.append(stays)
         return result
 
-    @staticmethod
-    def _record(layout: Layout) -> list[str]:
-        """The modules in order of their fetches over forward and backward (recomputation included)."""
-        forward = [name for kind, name in layout.trace.marks_forward if kind == "fwd_pre"]
-        backward = [name for kind, name in layout.trace.marks_backward if kind in ("fwd_pre", "bwd_pre")]
-        return forward + backward
-
     # ---------------------------------------------------------------- parameters
 
     def start_of_forward(self) -> None:
@@ -108,7 +112,7 @@ class Stage3:
                 if self.status[index] == FLYING:
                     self._arrive(index)
                     self._release(index)
-        self.queue = deque(self.queue_template)
+        self.queue = deque(self.modules.queue)
         self.latest = {}
         self.step_id = 0
         self.available = 0
@@ -203,11 +207,12 @@ class Stage3:
         mine = {i for i in self.modules.of.get(module, ()) if not self.persistent[i]}
         mine = {i for i in mine if self.latest.get(i, -1) <= self.step_id}
         traversed = 0
-        for step in range(self.step_id, len(self.steps)):
+        needed, numel_at = self.modules.needed, self.modules.numel_at
+        for step in range(self.step_id, len(needed)):
             if not mine or traversed >= self.zero.max_reuse_distance:
                 break
-            mine.difference_update(self.modules.of.get(self.steps[step], ()))
-            traversed += self.numel_at[step]
+            mine.difference_update(needed[step])
+            traversed += numel_at[step]
         self.released[key] = frozenset(mine)
         return self.released[key]
 
@@ -316,7 +321,12 @@ class Stage3:
                     self.ledger.burst("optimizer_temporaries", elements * self.bytes.master)
                 self.ledger.add("flat_gradient", -flat)
                 self.ledger.set("fp32_gradient", 0)
-        self._gather([i for i, stays in enumerate(self.persistent) if stays])
-        for index, stays in enumerate(self.persistent):
-            if stays and self.group[index] is not None:
+        self.gather_persistent()
+
+    def gather_persistent(self) -> None:
+        """``_post_step``: small parameters are gathered for good."""
+        chosen = [i for i, stays in enumerate(self.persistent) if stays]
+        self._gather(chosen)
+        for index in chosen:
+            if self.group[index] is not None:
                 self._arrive(index)

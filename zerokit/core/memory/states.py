@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.memory.stage12 import Partition
@@ -37,11 +38,12 @@ def optimizer_values(settings: DeepSpeedSettings) -> int:
     return OPTIMIZER_STATES.get(name, 2)
 
 
+@lru_cache(maxsize=256)
 def shares(layout: Layout, ranks: int) -> tuple[int, int]:
     """(elements of this rank's ZeRO-3 shard of trainable, of frozen parameters), each padded."""
     trainable = frozen = 0
-    for parameter in layout.parameters:
-        share = -(-parameter.numel // ranks)
+    for size, parameter in zip(layout.sizes, layout.parameters, strict=True):
+        share = -(-size // ranks)
         if parameter.trainable:
             trainable += share
         else:
@@ -76,7 +78,7 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
         components["master_weights"] = part.size * width.master
         components["optimizer_states"] = part.size * states
     else:
-        largest = max((p.numel for p in layout.trainable), default=0)
+        largest = layout.largest
         components["offload_buffer"] = largest * width.parameter
     return Persistent(components=components)
 
@@ -106,7 +108,7 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
     share, master = part.size * width.parameter, part.size * width.master
     if offload:
         # the clone is converted to fp32 on the GPU before it goes to the CPU
-        largest = max((p.numel for p in layout.trainable), default=0) * width.parameter
+        largest = layout.largest * width.parameter
         return max(parameters + flat, parameters + share, parameters + largest)
     return max(parameters + flat, parameters + share + master, parameters + 2 * master)
 
@@ -114,7 +116,7 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
 def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int:
     zero, width = settings.zero, Precision.of(settings)
     trainable, frozen = shares(layout, ranks)
-    largest = max((p.numel for p in layout.parameters), default=0) * width.parameter
+    largest = max(layout.sizes, default=0) * width.parameter
     on_gpu = zero.offload_param.device == "none"
     weights = (trainable + frozen) * width.parameter if on_gpu else 0
     building = weights + largest

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Overlay
-from zerokit.core.memory.stage3 import Modules, Stage3
+from zerokit.core.memory.stage3 import Stage3
 from zerokit.core.memory.stage12 import Partition, Stage12, partition, stage0_step
 from zerokit.core.memory.states import Persistent, init_peak, persistent
 from zerokit.core.settings import DeepSpeedSettings
@@ -48,11 +48,13 @@ class _Replay:
         self.stage3: Stage3 | None = None
         self.stage12: Stage12 | None = None
         if settings.zero.stage == 3:
-            self.stage3 = Stage3(layout, settings, ranks, self.ledger, Modules(layout))
+            self.stage3 = Stage3(layout, settings, ranks, self.ledger)
         else:
             self.stage12 = Stage12(layout, settings, self.part, self.ledger, sequence_parallel)
         for name, size in self.state.components.items():
             self.ledger.set(name, size)
+        if self.stage3 is not None:
+            self.stage3.gather_persistent()
         marks = layout.trace.marks_backward
         positions = layout.trace.gradient_positions
         self.backward_marks = marks if self.stage3 is not None else [marks[i] for i in positions]
@@ -146,9 +148,6 @@ def rank_bytes(
     """Replay one optimizer step of one rank, in the steady state (third step on)."""
     replay = _Replay(layout, settings, ranks, rank, sequence_parallel)
     kinds = micro_step_kinds(settings.gradient_accumulation)
-    if settings.zero.stage == 3:  # once before, so that persistent parameters are in place
-        replay.micro_step(True, True)
-        replay.step()
     micro_steps = tuple(replay.micro_step(boundary, first) for boundary, first in kinds)
     step_peak = replay.step()
     return RankBytes(
@@ -174,9 +173,6 @@ def compose(
     """
     replay = _Replay(layout, settings, ranks, rank, sequence_parallel)
     kinds = micro_step_kinds(settings.gradient_accumulation)
-    if settings.zero.stage == 3:
-        replay.micro_step(True, True)
-        replay.step()
     watcher = _Watch(replay, phase, activation_at)
     return watcher.run(kinds)
 

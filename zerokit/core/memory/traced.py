@@ -19,7 +19,7 @@ from zerokit.core.memory.plan import Layout, layout
 from zerokit.core.memory.stage12 import Partition, partition
 from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
 from zerokit.core.model import ModelProfile, Timeline, variant_key
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
 
 LIST_EVERY_RANK_UP_TO = 64
@@ -76,6 +76,9 @@ def estimate_traced(
     if trace is None:
         raise KeyError(key)
     shape = layout(profile, key, trace)
+    if strategy.settings.zero.stage == 3:
+        trace = trace.shortened(_layers_kept(shape, strategy.settings.zero))
+        shape = layout(profile, key, trace)
     timeline = trace.timeline(strategy.settings.micro_batch, _tokens(job, strategy))
     scene = _scene(shape, _kinds(strategy.settings), _Degrees.of(strategy, cluster), every_rank)
     found = [_rank(scene, timeline, own) for own in scene.ranks]
@@ -89,6 +92,14 @@ def estimate_traced(
         assumptions=scene.assumptions,
         basis=profile.basis,
     )
+
+
+def _layers_kept(shape: Layout, zero: ZeroSettings) -> int:
+    """Layers at either end of a stack beyond which ZeRO-3 looks neither ahead nor back: what it gathers
+    is decided within the reuse distance, the prefetch bucket and the live-parameter limit."""
+    smallest = min(shape.layer_numel.values(), default=1)
+    reach = zero.max_reuse_distance + zero.prefetch_bucket_size + zero.reduce_bucket_size
+    return 1 << (-(-reach // max(1, smallest)) + 2 - 1).bit_length()  # few values, so that traces are shared
 
 
 @dataclass(frozen=True, slots=True)

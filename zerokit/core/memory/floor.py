@@ -1,0 +1,63 @@
+"""A bound from below on what a strategy needs: cheap enough to ask of every candidate.
+
+What stays allocated between steps, plus the activations' own peak; gradients, buckets and gathered
+weights can only add to it. A search rejects by it what cannot fit, and replays only the rest.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.memory import fits
+from zerokit.core.memory.plan import Layout, Precision, layout
+from zerokit.core.memory.states import optimizer_values
+from zerokit.core.memory.traced import variant_of
+from zerokit.core.model import ActivationTrace, ModelProfile
+from zerokit.core.settings import DeepSpeedSettings
+from zerokit.core.strategy import Strategy
+
+
+def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> int:
+    """No smaller card can do, in nvidia-smi's total.
+
+    Raises:
+        KeyError: the profile does not cover the strategy (ask ``traced.covers`` first).
+    """
+    key = variant_of(job, strategy)
+    tokens = max(1, job.seq_len // strategy.sequence_parallel)
+    trace = profile.trace(key, tokens)
+    if trace is None:
+        raise KeyError(key)
+    shape = layout(profile, key, trace)
+    ranks = strategy.data_parallel * strategy.sequence_parallel
+    states, gradients = _states(shape, strategy.settings, ranks)
+    activations = _activation_peak(trace, strategy.settings.micro_batch, tokens)
+    return fits.min_vram_bytes(cluster.gpu, strategy, states + max(activations, gradients))
+
+
+@lru_cache(maxsize=512)
+def _activation_peak(trace: ActivationTrace, micro_batch: int, tokens: int) -> int:
+    return int(trace.timeline(micro_batch, tokens).forward_peak)
+
+
+def _states(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tuple[int, int]:
+    """(bytes at every instant of a step, gradients at its end), without any rounding."""
+    zero, width = settings.zero, Precision.of(settings)
+    trainable, frozen = shape.trainable_numel, shape.frozen_numel
+    optimizer = 4 * optimizer_values(settings)
+    if width.parameter != width.master:
+        optimizer += width.master
+    if zero.stage == 3:
+        size = 0
+        if zero.offload_param.device == "none":
+            size += (trainable + frozen) * width.parameter // ranks
+        if zero.offload_optimizer.device == "none":
+            size += trainable * (optimizer + width.accumulation) // ranks
+        return size, 0
+    size = (trainable + frozen) * width.parameter
+    if zero.stage == 0 or zero.offload_optimizer.device == "none":
+        size += trainable * optimizer // (1 if zero.stage == 0 else ranks)
+    whole = zero.stage == 0 or (zero.stage == 1 and zero.offload_optimizer.device == "none")
+    return size, trainable * width.parameter // (1 if whole else ranks) if whole else 0
