@@ -72,7 +72,7 @@ def megatron_runs(path: Path, gpu: Gpu) -> list[Run]:
         key = (width, heads, layers, length)
         if key not in shapes:
             config = {"model_type": "gpt2", "n_embd": width, "n_head": heads, "n_layer": layers,
-                      "n_positions": length, "vocab_size": _VOCABULARY, "tie_word_embeddings": True}  # fmt: skip
+                      "n_positions": length, "vocab_size": _VOCABULARY}  # fmt: skip
             shapes[key] = from_config(config, name="gpt")
         data, micro, batch = (int(row[name]) for name in ("data_parallel", "micro_batch", "global_batch"))
         settings = DeepSpeedSettings(

@@ -12,6 +12,7 @@ import click
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
 from zerokit.core.memory.analytic import estimate_analytic
+from zerokit.core.memory.floor import least_vram_bytes
 from zerokit.core.memory.traced import covers, estimate_traced, variant_of
 from zerokit.core.model import ModelProfile
 from zerokit.core.shape import ModelShape
@@ -102,6 +103,11 @@ class Model:
         estimate = estimate_analytic(self.source.shape, job, strategy, cluster)
         notes = tuple(self.source.notes.values())
         return replace(estimate, assumptions=(*notes, *estimate.assumptions)) if notes else estimate
+
+    def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:
+        """A bound from below on the estimate's ``min_vram_bytes``; 0 where none is known."""
+        profile = self.source.covering(job, strategy)
+        return 0 if profile is None else least_vram_bytes(profile, job, strategy, cluster)
 
     def detailed(self) -> Model:
         """The same, with every rank up to 64 GPUs."""

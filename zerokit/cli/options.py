@@ -161,6 +161,7 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
         job=job,
         cluster=hardware.cluster,
         memory=chosen.memory(job),
+        least_vram=chosen.memory(job).least_vram_bytes,
         exact_memory=chosen.memory(job).detailed(),
         pins=_pins(options, hardware.on_cpu),
         precision=_choice(options, "--precision", ("auto", *PRECISIONS)) or "auto",

@@ -12,7 +12,7 @@ from zerokit.core.job import Job
 from zerokit.core.layouts import Layout, Pins, Placement, broken_rule, divisors, knobs
 from zerokit.core.memory.analytic import trainable_parameters
 from zerokit.core.rules import first_violation
-from zerokit.core.search import Found, MemoryModel, Space, build_strategy, fits, search
+from zerokit.core.search import Found, LeastVram, MemoryModel, Space, build_strategy, fits, search
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import Candidate, Strategy
 from zerokit.core.timing import TimeModel
@@ -28,6 +28,7 @@ class Request:
 
     Attributes:
         memory: the memory model, bound to the model's profile or shape.
+        least_vram: a cheap bound from below on its ``min_vram_bytes``.
         exact_memory: the same for every rank, not only the worst: for the plan that is shown.
         timed: whether step times may be shown (they are not, for CPU ranks).
     """
@@ -36,6 +37,7 @@ class Request:
     job: Job
     cluster: Cluster
     memory: MemoryModel
+    least_vram: LeastVram | None = None
     exact_memory: MemoryModel | None = None
     pins: Pins = field(default_factory=Pins)
     precision: str = "auto"
@@ -172,6 +174,7 @@ def make_space(request: Request) -> tuple[Space, tuple[str, ...]]:
         precision=precision,
         global_batch=batch,
         memory=request.memory,
+        least_vram=request.least_vram,
         timing=time_model(request, job),
         torch_adam=request.on_cpu,
     )

@@ -13,7 +13,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
@@ -35,6 +35,8 @@ from zerokit.core.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.core.timing import TimeModel
 
 MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]
+LeastVram = Callable[[Job, Strategy, Cluster], int]
+"""A bound from below on what the memory model will say, at a fraction of its cost."""
 
 _TOO_LARGE = "GPU memory"
 _SLOWER = "slower than the plans shown"
@@ -52,6 +54,7 @@ class Space:
     global_batch: int
     memory: MemoryModel
     timing: TimeModel
+    least_vram: LeastVram | None = None
     torch_adam: bool = False
 
 
@@ -170,8 +173,11 @@ class _Search:
     top: int
     rejected: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
-    frugal: dict[tuple[object, ...], str | None] = field(default_factory=dict)
-    nearest: tuple[float, Candidate] | None = None
+    # knobs and all but the micro-batch -> (smallest micro-batch that does not fit, why)
+    too_large: dict[tuple[object, ...], tuple[int, str]] = field(default_factory=dict)
+    asked: set[tuple[object, ...]] = field(default_factory=set)
+    nearest: tuple[float, Strategy, MemoryEstimate] | None = None
+    hopeless: tuple[float, Strategy] | None = None
 
     def run(self) -> Found:
         started = time.perf_counter()
@@ -198,7 +204,7 @@ class _Search:
             self.rejected[_SLOWER] += 1 if chosen else len(family.variants)
         return Found(
             ranked=tuple(ranked),
-            nearest=None if ranked or self.nearest is None else self.nearest[1],
+            nearest=None if ranked else self._nearest(),
             rejected=dict(self.rejected.most_common()),
             candidates=self.candidates,
             seconds=time.perf_counter() - started,
@@ -268,53 +274,69 @@ class _Search:
         return self.space.timing.estimate(self._strategy(family, chosen)).step_seconds
 
     def _expand(self, family: _Family) -> Iterator[tuple[float, Knobs]]:
-        """The family's knob settings with their times; none when even the most frugal does not fit."""
-        reason = self._frugal_reason(family)
-        if reason is not None:
-            self.rejected[reason] += len(family.variants)
+        """The family's knob settings with their times; none when a bound shows that no knob helps."""
+        if self._is_hopeless(family):
+            self.rejected[_TOO_LARGE] += len(family.variants)
             return
         timed = [(self._seconds(family, chosen), chosen) for chosen in family.variants]
         # of equally fast settings the most frugal comes first
         yield from sorted(((s, c) for s, c in reversed(timed)), key=lambda item: float(f"{item[0]:.9g}"))
 
-    def _frugal_reason(self, family: _Family) -> str | None:
-        smallest = min(micro for micro, _ in batches(self.space, family.layout))
-        base = (family.layout, family.placement, family.checkpointing)
-        if base not in self.frugal:
-            steps = self.space.global_batch // family.layout.data // smallest
-            self.frugal[base] = self._reason(replace(family, micro_batch=smallest, accumulation=steps))
-        reason = self.frugal[base]
-        if family.micro_batch == smallest:
-            return reason
-        # a larger micro-batch needs more, unless it ends accumulation (a second set of gradients)
-        if reason is not None and family.accumulation > 1:
-            return reason
-        return self._reason(family)
-
-    def _reason(self, family: _Family) -> str | None:
+    def _is_hopeless(self, family: _Family) -> bool:
+        """Whether the bound from below exceeds the GPU; notes the family that lacks least."""
+        space = self.space
+        if space.least_vram is None:
+            return False
         strategy = self._strategy(family, family.variants[-1])
-        memory = self.space.memory(self.space.job, strategy, self.space.cluster)
-        reason = fits(memory, self.space.cluster)
-        if reason is not None:
-            self._note_near(strategy, memory)
-        return reason
-
-    def _note_near(self, strategy: Strategy, memory: MemoryEstimate) -> None:
-        cluster = self.space.cluster
-        lack = memory.min_vram_bytes / cluster.gpu.driver_vram_bytes
-        if cluster.host_ram_bytes:
-            lack = max(lack, memory.host_bytes_per_node / cluster.host_ram_bytes)
-        if self.nearest is None or lack < self.nearest[0]:
-            self.nearest = (
-                lack,
-                Candidate(strategy=strategy, memory=memory, time=self.space.timing.estimate(strategy)),
-            )
+        lack = space.least_vram(space.job, strategy, space.cluster) / space.cluster.gpu.driver_vram_bytes
+        if lack <= 1:
+            return False
+        if self.hopeless is None or lack < self.hopeless[0]:
+            self.hopeless = (lack, strategy)
+        return True
 
     def _try(self, family: _Family, chosen: Knobs) -> Candidate | None:
-        strategy = self._strategy(family, chosen)
-        memory = self.space.memory(self.space.job, strategy, self.space.cluster)
-        reason = fits(memory, self.space.cluster)
-        if reason is not None:
-            self.rejected[reason] += 1
+        """The candidate, if it fits. After a first failure the most frugal knobs are asked, once."""
+        base = (family.layout, family.placement, family.checkpointing, min(3, family.accumulation))
+        limit = self.too_large.get((base, family.variants[-1]))
+        if limit is not None and family.micro_batch >= limit[0]:
+            self.rejected[limit[1]] += 1
             return None
+        limit = self.too_large.get((base, chosen))
+        if limit is not None and family.micro_batch >= limit[0]:
+            self.rejected[limit[1]] += 1
+            return None
+        strategy = self._strategy(family, chosen)
+        memory = self._memory(strategy)
+        reason = fits(memory, self.space.cluster)
+        if reason is None:
+            return Candidate(strategy=strategy, memory=memory, time=self.space.timing.estimate(strategy))
+        self.rejected[reason] += 1
+        # with as much accumulation, a larger micro-batch needs more
+        self.too_large[(base, chosen)] = (family.micro_batch, reason)
+        frugal = family.variants[-1]
+        if frugal != chosen and (base, frugal, family.micro_batch) not in self.asked:
+            self.asked.add((base, frugal, family.micro_batch))
+            least = fits(self._memory(self._strategy(family, frugal)), self.space.cluster)
+            if least is not None:
+                self.too_large[(base, frugal)] = (family.micro_batch, least)
+        return None
+
+    def _memory(self, strategy: Strategy) -> MemoryEstimate:
+        space = self.space
+        memory = space.memory(space.job, strategy, space.cluster)
+        lack = memory.min_vram_bytes / space.cluster.gpu.driver_vram_bytes
+        if space.cluster.host_ram_bytes:
+            lack = max(lack, memory.host_bytes_per_node / space.cluster.host_ram_bytes)
+        if lack > 1 and (self.nearest is None or lack < self.nearest[0]):
+            self.nearest = (lack, strategy, memory)
+        return memory
+
+    def _nearest(self) -> Candidate | None:
+        """What lacks least, of all that were tried or ruled out."""
+        if self.hopeless is not None and (self.nearest is None or self.hopeless[0] < self.nearest[0]):
+            self._memory(self.hopeless[1])
+        if self.nearest is None:
+            return None
+        _, strategy, memory = self.nearest
         return Candidate(strategy=strategy, memory=memory, time=self.space.timing.estimate(strategy))

@@ -10,6 +10,7 @@ HBM, and short kernels by the time the host takes to launch them. Communication 
 from __future__ import annotations
 
 import math
+
 from zerokit.core.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job

@@ -89,10 +89,9 @@ class Traffic:
         busy = work.seconds
         # what crosses per micro-batch runs beside compute where DeepSpeed overlaps
         shown = _overlap(busy, flow.per_micro, flow.overlapped, self.constants.overlap_loss)
-        extra_pcie = max(0.0, offload["pcie_per_micro"] - (busy + shown)) if offload["pcie_overlaps"] else (
-            offload["pcie_per_micro"]
-        )  # fmt: skip
-        extra_nvme = max(0.0, offload["nvme_per_micro"] - (busy + shown + extra_pcie))
+        loss = self.constants.overlap_loss
+        extra_pcie = _overlap(busy + shown, offload["pcie_per_micro"], bool(offload["pcie_overlaps"]), loss)
+        extra_nvme = _overlap(busy + shown + extra_pcie, offload["nvme_per_micro"], True, loss)
         launch = max(0.0, busy - work.gpu_seconds - sum(work.exchange_seconds.values()))
         parts = {
             "compute": micros * work.gpu_seconds,

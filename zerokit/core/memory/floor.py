@@ -14,7 +14,7 @@ from zerokit.core.memory import fits
 from zerokit.core.memory.plan import Layout, Precision, layout
 from zerokit.core.memory.states import optimizer_values
 from zerokit.core.memory.traced import variant_of
-from zerokit.core.model import ActivationTrace, ModelProfile
+from zerokit.core.model import ActivationTrace, ModelProfile, evaluate
 from zerokit.core.settings import DeepSpeedSettings
 from zerokit.core.strategy import Strategy
 
@@ -39,7 +39,19 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
 
 @lru_cache(maxsize=512)
 def _activation_peak(trace: ActivationTrace, micro_batch: int, tokens: int) -> int:
-    return int(trace.timeline(micro_batch, tokens).forward_peak)
+    """Peak of the forward pass. Runs of like layers rise or fall evenly: their ends tell."""
+    level = peak = 0.0
+    known: dict[int, tuple[float, float]] = {}
+    for run in trace.forward:
+        if run.segment not in known:
+            marks = trace.segments[run.segment]
+            highest = max(evaluate(p, micro_batch, tokens) for p in {p for mark in marks for p in mark.peaks})
+            known[run.segment] = (highest, evaluate(marks[-1].after, micro_batch, tokens))
+        highest, change = known[run.segment]
+        level += run.jump * change
+        peak = max(peak, level + highest, level + (run.count - 1) * change + highest)
+        level += run.count * change
+    return int(peak)
 
 
 def _states(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tuple[int, int]:
