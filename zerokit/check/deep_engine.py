@@ -120,12 +120,21 @@ def _join(case: Mapping[str, Any], rank: int) -> None:
     deepspeed.init_distributed(dist_backend="fake", verbose=False)
 
 
+class _DataParallelOf:
+    """What DeepSpeed's configuration asks of a pipeline's grid."""
+
+    def __init__(self, size: int) -> None:
+        self.get_data_parallel_world_size = lambda: size
+
+
 def _classes(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     """DeepSpeed's configuration classes alone."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     _join(case, rank)
     mpu = _sequence_parallel(case)
+    if case["pipeline_parallel"] > 1:
+        mpu = _DataParallelOf(case["world_size"] // case["pipeline_parallel"])
     read = DeepSpeedConfig(runnable(case["config"]), mpu)
     return {"zero_stage": int(read.zero_optimization_stage), "train_batch_size": read.train_batch_size}
 

@@ -218,16 +218,15 @@ def _put_batch(block: _Block, strategy: Strategy, variant: str) -> None:
         "auto" if filled else settings.gradient_accumulation,
         auto if filled else "micro-batches per optimizer step, chosen by the plan",
     )
-    if strategy.tensor_parallel == 1 and strategy.sequence_parallel == 1:
+    # Left out with AutoTP and sequence parallel, where DeepSpeed may check it against the whole world size,
+    # and for the Trainer, whose own arithmetic counts one process when it starts on CPU ranks.
+    if strategy.tensor_parallel == 1 and strategy.sequence_parallel == 1 and not filled:
         block.put(
             "train_batch_size",
-            "auto" if filled else strategy.global_batch,
-            auto
-            if filled
-            else f"{settings.micro_batch} × {settings.gradient_accumulation} × "
+            strategy.global_batch,
+            f"{settings.micro_batch} × {settings.gradient_accumulation} × "
             f"{strategy.data_parallel} data-parallel ranks; another number of ranks fails at once",
         )
-    # with AutoTP or sequence parallel, DeepSpeed may check it against the whole world size: left out
     block.put(
         "gradient_clipping",
         "auto" if filled else settings.gradient_clipping,

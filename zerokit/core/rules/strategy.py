@@ -72,7 +72,7 @@ def _low_precision_master(setup: Setup) -> bool:
     )
     in_bf16_on_host = settings.bf16_optimizer_states and offloaded
     return (wants_host and not offloaded) or (
-        (wants_host or in_bf16_on_host) and (settings.torch_adam or _kind(setup) not in ("adam", "adamw"))
+        (wants_host or in_bf16_on_host) and (settings.torch_adam or _kind(setup) not in ("", "adam", "adamw"))
     )
 
 
