@@ -1,6 +1,7 @@
-"""``python -m zerokit.trace.catalogue [NAME…]``: trace catalogue models and commit what they need.
+"""``python -m zerokit.trace.catalogue [--whole-only] [NAME…]``: trace catalogue models ahead.
 
-Without names: every catalogue model that has no profile yet.
+Without names: every catalogue model that has no profile yet. ``--whole-only`` leaves out the
+tensor-parallel shards (three quarters of the time): their memory is then estimated in closed form.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ FP32_UP_TO = 1_500_000_000
 """Parameters up to which a model is trained in fp32 at all."""
 
 
-def variants(head: str, parameters: int, experts: bool) -> list[Variant]:
-    """What most plans ask for without torch; the rest is traced where torch is, or estimated in closed form."""
+def variants(head: str, parameters: int, experts: bool, whole_only: bool = False) -> list[Variant]:
+    """What most plans ask for without torch; the rest is traced on demand, or estimated in closed form."""
     found = []
     for checkpointing in ("none", "full"):
         found.append(Variant(checkpointing=checkpointing))
@@ -32,17 +33,17 @@ def variants(head: str, parameters: int, experts: bool) -> list[Variant]:
             found.append(Variant(checkpointing=checkpointing, precision="32"))
         if head == "causal" and not experts:
             found.append(Variant(checkpointing=checkpointing, lora_rank=16))
-            if parameters >= TENSOR_PARALLEL_FROM:
+            if parameters >= TENSOR_PARALLEL_FROM and not whole_only:
                 found += [Variant(checkpointing=checkpointing, tensor_parallel=t) for t in (2, 4, 8)]
     return found
 
 
-def trace(name: str) -> tuple[ModelProfile | None, list[str]]:
+def trace(name: str, whole_only: bool = False) -> tuple[ModelProfile | None, list[str]]:
     """The profile of one catalogue model, and what could not be traced and why."""
     model = models.load(name)
     done: list[ModelProfile] = []
     left_out = []
-    for variant in variants(model.head, model.parameters, model.experts is not None):
+    for variant in variants(model.head, model.parameters, model.experts is not None, whole_only):
         config = copy.deepcopy(dict(model.hf_config))
         try:
             done.append(
@@ -62,10 +63,12 @@ def trace(name: str) -> tuple[ModelProfile | None, list[str]]:
 
 def main(arguments: list[str]) -> int:
     """Trace the named models; prints what could not be."""
-    wanted = arguments or [n for n in models.names() if n not in profiles.names()]
+    whole_only = "--whole-only" in arguments
+    named = [a for a in arguments if not a.startswith("--")]
+    wanted = named or [n for n in models.names() if n not in profiles.names()]
     for name in wanted:
         began = time.monotonic()
-        profile, left_out = trace(name)
+        profile, left_out = trace(name, whole_only)
         if profile is not None:
             store.write(profile, profiles.FOLDER / f"{name}.json.gz")
         count = 0 if profile is None else len(profile.traces)

@@ -34,7 +34,7 @@ def _round_up(value: int, multiple: int) -> int:
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
-        batch, heads, length, dim = query.shape
+        batch, heads, length, _ = query.shape
         out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
         log_sum_exp = query.new_empty(batch, heads, length, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, log_sum_exp)
@@ -64,7 +64,7 @@ class _FlashAttention(torch.autograd.Function):
 class _EfficientAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
-        batch, heads, length, dim = query.shape
+        batch, heads, length, _ = query.shape
         out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
         log_sum_exp = query.new_empty(batch, heads, _round_up(length, 32), dtype=torch.float32)
         ctx.save_for_backward(query, key, value, mask, out, log_sum_exp)

@@ -40,17 +40,31 @@ class _Gather(torch.autograd.Function):
         return grad.narrow(-1, 0, grad.shape[-1] // ctx.degree).contiguous(), None
 
 
-class _Scatter(torch.autograd.Function):
-    """``ScatterToTensorParallelRegion``: this rank's slice of a replicated input."""
+class _VocabularyLoss(torch.autograd.Function):
+    """``_VocabParallelCrossEntropy`` (deepspeed/sequence/cross_entropy.py): each rank keeps the
+    exponentials of its share of the vocabulary in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any, degree: int) -> Any:
-        ctx.degree = degree
-        return tensor.narrow(-1, 0, tensor.shape[-1] // degree).contiguous()
+    def forward(ctx: Any, logits: Any, target: Any) -> Any:
+        wide = logits.float()
+        exponentials = torch.exp(wide - wide.amax(dim=-1).unsqueeze(-1))
+        total = exponentials.sum(dim=-1)
+        ctx.save_for_backward(exponentials, total, target)
+        ctx.dtype = logits.dtype
+        return torch.log(total)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return torch.cat([grad] * ctx.degree, dim=-1), None
+        exponentials, total, target = ctx.saved_tensors
+        result = exponentials / total.unsqueeze(-1)
+        result.scatter_add_(-1, target.unsqueeze(-1), -torch.ones_like(total).unsqueeze(-1))
+        result *= grad.unsqueeze(-1)
+        return result.to(dtype=ctx.dtype), None
+
+
+def _vocabulary_loss(logits: Any, labels: Any, vocab_size: Any = None, **_: Any) -> Any:
+    target = torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+    return _VocabularyLoss.apply(logits, target).sum() / target.numel()
 
 
 def _matmul(layer: nn.Linear, tensor: torch.Tensor) -> torch.Tensor:
@@ -76,12 +90,18 @@ def _shard_head(model: nn.Module, name: str, head: nn.Linear, degree: int) -> No
         _cut(head.weight, 0, degree, name)
         head.forward = MethodType(lambda self, x: _Gather.apply(_matmul(self, x), degree), head)
         return
-    _cut(head.weight, 1, degree, name)
-    head.forward = MethodType(lambda self, x: _matmul(self, _Scatter.apply(x, degree)), head)
-    lookup = nn.functional.embedding
-    embedding.forward = MethodType(
-        lambda self, ids: _Gather.apply(lookup(ids, self.weight), degree), embedding
-    )
+    # a tied head stays cut along the vocabulary, and so do the embedding and the loss
+    _cut(head.weight, 0, degree, name)
+    head.forward = MethodType(_matmul, head)
+    embedding.forward = MethodType(_embed, embedding)
+    model.loss_function = _vocabulary_loss  # type: ignore[assignment]
+
+
+def _embed(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+    """``VocabParallelEmbedding``: rows of other ranks are zeroed before the all-reduce."""
+    outside = ids >= layer.weight.shape[0]
+    found = torch.nn.functional.embedding(ids.masked_fill(outside, 0), layer.weight)
+    return found.masked_fill(outside.unsqueeze(-1), 0.0)
 
 
 def shard(model: nn.Module, degree: int) -> None:

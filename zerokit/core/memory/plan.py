@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
@@ -123,9 +123,32 @@ class Precision:
 
 
 @lru_cache(maxsize=64)
-def layout(profile: ModelProfile, variant: str, trace: ActivationTrace) -> Layout:
-    """The layout of one rank for a variant; cached, so that a search pays once."""
-    return Layout(profile=profile, parameters=profile.parameters_for(variant), trace=trace)
+def layout(
+    profile: ModelProfile,
+    variant: str,
+    trace: ActivationTrace,
+    ranks_of_adapters: tuple[int, int] | None = None,
+) -> Layout:
+    """The layout of one rank for a variant; cached, so that a search pays once.
+
+    ``ranks_of_adapters``: (traced, wanted) LoRA rank, where the trace is another rank's.
+    """
+    parameters = profile.parameters_for(variant)
+    if ranks_of_adapters is not None:
+        parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)
+    return Layout(profile=profile, parameters=parameters, trace=trace)
+
+
+def _with_rank(parameter: Parameter, traced: int, wanted: int) -> Parameter:
+    """An adapter matrix, (rank, in) or (out, rank), of another rank."""
+    if not parameter.trainable or ".lora_" not in parameter.name:
+        return parameter
+    axis = 0 if ".lora_A." in parameter.name else 1
+    shape = list(parameter.shape)
+    if shape[axis] != traced:
+        return parameter
+    shape[axis] = wanted
+    return replace(parameter, shape=tuple(shape))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,19 +18,25 @@ from zerokit.core.memory.overlay import highest, where
 from zerokit.core.memory.plan import Layout, layout
 from zerokit.core.memory.stage12 import Partition, partition
 from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
-from zerokit.core.model import ModelProfile, Timeline, variant_key
+from zerokit.core.model import ActivationTrace, ModelProfile, Timeline, variant_key
 from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
 
 LIST_EVERY_RANK_UP_TO = 64
+CATALOGUE_LORA_RANK = 16
+"""The rank at which the catalogue's profiles were traced."""
 
 
-def variant_of(job: Job, strategy: Strategy) -> str:
-    """The trace that this job and strategy need."""
+def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> str:
+    """The trace that this job and strategy need; with adapters of another rank when one is given."""
     checkpointing = strategy.checkpointing
     if checkpointing == "full" and job.use_reentrant_checkpointing:
         checkpointing = "reentrant"
-    lora = (job.lora.rank, job.lora.targets) if job.method == "lora" and job.lora is not None else None
+    lora = (
+        (lora_rank or job.lora.rank, job.lora.targets)
+        if job.method == "lora" and job.lora is not None
+        else None
+    )
     return variant_key(
         attention=job.attention,
         precision="32" if strategy.settings.parameter_bytes == 4 else "16",
@@ -47,7 +53,24 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         return False
     if strategy.settings.torch_autocast or strategy.checkpointing == "selective":
         return False
-    return profile.trace(variant_of(job, strategy), _tokens(job, strategy)) is not None
+    return _trace(profile, job, strategy) is not None
+
+
+def _trace(
+    profile: ModelProfile, job: Job, strategy: Strategy
+) -> tuple[str, ActivationTrace, tuple[int, int] | None] | None:
+    """The variant to use, its trace, and (traced, wanted) LoRA rank where these differ: the widths
+    of the adapters hardly move the activations, whose terms in the model's width dwarf them."""
+    tokens = _tokens(job, strategy)
+    key = variant_of(job, strategy)
+    trace = profile.trace(key, tokens)
+    if trace is not None:
+        return key, trace, None
+    if job.method != "lora" or job.lora is None or job.lora.rank > 4 * CATALOGUE_LORA_RANK:
+        return None
+    key = variant_of(job, strategy, CATALOGUE_LORA_RANK)
+    trace = profile.trace(key, tokens)
+    return None if trace is None else (key, trace, (CATALOGUE_LORA_RANK, job.lora.rank))
 
 
 def _tokens(job: Job, strategy: Strategy) -> int:
@@ -71,25 +94,28 @@ def estimate_traced(
     Raises:
         KeyError: the profile does not cover the strategy (ask :func:`covers` first).
     """
-    key = variant_of(job, strategy)
-    trace = profile.trace(key, _tokens(job, strategy))
-    if trace is None:
-        raise KeyError(key)
-    shape = layout(profile, key, trace)
+    found = _trace(profile, job, strategy)
+    if found is None:
+        raise KeyError(variant_of(job, strategy))
+    key, trace, adapters = found
+    shape = layout(profile, key, trace, adapters)
     if strategy.settings.zero.stage == 3:
         trace = trace.shortened(_layers_kept(shape, strategy.settings.zero))
-        shape = layout(profile, key, trace)
+        shape = layout(profile, key, trace, adapters)
     timeline = trace.timeline(strategy.settings.micro_batch, _tokens(job, strategy))
     scene = _scene(shape, _kinds(strategy.settings), _Degrees.of(strategy, cluster), every_rank)
-    found = [_rank(scene, timeline, own) for own in scene.ranks]
-    peak = max(rank.peak_allocated_bytes for rank in found)
+    ranks = [_rank(scene, timeline, own) for own in scene.ranks]
+    peak = max(rank.peak_allocated_bytes for rank in ranks)
+    notes = scene.assumptions
+    if adapters is not None:
+        notes = (*notes, f"activations of the adapters traced at rank {adapters[0]}, not {adapters[1]}")
     return MemoryEstimate(
-        ranks=_spread(found, scene.degrees, every_rank),
+        ranks=_spread(ranks, scene.degrees, every_rank),
         min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
         host_bytes_per_node=scene.host_bytes_per_node,
         host_components=scene.host,
         nvme_bytes_per_node=scene.nvme_bytes_per_node,
-        assumptions=scene.assumptions,
+        assumptions=notes,
         basis=profile.basis,
     )
 
