@@ -30,6 +30,7 @@ class Source:
         hf_config: to trace from; ``None``: never trace (a scaled stand-in has no config of its own).
         trace: ``always`` what is missing (``estimate``), ``some`` (a search over a user's own config)
             or ``never``.
+        catalogued: the profile is the catalogue's, traced for the usual adapters' rank only.
     """
 
     shape: ModelShape
@@ -38,18 +39,25 @@ class Source:
     profile: ModelProfile | None = None
     hf_config: Mapping[str, Any] | None = None
     trace: str = "never"
+    catalogued: bool = False
     given_up: set[str] = field(default_factory=set)
     notes: dict[str, str] = field(default_factory=dict)
 
     def covering(self, job: Job, strategy: Strategy) -> ModelProfile | None:
         """A profile that covers the strategy, traced now where that is allowed."""
-        if self.profile is not None and covers(self.profile, job, strategy):
+        if self.profile is not None and self._knows(self.profile, job, strategy):
             return self.profile
         if self._may_trace(job, strategy):
             self._trace(job, strategy)
         if self.profile is not None and covers(self.profile, job, strategy):
             return self.profile
         return None
+
+    def _knows(self, profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
+        """Whether a trace is at hand: for a user's own model exactly the one that is needed."""
+        if self.catalogued:
+            return covers(profile, job, strategy)
+        return covers(profile, job, strategy) and variant_of(job, strategy) in profile.traces
 
     def _may_trace(self, job: Job, strategy: Strategy) -> bool:
         key = variant_of(job, strategy)

@@ -13,7 +13,8 @@ from zerokit.core.shape import ModelShape, from_config, scaled
 from zerokit.errors import InputError
 from zerokit.units import format_count, parse_count
 
-_SAME_SIZE = 0.06  # "7b" is what people call 6.74e9: a round figure within this names the model
+# "7b" is what people call 6.74e9: a figure of so many digits within this names the model
+_SAME_SIZE = (0.0, 0.06, 0.06, 0.015)
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -69,6 +70,7 @@ def _chosen(
         from zerokit.catalog import profiles
 
         source.profile = profiles.load(name)
+        source.catalogued = True
     limit = next((config[key] for key in _LIMITS if isinstance(config.get(key), int)), None)
     return Chosen(shape=shape, memory=_memory(source), max_seq_len=limit, assumptions=notes)
 
@@ -110,8 +112,9 @@ def _sized(params: str, single: bool) -> Chosen:
 
     wanted = parse_count(params, "--params")
     entry = models.nearest(wanted)
-    round_figure = len(str(wanted).rstrip("0")) <= 2
-    if entry.parameters == wanted or (round_figure and abs(entry.parameters / wanted - 1) <= _SAME_SIZE):
+    digits = len(str(wanted).rstrip("0"))
+    reach = _SAME_SIZE[digits] if digits < len(_SAME_SIZE) else 0.0
+    if abs(entry.parameters / wanted - 1) <= reach:
         note = f"--params {params}: taken as {entry.name}, {entry.parameters:,} parameters"
         return _chosen(
             entry.hf_config, entry.name, entry.parameters, (note,), head=entry.head, catalogued=True,

@@ -94,7 +94,7 @@ def _shard_head(model: nn.Module, name: str, head: nn.Linear, degree: int) -> No
     _cut(head.weight, 0, degree, name)
     head.forward = MethodType(_matmul, head)
     embedding.forward = MethodType(_embed, embedding)
-    model.loss_function = _vocabulary_loss  # type: ignore[assignment]
+    model.loss_function = _vocabulary_loss
 
 
 def _embed(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
