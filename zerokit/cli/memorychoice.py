@@ -80,11 +80,12 @@ class Source:
 
     def _trace(self, job: Job, strategy: Strategy) -> None:
         from zerokit.errors import ZerokitError
-        from zerokit.trace.on_demand import complete
+        from zerokit.trace.on_demand import cached, complete
 
         key = variant_of(job, strategy)
         assert self.hf_config is not None
-        if self.profile is None or key not in self.profile.traces:
+        kept = cached(self.hf_config, self.head)
+        if kept is None or key not in kept.traces:
             click.echo(f"zerokit: tracing {self.name} ({key}), once; then it comes from a cache", err=True)
         try:
             self.profile = complete(

@@ -17,6 +17,11 @@ from zerokit.errors import InputError
 from zerokit.trace import store
 
 
+def cached(hf_config: Mapping[str, Any], head: str | None) -> ModelProfile | None:
+    """What the cache holds of a model; ``None``: nothing."""
+    return store.read(store.cache_place(hf_config, head))
+
+
 def complete(
     profile: ModelProfile | None,
     hf_config: Mapping[str, Any],
@@ -33,7 +38,7 @@ def complete(
         TraceMismatch: its sizes are not polynomials in batch and sequence.
     """
     place = store.cache_place(hf_config, head)
-    known = [p for p in (profile, store.read(place)) if p is not None]
+    known = [p for p in (profile, cached(hf_config, head)) if p is not None]
     merged = store.merged(known) if known else None
     key = variant_of(job, strategy)
     if merged is not None and key in merged.traces:
