@@ -176,13 +176,18 @@ demo() {
         --gradient-accumulation 1 --checkpointing none --out "$run/plan"
     printf '\n'
     "$venv/bin/zerokit" launch --plan "$run/plan" --run-dir "$run/run" examples/train_causal_lm.py --steps 20
-    printf '\n%s\n' \
-        "The run folder: $here/$run/run" \
-        "Next:" \
-        "  ./launch.sh report $run/run                        this run again" \
-        "  ./launch.sh plan --params 70b --gpus 8 --gpu h200   what would a large model need?" \
-        "  ./launch.sh plan --help                             models, hardware, your own batch" \
-        "  ./launch.sh launch --plan zerokit-plan train.py     your script with that plan"
+    cat <<EOF
+
+The run folder: $here/$run/run
+
+Next:
+  ./launch.sh report $run/run
+      shows this run again; report.html in the run folder is for a browser
+  ./launch.sh plan --params 70b --gpus 8 --gpu h200
+      what a large model would need; --help lists models, hardware and job options
+  ./launch.sh launch --plan zerokit-plan train.py
+      runs your own script, unmodified, with the plan written by the line before
+EOF
 }
 
 case ${1-} in
