@@ -27,9 +27,10 @@ import numpy as np
 from zerokit.catalog import gpus
 from zerokit.core.constants import FSDP_TRITON, MEGATRON, Calibration, Constants, LayerFactor
 from zerokit.core.hardware import Cluster, Gpu
+from zerokit.core.hf_shape import from_config
 from zerokit.core.job import Job
 from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
-from zerokit.core.shape import ModelShape, from_config
+from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import Strategy
 from zerokit.core.timing import TimeModel
 

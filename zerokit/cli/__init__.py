@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Choose the fastest DeepSpeed strategy that fits, and write its files."),
     "estimate": ("estimate", "Memory and step time of one given configuration."),
     "check": ("check", "Lint DeepSpeed JSON, accelerate YAML, hostfiles, plans and recipes."),
+    "size": ("size", "How many of which GPU a model and job need."),
     "launch": ("launch", "Run a training script under DeepSpeed with a plan, and measure it."),
     "report": ("report", "Show a run again, or compare two."),
     "gpus": ("gpus", "List the GPUs in the catalogue."),

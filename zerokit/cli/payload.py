@@ -65,8 +65,13 @@ def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> list[dict[str,
     return [{**entry(rank, rank.first), "ranks": [rank.first, rank.last]} for rank in ranks]
 
 
-def environment(cluster: Cluster) -> dict[str, str]:
-    """Environment variables that the prediction counts on."""
+def environment(cluster: Cluster, chosen: Strategy) -> dict[str, str]:
+    """Environment variables that the prediction counts on, and the stage count for a pipeline script."""
+    stages = chosen.pipeline_parallel
+    return {**_allocator(cluster), **({"ZEROKIT_PIPELINE_STAGES": str(stages)} if stages > 1 else {})}
+
+
+def _allocator(cluster: Cluster) -> dict[str, str]:
     if cluster.gpu.name == "cpu" or not cluster.gpu.expandable_segments:
         return {}
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -102,7 +107,7 @@ def strategy(
     """STRATEGY of ``plan --json``."""
     return {
         **degrees(candidate.strategy),
-        "environment": environment(cluster),
+        "environment": environment(cluster, candidate.strategy),
         "deepspeed_config": emit_deepspeed(candidate.strategy, job).config,
         "estimate": estimate(
             candidate, cluster, fits=True, assumptions=assumptions, timed=timed, on_cpu=on_cpu

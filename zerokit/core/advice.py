@@ -125,6 +125,11 @@ def advise(
             "tensor parallel peers must read the same batch: the Trainer and Accelerate see to it; a raw "
             "DeepSpeed script must shard its data over data-parallel ranks only"
         )
+    if strategy.pipeline_parallel > 1:
+        found.append(
+            "`zerokit launch` tells the script its number of stages in ZEROKIT_PIPELINE_STAGES: "
+            'PipelineModule(…, num_stages=int(os.environ["ZEROKIT_PIPELINE_STAGES"]))'
+        )
     if strategy.sequence_parallel > 1:
         found.append(
             "sequence parallel runs through accelerate's parallelism_config: launch with accelerate.yaml, "

@@ -218,11 +218,6 @@ def _check_pins(space: Space, request: Request) -> None:
         raise InputError(
             f"--tp {tensor} × --pp {pipeline} × --sp {sequence} does not divide {cluster.gpus} GPUs"
         )
-    if pipeline > 1 and not pins.pipeline_module:
-        raise InputError(
-            "--pp: DeepSpeed pipelines run only where the script builds a PipelineModule; "
-            "add --pipeline-module if yours does"
-        )
     layout = Layout(
         data=cluster.gpus // (tensor * pipeline * sequence),
         tensor=tensor,

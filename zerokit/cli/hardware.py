@@ -1,0 +1,175 @@
+"""Which hardware a request means: named, found in this machine, assumed, or CPU ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zerokit.cli.values import MAX_GPUS, choice, whole
+from zerokit.core.hardware import Cluster, Gpu
+from zerokit.errors import InputError
+from zerokit.units import format_gib, parse_bytes
+
+DEFAULT_GPU = "h100-sxm-80gb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """A cluster, and what was taken or assumed."""
+
+    cluster: Cluster
+    notes: tuple[str, ...]
+    named: bool  # whether the memory per GPU is known rather than assumed
+    found_here: bool = False  # whether the GPUs are this machine's
+    on_cpu: bool = False
+
+
+def hardware(options: Mapping[str, Any]) -> Hardware:
+    """The cluster of the options.
+
+    Raises:
+        InputError: names the option and the fix.
+    """
+    device = choice(options, "--device", ("cuda", "cpu"))
+    gpus, nodes = whole(options, "--gpus", MAX_GPUS), whole(options, "--nodes", MAX_GPUS)
+    host_ram = parse_bytes(options["host_ram"], "--host-ram") if options.get("host_ram") else None
+    if device == "cpu":
+        return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: --device cpu",), options)
+    gpu, notes, found, named = _gpu(options)
+    if gpu is None:
+        if gpus is None and device is None:
+            notes = (*notes, "planned for CPU ranks of this machine; for GPUs give --gpus N and --gpu NAME")
+            return _cpu_ranks(None, nodes, host_ram, notes, options)
+        gpu = _load_gpu(DEFAULT_GPU)
+        notes = (
+            *notes,
+            f"assumed {gpu.title} GPUs: none was named with --gpu or --vram, none was found here",
+        )
+    if gpus is None:
+        gpus = found or 1
+        notes = (
+            *notes,
+            f"{gpus} GPU{'s' if gpus > 1 else ''}: "
+            + ("all that are visible" if found else "--gpus not given"),
+        )
+    if nodes is None:
+        nodes = _fewest_nodes(gpus, gpu.max_gpus_per_node)
+        if nodes > 1:
+            notes = (*notes, f"{nodes} nodes of {gpus // nodes} GPUs: --nodes not given")
+    if found and host_ram is None and nodes == 1 and gpus <= found:
+        host_ram, note = _this_host()
+        notes = (*notes, note) if note else notes
+    network = parse_bytes(options["network"], "--network") if options.get("network") else None
+    if nodes > 1 and network is None:
+        notes = (*notes, "network assumed: 50 GB/s per node (400 Gb/s); --network not given")
+    cluster = Cluster(
+        gpu=gpu,
+        gpus=gpus,
+        nodes=nodes,
+        host_ram_bytes=host_ram,
+        network_bytes_per_second=float(network or 50e9),
+        nvme_path=options.get("nvme"),
+    )
+    return Hardware(cluster=cluster, notes=notes, named=named, found_here=found > 0)
+
+
+def _load_gpu(name: str) -> Gpu:
+    from zerokit.catalog import gpus
+
+    return gpus.load(name)
+
+
+def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, bool]:
+    """The GPU, what was taken and why, how many are in this machine (0: not looked), memory known."""
+    name, vram = options.get("gpu"), options.get("vram")
+    if name:
+        from zerokit.catalog import gpus
+
+        gpu = gpus.lookup(name)
+        if vram:
+            size = parse_bytes(vram, "--vram")
+            return resized(gpu, size), (f"{gpu.name} with {format_gib(size)}: --vram",), 0, True
+        return gpu, (), 0, True
+    if vram:
+        from zerokit.catalog import gpus
+
+        size = parse_bytes(vram, "--vram")
+        gpu, reason = gpus.for_vram(size)
+        return resized(gpu, size), (reason,), 0, True
+    from zerokit.catalog.detect import detect
+
+    machine = detect()
+    found, reason = machine.catalog_gpu()
+    if found is None and machine.gpus:
+        raise InputError(f"this machine's GPUs cannot be planned for: {reason}")
+    if found is None:
+        return None, (reason,), 0, False
+    return found, (f"this machine: {reason}",), len(machine.gpus), True
+
+
+def resized(gpu: Gpu, driver_vram_bytes: int) -> Gpu:
+    """The GPU with another total memory; what the driver keeps of it stays the same."""
+    reserved = gpu.driver_vram_bytes - gpu.vram_bytes
+    usable = driver_vram_bytes - reserved
+    if usable < driver_vram_bytes // 2:
+        usable = driver_vram_bytes
+    return replace(gpu, vram_bytes=usable, driver_vram_bytes=driver_vram_bytes)
+
+
+def _fewest_nodes(gpus: int, most: int) -> int:
+    """As few nodes, all alike, as hold the GPUs."""
+    return gpus // max(per_node for per_node in range(1, most + 1) if gpus % per_node == 0)
+
+
+def _this_host() -> tuple[int | None, str]:
+    from zerokit.catalog.host import detect_host
+
+    host = detect_host()
+    if host.ram_bytes is None:
+        return None, ""
+    return host.ram_bytes, f"host RAM {format_gib(host.ram_bytes, 0)}: {host.ram_reason}"
+
+
+def _cpu_ranks(
+    ranks: int | None,
+    nodes: int | None,
+    host_ram: int | None,
+    notes: tuple[str, ...],
+    options: Mapping[str, Any],
+) -> Hardware:
+    """CPU ranks as GPUs whose memory is a share of the host's."""
+    if nodes not in (None, 1):
+        raise InputError("--nodes: CPU ranks are planned for one node")
+    if options.get("gpu") or options.get("vram"):
+        raise InputError("--gpu, --vram: not with --device cpu; --host-ram SIZE sets the memory")
+    from zerokit.catalog.host import bf16_in_hardware, detect_host
+
+    host = detect_host()
+    if ranks is None:
+        ranks = 2
+        notes = (*notes, "2 CPU ranks: --gpus not given")
+    if host_ram is None:
+        host_ram = host.ram_bytes
+        notes = (*notes, f"host RAM {format_gib(host_ram or 0, 0)}: {host.ram_reason}; shared by all ranks")
+    if host_ram is None:
+        raise InputError("--host-ram SIZE is needed: this machine does not tell its memory")
+    share = host_ram // ranks
+    gpu = Gpu(
+        name="cpu",
+        title="CPU rank",
+        vram_bytes=share,
+        driver_vram_bytes=share,
+        peak_flops=dict.fromkeys(("bf16", "fp32") if bf16_in_hardware() else ("fp32",), 1e11),
+        hbm_bytes_per_second=1e10,
+        link="pcie",
+        link_bytes_per_second=5e9,
+        pcie_bytes_per_second=1e10,
+        matmul_efficiency=0.5,
+        context_bytes=1 << 30,  # the Python process with torch and DeepSpeed
+        max_gpus_per_node=1024,
+    )
+    cluster = Cluster(gpu=gpu, gpus=ranks, nodes=1, host_ram_bytes=host_ram)
+    return Hardware(
+        cluster=cluster, notes=(*notes, "no speed is predicted for CPU ranks"), named=True, on_cpu=True
+    )

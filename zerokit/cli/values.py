@@ -1,0 +1,50 @@
+"""Values of options, read with errors that name the option."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.errors import InputError
+from zerokit.units import parse_count, parse_positive_int
+
+MAX_GPUS = 1 << 20
+
+
+def key(option: str) -> str:
+    """``--seq-len`` → ``seq_len``."""
+    return option.lstrip("-").replace("-", "_")
+
+
+def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str | None:
+    """One of ``allowed``; ``None`` when it was not given, or is ``auto``.
+
+    Raises:
+        InputError: something else.
+    """
+    value = options.get(key(name))
+    if value is None or value == "auto":
+        return None
+    if value not in allowed:
+        raise InputError(f"{name} {value}: use one of {', '.join(allowed)}")
+    return str(value)
+
+
+def whole(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int | None:
+    """A whole-number option; ``None`` when it was not given.
+
+    Raises:
+        InputError: not a whole number from 1 to ``maximum``.
+    """
+    value = options.get(key(name))
+    return None if value in (None, "auto") else parse_positive_int(value, name, maximum)
+
+
+def count(options: Mapping[str, Any], name: str) -> int | None:
+    """A count such as 5e8 or 500m; ``None`` when it was not given.
+
+    Raises:
+        InputError: not a count.
+    """
+    value = options.get(key(name))
+    return None if value in (None, "auto") else parse_count(value, name)

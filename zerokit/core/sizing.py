@@ -1,0 +1,115 @@
+"""The other way round: how many of which GPU a job needs, by method and with or without offload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from zerokit.core.hardware import Cluster, Gpu
+from zerokit.core.job import Job, Lora
+from zerokit.core.layouts import Pins
+from zerokit.core.planning import Request, make_space
+from zerokit.core.search import search
+from zerokit.core.strategy import Candidate
+from zerokit.errors import InputError
+
+_MOST_GPUS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The fewest GPUs of one kind for one method.
+
+    Attributes:
+        candidate: the fastest plan on so many; ``None``: not even the most searched are enough.
+        why: why there is none.
+    """
+
+    gpu: Gpu
+    method: str
+    offload: bool
+    gpus: int
+    nodes: int
+    candidate: Candidate | None
+    why: str = ""
+
+    @property
+    def seconds_per_billion_tokens(self) -> float | None:
+        """Wall time to train on 1e9 tokens."""
+        if self.candidate is None:
+            return None
+        return 1e9 / (self.candidate.time.tokens_per_second_per_gpu * self.gpus)
+
+    @property
+    def gpu_hours_per_billion_tokens(self) -> float | None:
+        """GPU-hours for 1e9 tokens."""
+        seconds = self.seconds_per_billion_tokens
+        return None if seconds is None else seconds * self.gpus / 3600
+
+
+def sizes(
+    request: Request, gpus: tuple[Gpu, ...], methods: tuple[str, ...], most: int = _MOST_GPUS
+) -> Iterator[Size]:
+    """The fewest GPUs of each kind, for each method, without offload and with it."""
+    for gpu in gpus:
+        for method in methods:
+            for offload in (False, True):
+                yield fewest(request, gpu, method, offload, most)
+
+
+def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _MOST_GPUS) -> Size:
+    """The smallest number of GPUs on which something fits.
+
+    Inside a node every number is tried, beyond it whole nodes: first doubling, then halving the gap.
+    """
+    pins = request.pins
+    if not offload:
+        pins = replace(pins, offload_optimizer="none", offload_param="none")
+    job = replace(request.job, method=method, lora=None if method == "full" else request.job.lora or Lora())
+
+    def attempt(count: int) -> Candidate | None:
+        return _fits_on(request, gpu, job, pins, count)
+
+    per_node = gpu.max_gpus_per_node
+    for count in (*(n for n in (1, 2, 4, 8, 16) if n < per_node), per_node):
+        found = attempt(count) if count <= most else None
+        if found is not None:
+            return _size(gpu, method, offload, count, found)
+    low, high, best = 1, 2, None
+    while high * per_node <= most:
+        best = attempt(high * per_node)
+        if best is not None:
+            break
+        low, high = high, high * 2
+    if best is None:
+        return Size(gpu=gpu, method=method, offload=offload, gpus=0, nodes=0, candidate=None,
+                    why=f"does not fit on {most} GPUs")  # fmt: skip
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = attempt(middle * per_node)
+        low, high, best = (low, middle, found) if found is not None else (middle, high, best)
+    return _size(gpu, method, offload, high * per_node, best)
+
+
+def _size(gpu: Gpu, method: str, offload: bool, count: int, found: Candidate) -> Size:
+    nodes = max(1, count // gpu.max_gpus_per_node)
+    return Size(gpu=gpu, method=method, offload=offload, gpus=count, nodes=nodes, candidate=found)
+
+
+def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Candidate | None:
+    """The fastest plan on ``count`` GPUs."""
+    nodes = max(1, count // gpu.max_gpus_per_node)
+    cluster = Cluster(
+        gpu=gpu,
+        gpus=count,
+        nodes=nodes,
+        host_ram_bytes=request.cluster.host_ram_bytes,
+        network_bytes_per_second=request.cluster.network_bytes_per_second,
+        nvme_path=request.cluster.nvme_path,
+    )
+    try:
+        space, _ = make_space(replace(request, job=job, pins=pins, cluster=cluster))
+    except InputError:
+        return None
+    ranked = search(space, top=1).ranked
+    return ranked[0] if ranked else None
