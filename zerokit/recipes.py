@@ -110,6 +110,7 @@ KEYS: Mapping[str, Check] = {
     "lora_rank": parse_positive_int,
     "lora_targets": _targets,
     "precision": _one_of("auto", *PRECISIONS),
+    "device": _one_of("auto", "cuda", "cpu"),
     "optimizer": _text,
     "attention": _one_of(*ATTENTIONS),
     "inference": _flag,
@@ -202,7 +203,8 @@ def load_any(text: str) -> Recipe:
         "zerokit.planfile/"
     ):
         plan = planfile.read(path)
-        body = {key: value for key, value in plan.request.items() if value is not None}
+        request = {str(key).replace("-", "_"): value for key, value in plan.request.items()}
+        body = {key: value for key, value in request.items() if value is not None}
         _check_request(document, body, ("request",))
         return Recipe(name=path.stem, path=path, title=f"plan {path}", description="", request=body)
     return parse_recipe(document)

@@ -234,6 +234,6 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             "accelerate-no-main-process",
             f"{machines} machines, and no main_process_ip: the nodes cannot find each other",
             "add main_process_ip and main_process_port, or pass them to accelerate launch",
-            severity="warning",
+            severity="note",
             source=LAUNCH,
         )

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerokit import resources
+from zerokit import recipes
 from zerokit.cli import options as shared_options
-from zerokit.errors import InputError
 from zerokit.strictload import load_yaml
 
 
@@ -16,19 +15,12 @@ def find(recipe: str) -> Path:
     """The file of a recipe's name, or of a path.
 
     Raises:
-        InputError: there is neither.
+        InputError: there is neither, or a name that no recipe may have.
     """
     place = Path(recipe)
     if place.is_dir():
         place = place / "plan.yaml"
-    if place.is_file():
-        return place
-    folder = resources.folder("recipes")
-    committed = folder / f"{recipe}.yaml"
-    if "/" not in recipe and committed.is_file():
-        return committed
-    known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml"))) or "none are installed"
-    raise InputError(f"--recipe {recipe}: neither a file nor a recipe; recipes: {known}")
+    return place if place.is_file() else recipes.committed_path(recipe)
 
 
 def merged(recipe: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,9 +33,7 @@ def merged(recipe: str, options: Mapping[str, Any]) -> dict[str, Any]:
     body = document.value
     request = body.get("request") if isinstance(body, dict) else None
     if not isinstance(request, dict):
-        raise document.error(
-            (), "is neither a plan nor a recipe: expected a mapping `request:` of plan's options"
-        )
+        request = recipes.parse_recipe(document).request
     names = {option.name.lstrip("-") for option in shared_options.VALUE_OPTIONS}
     flags = {name.lstrip("-") for name, _ in shared_options.FLAG_OPTIONS}
     result = dict(options)
