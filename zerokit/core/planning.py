@@ -12,7 +12,16 @@ from zerokit.core.job import Job
 from zerokit.core.layouts import Layout, Pins, Placement, broken_rule, divisors, knobs
 from zerokit.core.memory.analytic import trainable_parameters
 from zerokit.core.rules import first_violation
-from zerokit.core.search import Found, LeastVram, MemoryModel, Space, build_strategy, fits, search
+from zerokit.core.search import (
+    BATCH_REASON,
+    Found,
+    LeastVram,
+    MemoryModel,
+    Space,
+    build_strategy,
+    fits,
+    search,
+)
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import Candidate, Strategy
 from zerokit.core.timing import TimeModel
@@ -138,6 +147,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     _check_pins(space, request)
     found = search(space, top=max(2, top))
     if not found.ranked:
+        _check_batch(found, request)
         raise NothingFits(_explain(request, space, found))
     chosen, *others = found.ranked
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
@@ -238,6 +248,20 @@ def _check_pins(space: Space, request: Request) -> None:
             f"--pp and --sp leave; use {batch // layout.data * layout.data or layout.data} or "
             f"{(batch // layout.data + 1) * layout.data}"
         )
+
+
+def _check_batch(found: Found, request: Request) -> None:
+    """Refuse a fixed global batch when it alone is in the way."""
+    if found.nearest is not None or BATCH_REASON not in found.rejected:
+        return
+    batch, gpus = request.job.global_batch, request.cluster.gpus
+    if batch is None:
+        return
+    lower = batch // gpus * gpus or gpus
+    raise InputError(
+        f"--global-batch {batch} cannot be met exactly by any legal division of {gpus} GPUs; "
+        f"use {lower} or {lower + gpus}"
+    )
 
 
 def _check_placement(space: Space, layout: Layout) -> None:

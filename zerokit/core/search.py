@@ -38,6 +38,7 @@ MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]
 LeastVram = Callable[[Job, Strategy, Cluster], int]
 """A bound from below on what the memory model will say, at a fraction of its cost."""
 
+BATCH_REASON = "global batch not divisible"
 _TOO_LARGE = "GPU memory"
 _SLOWER = "slower than the plans shown"
 
@@ -222,7 +223,7 @@ class _Search:
             self.candidates += size
             rule = broken_rule(layout, space.shape, space.job, space.cluster, space.pins)
             if rule is not None or not pairs:
-                self.rejected[rule.id if rule else "global batch not divisible"] += size
+                self.rejected[rule.id if rule else BATCH_REASON] += size
                 continue
             for spot in spots:
                 variants = knobs(spot.stage, space.pins)

@@ -1,0 +1,260 @@
+"""``zerokit plan``, ``estimate`` and ``size`` as a user and as a program call them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from zerokit.cli import run
+
+GIB = 1 << 30
+TINY = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out, err = call(capsys, *arguments, "--json")
+    assert code == 0, err
+    body: dict[str, Any] = json.loads(out)
+    return body
+
+
+def test_plan_writes_its_files_and_says_what_it_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "plan", "--params", "70b", "--gpus", "8")
+    assert code == 0
+    for words in ("Assumed", "Chosen", "Memory per GPU", "Host RAM per node", "Expected speed", "Rejected",
+                  "llama-3.1-70b", "H100", "zerokit launch --plan zerokit-plan train.py"):  # fmt: skip
+        assert words in out
+    config = json.loads(Path("zerokit-plan/ds_config.json").read_text())
+    accelerate = yaml.safe_load(Path("zerokit-plan/accelerate.yaml").read_text())
+    plan = yaml.safe_load(Path("zerokit-plan/plan.yaml").read_text())
+    assert accelerate["num_processes"] == 8
+    assert plan["chosen"]["deepspeed_config"] == config
+    assert plan["request"] == {"params": "70b", "gpus": "8"}
+    assert plan["reasons"].keys() >= {"train_micro_batch_size_per_gpu"}
+
+
+def test_plan_json_has_the_fixed_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    body = as_json(capsys, "plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--top", "3")
+    assert body["schema"] == "zerokit.plan/1"
+    assert len(body["alternatives"]) == 2
+    assert body["search"].keys() == {"candidates", "seconds"}
+    for strategy in (body["chosen"], *body["alternatives"]):
+        assert strategy.keys() >= {
+            "zero_stage", "offload_optimizer", "offload_param", "data_parallel", "tensor_parallel",
+            "pipeline_parallel", "sequence_parallel", "micro_batch", "gradient_accumulation",
+            "activation_checkpointing", "precision", "environment", "deepspeed_config", "estimate", "why",
+        }  # fmt: skip
+        estimate = strategy["estimate"]
+        assert estimate["schema"] == "zerokit.estimate/1" and estimate["fits"] is True
+        assert len(estimate["per_rank"]) == 8
+        for rank in estimate["per_rank"]:
+            assert sum(rank["components"].values()) == rank["peak_allocated_bytes"]
+            assert rank["phases"].keys() == {"init", "forward", "backward", "step"}
+            assert rank["phases"][rank["peak_phase"]] == rank["peak_allocated_bytes"]
+    times = [s["estimate"]["step_seconds"] for s in (body["chosen"], *body["alternatives"])]
+    assert times == sorted(times)
+    assert all(Path(path).is_file() for path in body["files"].values())
+
+
+def test_estimate_json_has_the_fixed_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    body = as_json(
+        capsys, "estimate", "--model", "llama-3.2-1b", "--gpus", "2", "--gpu", "h200", "--zero", "2"
+    )
+    assert body.keys() >= {
+        "schema", "fits", "peak_allocated_bytes", "min_vram_bytes", "host_bytes_per_node", "step_seconds",
+        "tokens_per_second_per_gpu", "per_rank", "assumptions",
+    }  # fmt: skip
+    assert body["fits"] is True
+    assert [rank["rank"] for rank in body["per_rank"]] == [0, 1]
+    assert body["min_vram_bytes"] > body["peak_allocated_bytes"]
+
+
+def test_estimate_without_a_gpu_does_not_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    assert as_json(capsys, "estimate", "--model", "llama-3.2-1b", "--gpus", "2")["fits"] is None
+
+
+def test_many_ranks_are_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    body = as_json(
+        capsys, "estimate", "--model", "llama-2-7b", "--gpus", "128", "--gpu", "h200", "--zero", "3"
+    )
+    listed = body["per_rank"]
+    assert len(listed) < 64
+    assert listed[0]["ranks"][0] == 0 and listed[-1]["ranks"][1] == 127
+
+
+def test_the_plans_configuration_estimates_as_the_plan_said(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100-sxm-80gb", "--seq-len", "2048")
+    plan = as_json(capsys, "plan", *common)
+    chosen = plan["chosen"]
+    body = as_json(
+        capsys, "estimate", *common, "--deepspeed", plan["files"]["deepspeed"],
+        "--checkpointing", chosen["activation_checkpointing"], "--sp", str(chosen["sequence_parallel"]),
+    )  # fmt: skip
+    for name in ("peak_allocated_bytes", "min_vram_bytes", "step_seconds", "fits"):
+        assert body[name] == chosen["estimate"][name]
+
+
+def test_a_foreign_deepspeed_file_is_completed_as_deepspeed_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("ds.json").write_text(
+        json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True},
+                    "zero_optimization": {"stage": 2}})
+    )  # fmt: skip
+    code, out, _ = call(capsys, "estimate", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200",
+                        "--deepspeed", "ds.json")  # fmt: skip
+    assert code == 0
+    assert "2 × 4 × 8 = 64" in out
+
+
+def test_a_plan_is_made_again_from_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    first = as_json(capsys, "plan", "--params", "8b", "--gpus", "4", "--gpu", "l40s", "--method", "lora")
+    again = as_json(capsys, "plan", "--recipe", "zerokit-plan/plan.yaml", "--out", "again")
+    assert again["chosen"]["deepspeed_config"] == first["chosen"]["deepspeed_config"]
+    other = as_json(capsys, "plan", "--recipe", "zerokit-plan", "--gpus", "2", "--out", "other")
+    assert other["chosen"]["data_parallel"] * other["chosen"]["sequence_parallel"] == 2
+
+
+def test_a_config_file_or_its_folder_is_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY))
+    common = ("estimate", "--gpus", "1", "--gpu", "t4", "--precision", "fp16")
+    by_folder = as_json(capsys, *common, "--model", str(folder))
+    by_file = as_json(capsys, *common, "--model", str(folder / "config.json"))
+    assert by_folder["peak_allocated_bytes"] == by_file["peak_allocated_bytes"]
+
+
+def test_cpu_ranks_are_planned_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.json").write_text(json.dumps(TINY))
+    body = as_json(capsys, "plan", "--model", "config.json", "--seq-len", "128")
+    chosen = body["chosen"]
+    assert chosen["data_parallel"] == 2
+    assert chosen["precision"] in ("bf16", "fp32")
+    assert chosen["offload_optimizer"] == "none"
+    assert chosen["estimate"]["step_seconds"] is None
+    assert chosen["estimate"]["host_bytes_per_node"] >= 2 * chosen["estimate"]["peak_allocated_bytes"]
+    assert chosen["deepspeed_config"]["optimizer"]["params"]["torch_adam"] is True
+    assert any("CPU ranks" in note for note in body["assumptions"])
+
+
+def test_a_gpu_of_this_machine_is_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    line = "GPU-aa, NVIDIA H200, 143771, 0, 580.1"
+    tool.write_text(f"#!/bin/sh\nprintf '0, {line}\\n1, {line}\\n'\n".replace("GPU-aa", "GPU-aa"))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    body = as_json(capsys, "plan", "--params", "8b")
+    assert (
+        body["chosen"]["data_parallel"]
+        * body["chosen"]["sequence_parallel"]
+        * body["chosen"]["tensor_parallel"]
+        == 2
+    )
+    assert any("h200" in note for note in body["assumptions"])
+    assert any("host RAM" in note for note in body["assumptions"])
+
+
+def test_nothing_fits_is_exit_3_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "plan", "--params", "70b", "--gpus", "1", "--gpu", "rtx-4090",
+                          "--host-ram", "64GiB", "--zero", "3")  # fmt: skip
+    assert (code, out) == (3, "")
+    assert "What would make it fit" in err
+    assert not Path("zerokit-plan").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--params"),
+        (("--params", "8b", "--model", "gpt2"), "give one of them"),
+        (("--params", "many"), "--params"),
+        (("--model", "no-such-model"), "neither a file nor in the catalogue"),
+        (("--model", "nowhere.json"), "no such file"),
+        (("--params", "8b", "--gpu", "h300", "--gpus", "2"), "h300"),
+        (("--params", "8b", "--vram", "24", "--gpus", "2"), "unit is missing"),
+        (("--params", "8b", "--gpus", "0"), "--gpus"),
+        (("--params", "8b", "--gpus", "6", "--nodes", "4"), "multiple"),
+        (("--params", "8b", "--gpus", "8", "--zero", "4"), "--zero 4"),
+        (("--params", "8b", "--gpus", "8", "--offload-param", "nvme"), "--nvme"),
+        (("--params", "8b", "--gpus", "8", "--method", "qlora2"), "--method"),
+        (("--params", "8b", "--gpus", "8", "--lora-rank", "8"), "--method lora"),
+        (("--params", "8b", "--gpus", "8", "--quant", "int4"), "--inference"),
+        (("--params", "8b", "--gpus", "1", "--gpu", "t4", "--precision", "bf16"), "fp16"),
+        (("--params", "8b", "--gpus", "8", "--micro-batch", "3", "--global-batch", "64"), "--micro-batch 3"),
+        (("--params", "8b", "--device", "tpu"), "--device"),
+        (("--params", "8b", "--recipe", "no-such-recipe"), "no-such-recipe"),
+        (("--params", "8b", "--gpus", "8", "--out", "/proc/nowhere"), "--out"),
+    ],
+)
+def test_bad_input_is_exit_2_and_names_the_option(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = call(capsys, "plan", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_size_counts_gpus_time_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    body = as_json(capsys, "size", "--params", "175b", "--gpu", "a100-40gb", "--price", "2")
+    rows = {(row["method"], row["offload_allowed"]): row for row in body["sizes"]}
+    assert rows.keys() == {(m, o) for m in ("full", "lora", "qlora") for o in (False, True)}
+    full = rows["full", False]
+    assert 72 <= full["gpus"] <= 128  # 16 bytes a parameter are 2.8 TB: 71 cards at the very least
+    assert rows["full", True]["gpus"] < full["gpus"]
+    assert rows["qlora", False]["gpus"] < rows["lora", False]["gpus"] < full["gpus"]
+    assert full["cost_per_1e9_tokens"] == pytest.approx(2 * full["gpu_hours_per_1e9_tokens"])
+    assert full["seconds_per_1e9_tokens"] * full["gpus"] / 3600 == pytest.approx(
+        full["gpu_hours_per_1e9_tokens"]
+    )
+
+
+def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(
+        capsys, "size", "--model", "llama-3.1-8b", "--gpu", "rtx-4090,h200", "--method", "full"
+    )
+    assert code == 0
+    assert "rtx-4090" in out and "h200" in out
+    code, _, err = call(capsys, "size", "--params", "405b", "--gpu", "t4", "--method", "full", "--gpus", "8")
+    assert code == 3 and "fits on none" in err
+    code, _, err = call(capsys, "size", "--params", "8b", "--gpu", "h200", "--price", "cheap")
+    assert code == 2 and "--price" in err
+
+
+def test_planning_leaves_heavy_modules_alone(tmp_path: Path) -> None:
+    script = (
+        "import sys; from zerokit.cli import run; code = run(['plan', '--params', '70b', '--gpus', '8']);"
+        "heavy = {'torch', 'deepspeed', 'transformers', 'accelerate', 'numpy', 'pydantic', 'rich', 'jinja2'};"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip().splitlines()[-1] == "[]"

@@ -1,0 +1,312 @@
+"""The search: nothing legal that fits is faster, everything chosen fits, requests are met exactly."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from zerokit.catalog import gpus, models
+from zerokit.core.hardware import Cluster
+from zerokit.core.hf_shape import from_config
+from zerokit.core.job import Job, Lora
+from zerokit.core.layouts import Pins, broken_rule, divisors, knobs, layouts, placements
+from zerokit.core.memory.analytic import estimate_analytic
+from zerokit.core.planning import Plan, Request, choose_global_batch, make_plan, make_space
+from zerokit.core.rules import first_violation
+from zerokit.core.search import Space, batches, build_strategy, checkpointings, fits, search
+from zerokit.core.settings import from_config as read_settings
+from zerokit.core.shape import ModelShape
+from zerokit.emit.deepspeed import deepspeed_config
+from zerokit.errors import InputError, NothingFits
+
+GIB = 1 << 30
+
+
+def request_for(
+    model: str = "llama-3.1-8b", gpu: str = "h100-sxm-80gb", count: int = 8, nodes: int = 1,
+    job: Job | None = None, pins: Pins | None = None, host_ram: int | None = None,
+) -> Request:  # fmt: skip
+    entry = models.load(model)
+    shape = from_config(entry.hf_config, name=model, parameters=entry.parameters)
+    return Request(
+        shape=shape,
+        job=job or Job(seq_len=2048),
+        cluster=Cluster(gpu=gpus.load(gpu), gpus=count, nodes=nodes, host_ram_bytes=host_ram),
+        memory=analytic(shape),
+        pins=pins or Pins(),
+    )
+
+
+def analytic(shape: ModelShape):  # type: ignore[no-untyped-def]
+    return lambda job, strategy, cluster: estimate_analytic(shape, job, strategy, cluster)
+
+
+def everything(space: Space):  # type: ignore[no-untyped-def]
+    """Brute force: every point of the declared space that is legal and fits, with its time."""
+    for layout in layouts(space.cluster, space.pins):
+        if broken_rule(layout, space.shape, space.job, space.cluster, space.pins):
+            continue
+        spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
+        for spot, mode, (micro, steps) in itertools.product(
+            spots, checkpointings(space), list(batches(space, layout))
+        ):
+            for chosen in knobs(spot.stage, space.pins):
+                strategy = build_strategy(space, layout, spot, mode, micro, steps, chosen)
+                if first_violation(
+                    strategy, gpus_per_node=space.cluster.gpus_per_node, key_value_heads=space.shape.kv_heads
+                ):
+                    continue
+                if fits(space.memory(space.job, strategy, space.cluster), space.cluster) is None:
+                    yield space.timing.estimate(strategy).step_seconds
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "count", "job"),
+    [
+        ("llama-3.2-1b", "rtx-4090", 2, Job(seq_len=1024, global_batch=16)),
+        ("llama-3.1-8b", "a100-80gb", 4, Job(seq_len=2048, global_batch=12)),
+        ("llama-2-7b", "rtx-3090", 1, Job(seq_len=512, global_batch=8)),
+        ("gpt2-xl", "v100-32gb", 2, Job(seq_len=1024, global_batch=8, attention="eager")),
+        ("mixtral-8x7b", "h200", 8, Job(seq_len=2048, global_batch=32)),
+        ("llama-2-13b", "a100-40gb", 2, Job(seq_len=2048, global_batch=8, method="lora", lora=Lora())),
+    ],
+)
+def test_no_legal_plan_that_fits_is_faster(model: str, gpu: str, count: int, job: Job) -> None:
+    space = make_space(request_for(model, gpu, count, job=job))[0]
+    times = list(everything(space))
+    found = search(space, top=3)
+    assert times
+    assert found.ranked[0].time.step_seconds == pytest.approx(min(times))
+    ranked = [candidate.time.step_seconds for candidate in found.ranked]
+    assert ranked == sorted(ranked)
+
+
+def test_a_bound_from_below_changes_nothing_but_the_work() -> None:
+    request = request_for(count=4, job=Job(seq_len=2048, global_batch=32))
+    asked: list[int] = []
+
+    def counted(job, strategy, cluster):  # type: ignore[no-untyped-def]
+        asked.append(1)
+        return request.memory(job, strategy, cluster)
+
+    def bound(job, strategy, cluster):  # type: ignore[no-untyped-def]
+        return int(0.9 * request.memory(job, strategy, cluster).min_vram_bytes)
+
+    plain = search(make_space(replace(request, memory=counted))[0])
+    alone = len(asked)
+    bounded = search(make_space(replace(request, memory=counted, least_vram=bound))[0])
+    assert len(asked) - alone < alone
+    assert [c.strategy for c in plain.ranked] == [c.strategy for c in bounded.ranked]
+
+
+def test_every_candidate_is_accounted_for() -> None:
+    found = search(make_space(request_for())[0], top=4)
+    assert sum(found.rejected.values()) + len(found.ranked) == found.candidates
+    assert all(count > 0 for count in found.rejected.values())
+
+
+def random_requests(number: int) -> list[Request]:
+    chance = random.Random(20260)
+    found = []
+    for _ in range(number):
+        count = chance.choice([1, 2, 4, 8, 16, 64])
+        method = chance.choice(["full", "full", "lora", "qlora"])
+        gpu = chance.choice(
+            ["rtx-4090", "a100-40gb", "a100-80gb", "h100-sxm-80gb", "h200", "mi300x", "l40s", "t4"]
+        )
+        job = Job(
+            seq_len=chance.choice([512, 2048, 4096, 16384]),
+            global_batch=chance.choice([None, None, count * 4, count * 6]),
+            method=method,
+            lora=None if method == "full" else Lora(rank=chance.choice([8, 64])),
+            optimizer=chance.choice(["AdamW", "AdamW", "Lion"]),
+        )
+        model = chance.choice(["llama-3.2-1b", "llama-3.1-8b", "qwen2.5-14b", "gpt-neox-20b", "mixtral-8x7b",
+                               "llama-3.1-70b", "gemma-2-9b", "phi-2"])  # fmt: skip
+        host = chance.choice([None, 64 * GIB, 1024 * GIB])
+        found.append(request_for(model, gpu, count, max(1, count // 8), job, host_ram=host))
+    return found
+
+
+def test_200_random_plans_fit_and_are_valid_and_meet_the_batch() -> None:
+    made = 0
+    for request in random_requests(200):
+        try:
+            plan = make_plan(request, top=1)
+        except (NothingFits, InputError):
+            continue
+        made += 1
+        chosen, cluster = plan.chosen, request.cluster
+        assert chosen.memory.min_vram_bytes <= cluster.gpu.driver_vram_bytes
+        if cluster.host_ram_bytes is not None:
+            assert chosen.memory.host_bytes_per_node <= cluster.host_ram_bytes
+        assert chosen.strategy.world_size == cluster.gpus
+        if request.job.global_batch is not None:
+            assert chosen.strategy.global_batch == request.job.global_batch
+        assert first_violation(chosen.strategy) is None
+        # what is written is what was planned
+        config = deepspeed_config(chosen.strategy, request.job)
+        assert read_settings(config).zero.stage == chosen.strategy.settings.zero.stage
+        assert (
+            config["train_micro_batch_size_per_gpu"]
+            * config["gradient_accumulation_steps"]
+            * (chosen.strategy.data_parallel)
+            == plan.global_batch
+        )
+    assert made > 100
+
+
+def outcome(plan: Plan) -> tuple[int, str, str]:
+    zero = plan.chosen.strategy.settings.zero
+    return zero.stage, zero.offload_optimizer.device, zero.offload_param.device
+
+
+def test_gpt3_175b_trains_on_a_thousand_a100s() -> None:
+    """Megatron-LM (arXiv 2104.04473) ran it on 1,024 A100-80GB at 140 TFLOP/s a GPU, 34 days for 300e9
+    tokens with an 8-way tensor, 12-way pipeline parallel plan."""
+    request = request_for("gpt-3-175b", "a100-80gb", 1024, 128, Job(seq_len=2048, global_batch=1536),
+                          Pins(pipeline_module=True, tensor_parallel=8))  # fmt: skip
+    request = replace(request, cluster=replace(request.cluster, network_bytes_per_second=200e9))
+    plan = make_plan(request)
+    days = 300e9 / (plan.chosen.time.tokens_per_second_per_gpu * 1024) / 86400
+    assert 20 < days < 60
+    assert plan.chosen.strategy.settings.zero.stage <= 1 or plan.chosen.strategy.pipeline_parallel == 1
+
+
+def test_llama2_70b_with_8_way_tensor_and_16_way_pipeline_parallel() -> None:
+    pins = Pins(tensor_parallel=8, pipeline_parallel=16, pipeline_module=True)
+    plan = make_plan(
+        request_for("llama-2-70b", "a100-80gb", 128, 16, Job(seq_len=4096, global_batch=1024), pins)
+    )
+    strategy = plan.chosen.strategy
+    assert (strategy.tensor_parallel, strategy.pipeline_parallel, strategy.data_parallel) == (8, 16, 1)
+    assert strategy.settings.zero.stage <= 1
+
+
+def test_7b_on_one_24_gb_card() -> None:
+    """ZeRO-Offload (arXiv 2101.06840): beyond 2B parameters on one GPU only with the states on the host."""
+    plan = make_plan(request_for("llama-2-7b", "rtx-4090", 1))
+    assert outcome(plan)[1:] == ("cpu", "cpu")
+    assert plan.chosen.memory.host_bytes_per_node > 16 * 6.7e9
+    with pytest.raises(NothingFits) as failed:
+        make_plan(request_for("llama-2-7b", "rtx-4090", 1, host_ram=32 * GIB))
+    assert "--method" in str(failed.value) and "--host-ram" in str(failed.value)
+    lora = Job(seq_len=2048, method="lora", lora=Lora())
+    assert make_plan(request_for("llama-2-7b", "rtx-4090", 1, job=lora, host_ram=32 * GIB))
+
+
+@pytest.mark.parametrize(("count", "method"), [(8, "lora"), (4, "lora"), (2, "qlora"), (4, "qlora")])
+def test_70b_adapters_on_80_gb_cards_without_offload(count: int, method: str) -> None:
+    job = Job(seq_len=2048, method=method, lora=Lora())
+    pins = Pins(offload_optimizer="none", offload_param="none")
+    assert make_plan(request_for("llama-3.1-70b", "h100-sxm-80gb", count, job=job, pins=pins))
+
+
+def test_70b_full_training_needs_offload_on_8_cards_and_none_on_32() -> None:
+    assert outcome(make_plan(request_for("llama-3.1-70b", count=8)))[1] == "cpu"
+    assert outcome(make_plan(request_for("llama-3.1-70b", count=32, nodes=4)))[1] == "none"
+
+
+def test_bert_large_on_a_t4_trains_in_fp16_without_sharding() -> None:
+    plan = make_plan(request_for("bert-large", "t4", 1, job=Job(seq_len=512)))
+    assert plan.precision == "fp16"
+    assert plan.chosen.strategy.settings.zero.stage in (0, 1)
+    assert any("no bf16" in note for note in plan.assumptions)
+
+
+def test_a_trillion_parameter_mixture_of_experts() -> None:
+    """Full training of 1.6e12 parameters takes 25 TB of states: not on 64 GPUs, but on 1,024 it shards."""
+    with pytest.raises(NothingFits):
+        make_plan(request_for("switch-c-2048", "a100-80gb", 64, 8, Job(seq_len=512), host_ram=1024 * GIB))
+    plan = make_plan(request_for("switch-c-2048", "h200", 1024, 128, Job(seq_len=512)))
+    assert plan.chosen.strategy.settings.zero.stage == 3
+
+
+def test_pipelines_appear_only_when_asked_for() -> None:
+    plain = make_plan(request_for("llama-3.1-405b", count=1024, nodes=128))
+    assert plain.chosen.strategy.pipeline_parallel == 1
+    assert plain.faster_with and "PipelineModule" in plain.faster_with[0]
+    asked = make_plan(request_for("llama-3.1-405b", count=1024, nodes=128, pins=Pins(pipeline_module=True)))
+    assert asked.chosen.strategy.pipeline_parallel > 1
+    assert asked.chosen.time.step_seconds < plain.chosen.time.step_seconds
+
+
+def test_pins_are_kept() -> None:
+    pins = Pins(
+        zero_stage=2,
+        offload_optimizer="cpu",
+        offload_param="none",
+        checkpointing="full",
+        micro_batch=2,
+        tensor_parallel=2,
+        sequence_parallel=1,
+        overlap_comm=True,
+        reduce_bucket_size=123_456_789,
+    )
+    strategy = make_plan(request_for(pins=pins)).chosen.strategy
+    zero = strategy.settings.zero
+    assert (zero.stage, zero.offload_optimizer.device, zero.offload_param.device) == (2, "cpu", "none")
+    assert (strategy.tensor_parallel, strategy.settings.micro_batch, strategy.checkpointing) == (2, 2, "full")
+    assert (zero.overlap_comm, zero.reduce_bucket_size) == (True, 123_456_789)
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        (Pins(tensor_parallel=3), "--tp 3"),
+        (Pins(zero_stage=2, offload_param="cpu"), "stage 3"),
+        (Pins(zero_stage=0, offload_optimizer="cpu"), "stage"),
+        (Pins(tensor_parallel=8, sequence_parallel=4), "does not divide"),
+        (Pins(pipeline_parallel=2, pipeline_module=True, zero_stage=3), "pipeline"),
+    ],
+)
+def test_pins_that_cannot_be_are_refused_with_the_fix(pins: Pins, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make_plan(request_for(pins=pins))
+
+
+def test_a_batch_that_no_division_meets_is_refused() -> None:
+    job = Job(seq_len=2047, global_batch=7, method="lora", lora=Lora())
+    with pytest.raises(InputError, match=r"--global-batch 7.* 8 or 16"):
+        make_plan(request_for(count=8, job=job))
+
+
+def test_a_batch_smaller_than_the_gpus_is_met_by_tensor_parallel_peers() -> None:
+    plan = make_plan(request_for(count=8, job=Job(seq_len=2048, global_batch=7)))
+    assert plan.chosen.strategy.global_batch == 7
+    assert plan.chosen.strategy.data_parallel == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 24, 1024])
+def test_the_chosen_global_batch_is_a_multiple_of_the_gpus_and_says_why(count: int) -> None:
+    cluster = Cluster(gpu=gpus.load("h200"), gpus=count)
+    batch, why = choose_global_batch(Job(seq_len=4096), cluster, Pins())
+    assert batch % count == 0 and 1 <= batch // count <= 32
+    assert str(batch) in why
+
+
+def test_nothing_fits_names_the_nearest_changes() -> None:
+    with pytest.raises(NothingFits) as failed:
+        make_plan(request_for("llama-3.1-70b", "a100-40gb", 2, job=Job(seq_len=2048), host_ram=128 * GIB))
+    text = str(failed.value)
+    assert "needs" in text and "too much" in text
+    assert "--method" in text and "more GPUs" in text and "--host-ram" in text
+    assert failed.value.exit_code == 3
+
+
+def test_a_change_that_is_named_makes_it_fit() -> None:
+    with pytest.raises(NothingFits) as failed:
+        make_plan(request_for("llama-3.1-8b", "rtx-4090", 2, job=Job(seq_len=2048), host_ram=64 * GIB))
+    line = next(line for line in str(failed.value).splitlines() if "more GPUs" in line)
+    count = int(line.split("--gpus ")[1].split(")")[0].split()[0])
+    nodes = max(1, count // 8)
+    assert make_plan(request_for("llama-3.1-8b", "rtx-4090", count, nodes, host_ram=64 * GIB))
+
+
+def test_divisors() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(1) == [1]
+    assert divisors(49) == [1, 7, 49]

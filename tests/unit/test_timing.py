@@ -1,0 +1,243 @@
+"""The time model against published figures and against what must hold whatever the constants."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zerokit.catalog import gpus, models
+from zerokit.core.constants import FSDP_TRITON, HUGGING_FACE, MEGATRON, Calibration, LayerFactor
+from zerokit.core.hardware import Cluster
+from zerokit.core.hf_shape import from_config
+from zerokit.core.job import Job, Lora
+from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.core.shape import ModelShape, scaled
+from zerokit.core.strategy import Strategy, TimeEstimate
+from zerokit.core.timing import TimeModel
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def shape_of(name: str) -> ModelShape:
+    model = models.load(name)
+    return from_config(model.hf_config, name=name, parameters=model.parameters)
+
+
+def step(
+    shape: ModelShape,
+    *,
+    stage: int = 1,
+    micro: int = 4,
+    accumulation: int = 1,
+    data: int = 8,
+    checkpointing: str = "none",
+    tensor: int = 1,
+    pipeline: int = 1,
+    sequence: int = 1,
+    job: Job | None = None,
+    cluster: Cluster | None = None,
+    zero: ZeroSettings | None = None,
+    calibration: Calibration | None = None,
+    constants: object = HUGGING_FACE,
+    trainable: int | None = None,
+) -> TimeEstimate:
+    settings = DeepSpeedSettings(
+        precision="bf16",
+        micro_batch=micro,
+        gradient_accumulation=accumulation,
+        zero=zero or ZeroSettings(stage=stage),
+        autotp_size=tensor,
+    )
+    strategy = Strategy(
+        settings=settings,
+        data_parallel=data,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        sequence_parallel=sequence,
+        checkpointing=checkpointing,
+    )
+    cluster = cluster or Cluster(gpu=gpus.load("a100-80gb"), gpus=strategy.world_size)
+    model = TimeModel(shape, job or Job(seq_len=2048), cluster, constants, calibration, trainable)  # type: ignore[arg-type]
+    return model.estimate(strategy)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_counts_the_catalogues_parameters_from_the_configuration(name: str) -> None:
+    model = models.load(name)
+    counted = from_config(model.hf_config, name=name).parameters
+    tolerance = {"opt-350m": 0.08}.get(name, 0.01)  # it projects its embeddings down
+    assert counted == pytest.approx(model.parameters, rel=tolerance)
+
+
+def test_forward_flops_are_twice_the_matmul_parameters() -> None:
+    # GPT-3 175B: 2 × 174.6e9 a token less the position table, as its paper's 3.14e23 / 300e9 / 6 has it
+    shape = shape_of("gpt-3-175b")
+    assert shape.matmul_parameters == pytest.approx(3.14e23 / 300e9 / 6, rel=0.01)
+
+
+@pytest.mark.parametrize("count", [40_000_000, 350_000_000, 3_000_000_000, 52_000_000_000])
+def test_scaling_gives_the_count_asked_for(count: int) -> None:
+    shape = scaled(shape_of("llama-2-7b"), count)
+    assert shape.parameters == count
+    summed = shape.block_parameters + shape.embedding_parameters + shape.head_parameters
+    assert summed == pytest.approx(count, rel=0.12)
+    assert shape.hidden % 8 == 0
+
+
+def test_parts_sum_to_the_step() -> None:
+    estimate = step(shape_of("llama-3.1-8b"), stage=3, accumulation=4, checkpointing="full")
+    assert sum(estimate.parts.values()) == pytest.approx(estimate.step_seconds)
+    assert estimate.tokens_per_second_per_gpu == pytest.approx(4 * 4 * 2048 / estimate.step_seconds)
+
+
+def test_no_gpu_runs_beyond_its_measured_matmul_rate() -> None:
+    shape = shape_of("llama-3.1-8b")
+    estimate = step(shape, micro=8)
+    flops = 6 * shape.matmul_parameters * 8 * 2048
+    assert flops / estimate.step_seconds < 271e12
+
+
+def test_recomputation_costs_between_a_fifth_and_a_third() -> None:
+    shape = shape_of("llama-3.1-8b")
+    ratio = step(shape, checkpointing="full").step_seconds / step(shape).step_seconds
+    assert 1.18 < ratio < 1.36
+
+
+def test_reentrant_recomputation_repeats_the_last_product_too() -> None:
+    shape = shape_of("llama-3.1-8b")
+    plain = step(shape, checkpointing="full")
+    reentrant = step(shape, checkpointing="full", job=Job(seq_len=2048, use_reentrant_checkpointing=True))
+    assert reentrant.step_seconds > plain.step_seconds
+
+
+def test_stage_1_beats_stage_2_with_accumulation() -> None:
+    """Stage 2 reduces every micro-batch, stage 1 once (deepspeed/runtime/zero/stage_1_and_2.py)."""
+    shape = shape_of("llama-3.1-8b")
+    assert (
+        step(shape, stage=1, accumulation=8).step_seconds < step(shape, stage=2, accumulation=8).step_seconds
+    )
+
+
+def test_a_slower_network_hurts_only_across_nodes() -> None:
+    shape = shape_of("llama-2-13b")
+    gpu = gpus.load("a100-80gb")
+
+    def on(nodes: int, rate: float) -> float:
+        cluster = Cluster(gpu=gpu, gpus=16, nodes=nodes, network_bytes_per_second=rate)
+        return step(shape, stage=3, data=16, cluster=cluster).step_seconds
+
+    assert on(2, 1e9) > 2 * on(2, 100e9)
+    one = Cluster(gpu=gpu, gpus=8, network_bytes_per_second=1e9)
+    other = replace(one, network_bytes_per_second=100e9)
+    assert step(shape, stage=3, cluster=one) == step(shape, stage=3, cluster=other)
+
+
+def test_the_pipeline_bubble_is_p_minus_1_over_m() -> None:
+    shape = shape_of("llama-2-7b")
+    estimate = step(shape, stage=0, data=1, pipeline=4, accumulation=16, micro=1)
+    busy = sum(v for k, v in estimate.parts.items() if k in ("compute", "launch", "link"))
+    # the bubble holds the layers' time only: the head is on the last stage
+    assert estimate.parts["bubble"] == pytest.approx(busy * 3 / 16, rel=0.25)
+    longer = step(shape, stage=0, data=1, pipeline=4, accumulation=64, micro=1)
+    assert longer.parts["bubble"] == pytest.approx(estimate.parts["bubble"])
+
+
+def test_optimizer_offload_takes_the_time_of_cpu_adam() -> None:
+    shape = shape_of("llama-3.1-8b")
+    zero = ZeroSettings(stage=2, offload_optimizer=Offload(device="cpu"))
+    slow = Calibration(cpu_adam_parameters_per_second=1e9)
+    estimate = step(shape, zero=zero, calibration=slow)
+    assert estimate.parts["host"] == pytest.approx(shape.parameters / 1e9)
+    assert estimate.bound_by == "host"
+
+
+def test_lora_spends_no_time_on_gradients_of_frozen_weights() -> None:
+    shape = shape_of("llama-2-13b")
+    lora = step(shape, micro=16, job=Job(seq_len=2048, method="lora", lora=Lora()), trainable=60_000_000)
+    full = step(shape, micro=16)
+    assert 0.6 < lora.parts["compute"] / full.parts["compute"] < 0.8
+
+
+def test_mixture_of_experts_costs_its_active_parameters() -> None:
+    sparse, dense = shape_of("mixtral-8x7b"), shape_of("mistral-7b-v0.1")
+    assert sparse.parameters > 6 * dense.parameters
+    ratio = step(sparse, micro=16).parts["compute"] / step(dense, micro=16).parts["compute"]
+    assert 1.5 < ratio < 2.6
+
+
+def test_longer_sequences_cost_more_a_token() -> None:
+    shape = shape_of("llama-3.1-8b")
+    rates = [
+        step(shape, micro=65536 // length, job=Job(seq_len=length)).tokens_per_second_per_gpu
+        for length in (2048, 8192, 32768, 65536)
+    ]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.6 * rates[0]
+
+
+def test_layer_factors_speak_for_like_layers_only() -> None:
+    shape = shape_of("llama-2-7b")
+    point = LayerFactor(hidden=4096, tensor_parallel=1, tokens=8192, factor=1.5)
+    calibration = Calibration(layer_factors=(point,))
+    assert calibration.layer_factor(4096, 1, 8192) == pytest.approx(1.5, rel=0.03)
+    assert calibration.layer_factor(1024, 1, 8192) == pytest.approx(1.0, abs=0.01)
+    plain, measured = step(shape), step(shape, calibration=calibration)
+    assert 1.3 < measured.step_seconds / plain.step_seconds < 1.5
+
+
+def test_a_measured_matmul_rate_replaces_the_catalogues() -> None:
+    shape = shape_of("llama-3.1-8b")
+    half = step(shape, calibration=Calibration(matmul_flops=271e12 / 2))
+    assert 1.5 < half.step_seconds / step(shape).step_seconds < 2.1
+
+
+def published(name: str) -> list[tuple[float, float]]:
+    """(predicted, measured) seconds of the runs in tests/data."""
+    pytest.importorskip("numpy")
+    from benchmarks import planner
+
+    if name == "fsdp":
+        runs = planner.fsdp_runs(planner.FSDP_FILE, gpus.load("a100-80gb"))
+        return list(zip(planner.predict(runs, FSDP_TRITON), [run.seconds for run in runs], strict=True))
+    runs = planner.megatron_runs(planner.MEGATRON_FILE, gpus.load("a100-40gb"))
+    return list(zip(planner.predict(runs, MEGATRON), [run.seconds for run in runs], strict=True))
+
+
+@pytest.mark.parametrize(("name", "bar"), [("fsdp", 0.08), ("megatron", 0.15)])
+def test_time_error_on_published_runs_with_catalogue_constants(name: str, bar: float) -> None:
+    errors = [abs(predicted / measured - 1) for predicted, measured in published(name)]
+    assert len(errors) > 50
+    assert statistics.mean(errors) <= bar
+
+
+def test_regret_on_published_runs_with_catalogue_constants() -> None:
+    pytest.importorskip("numpy")
+    from benchmarks import planner
+
+    runs = planner.megatron_runs(planner.MEGATRON_FILE, gpus.load("a100-40gb"))
+    regret = planner.regrets(runs, planner.predict(runs, MEGATRON))
+    assert len(regret) == 60
+    assert statistics.mean(regret) <= 0.05
+    assert statistics.mean(regret) < statistics.mean(planner.regrets(runs, planner.rule_of_thumb(runs)))
+
+
+@pytest.mark.slow
+def test_the_documented_command_prints_every_bar() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.planner"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    rows = {
+        line[:52].strip(): [float(cell.rstrip("%")) for cell in line[52:].split()]
+        for line in done.stdout.splitlines()
+        if "%" in line
+    }
+    error, _, regret, worst, of_three, _ = rows["shape left out: constants and layer factors"]
+    assert error <= 8 and regret <= 3 and worst <= 12 and of_three <= 0.3
+    assert rows["one efficiency constant, model size left out"][0] <= 8
+    assert all(math.isfinite(cell) for cells in rows.values() for cell in cells)
