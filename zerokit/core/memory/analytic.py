@@ -68,7 +68,7 @@ def estimate_analytic(shape: ModelShape, job: Job, strategy: Strategy, cluster: 
     gathered = _gathered(sizes, strategy)
     base = sum(persistent.values())
     loss = _loss_bytes(shape, job, strategy)
-    forward = {**persistent, "activations": layers_before + transient, "logits and loss": loss * 10 / 14}
+    forward = {**persistent, "activations": layers_before + transient, "logits and loss": loss * 10 / 12}
     backward = {**persistent, **gradients, "activations": layers_before + transient, "logits and loss": loss}
     forward["gathered weights"] = backward["gathered weights"] = gathered
     late = {**persistent, **gradients, "activations": layers_before + transient, "gathered weights": gathered}
@@ -140,9 +140,11 @@ def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[str, float]:
 def _gradients(sizes: _Sizes, strategy: Strategy) -> dict[str, float]:
     zero, width = strategy.settings.zero, sizes.width
     bucket = width * min(zero.reduce_bucket_size, sizes.trainable)
-    if zero.stage == 3:
-        return {"gradients": width * sizes.trainable / sizes.ranks, "reduction copies": bucket}
     optimizer_away = _offloads(strategy)[0]
+    if zero.stage == 3:
+        # offloaded with the optimizer, they leave bucket by bucket
+        kept = 0.0 if optimizer_away else width * sizes.trainable / sizes.ranks
+        return {"gradients": kept, "reduction copies": bucket}
     full = width * sizes.trainable
     if zero.stage == 0:
         return {"gradients": full}
@@ -242,7 +244,7 @@ def _loss_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:
     rows = strategy.settings.micro_batch
     if shape.head != "image-classification":
         rows *= max(1, job.seq_len // strategy.sequence_parallel)
-    return 14.0 * rows * shape.vocab
+    return 12.0 * rows * shape.vocab
 
 
 def _pinned(size: float) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Precision
@@ -24,7 +25,7 @@ class Partition:
     """What of the flat parameter buffer one data-parallel rank owns.
 
     ``fragments[i]`` is how many elements of trainable parameter i lie in it; whole parameters that
-    touch it are held (``get_partition_info``).
+    touch it are held (``get_partition_info``). ``ends[i]`` is where parameter i ends in the buffer.
     """
 
     rank: int
@@ -32,25 +33,37 @@ class Partition:
     size: int
     fragments: dict[int, int]
     whole: int
+    ends: Sequence[int]
 
 
-def partition(layout: Layout, rank: int, count: int) -> Partition:
-    """The partition of data-parallel ``rank`` of ``count``; padded to 2·count elements."""
+def partition(layout: Layout, rank: int, count: int, *, round_robin: bool = False) -> Partition:
+    """The partition of data-parallel ``rank`` of ``count``; padded to 2·count elements.
+
+    ``round_robin``: parameters 0, count, 2·count, … come first, then 1, … (``_round_robin_reorder``).
+    """
     sizes = layout.trainable_sizes
-    ends = layout.trainable_ends
+    order: Sequence[int] = range(len(sizes))
+    ends: Sequence[int] = layout.trainable_ends
+    if round_robin:
+        order = [i for first in range(count) for i in range(first, len(sizes), count)]
+        ends = list(accumulate(sizes[i] for i in order))
     alignment = 2 * count
     padded = -(-(ends[-1] if ends else 0) // alignment) * alignment
     size = padded // count
     low, high = rank * size, (rank + 1) * size
     fragments: dict[int, int] = {}
-    index = bisect_right(ends, low)
-    while index < len(sizes):
-        start = ends[index] - sizes[index]
+    place = bisect_right(ends, low)
+    while place < len(sizes):
+        index = order[place]
+        start = ends[place] - sizes[index]
         if start >= high:
             break
-        fragments[index] = min(ends[index], high) - max(start, low)
-        index += 1
-    return Partition(rank, count, size, fragments, sum(sizes[i] for i in fragments))
+        fragments[index] = min(ends[place], high) - max(start, low)
+        place += 1
+    if round_robin:
+        placed = dict(zip(order, ends, strict=True))
+        ends = [placed[index] for index in range(len(sizes))]
+    return Partition(rank, count, size, fragments, sum(sizes[i] for i in fragments), ends)
 
 
 class Stage12:
@@ -141,7 +154,7 @@ class Stage12:
             return 1
         owners = 0
         previous = -1
-        ends = self.layout.trainable_ends
+        ends = self.part.ends
         for index in indexes:
             low = (ends[index] - self.sizes[index]) // self.part.size
             high = (ends[index] - 1) // self.part.size
@@ -178,9 +191,9 @@ class Stage12:
                 elements = min(sum(self.sizes), STAGE0_REDUCE_ELEMENTS + max(self.sizes, default=0))
                 self.ledger.burst("reduce_copy", elements * self.bytes.gradient)
             return
+        if self.zero.stage == 1 and not boundary:
+            return  # the epilogue runs at the boundary only: an open bucket stays until then
         if self.zero.stage == 1 and not self.zero.overlap_comm:
-            if not boundary:
-                return
             for index in range(len(self.sizes)):
                 self._into_bucket(index, boundary, kept=True)
         self.flush(boundary)

@@ -99,6 +99,8 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
         if width.parameter == 4:
             return parameters
         master = 4 * layout.trainable_numel
+        if settings.torch_adam:  # FP16_UnfusedOptimizer: gradients in both precisions, a foreach temporary
+            return parameters + flat + 2 * master + states * layout.trainable_numel + master
         # clones and the flat copy of them; the flat copy cloned into fp32; gradients and Adam's first step
         return max(
             parameters + 2 * flat,

@@ -43,7 +43,7 @@ class _Replay:
         self.layout = layout
         self.settings = settings
         self.ledger = Ledger()
-        self.part: Partition = partition(layout, rank, ranks)
+        self.part: Partition = partition(layout, rank, ranks, round_robin=settings.zero.round_robin_gradients)
         self.state = persistent(layout, settings, self.part, ranks)
         self.stage3: Stage3 | None = None
         self.stage12: Stage12 | None = None
@@ -133,12 +133,12 @@ class _Replay:
         return self.ledger.peak
 
 
-def micro_step_kinds(gradient_accumulation: int) -> list[tuple[bool, bool]]:
-    """(boundary, first) of the micro-steps that differ."""
-    if gradient_accumulation == 1:
+def micro_step_kinds(settings: DeepSpeedSettings) -> list[tuple[bool, bool]]:
+    """(boundary, first) of the micro-steps that differ. What lies between the first and the last
+    holds no more than the last; under stage 3 all are alike but for what the last may offload."""
+    if settings.gradient_accumulation == 1 or settings.zero.stage == 3:
         return [(True, True)]
-    middle = [(False, False)] if gradient_accumulation > 2 else []
-    return [(False, True), *middle, (True, False)]
+    return [(False, True), (True, False)]
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +147,7 @@ def rank_bytes(
 ) -> RankBytes:
     """Replay one optimizer step of one rank, in the steady state (third step on)."""
     replay = _Replay(layout, settings, ranks, rank, sequence_parallel)
-    kinds = micro_step_kinds(settings.gradient_accumulation)
+    kinds = micro_step_kinds(settings)
     micro_steps = tuple(replay.micro_step(boundary, first) for boundary, first in kinds)
     step_peak = replay.step()
     return RankBytes(
@@ -172,7 +172,7 @@ def compose(
     ``activation_at`` is (which micro-step kind, which mark, whether between the marks).
     """
     replay = _Replay(layout, settings, ranks, rank, sequence_parallel)
-    kinds = micro_step_kinds(settings.gradient_accumulation)
+    kinds = micro_step_kinds(settings)
     watcher = _Watch(replay, phase, activation_at)
     return watcher.run(kinds)
 

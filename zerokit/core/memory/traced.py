@@ -81,7 +81,7 @@ def _tokens(job: Job, strategy: Strategy) -> int:
 @lru_cache(maxsize=2048)
 def _kinds(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     """The settings with all that DeepSpeed's own bytes do not depend on made equal."""
-    return replace(settings, micro_batch=1, gradient_accumulation=min(settings.gradient_accumulation, 3))
+    return replace(settings, micro_batch=1, gradient_accumulation=min(settings.gradient_accumulation, 2))
 
 
 def estimate_traced(
@@ -165,9 +165,11 @@ class _Scene:
 @lru_cache(maxsize=4096)
 def _scene(shape: Layout, settings: DeepSpeedSettings, degrees: _Degrees, every_rank: bool) -> _Scene:
     ranks = degrees.ranks
-    every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO
+    alike = settings.zero.stage in (0, 3)  # every rank holds as much of every parameter
+    every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and not alike
     listed = range(ranks) if every else _worst_ranks(shape, settings, ranks)
-    host = host_components(shape, settings, _part(shape, 0, ranks), ranks, degrees.world_size)
+    part = _part(shape, 0, ranks, settings.zero.round_robin_gradients)
+    host = host_components(shape, settings, part, ranks, degrees.world_size)
     in_ram = {k: size * degrees.per_node for k, size in host.items() if not k.startswith("nvme")}
     on_nvme = sum(size for k, size in host.items() if k.startswith("nvme")) * degrees.per_node
     return _Scene(
@@ -195,8 +197,8 @@ def _assumptions(profile: ModelProfile, degrees: _Degrees) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _part(shape: Layout, rank: int, ranks: int) -> Partition:
-    return partition(shape, rank, ranks)
+def _part(shape: Layout, rank: int, ranks: int, round_robin: bool) -> Partition:
+    return partition(shape, rank, ranks, round_robin=round_robin)
 
 
 @lru_cache(maxsize=256)
@@ -207,7 +209,8 @@ def _worst_ranks(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tupl
     """
     if settings.zero.stage in (0, 3) or ranks == 1:
         return (0,)
-    heaviest = max(range(ranks), key=lambda rank: _part(shape, rank, ranks).whole)
+    round_robin = settings.zero.round_robin_gradients
+    heaviest = max(range(ranks), key=lambda rank: _part(shape, rank, ranks, round_robin).whole)
     return tuple(sorted({0, heaviest, ranks - 1}))
 
 
