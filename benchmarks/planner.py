@@ -29,6 +29,7 @@ from zerokit.core.constants import FSDP_TRITON, MEGATRON, Calibration, Constants
 from zerokit.core.hardware import Cluster, Gpu
 from zerokit.core.hf_shape import from_config
 from zerokit.core.job import Job
+from zerokit.core.memory.analytic import FUSED_LOSS_BYTES, estimate_analytic
 from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import Strategy
@@ -309,9 +310,19 @@ def fsdp(path: Path, gpu: Gpu) -> None:
         )
         return [factor * seconds for seconds in predict(judged, FSDP_TRITON)]
 
+    print(f"{'micro-batches judged to fit (all did)':<52} {sum(map(fits, runs))} of {len(runs)}")
     print(
         row("one efficiency constant, model size left out", runs, left_out(runs, lambda r: r.shape_key, one))
     )
+
+
+def fits(run: Run) -> bool:
+    """Whether the analytic memory model lets the run fit, with llm-foundry's fused loss and FSDP's
+    gradients, which are reduced block by block rather than in a bucket of 5e8 elements."""
+    zero = replace(run.strategy.settings.zero, reduce_bucket_size=50_000_000)
+    strategy = replace(run.strategy, settings=replace(run.strategy.settings, zero=zero))
+    estimate = estimate_analytic(run.shape, run.job, strategy, run.cluster, bytes_per_logit=FUSED_LOSS_BYTES)
+    return estimate.min_vram_bytes <= run.cluster.gpu.driver_vram_bytes
 
 
 def _tokens(run: Run) -> float:

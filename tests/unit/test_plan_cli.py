@@ -242,7 +242,10 @@ def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert code == 0
     assert "rtx-4090" in out and "h200" in out
-    code, _, err = call(capsys, "size", "--params", "405b", "--gpu", "t4", "--method", "full", "--gpus", "8")
+    code, _, err = call(
+        capsys, "size", "--params", "70b", "--gpu", "t4", "--method", "full", "--gpus", "8",
+        "--host-ram", "64GiB",
+    )  # fmt: skip
     assert code == 3 and "fits on none" in err
     code, _, err = call(capsys, "size", "--params", "8b", "--gpu", "h200", "--price", "cheap")
     assert code == 2 and "--price" in err

@@ -241,3 +241,11 @@ def test_the_documented_command_prints_every_bar() -> None:
     assert error <= 8 and regret <= 3 and worst <= 12 and of_three <= 0.3
     assert rows["one efficiency constant, model size left out"][0] <= 8
     assert all(math.isfinite(cell) for cells in rows.values() for cell in cells)
+
+
+def test_every_published_fsdp_run_is_judged_to_fit() -> None:
+    pytest.importorskip("numpy")
+    from benchmarks import planner
+
+    runs = planner.fsdp_runs(planner.FSDP_FILE, gpus.load("a100-80gb"))
+    assert [run.shape.name for run in runs if not planner.fits(run)] == []

@@ -326,9 +326,9 @@ class _Search:
     def _memory(self, strategy: Strategy) -> MemoryEstimate:
         space = self.space
         memory = space.memory(space.job, strategy, space.cluster)
-        lack = memory.min_vram_bytes / space.cluster.gpu.driver_vram_bytes
+        lack = max(1.0, memory.min_vram_bytes / space.cluster.gpu.driver_vram_bytes)
         if space.cluster.host_ram_bytes:
-            lack = max(lack, memory.host_bytes_per_node / space.cluster.host_ram_bytes)
+            lack += max(0.0, memory.host_bytes_per_node / space.cluster.host_ram_bytes - 1)
         if lack > 1 and (self.nearest is None or lack < self.nearest[0]):
             self.nearest = (lack, strategy, memory)
         return memory

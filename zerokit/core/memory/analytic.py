@@ -19,6 +19,10 @@ ASSUMPTION = (
     "memory is analytic: closed forms from the model's shape, not a trace of the model; activations within "
     "about 10-20 %"
 )
+EAGER_LOSS_BYTES = 12.0
+"""Per logit at the worst instant of backward: 16-bit logits, fp32 copy, log-softmax and gradients."""
+FUSED_LOSS_BYTES = 4.0
+"""Per logit with a fused cross-entropy that writes the gradient over the 16-bit logits' copy."""
 _CUBLAS_WORKSPACE = 64 * MIB
 _NF4_BYTES = 0.5 + 4 / 64  # 4 bits and an fp32 scale per block of 64 (QLoRA, arXiv 2305.14314)
 _QUANTIZED_BYTES = {"int8": 1.0, "int4": _NF4_BYTES}
@@ -54,7 +58,14 @@ def trainable_parameters(shape: ModelShape, job: Job) -> int:
     return total
 
 
-def estimate_analytic(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+def estimate_analytic(
+    shape: ModelShape,
+    job: Job,
+    strategy: Strategy,
+    cluster: Cluster,
+    *,
+    bytes_per_logit: float = EAGER_LOSS_BYTES,
+) -> MemoryEstimate:
     """Predicted memory of one rank; all ranks are alike but for a pipeline's first and last stage.
 
     The worst pipeline stage is taken for all: the one with the output head, or the first.
@@ -67,8 +78,8 @@ def estimate_analytic(shape: ModelShape, job: Job, strategy: Strategy, cluster: 
     gradients = _gradients(sizes, strategy)
     gathered = _gathered(sizes, strategy)
     base = sum(persistent.values())
-    loss = _loss_bytes(shape, job, strategy)
-    forward = {**persistent, "activations": layers_before + transient, "logits and loss": loss * 10 / 12}
+    loss = _logits(shape, job, strategy) * bytes_per_logit
+    forward = {**persistent, "activations": layers_before + transient, "logits and loss": loss * 5 / 6}
     backward = {**persistent, **gradients, "activations": layers_before + transient, "logits and loss": loss}
     forward["gathered weights"] = backward["gathered weights"] = gathered
     late = {**persistent, **gradients, "activations": layers_before + transient, "gathered weights": gathered}
@@ -239,12 +250,12 @@ def _activations(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float
     return kept, transient
 
 
-def _loss_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:
-    """Logits, their fp32 copy, log-softmax and gradients at the worst instant of backward."""
+def _logits(shape: ModelShape, job: Job, strategy: Strategy) -> float:
+    """Elements of the logits of one micro-batch."""
     rows = strategy.settings.micro_batch
     if shape.head != "image-classification":
         rows *= max(1, job.seq_len // strategy.sequence_parallel)
-    return 12.0 * rows * shape.vocab
+    return float(rows) * shape.vocab
 
 
 def _pinned(size: float) -> int:
