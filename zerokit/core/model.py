@@ -39,11 +39,13 @@ def variant_key(
     padding: bool = False,
     lora: tuple[int, tuple[str, ...]] | None = None,
     tensor_parallel: int = 1,
+    zero3_linear: bool = False,
 ) -> str:
     """The name of what changes a model's activations apart from batch and sequence.
 
     ``precision`` is ``16`` or ``32``; ``checkpointing`` ``none``, ``full`` or ``reentrant``;
-    ``lora`` (rank, target modules). FlashAttention-2 allocates as the flash kernel of SDPA does.
+    ``lora`` (rank, target modules); ``zero3_linear``: ZeRO-3's linear layers, which keep the inputs of
+    frozen layers too. FlashAttention-2 allocates as the flash kernel of SDPA does.
     """
     attention = "sdpa" if attention == "flash_attention_2" else attention
     parts = [attention, precision, checkpointing]
@@ -53,6 +55,8 @@ def variant_key(
         parts.append(f"lora{lora[0]}:{','.join(sorted(lora[1]))}")
     if tensor_parallel > 1:
         parts.append(f"tp{tensor_parallel}")
+    if zero3_linear:
+        parts.append("zero3")
     return "/".join(parts)
 
 

@@ -72,6 +72,7 @@ def _traced(
         lora_rank=lora.rank if lora is not None else 0,
         lora_targets=lora.targets if lora is not None else ("all-linear",),
         tensor_parallel=strategy.tensor_parallel,
+        zero3_linear=lora is not None and strategy.settings.zero.stage == 3,
     )
     config = copy.deepcopy(dict(hf_config))
     with warnings.catch_warnings():

@@ -13,6 +13,7 @@ from zerokit.core.model import variant_key
 from zerokit.trace.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.kernels import cuda_kernels
 from zerokit.trace.storage import Event, StorageTracker
+from zerokit.trace.zero3_linear import zero3_linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class Variant:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ("all-linear",)
     tensor_parallel: int = 1
+    zero3_linear: bool = False  # matters where layers are frozen
 
     @property
     def key(self) -> str:
@@ -37,6 +39,7 @@ class Variant:
             padding=self.padding,
             lora=(self.lora_rank, self.lora_targets) if self.lora_rank else None,
             tensor_parallel=self.tensor_parallel,
+            zero3_linear=self.zero3_linear,
         )
 
     @property
@@ -166,7 +169,12 @@ def record(built: BuiltModel, variant: Variant, points: list[tuple[int, int]]) -
     The user's loop keeps only the loss: ``loss = model(**batch).loss; loss.backward()``.
     """
     traces = []
-    with FakeTensorMode(allow_non_fake_inputs=True), transformers_on_gpu(), cuda_kernels():
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        transformers_on_gpu(),
+        cuda_kernels(),
+        zero3_linear(variant.zero3_linear),
+    ):
         model = _prepare(built, variant)
         for index, (micro_batch, seq_len) in enumerate(points):
             tracker = StorageTracker()

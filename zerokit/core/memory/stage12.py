@@ -176,6 +176,7 @@ class Stage12:
                 self.ledger.burst("offload_copy", fragment * self.bytes.master)
         elif self.compact:
             self.ledger.set("gradient_partition", self.part.size * 4)
+            self.ledger.burst("reduce_copy", fragment * 4)  # _add_to_grad_partition_buffer converts first
         elif self.contiguous and not self.copied:  # copy_grads_in_partition: whole parameters
             self.ledger.add("gradient_partition", self.part.whole * self.bytes.gradient)
             self.copied = True

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Precision
+from zerokit.core.memory.states import sub_groups
 from zerokit.core.settings import DeepSpeedSettings
 
 ABSENT, FLYING, HERE = 0, 1, 2
@@ -67,6 +68,7 @@ class Stage3:
     """One rank's gathered parameters and gradients. Components go into the ledger given."""
 
     def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
+        self.layout = layout
         self.settings = settings
         self.zero = settings.zero
         self.ranks = ranks
@@ -286,19 +288,6 @@ class Stage3:
 
     # ---------------------------------------------------------------- step
 
-    def sub_groups(self) -> list[int]:
-        """Elements of this rank's optimizer sub-groups, ``_create_fp16_sub_groups``."""
-        groups: list[int] = []
-        current = 0
-        for size, trainable in zip(self.modules.sizes, self.modules.trainable, strict=True):
-            if not trainable:
-                continue
-            current += -(-size // self.ranks)
-            if current >= self.zero.sub_group_size:
-                groups.append(current)
-                current = 0
-        return [*groups, current] if current else groups
-
     def step(self) -> None:
         """``step``: release everything, then one sub-group at a time."""
         for index in range(len(self.status)):
@@ -310,7 +299,7 @@ class Stage3:
         shares = [-(-size // self.ranks) for size in trainable]
         if not self.offload_optimizer:
             self.ledger.burst("gradient_norm", 8 * max(shares, default=0))
-            for elements in self.sub_groups():
+            for elements in sub_groups(self.layout, self.zero, self.ranks):
                 flat = elements * self.bytes.accumulation if len(trainable) > 1 else 0
                 self.ledger.add("flat_gradient", flat)
                 if self.bytes.accumulation != self.bytes.master:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.memory.stage12 import Partition
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 
 CUBLAS_WORKSPACE_BYTES = 64 << 20
 """cuBLAS and cuBLASLt workspaces, 32 MiB each on Hopper, allocated at the first matmul (measured)."""
@@ -123,9 +123,35 @@ def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int
     weights = (trainable + frozen) * width.parameter if on_gpu else 0
     building = weights + largest
     bucket = zero.reduce_bucket_size * width.communication if zero.contiguous_gradients else 0
+    # create_reduce_and_remove_grad_hooks gathers every trainable parameter once, one after the other
+    gathered = layout.largest * width.parameter
+    if not on_gpu:
+        gathered += -(-layout.largest // ranks) * width.parameter
     if zero.offload_optimizer.device != "none":
-        return max(building, weights + bucket)
-    group = min(trainable, zero.sub_group_size)
-    master = trainable * width.master if width.parameter != width.master else 0
+        return max(building, weights + bucket + gathered)
+    own_master = width.parameter != width.master
+    master = trainable * width.master if own_master else 0
+    converting = _most_while_converting(sub_groups(layout, zero, ranks)) * width.master if own_master else 0
     gradients = trainable * width.accumulation
-    return max(building, weights + master + group * width.master, weights + master + bucket + gradients)
+    return max(building, weights + converting, weights + master + bucket + gradients + gathered)
+
+
+def sub_groups(layout: Layout, zero: ZeroSettings, ranks: int) -> list[int]:
+    """Elements of a rank's optimizer sub-groups, whole parameters each (``_create_fp16_sub_groups``)."""
+    groups: list[int] = []
+    current = 0
+    for size in layout.trainable_sizes:
+        current += -(-size // ranks)
+        if current >= zero.sub_group_size:
+            groups.append(current)
+            current = 0
+    return [*groups, current] if current else groups
+
+
+def _most_while_converting(groups: list[int]) -> int:
+    """``_create_fp32_partitions``: each group is converted, then cloned; the one before is held till then."""
+    cloned = before = most = 0
+    for group in groups:
+        most = max(most, cloned + before + group, cloned + 2 * group)
+        cloned, before = cloned + group, group
+    return most

@@ -44,6 +44,7 @@ def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> st
         padding=job.attention_mask_given,
         lora=lora,
         tensor_parallel=strategy.tensor_parallel,
+        zero3_linear=lora is not None and strategy.settings.zero.stage == 3,
     )
 
 
