@@ -114,8 +114,7 @@ def spread(strategies: list[Strategy], count: int) -> list[Strategy]:
         if 2 <= strategy.world_size <= 8:
             groups.setdefault(key, []).append(strategy)
     ordered = sorted(groups.items(), key=lambda item: str(item[0]))
-    step = max(1, len(ordered) // count)
-    return [group[0] for _, group in ordered[::step]][:count]
+    return [ordered[number * len(ordered) // count][1][0] for number in range(count)]
 
 
 def test_sweep_deep_accepts_forty(strategies: list[Strategy]) -> None:
