@@ -297,14 +297,16 @@ def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str
         return ()
     if request.job.method != "full" or request.shape.head != "causal":
         return ()
-    degree = replace(request.pins, pipeline_module=True)
-    found = search(replace(space, pins=degree), top=1)
-    if not found.ranked or found.ranked[0].strategy.pipeline_parallel == 1:
+    limit = chosen.time.step_seconds / 1.02
+    best: Candidate | None = None
+    for degree in divisors(request.cluster.gpus)[1:]:
+        pins = replace(request.pins, pipeline_parallel=degree, pipeline_module=True)
+        ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit).ranked
+        if ranked:
+            best, limit = ranked[0], ranked[0].time.step_seconds
+    if best is None:
         return ()
-    best = found.ranked[0]
     gain = chosen.time.step_seconds / best.time.step_seconds - 1
-    if gain < 0.02:
-        return ()
     s = best.strategy
     return (
         f"{gain:.0%} faster with {s.pipeline_parallel} pipeline stages (tensor parallel {s.tensor_parallel}, "

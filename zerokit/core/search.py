@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -89,9 +90,12 @@ class _Family:
     variants: tuple[Knobs, ...]
 
 
-def search(space: Space, top: int = 5) -> Found:
-    """The ``top`` fastest strategies that fit. ``Found.ranked`` is empty when none does."""
-    return _Search(space, top).run()
+def search(space: Space, top: int = 5, limit_seconds: float = math.inf) -> Found:
+    """The ``top`` fastest strategies that fit, of those that step within ``limit_seconds``.
+
+    ``Found.ranked`` is empty when there is none.
+    """
+    return _Search(space, top, limit_seconds).run()
 
 
 def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
@@ -172,6 +176,7 @@ def checkpointings(space: Space) -> tuple[str, ...]:
 class _Search:
     space: Space
     top: int
+    limit_seconds: float = math.inf
     rejected: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
     # knobs and all but the micro-batch -> (smallest micro-batch that does not fit, why)
@@ -186,6 +191,9 @@ class _Search:
         queue: list[tuple[float, int, int, _Family, Knobs | None]] = []
         for order, family in enumerate(self._families()):
             seconds = self._seconds(family, family.variants[0])
+            if seconds > self.limit_seconds:
+                self.rejected[_SLOWER] += len(family.variants)
+                continue
             heapq.heappush(queue, (seconds, order, next(ticket), family, None))
         ranked: list[Candidate] = []
         shown: set[int] = set()
