@@ -180,7 +180,9 @@ def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
     return DeepSpeedSettings(
         precision=_precision(config),
         torch_autocast=str(autocast.get("dtype", "bfloat16")) if autocast.get("enabled") is True else None,
-        micro_batch=_number(config.get("train_micro_batch_size_per_gpu", 1), "train_micro_batch_size_per_gpu"),
+        micro_batch=_number(
+            config.get("train_micro_batch_size_per_gpu", 1), "train_micro_batch_size_per_gpu"
+        ),
         gradient_accumulation=_number(
             config.get("gradient_accumulation_steps", 1), "gradient_accumulation_steps"
         ),

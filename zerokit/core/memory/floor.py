@@ -13,7 +13,7 @@ from zerokit.core.job import Job
 from zerokit.core.memory import fits
 from zerokit.core.memory.plan import Layout, Precision, layout
 from zerokit.core.memory.states import optimizer_values
-from zerokit.core.memory.traced import variant_of
+from zerokit.core.memory.traced import usable_trace, variant_of
 from zerokit.core.model import ActivationTrace, ModelProfile, evaluate
 from zerokit.core.settings import DeepSpeedSettings
 from zerokit.core.strategy import Strategy
@@ -25,12 +25,12 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     Raises:
         KeyError: the profile does not cover the strategy (ask ``traced.covers`` first).
     """
-    key = variant_of(job, strategy)
     tokens = max(1, job.seq_len // strategy.sequence_parallel)
-    trace = profile.trace(key, tokens)
-    if trace is None:
-        raise KeyError(key)
-    shape = layout(profile, key, trace)
+    found = usable_trace(profile, job, strategy)
+    if found is None:
+        raise KeyError(variant_of(job, strategy))
+    key, trace, adapters = found
+    shape = layout(profile, key, trace, adapters)
     ranks = strategy.data_parallel * strategy.sequence_parallel
     states, gradients = _states(shape, strategy.settings, ranks)
     activations = _activation_peak(trace, strategy.settings.micro_batch, tokens)

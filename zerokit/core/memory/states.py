@@ -61,8 +61,8 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
         if zero.offload_param.device == "none":
             components["parameters"] = (trainable + frozen) * width.parameter
         if zero.offload_optimizer.device == "none":
-            if width.parameter != width.master:
-                components["master_weights"] = trainable * width.master
+            # a copy in fp32 training too: _create_fp32_partitions compares a device with its name, in vain
+            components["master_weights"] = trainable * width.master
             components["optimizer_states"] = trainable * states
             components["gradient_partition"] = trainable * width.accumulation
         if zero.contiguous_gradients:
@@ -118,10 +118,9 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
 def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int:
     zero, width = settings.zero, Precision.of(settings)
     trainable, frozen = shares(layout, ranks)
-    largest = max(layout.sizes, default=0) * width.parameter
     on_gpu = zero.offload_param.device == "none"
     weights = (trainable + frozen) * width.parameter if on_gpu else 0
-    building = weights + largest
+    building = _most_while_building(layout, ranks, on_gpu) * width.parameter
     bucket = zero.reduce_bucket_size * width.communication if zero.contiguous_gradients else 0
     # create_reduce_and_remove_grad_hooks gathers every trainable parameter once, one after the other
     gathered = layout.largest * width.parameter
@@ -129,11 +128,22 @@ def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int
         gathered += -(-layout.largest // ranks) * width.parameter
     if zero.offload_optimizer.device != "none":
         return max(building, weights + bucket + gathered)
-    own_master = width.parameter != width.master
-    master = trainable * width.master if own_master else 0
-    converting = _most_while_converting(sub_groups(layout, zero, ranks)) * width.master if own_master else 0
+    master = converting = trainable * width.master
+    if width.parameter != width.master:
+        converting = _most_while_converting(sub_groups(layout, zero, ranks)) * width.master
     gradients = trainable * width.accumulation
     return max(building, weights + converting, weights + master + bucket + gradients + gathered)
+
+
+def _most_while_building(layout: Layout, ranks: int, on_gpu: bool) -> int:
+    """Elements at most while ``zero.Init`` makes one parameter after the other; adapters come last."""
+    shared = most = 0
+    for adapters in (False, True):
+        for parameter, size in zip(layout.parameters, layout.sizes, strict=True):
+            if (".lora_" in parameter.name) == adapters:
+                shared += -(-size // ranks) if on_gpu else 0
+                most = max(most, shared + size)
+    return most
 
 
 def sub_groups(layout: Layout, zero: ZeroSettings, ranks: int) -> list[int]:

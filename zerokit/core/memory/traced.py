@@ -54,10 +54,10 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         return False
     if strategy.settings.torch_autocast or strategy.checkpointing == "selective":
         return False
-    return _trace(profile, job, strategy) is not None
+    return usable_trace(profile, job, strategy) is not None
 
 
-def _trace(
+def usable_trace(
     profile: ModelProfile, job: Job, strategy: Strategy
 ) -> tuple[str, ActivationTrace, tuple[int, int] | None] | None:
     """The variant to use, its trace, and (traced, wanted) LoRA rank where these differ: the widths
@@ -95,7 +95,7 @@ def estimate_traced(
     Raises:
         KeyError: the profile does not cover the strategy (ask :func:`covers` first).
     """
-    found = _trace(profile, job, strategy)
+    found = usable_trace(profile, job, strategy)
     if found is None:
         raise KeyError(variant_of(job, strategy))
     key, trace, adapters = found
