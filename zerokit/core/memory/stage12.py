@@ -142,6 +142,11 @@ class Stage12:
             copy += self.bucket_elements * self.bytes.gradient
         if self.communication != self.bytes.gradient:
             copy += self.bucket_elements * self.communication
+        if self.compact and not self.offload:  # _add_to_grad_partition_buffer converts piece by piece
+            mine = [self.part.fragments[index] for index in self.bucket if index in self.part.fragments]
+            if mine:
+                self.ledger.set("gradient_partition", self.part.size * 4)
+                copy += max(mine) * 4
         self.ledger.burst("reduce_copy", copy)
         for index in self.bucket:
             self._after_reduction(index, boundary)
@@ -174,10 +179,9 @@ class Stage12:
             if boundary:  # set_norm_for_param_grad_in_gpu, then async_inplace_copy_grad_to_fp32_buffer
                 self.ledger.burst("offload_copy", fragment * FP64)
                 self.ledger.burst("offload_copy", fragment * self.bytes.master)
-        elif self.compact:
-            self.ledger.set("gradient_partition", self.part.size * 4)
-            self.ledger.burst("reduce_copy", fragment * 4)  # _add_to_grad_partition_buffer converts first
-        elif self.contiguous and not self.copied:  # copy_grads_in_partition: whole parameters
+        elif (
+            not self.compact and self.contiguous and not self.copied
+        ):  # copy_grads_in_partition: whole parameters
             self.ledger.add("gradient_partition", self.part.whole * self.bytes.gradient)
             self.copied = True
         if own and (self.contiguous or self.offload):

@@ -1,0 +1,131 @@
+"""What the memory model says of a run on CPU ranks, for the oracle to compare with DeepSpeed itself.
+
+The model's activations are traced with the CPU's own operators (on CUDA some kernels allocate otherwise), and
+the cuBLAS workspace is left out: all else is the prediction as it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import warnings
+from typing import Any
+
+import pytest
+
+from zerokit.core.memory.overlay import highest
+from zerokit.core.memory.plan import layout
+from zerokit.core.memory.stage12 import partition
+from zerokit.core.memory.timeline import rank_bytes
+from zerokit.core.model import ModelProfile
+from zerokit.core.settings import from_config
+
+FOREACH = {"lr": 1e-4, "torch_adam": True, "foreach": True}
+"""torch's AdamW as it runs on GPUs; on CPU tensors its default is another loop, with a second temporary."""
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 5, "n_head": 4, "vocab_size": 999, "n_positions": 128}
+SMALL = {"reduce_bucket_size": 40_000}
+GATHER = SMALL | {"stage3_param_persistence_threshold": 100, "stage3_prefetch_bucket_size": 20_000}
+
+
+def case(
+    name: str,
+    zero: dict[str, Any],
+    *,
+    ranks: int = 2,
+    accumulation: int = 1,
+    lora: dict[str, Any] | None = None,
+    checkpointing: str = "none",
+    model: dict[str, Any] = LLAMA,
+    fp32: bool = False,
+    **config: Any,
+) -> dict[str, Any]:
+    """One run of ``ranks.py``; ``config``: further keys of the DeepSpeed JSON."""
+    return {
+        "name": name,
+        "hf_config": model,
+        "precision": "32" if fp32 else "16",
+        "ranks": ranks,
+        "gradient_accumulation": accumulation,
+        "micro_batch": 2,
+        "seq_len": 16,
+        "lora": lora,
+        "checkpointing": checkpointing,
+        "deepspeed_config": {
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": accumulation,
+            "gradient_clipping": 1.0,
+            "bf16": {"enabled": not fp32},
+            "optimizer": {"type": "AdamW", "params": FOREACH},
+            "zero_optimization": zero,
+            "steps_per_print": 1_000_000,
+        }
+        | config,
+    }
+
+
+@functools.cache
+def _profile(key: str) -> tuple[ModelProfile, str]:
+    import zerokit.trace.record as record
+    from zerokit.trace.profile import profile_from_config
+    from zerokit.trace.record import Variant
+
+    hf_config, precision, checkpointing, lora, stage3 = json.loads(key)
+    variant = Variant(
+        attention="eager",
+        precision=precision,
+        checkpointing=checkpointing,
+        lora_rank=lora["rank"] if lora else 0,
+        lora_targets=tuple(lora["targets"]) if lora else ("all-linear",),
+        zero3_linear=bool(lora) and stage3,
+    )
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(record, "cuda_kernels", contextlib.nullcontext)
+        return profile_from_config(hf_config, [variant], name="oracle", head="causal"), variant.key
+
+
+def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Predicted bytes of a rank: ``init``, ``step``, ``between_steps``, phases of the first and last
+    micro-step; elements trained, of the largest parameter, and of those that touch the rank's partition."""
+    stage = run["deepspeed_config"]["zero_optimization"]["stage"]
+    facts = [run["hf_config"], run["precision"], run["checkpointing"], run["lora"], stage == 3]
+    profile, key = _profile(json.dumps(facts))
+    trace = profile.trace(key, run["seq_len"])
+    assert trace is not None
+    shape = layout(profile, key, trace)
+    own = rank_bytes(shape, from_config(run["deepspeed_config"]), run["ranks"], rank)
+    timeline = trace.timeline(run["micro_batch"], run["seq_len"])
+    workspace = own.persistent.components["cublas_workspace"]
+    micro_steps = []
+    for micro in (own.micro_steps[0], own.micro_steps[-1]):
+        if micro.forward is None:
+            forward = micro.start + timeline.forward_peak
+            level = micro.start + timeline.after_forward
+            backward = highest(timeline.gradients, micro.backward)
+        else:
+            forward = highest(timeline.forward, micro.forward)
+            level = micro.forward.after[-1] + timeline.after_forward
+            backward = highest(timeline.backward, micro.backward)
+        figures = {
+            "forward": forward,
+            "after_forward": level,
+            "backward": max(backward, micro.end),
+            "after_backward": micro.after,
+        }
+        micro_steps.append({name: round(size) - workspace for name, size in figures.items()})
+    return {
+        "init": own.init_peak,
+        "micro_steps": micro_steps,
+        "step": own.step_peak - workspace,
+        "between_steps": own.micro_steps[0].start - workspace,
+        "parameters": sum(p.numel for p in shape.trainable),
+        "largest": shape.largest,
+        "touched": partition(shape, rank, run["ranks"]).whole,
+    }

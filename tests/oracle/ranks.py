@@ -1,0 +1,291 @@
+"""Real DeepSpeed on CPU ranks, with the bytes of live tensor storage at every instant.
+
+Run as a script: ``ranks.py CASES.json RESULTS.jsonl``. DeepSpeed is imported once; each case is N forked
+ranks that join a gloo group and train a tiny model on real tensors. A result line has, for each rank, the
+level and peak of init and of forward, backward and step of every micro-batch and step. Bytes, unrounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+STEPS = 4  # ZeRO-3 prefetches from the third forward on
+
+
+def main(cases_file: str, results_file: str) -> None:
+    """Run every case; one line each."""
+    prepare()
+    with Path(results_file).open("w") as results:
+        for case in json.loads(Path(cases_file).read_text()):
+            results.write(json.dumps(run_case(case)) + "\n")
+            results.flush()
+
+
+def prepare() -> None:
+    """Import what ranks need, before they are forked; nothing is compiled."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    import deepspeed.comm.torch as deepspeed_torch
+    import torch
+    import torch._dynamo
+    import transformers.models.gpt2.modeling_gpt2
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    deepspeed_torch.build_shm_op = lambda: None
+    _adam_of_torch_for_the_host()
+    torch.set_num_threads(1)
+    gc.freeze()
+
+
+def _adam_of_torch_for_the_host() -> None:
+    """DeepSpeedCPUAdam is a compiled kernel; what it keeps and how it is called is all that counts here."""
+    import deepspeed.ops.adam as adam
+    import torch
+
+    class HostAdam(torch.optim.AdamW):  # type: ignore[misc]
+        def __init__(self, parameters: Any, adamw_mode: bool = True, fp32_optimizer_states: bool = True,
+                     **options: Any) -> None:  # fmt: skip
+            super().__init__(parameters, **options)
+
+    adam.DeepSpeedCPUAdam = HostAdam
+    import deepspeed.runtime.engine as engine
+
+    if hasattr(engine, "DeepSpeedCPUAdam"):
+        engine.DeepSpeedCPUAdam = HostAdam
+
+
+def run_case(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Fork the ranks of one case and collect their answers in rank order."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(case["ranks"]):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    _rank_process(case, rank, Path(folder))
+                    code = 0
+                finally:
+                    os._exit(code)
+            children.append(pid)
+        for pid in children:
+            os.waitpid(pid, 0)
+        answers = [Path(folder, f"{rank}.json") for rank in range(case["ranks"])]
+        return [json.loads(a.read_text()) if a.exists() else {"error": "no answer"} for a in answers]
+
+
+def _rank_process(case: dict[str, Any], rank: int, folder: Path) -> None:
+    log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case["ranks"]))
+    try:
+        import torch.distributed as distributed
+
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=case["ranks"]
+        )
+        _collectives_let_go()
+        answer = train(case)
+        distributed.barrier()
+    except BaseException:
+        answer = {"error": traceback.format_exc()}
+    partial = folder / f"{rank}.partial"
+    partial.write_text(json.dumps(answer))
+    partial.replace(folder / f"{rank}.json")
+
+
+def _collectives_let_go() -> None:
+    """Make gloo's collectives end when their tensors are free again, as NCCL's do on a stream.
+
+    gloo's thread drops its references a moment after ``wait`` returns, once it gets the interpreter's lock.
+    """
+    import torch
+    import torch.distributed as distributed
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    class Done:
+        def wait(self, *_: Any) -> bool:
+            return True
+
+        def is_completed(self) -> bool:
+            return True
+
+    def settled(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+            before = [tensor._use_count() for tensor in tensors]
+            asynchronous = kwargs.pop("async_op", False)
+            with _disable_current_modes():  # what gloo itself allocates is not DeepSpeed's
+                function(*args, **kwargs)
+            until = time.monotonic() + 2
+            while any(t._use_count() > n for t, n in zip(tensors, before, strict=True)):
+                if time.monotonic() > until:
+                    raise RuntimeError(f"{function.__name__}: still holds its tensors")
+                time.sleep(0.0002)
+            return Done() if asynchronous else None
+
+        return call
+
+    for name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast", "reduce"):
+        setattr(distributed, name, settled(getattr(distributed, name)))
+
+
+# ------------------------------------------------------------------ counting
+
+
+def live_bytes(explain: bool) -> Any:
+    """A dispatch mode that counts live storage made while it is active (``explain``: and by whom)."""
+    from torch import Tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_iter
+
+    class LiveBytes(TorchDispatchMode):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.live = 0
+            self.peak = 0
+            self.known: dict[int, object] = {}
+            self.makers: Counter[str] = Counter()
+            self.at_peak: dict[str, int] = {}
+
+        def ignore(self, tensors: Any) -> None:
+            for tensor in tensors:
+                self.known[tensor.untyped_storage()._cdata] = object()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for leaf in tree_iter(result):
+                if isinstance(leaf, Tensor) and leaf.device.type != "meta":
+                    self._seen(leaf.untyped_storage(), func)
+            return result
+
+        def _seen(self, storage: Any, func: Any) -> None:
+            address, size = storage._cdata, storage.nbytes()
+            if address in self.known:
+                return
+            token = self.known[address] = object()
+            maker = _maker(func) if explain else ""
+            self.live += size
+            self.makers[maker] += size
+            if self.live > self.peak:
+                self.peak = self.live
+                if explain:
+                    self.at_peak = {k: v for k, v in self.makers.items() if v}
+            weakref.finalize(storage, self._gone, address, token, size, maker)
+
+        def _gone(self, address: int, token: object, size: int, maker: str) -> None:
+            if self.known.get(address) is token:
+                del self.known[address]
+            self.live -= size
+            self.makers[maker] -= size
+
+        def phase(self) -> dict[str, Any]:
+            """Level now and peak since the last call."""
+            found: dict[str, Any] = {"level": self.live, "peak": self.peak}
+            if explain:
+                found["at_peak"] = self.at_peak
+                found["at_level"] = {k: v for k, v in self.makers.items() if v}
+            self.peak = self.live
+            self.at_peak = dict(self.makers)
+            return found
+
+    return LiveBytes()
+
+
+def _maker(func: Any) -> str:
+    """The innermost line of DeepSpeed or of the optimizer that asked for the storage."""
+    frame = sys._getframe(3)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/deepspeed/runtime/" in name or "/torch/optim/" in name:
+            return f"{name.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_name} {func}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"model {func}"
+
+
+# ------------------------------------------------------------------ training
+
+
+def _model(case: dict[str, Any]) -> Any:
+    """The tiny model of the case, as a training script makes it."""
+    import deepspeed
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**case["hf_config"])
+    config.use_cache = False
+    dtype = torch.bfloat16 if case["precision"] == "16" else torch.float32
+    stage3 = case["deepspeed_config"]["zero_optimization"]["stage"] == 3
+    place: Any = contextlib.nullcontext()
+    if stage3:
+        place = deepspeed.zero.Init(config_dict_or_path=case["deepspeed_config"])
+    with place:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+        if case["lora"]:
+            import peft
+
+            lora = peft.LoraConfig(r=case["lora"]["rank"], target_modules=case["lora"]["targets"])
+            # ZeRO-3 takes parameters of one dtype only; below it DeepSpeed casts the adapters
+            model = peft.get_peft_model(model, lora, autocast_adapter_dtype=not stage3)
+    model.train()
+    if case["checkpointing"] != "none":
+        if case["lora"]:
+            model.enable_input_require_grads()
+        options = {"use_reentrant": case["checkpointing"] == "reentrant"}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    return model
+
+
+def train(case: dict[str, Any]) -> dict[str, Any]:
+    """A few optimizer steps; levels and peaks of every phase."""
+    import deepspeed
+    import torch
+
+    tracker = live_bytes(bool(case.get("explain")))
+    tokens = torch.randint(0, case["hf_config"]["vocab_size"], (case["micro_batch"], case["seq_len"]))
+    tracker.ignore([tokens])
+    with tracker:
+        model = _model(case)
+        built = tracker.phase()
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=[p for p in model.parameters() if p.requires_grad],
+            config=case["deepspeed_config"],
+        )
+        del model
+        buffers = sum(b.untyped_storage().nbytes() for b in engine.module.buffers())
+        gc.collect()
+        found: dict[str, Any] = {"built": built, "init": tracker.phase(), "steps": []}
+        for _ in range(STEPS):
+            micro_steps = []
+            for _ in range(case["gradient_accumulation"]):
+                outputs = engine(input_ids=tokens, labels=tokens)
+                loss = outputs.loss
+                del outputs
+                forward = tracker.phase()
+                engine.backward(loss)
+                del loss
+                backward = tracker.phase()
+                engine.step()
+                micro_steps.append({"forward": forward, "backward": backward, "step": tracker.phase()})
+            found["steps"].append(micro_steps)
+    found["buffers"] = buffers
+    return found
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,215 @@
+"""What must hold of every memory estimate, whatever the figures: sums, monotony, one place for peaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerokit.catalog import gpus, profiles
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job, Lora
+from zerokit.core.memory.overlay import highest, where
+from zerokit.core.memory.plan import Overlay, layout
+from zerokit.core.memory.timeline import compose, rank_bytes
+from zerokit.core.memory.traced import covers, estimate_traced, variant_of
+from zerokit.core.model import Pass
+from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.core.strategy import PHASES, MemoryEstimate, Strategy
+
+NAME = "llama-3.2-1b"
+FULL_JOB = Job(seq_len=1024)
+LORA_JOB = Job(seq_len=1024, method="lora", lora=Lora(rank=16, targets=("all-linear",)))
+SMALL_BUCKET = 10_000_000
+
+
+def strategy(
+    stage: int,
+    ranks: int = 1,
+    *,
+    micro_batch: int = 1,
+    accumulation: int = 1,
+    offload: str = "none",
+    offload_param: str = "none",
+    checkpointing: str = "full",
+    **zero: object,
+) -> Strategy:
+    found = DeepSpeedSettings(
+        precision="bf16",
+        micro_batch=micro_batch,
+        gradient_accumulation=accumulation,
+        zero=ZeroSettings(
+            stage=stage,
+            offload_optimizer=Offload(device=offload),
+            offload_param=Offload(device=offload_param, buffer_count=5),
+            **({"reduce_bucket_size": SMALL_BUCKET} | zero),  # type: ignore[arg-type]
+        ),
+    )
+    return Strategy(settings=found, data_parallel=ranks, checkpointing=checkpointing)
+
+
+def estimate(of: Strategy, job: Job = FULL_JOB, every_rank: bool = False) -> MemoryEstimate:
+    profile = profiles.load(NAME)
+    assert profile is not None
+    cluster = Cluster(gpu=gpus.load("h200"), gpus=of.world_size, nodes=max(1, of.world_size // 8))
+    return estimate_traced(profile, job, of, cluster, every_rank=every_rank)
+
+
+def peak(of: Strategy, job: Job = FULL_JOB) -> int:
+    return estimate(of, job).worst.peak_allocated_bytes
+
+
+KINDS = [
+    strategy(0, 2),
+    strategy(1, 4, accumulation=2),
+    strategy(1, 4, accumulation=2, overlap_comm=True),
+    strategy(2, 4, accumulation=3, round_robin_gradients=True),
+    strategy(2, 2, offload="cpu"),
+    strategy(3, 4),
+    strategy(3, 4, max_reuse_distance=0, param_persistence_threshold=0),
+    strategy(3, 2, offload="cpu", offload_param="cpu", micro_batch=4),
+    strategy(2, 8, checkpointing="none", micro_batch=8),
+    strategy(3, 8, checkpointing="none", micro_batch=8),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda s: f"z{s.settings.zero.stage}x{s.data_parallel}")
+@pytest.mark.parametrize("job", [FULL_JOB, LORA_JOB], ids=["full", "lora"])
+def test_components_are_the_peak(kind: Strategy, job: Job) -> None:
+    profile = profiles.load(NAME)
+    assert profile is not None
+    if not covers(profile, job, kind):
+        pytest.skip("the committed profile has no such trace")
+    for rank in estimate(kind, job, every_rank=True).ranks:
+        assert sum(rank.components.values()) == rank.peak_allocated_bytes
+        assert min(rank.components.values()) > 0
+        assert set(rank.phases) == set(PHASES)
+        assert rank.peak_allocated_bytes == max(rank.phases.values()) == rank.phases[rank.peak_phase]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda s: f"z{s.settings.zero.stage}x{s.data_parallel}")
+def test_the_composition_of_every_phase_is_its_peak(kind: Strategy) -> None:
+    """Not only of the phase that is highest: what is live at each phase's own peak sums to it."""
+    profile = profiles.load(NAME)
+    assert profile is not None
+    key = variant_of(FULL_JOB, kind)
+    trace = profile.trace(key, FULL_JOB.seq_len)
+    assert trace is not None
+    shape = layout(profile, key, trace)
+    rank = kind.data_parallel - 1
+    own = rank_bytes(shape, kind.settings, kind.data_parallel, rank)
+    timeline = trace.timeline(kind.settings.micro_batch, FULL_JOB.seq_len)
+    in_step = compose(shape, kind.settings, kind.data_parallel, rank, "step", None)
+    assert sum(in_step.values()) == own.step_peak
+    activations = timeline.backward if kind.settings.zero.stage == 3 else timeline.gradients
+    for number, micro in enumerate(own.micro_steps):
+        position, between = where(activations, micro.backward)
+        at = (number, position, between)
+        live = activations.peaks[position] if between else activations.levels[position]
+        found = compose(shape, kind.settings, kind.data_parallel, rank, "backward", at)
+        assert sum(found.values()) + live == highest(activations, micro.backward)
+        if micro.forward is not None:
+            position, between = where(timeline.forward, micro.forward)
+            live = timeline.forward.peaks[position] if between else timeline.forward.levels[position]
+            at = (number, position, between)
+            found = compose(shape, kind.settings, kind.data_parallel, rank, "forward", at)
+            assert sum(found.values()) + live == highest(timeline.forward, micro.forward)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(*[st.integers(0, 1000)] * 3), min_size=1, max_size=12),
+    st.data(),
+)
+def test_the_highest_instant_is_found(marks: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    """Against the plain definition: a peak before each mark under what held there, a level at it."""
+    levels = [min(peak, level) for peak, level, _ in marks]
+    activations = Pass(
+        peaks=tuple(float(m[0]) for m in marks),
+        levels=tuple(map(float, levels)),
+        afters=tuple(float(m[2]) for m in marks),
+    )
+    held = data.draw(st.lists(st.sampled_from([0, 100, 500]), min_size=len(marks), max_size=len(marks)))
+    start, after = held[0], (*held[1:], data.draw(st.sampled_from([0, 100])))
+    during = [max(b, a) + data.draw(st.sampled_from([0, 0, 300])) for b, a in zip(held, after, strict=True)]
+    overlay = Overlay(start=start, during=tuple(during), after=after)
+    most = max(
+        [activations.peaks[i] + held[i] for i in range(len(marks))]
+        + [levels[i] + during[i] for i in range(len(marks)) if during[i] > held[i]]
+    )
+    assert highest(activations, overlay) == most
+
+
+# ------------------------------------------------------------------ monotony
+
+stages = st.sampled_from([0, 1, 2, 3])
+placements = st.sampled_from([("none", "none"), ("cpu", "none"), ("cpu", "cpu")])
+
+
+def _legal(stage: int, placement: tuple[str, str]) -> tuple[str, str]:
+    optimizer, parameters = placement
+    return (optimizer if stage else "none", parameters if stage == 3 else "none")
+
+
+@settings(max_examples=30)
+@given(stages, placements, st.integers(1, 16), st.integers(1, 16), st.sampled_from(["none", "full"]))
+def test_memory_never_shrinks_with_the_batch(
+    stage: int, placement: tuple[str, str], small: int, more: int, checkpointing: str
+) -> None:
+    optimizer, parameters = _legal(stage, placement)
+    base = strategy(stage, 4, offload=optimizer, offload_param=parameters, checkpointing=checkpointing)
+    few = replace(base, settings=replace(base.settings, micro_batch=small))
+    many = replace(base, settings=replace(base.settings, micro_batch=small + more))
+    assert peak(few) <= peak(many)
+
+
+@settings(max_examples=30)
+@given(stages, placements, st.integers(64, 8192), st.integers(1, 8192), st.sampled_from(["none", "full"]))
+def test_memory_never_shrinks_with_the_sequence(
+    stage: int, placement: tuple[str, str], short: int, more: int, checkpointing: str
+) -> None:
+    optimizer, parameters = _legal(stage, placement)
+    base = strategy(stage, 4, offload=optimizer, offload_param=parameters, checkpointing=checkpointing)
+    assert peak(base, Job(seq_len=short)) <= peak(base, Job(seq_len=short + more))
+
+
+@settings(max_examples=30)
+@given(stages, placements, st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(1, 4))
+def test_memory_never_grows_with_gpus(
+    stage: int, placement: tuple[str, str], ranks: int, micro_batch: int
+) -> None:
+    """But for one GPU, which reduces without a copy of the bucket, and whole parameters at the cuts of a
+    partition: each rank holds whole those that begin or end in it (up to the two largest)."""
+    optimizer, parameters = _legal(stage, placement)
+
+    def at(count: int) -> int:
+        made = strategy(stage, count, offload=optimizer, offload_param=parameters, micro_batch=micro_batch)
+        return peak(made)
+
+    profile = profiles.load(NAME)
+    assert profile is not None
+    sizes = [p.numel for p in profile.parameters]
+    # the copy of the bucket (a gather's buffer at stage 3) that one rank alone does not need; alignment
+    copies = 2 * SMALL_BUCKET + 4 * max(sizes) if ranks == 1 else 0
+    cut = 4 * max(sizes) if stage in (1, 2) else 0
+    padding = 64 * len(sizes)
+    assert at(2 * ranks) <= at(ranks) + copies + cut + padding
+
+
+@settings(max_examples=20)
+@given(st.sampled_from([2, 4, 8, 16]), st.integers(1, 8), st.sampled_from(["none", "full"]))
+def test_memory_never_grows_with_the_stage(ranks: int, micro_batch: int, checkpointing: str) -> None:
+    """But for buckets (none at stage 0) and, at stage 3, gathers and a bucket that is never given back."""
+    made = [
+        strategy(stage, ranks, micro_batch=micro_batch, checkpointing=checkpointing) for stage in range(4)
+    ]
+    found = list(map(peak, made))
+    profile = profiles.load(NAME)
+    assert profile is not None
+    bucket = 2 * 2 * SMALL_BUCKET
+    gathered = 2 * profile.parameter_count + 2 * 2 * 50_000_000
+    assert found[1] <= found[0] + bucket
+    assert found[2] <= found[1] + bucket
+    assert found[3] <= found[2] + bucket + gathered
