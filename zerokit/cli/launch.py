@@ -220,6 +220,7 @@ def _conclude(prepared: Any, ended: Any) -> int:
     _say(f"run folder: {run_dir}")
     if not_written is not None:
         _say(str(not_written))
-        # On a full disk the ranks' own last words are missing too; their exit codes were seen.
-        return ended.verdict.exit_code or not_written.exit_code
+        # On a full disk the ranks' own reports are missing too; their exit codes were seen.
+        failed = ended.verdict.exit_code and not ended.verdict.reports_missing
+        return ended.verdict.exit_code if failed else not_written.exit_code
     return exit_code

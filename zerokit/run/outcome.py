@@ -61,6 +61,7 @@ class Verdict:
     outcome: Outcome
     exit_code: int
     why: str
+    reports_missing: bool = False  # the only fault: ranks that ended well left no report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +135,11 @@ def _judge_end(seen: Evidence) -> Verdict:
         return _verdict(Outcome.LAUNCHER_LOST, LauncherLost.exit_code, f"the launcher {how} {what}")
     if missing:
         names = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
-        return _verdict(
-            Outcome.LAUNCHER_LOST,
-            LauncherLost.exit_code,
-            f"{len(missing)} of {seen.expected_ranks} ranks left no report (rank {names}): not a success",
+        return Verdict(
+            outcome=Outcome.LAUNCHER_LOST,
+            exit_code=LauncherLost.exit_code,
+            why=f"{len(missing)} of {seen.expected_ranks} ranks left no report (rank {names}): not a success",
+            reports_missing=True,
         )
     return _verdict(Outcome.OK, 0, f"all {seen.expected_ranks} ranks finished")
 
