@@ -294,6 +294,7 @@ class ModelProfile:
         parameter_sets: variant key of a LoRA or tensor-parallel trace -> the parameters as one rank holds
             them then, in their order.
         ties: another name of a parameter -> the name under which ``parameters`` lists it.
+        buffer_bytes: of all buffers (causal masks, position tables): on the GPU always.
         basis: ``traced``; or ``scaled`` when the traces are another size's, scaled.
     """
 
@@ -305,6 +306,7 @@ class ModelProfile:
     traces: Mapping[str, tuple[ActivationTrace, ...]]
     parameter_sets: Mapping[str, tuple[Parameter, ...]] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
+    buffer_bytes: int = 0
     basis: str = "traced"
     torch_version: str = ""
     transformers_version: str = ""
@@ -392,6 +394,7 @@ def to_json(profile: ModelProfile) -> dict[str, Any]:
         "hf_config": dict(profile.hf_config),
         "torch_version": profile.torch_version,
         "transformers_version": profile.transformers_version,
+        "buffer_bytes": profile.buffer_bytes,
         "parameters": _pack_parameters(profile.parameters),
         "parameter_sets": {key: _pack_parameters(value) for key, value in profile.parameter_sets.items()},
         "ties": dict(profile.ties),
@@ -418,6 +421,7 @@ def from_json(data: Mapping[str, Any]) -> ModelProfile:
         parameter_sets={key: _unpack_parameters(rows) for key, rows in data["parameter_sets"].items()},
         ties=data["ties"],
         traces=_LazyTraces(data),
+        buffer_bytes=data.get("buffer_bytes", 0),
         torch_version=data["torch_version"],
         transformers_version=data["transformers_version"],
     )

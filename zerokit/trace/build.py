@@ -57,6 +57,7 @@ class BuiltModel:
     parameters: tuple[ParameterRecord, ...]
     stacks: tuple[Stack, ...]
     ties: dict[str, str]  # another name of a parameter -> the name it is listed under
+    buffer_bytes: int  # of the full model: causal masks, position tables
 
 
 def read_config(hf_config: Mapping[str, Any]) -> Any:
@@ -147,11 +148,11 @@ def _cut(path: str, layers: nn.ModuleList) -> Stack:
     kept: list[int] = []
     seen: set[Any] = set()
     for position, run in enumerate(runs):
-        before = signatures[runs[position - 1][0]] if position else None
-        pair = (before, signatures[run[0]])
-        if pair in seen and position != len(runs) - 1:
+        # with the two runs before it: of layers that alternate, the second still has the first one's border
+        around = tuple(signatures[runs[p][0]] if p >= 0 else None for p in range(position - 2, position + 1))
+        if around in seen and position != len(runs) - 1:
             continue
-        seen.add(pair)
+        seen.add(around)
         kept += run if len(run) <= KEEP_PER_RUN else [*run[: KEEP_PER_RUN - 1], run[-1]]
     first, last = 0, len(layers) - 1
     stands_for = []
@@ -225,24 +226,38 @@ def build(
     listed = {id(p): n for n, p in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     ties = {n: listed[id(p)] for n, p in every if listed[id(p)] != n}
+    buffer_bytes = sum(b.numel() * b.element_size() for b in model.buffers())
     stacks = tuple(_cut(path, layers) for path, layers in _find_stacks(model))
     for stack in stacks:
         _shorten(model, config, stack)
-    return BuiltModel(model, config, head, parameters, stacks, ties)
+    return BuiltModel(model, config, head, parameters, stacks, ties, buffer_bytes)
 
 
 @contextmanager
-def transformers_on_gpu() -> Iterator[None]:
+def transformers_on_gpu(padding: bool = False) -> Iterator[None]:
     """While active, Transformers takes the branches it takes with real tensors on a GPU.
 
     With fake tensors it would assume packed sequences (masking_utils.find_packed_sequence_indices)
-    because it cannot read position ids, and so give the attention kernel a mask.
+    because it cannot read position ids, and padding because it cannot read a mask that a model makes of
+    ones for itself; either would give the attention kernel a mask.
     """
     from transformers import masking_utils
 
-    original = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda *args, **kwargs: None
+    def unpadded(original: Any) -> Any:
+        def ignore(padding_mask: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(padding_mask if padding else None, *args, **kwargs)
+
+        return ignore
+
+    replaced: dict[str, Any] = {"find_packed_sequence_indices": lambda *args, **kwargs: None}
+    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+        if hasattr(masking_utils, name):
+            replaced[name] = unpadded(getattr(masking_utils, name))
+    originals = {name: getattr(masking_utils, name) for name in replaced}
     try:
+        for name, function in replaced.items():
+            setattr(masking_utils, name, function)
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = original
+        for name, function in originals.items():
+            setattr(masking_utils, name, function)

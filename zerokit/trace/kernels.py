@@ -2,13 +2,15 @@
 
 Replaced while a trace runs:
 
-* ``scaled_dot_product_attention``: the kernel that PyTorch would choose on CUDA. The flash
-  kernel (16-bit, no mask; ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``)
-  saves q, k, v as they are (grouped-query heads are not repeated), the output and an fp32
-  log-sum-exp of (batch, heads, sequence); its backward holds an fp32 dq accumulator, an fp32
-  softmax_d and, with grouped-query heads, dk and dv for every query head. The memory-efficient
-  kernel (fp32, or a mask; ``attention_backward.cu``) takes as many key as query heads; with
-  grouped-query heads in fp32 only the composite of matmuls and softmax is left.
+* ``scaled_dot_product_attention``: the kernel that PyTorch would choose on CUDA. The fused
+  kernels for 16-bit inputs (cuDNN's, which PyTorch from 2.10 prefers on Hopper and Blackwell, with
+  or without a mask; ``aten/src/ATen/native/cudnn/MHA.cpp``; and flash, without;
+  ``native/transformers/cuda/flash_attn/flash_api.cpp``) save q, k, v as they are (grouped-query
+  heads are not repeated), the output laid out as q and an fp32 log-sum-exp of (batch, heads,
+  sequence); their backward holds an fp32 dq accumulator, an fp32 softmax_d and, with grouped-query
+  heads, dk and dv for every query head. The memory-efficient kernel (fp32, or a mask that needs a
+  gradient; ``attention_backward.cu``) takes as many key as query heads; without as many, only the
+  composite of matmuls and softmax is left (``_scaled_dot_product_attention_math``).
 * ``softmax``: the backward on CUDA holds grad × output beside the gradient and the result
   (``aten/src/ATen/native/cuda/SoftMax.cu``).
 * ``dropout``: CUDA's fused kernel saves a one-byte mask; the CPU's keeps noise of the input's
@@ -31,23 +33,34 @@ def _round_up(value: int, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
 
 
+def _like(tensor: torch.Tensor, last: int) -> torch.Tensor:
+    """Dense, dimensions in memory in ``tensor``'s order, ``last`` elements in the last one.
+
+    What ``empty_like`` and cuDNN's ``alloc_with_matching_layout`` give. Queries that rotary embedding
+    concatenates lie as (batch, heads, sequence, dim), and so does the output then: joining the heads
+    copies it.
+    """
+    shape = (*tensor.shape[:-1], last)
+    order = sorted(range(len(shape)), key=lambda dim: -tensor.stride(dim))
+    made = tensor.new_empty([shape[dim] for dim in order])
+    return made.permute([order.index(dim) for dim in range(len(shape))])
+
+
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
         batch, heads, length, _ = query.shape
-        out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+        out = _like(query, value.shape[-1])
         log_sum_exp = query.new_empty(batch, heads, length, dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, out, log_sum_exp)
+        ctx.save_for_backward(query, key, value, mask, out, log_sum_exp)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any) -> Any:
-        query, key, value, _, _ = ctx.saved_tensors
+        query, key, value, *_ = ctx.saved_tensors
         batch, heads, length, dim = query.shape
         key_heads, key_length, value_dim = key.shape[1], key.shape[2], value.shape[-1]
-        dq = query.new_empty(batch, length, heads, dim)
-        dk = query.new_empty(batch, key_length, key_heads, dim)
-        dv = query.new_empty(batch, key_length, key_heads, value_dim)
+        dq, dk, dv = _like(query, dim), _like(key, dim), _like(value, value_dim)
         rounded = _round_up(length, 128)
         # kept in a list: live together while the kernel runs
         workspace = [
@@ -58,7 +71,7 @@ class _FlashAttention(torch.autograd.Function):
             workspace.append(query.new_empty(batch, key_length, heads, dim))
             workspace.append(query.new_empty(batch, key_length, heads, value_dim))
         del workspace
-        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+        return dq, dk, dv, None
 
 
 class _EfficientAttention(torch.autograd.Function):
@@ -74,13 +87,90 @@ class _EfficientAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Any) -> Any:
         query, key, value, mask, _, _ = ctx.saved_tensors
         batch, heads, length, dim = query.shape
+        key_length = key.shape[2]
         dq = query.new_empty(batch, length, heads, dim)
-        dk = query.new_empty(batch, key.shape[2], heads, dim)
-        dv = query.new_empty(batch, key.shape[2], heads, value.shape[-1])
-        delta = query.new_empty(batch, heads, length, dtype=torch.float32)
-        del delta
-        dmask = torch.empty_like(mask) if mask is not None and mask.requires_grad else None
+        dk = query.new_empty(batch, key_length, heads, dim)
+        dv = query.new_empty(batch, key_length, heads, value.shape[-1])
+        wanted = mask is not None and ctx.needs_input_grad[3]
+        # a learned position bias: its gradient is made for every sequence and head, then summed
+        whole = query.new_empty(batch, heads, length, key_length) if wanted else None
+        workspace = [
+            query.new_empty(batch, heads, length, dtype=torch.float32),
+            query.new_empty(batch, length, heads, dim, dtype=torch.float32),
+        ]
+        del workspace
+        dmask = None
+        if whole is not None:
+            dmask = whole if mask.shape == whole.shape else torch.empty_like(mask)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), dmask
+
+
+class _SafeSoftmax(torch.autograd.Function):
+    """``aten::_safe_softmax``: as softmax, and rows masked whole are looked for."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Any) -> Any:
+        output = torch.empty_like(scores)
+        masked = torch.empty_like(scores, dtype=torch.bool)
+        del masked
+        ctx.save_for_backward(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (output,) = ctx.saved_tensors
+        return _softmax_backward(grad, output)
+
+
+def _softmax_backward(grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(output)
+    product = grad * output
+    del product
+    return result
+
+
+def _math_attention(
+    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
+) -> Any:
+    """``aten::_scaled_dot_product_attention_math``, which computes 16-bit inputs in fp32."""
+    dtype = query.dtype
+    query, key, value = query.float() * 1.0, key.float(), value.float()
+    if enable_gqa and key.shape[1] != query.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    if is_causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype)
+    weights = torch.matmul(query, key.transpose(-2, -1) * 1.0)
+    if mask is not None:
+        weights.add_(mask)
+    weights = _SafeSoftmax.apply(weights)
+    weights = _dropout(weights, dropout_p)
+    result = torch.matmul(weights, value).to(dtype)
+    if dtype != torch.float32:
+        returned = weights.detach().to(dtype)  # the second output, dropped at once
+        del returned
+    return result
+
+
+def _fused(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> bool:
+    """Whether cuDNN (Hopper, Blackwell; masks too) or the flash kernel takes the inputs.
+
+    ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``; probed on an H200.
+    """
+    dims = (query.shape[-1], value.shape[-1])
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if not half or max(dims) > FLASH_MAX_HEAD_DIM or (key.shape[1] != query.shape[1] and not enable_gqa):
+        return False
+    if mask is None:
+        return dims[0] == dims[1] or all(dim % 8 == 0 for dim in dims)
+    return not mask.requires_grad and all(dim % 8 == 0 for dim in dims)
+
+
+def _dense_rows(*tensors: Any) -> bool:
+    """Every fused kernel wants the last dimension without gaps (a permuted position bias is not so)."""
+    return all(t is None or t.stride(-1) == 1 or t.shape[-1] == 1 for t in tensors)
 
 
 def attention(
@@ -94,28 +184,20 @@ def attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Stand in for ``torch.nn.functional.scaled_dot_product_attention`` on CUDA."""
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    if (
-        half
-        and attn_mask is None
-        and query.shape[-1] <= FLASH_MAX_HEAD_DIM
-        and query.shape[-1] == value.shape[-1]
-    ):
-        pad = -query.shape[-1] % 8
-        if pad:
-            query, key, value = (torch.nn.functional.pad(x, (0, pad)) for x in (query, key, value))
-        out = _FlashAttention.apply(query, key, value)
-        return out[..., : out.shape[-1] - pad] if pad else out
-    if key.shape[1] != query.shape[1]:
-        # no fused kernel takes fp32 or a mask with grouped-query heads: the plain composite runs
-        math_attention = torch.ops.aten._scaled_dot_product_attention_math
-        return math_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+    fused = _fused(query, key, value, attn_mask, enable_gqa)
+    repeated = key.shape[1] != query.shape[1]
+    if not _dense_rows(query, key, value, attn_mask) or (not fused and repeated):
+        return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         # scaled_dot_product_attention turns a boolean mask into an additive one of the query's dtype
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask, 0.0)
-    return _EfficientAttention.apply(query, key, value, attn_mask)
+    if not fused:
+        return _EfficientAttention.apply(query, key, value, attn_mask)
+    pad = -query.shape[-1] % 8
+    if pad:
+        query, key, value = (torch.nn.functional.pad(x, (0, pad)) for x in (query, key, value))
+    out = _FlashAttention.apply(query, key, value, attn_mask)
+    return out[..., : out.shape[-1] - pad] if pad else out
 
 
 class _Softmax(torch.autograd.Function):
@@ -128,10 +210,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         (output,) = ctx.saved_tensors
-        product = grad.contiguous() * output
-        result = torch.empty_like(output)
-        del product
-        return result
+        return _softmax_backward(grad, output)
 
 
 def _softmax(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Any:

@@ -87,6 +87,7 @@ def profile_from_config(
     parameter_sets: dict[str, tuple[Parameter, ...]] = {}
     parameters: tuple[Parameter, ...] = ()
     ties: dict[str, str] = {}
+    buffer_bytes = 0
     variants = list(variants)
     if not any(v.tensor_parallel == 1 and not v.lora_rank for v in variants):
         plain = build(hf_config, head=head, dtype=torch.bfloat16, attention="eager")
@@ -96,6 +97,7 @@ def profile_from_config(
         built = _attention(hf_config, head, variant)
         mine = tuple(Parameter(name=p.name, shape=p.shape, trainable=p.trainable) for p in built.parameters)
         head = built.head
+        buffer_bytes = max(buffer_bytes, built.buffer_bytes)
         if variant.lora_rank or variant.tensor_parallel > 1:
             parameter_sets[variant.key] = mine
         else:
@@ -110,6 +112,7 @@ def profile_from_config(
         traces=traces,
         parameter_sets=parameter_sets,
         ties=ties,
+        buffer_bytes=buffer_bytes,
         torch_version=torch.__version__.split("+")[0],
         transformers_version=transformers.__version__,
     )

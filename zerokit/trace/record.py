@@ -148,11 +148,42 @@ def make_inputs(built: BuiltModel, micro_batch: int, seq_len: int, padding: bool
     return inputs
 
 
+def _materialise(model: nn.Module) -> None:
+    """Give parameters and buffers on the meta device (fake) storage on the CPU, ties kept.
+
+    ``Module.to_empty`` swaps tensors in place, which fails where something refers weakly to one (an
+    embedding with a padding index does).
+    """
+    made: dict[int, nn.Parameter] = {}
+    buffers: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in made:
+                    empty = torch.empty_like(parameter, device="cpu", requires_grad=False)
+                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                empty = torch.empty_like(buffer, device="cpu")
+                module._buffers[name] = buffers.setdefault(id(buffer), empty)
+
+
+class _EveryLayer:
+    """A LayerDrop probability that no drawn tensor is below: tensors have no values here."""
+
+    def __gt__(self, _: object) -> bool:
+        return False
+
+
 def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
     model = built.model
-    model.to_empty(device="cpu")
+    _materialise(model)
     model.tie_weights()
     model.train()
+    for module in model.modules():
+        if isinstance(getattr(module, "layerdrop", None), float):
+            module.layerdrop = _EveryLayer()
     if variant.checkpointing != "none":
         if variant.lora_rank:
             model.enable_input_require_grads()
@@ -171,7 +202,7 @@ def record(built: BuiltModel, variant: Variant, points: list[tuple[int, int]]) -
     traces = []
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        transformers_on_gpu(),
+        transformers_on_gpu(variant.padding),
         cuda_kernels(),
         zero3_linear(variant.zero3_linear),
     ):
@@ -179,12 +210,13 @@ def record(built: BuiltModel, variant: Variant, points: list[tuple[int, int]]) -
         for index, (micro_batch, seq_len) in enumerate(points):
             tracker = StorageTracker()
             inputs = make_inputs(replace_model(built, model), micro_batch, seq_len, variant.padding)
-            tracker.ignore([*model.parameters(), *model.buffers(), *inputs.values()])
+            tracker.ignore([*model.parameters(), *model.buffers()])
             if index == 0:
                 hooks = _Hooks(tracker, model)
             hooks.tracker = tracker
             with tracker:
                 tracker.mark("phase", "forward")
+                tracker.count(inputs.values())
                 outputs = model(**inputs)
                 loss = outputs.loss
                 del outputs

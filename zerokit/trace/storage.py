@@ -35,8 +35,7 @@ class Event:
 class StorageTracker(TorchDispatchMode):
     """Record allocation and death of every storage made while active.
 
-    Storages that exist before (parameters, buffers, inputs) are left out by
-    :meth:`ignore`.
+    Storages that exist before (parameters, buffers) are left out by :meth:`ignore`.
     """
 
     def __init__(self) -> None:
@@ -49,6 +48,11 @@ class StorageTracker(TorchDispatchMode):
         """Leave these tensors' storages out of the trace."""
         for tensor in tensors:
             self._live[tensor.untyped_storage()._cdata] = -1
+
+    def count(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take these tensors' storages into the trace, from this instant."""
+        for tensor in tensors:
+            self._track(tensor)
 
     def mark(self, kind: str, key: Any) -> None:
         """Write a mark at this instant."""

@@ -56,6 +56,8 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
     zero, width = settings.zero, Precision.of(settings)
     states = 4 * optimizer_values(settings)
     components: dict[str, int] = {"cublas_workspace": CUBLAS_WORKSPACE_BYTES}
+    if layout.profile.buffer_bytes:
+        components["buffers"] = layout.profile.buffer_bytes
     if zero.stage == 3:
         trainable, frozen = shares(layout, ranks)
         if zero.offload_param.device == "none":

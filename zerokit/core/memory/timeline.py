@@ -151,7 +151,7 @@ def rank_bytes(
     micro_steps = tuple(replay.micro_step(boundary, first) for boundary, first in kinds)
     step_peak = replay.step()
     return RankBytes(
-        init_peak=init_peak(layout, settings, replay.part, ranks),
+        init_peak=init_peak(layout, settings, replay.part, ranks) + layout.profile.buffer_bytes,
         micro_steps=micro_steps,
         step_peak=step_peak,
         persistent=replay.state,

@@ -1,0 +1,111 @@
+"""A case to measure: a model, a job and a DeepSpeed configuration, as plain JSON.
+
+The keys are those of a measured row (``data/README.md``); what is not given has its plain value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zerokit.core.job import Job, Lora
+from zerokit.core.settings import from_config
+from zerokit.core.strategy import Strategy
+from zerokit.errors import InputError
+
+DEFAULTS: dict[str, Any] = {
+    "head": "causal",
+    "world_size": 1,
+    "tensor_parallel": 1,
+    "micro_batch": 1,
+    "seq_len": 1024,
+    "gradient_accumulation": 1,
+    "activation_checkpointing": False,
+    "use_reentrant": False,
+    "attention": "sdpa",
+    "attention_mask_given": False,
+    "weights_loaded_as": "model",
+    "lora": None,
+    "steps": 6,
+    "alloc_conf": None,
+    "cap_bytes": None,
+    "cap_ladder_mib": [],
+    "alone": False,
+    "expected": None,
+}
+
+_OPTIMIZER = {
+    "type": "AdamW",
+    "params": {"lr": 1e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+}
+
+
+def complete(case: Mapping[str, Any]) -> dict[str, Any]:
+    """The case with every key; ``deepspeed_config`` completed by batch, optimizer and clipping.
+
+    Raises:
+        InputError: an unknown key, or ``id`` or ``hf_config`` missing.
+    """
+    for key in ("id", "hf_config", "deepspeed_config"):
+        if key not in case:
+            raise InputError(f"case {case.get('id', '?')}: {key!r} is missing")
+    unknown = set(case) - set(DEFAULTS) - {"id", "hf_config", "deepspeed_config"}
+    if unknown:
+        raise InputError(f"case {case['id']}: unknown {', '.join(sorted(unknown))}")
+    full = DEFAULTS | dict(case)
+    full["deepspeed_config"] = {
+        "train_micro_batch_size_per_gpu": full["micro_batch"],
+        "gradient_accumulation_steps": full["gradient_accumulation"],
+        "gradient_clipping": 1.0,
+        "optimizer": _OPTIMIZER,
+        "steps_per_print": 1_000_000,
+        "wall_clock_breakdown": False,
+        **full["deepspeed_config"],
+    }
+    return full
+
+
+def read(place: Path) -> list[dict[str, Any]]:
+    """The cases of a JSON file (a list), or rows of a JSONL file.
+
+    Raises:
+        InputError: not JSON, or not a list of objects.
+    """
+    text = place.read_text(encoding="utf-8")
+    try:
+        if place.suffix == ".jsonl":
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        found = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{place}: {error}") from error
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise InputError(f"{place}: expected a list of cases")
+    return found
+
+
+def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
+    """What the memory model is asked about a case or a measured row."""
+    settings = from_config(case["deepspeed_config"])
+    lora = None
+    if case["lora"]:
+        modules = case["lora"]["target_modules"]
+        targets = (modules,) if isinstance(modules, str) else tuple(modules)
+        lora = Lora(rank=case["lora"]["r"], targets=targets)
+    job = Job(
+        seq_len=case["seq_len"],
+        method="lora" if lora else "full",
+        lora=lora,
+        attention=case["attention"],
+        attention_mask_given=case["attention_mask_given"],
+        use_reentrant_checkpointing=case["use_reentrant"],
+        weights_loaded_as=case["weights_loaded_as"],
+    )
+    strategy = Strategy(
+        settings=settings,
+        data_parallel=case["world_size"] // case["tensor_parallel"],
+        tensor_parallel=case["tensor_parallel"],
+        checkpointing="full" if case["activation_checkpointing"] else "none",
+    )
+    return job, strategy
