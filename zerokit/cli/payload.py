@@ -117,9 +117,19 @@ def strategy(
 
 
 def plan(
-    made: Plan, request: Mapping[str, Any], job: Job, cluster: Cluster, *, timed: bool, on_cpu: bool
+    made: Plan,
+    request: Mapping[str, Any],
+    job: Job,
+    cluster: Cluster,
+    *,
+    timed: bool,
+    on_cpu: bool,
+    whole: bool,
 ) -> dict[str, Any]:
-    """The object of ``plan --json``, with no files written yet."""
+    """The object of ``plan --json``, with no files written yet.
+
+    Not ``whole``: of the alternatives only why they come next, which is all that a person is shown.
+    """
 
     def one(candidate: Candidate) -> dict[str, Any]:
         return strategy(candidate, job, cluster, assumptions=made.assumptions, timed=timed, on_cpu=on_cpu)
@@ -128,7 +138,7 @@ def plan(
         "schema": PLAN_SCHEMA,
         "request": dict(request),
         "chosen": one(made.chosen),
-        "alternatives": [one(other) for other in made.alternatives],
+        "alternatives": [one(other) if whole else {"why": other.why} for other in made.alternatives],
         "rejected": dict(made.rejected),
         "search": {"candidates": made.candidates, "seconds": made.seconds},
         "global_batch": made.global_batch,

@@ -53,8 +53,9 @@ def _plan(recipe: str | None, out: str, top: str, as_json: bool, options: dict[s
     made = make_plan(request, top=count)
     job = make_space(request)[0].job
     body = payload.plan(
-        made, shared_options.given(options), job, request.cluster, timed=request.timed, on_cpu=request.on_cpu
-    )
+        made, shared_options.given(options), job, request.cluster,
+        timed=request.timed, on_cpu=request.on_cpu, whole=as_json,
+    )  # fmt: skip
     body["files"] = write_files(Path(out), body, made, job, request.cluster)
     if as_json:
         click.echo(json.dumps(body, indent=1, allow_nan=False))
