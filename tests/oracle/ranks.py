@@ -266,7 +266,6 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
             config=case["deepspeed_config"],
         )
         del model
-        buffers = sum(b.untyped_storage().nbytes() for b in engine.module.buffers())
         gc.collect()
         found: dict[str, Any] = {"built": built, "init": tracker.phase(), "steps": []}
         for _ in range(STEPS):
@@ -282,7 +281,6 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
                 engine.step()
                 micro_steps.append({"forward": forward, "backward": backward, "step": tracker.phase()})
             found["steps"].append(micro_steps)
-    found["buffers"] = buffers
     return found
 
 

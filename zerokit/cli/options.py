@@ -144,6 +144,7 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
         InputError: names the option, the value and the fix.
     """
     from zerokit.cli.modelchoice import choose_model
+    from zerokit.cli.versions import deepspeed_note
 
     chosen = choose_model(options.get("params"), options.get("model"), single=single)
     job, notes = _job(options, chosen.max_seq_len)
@@ -169,7 +170,13 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
         calibration=calibration,
         timed=not found.on_cpu,
         on_cpu=found.on_cpu,
-        assumptions=(*chosen.assumptions, *found.notes, *notes, *((measured,) if measured else ())),
+        assumptions=(
+            *chosen.assumptions,
+            *found.notes,
+            *notes,
+            *((measured,) if measured else ()),
+            *deepspeed_note(),
+        ),
     )
     return Read(request=request, vram_named=found.named, model_name=chosen.shape.name)
 

@@ -1,0 +1,55 @@
+"""Another DeepSpeed than the tables' is said, and found without importing it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from zerokit.cli import run, versions
+from zerokit.core.settings import DEEPSPEED_VERSION
+
+ARGUMENTS = ["estimate", "--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--json"]
+
+
+def assumptions(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert run(ARGUMENTS) == 0
+    found: list[str] = json.loads(capsys.readouterr().out)["assumptions"]
+    return [line for line in found if line.startswith("DeepSpeed ")]
+
+
+def with_deepspeed(folder: Path, number: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment in which this version (or none) is installed, in front of everything else."""
+    place = folder / "site-packages"
+    place.mkdir()
+    if number is not None:
+        (place / f"deepspeed-{number}.dist-info").mkdir()
+    others = [p for p in sys.path if not p.endswith(("site-packages", "dist-packages"))]
+    monkeypatch.setattr(sys, "path", [str(place), *others])
+
+
+def test_another_version_is_an_assumption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assumptions(capsys)  # what the command imports is imported
+    with_deepspeed(tmp_path, "0.20.1", monkeypatch)
+    (line,) = assumptions(capsys)
+    assert line.startswith("DeepSpeed 0.20.1 is installed")
+    assert DEEPSPEED_VERSION in line
+
+
+@pytest.mark.parametrize("number", [DEEPSPEED_VERSION, None])
+def test_the_tables_own_version_or_none_is_not(
+    number: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assumptions(capsys)
+    with_deepspeed(tmp_path, number, monkeypatch)
+    assert assumptions(capsys) == []
+
+
+def test_the_version_is_what_the_environment_says() -> None:
+    pytest.importorskip("deepspeed")
+    assert versions.installed("deepspeed") == version("deepspeed")
