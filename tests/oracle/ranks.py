@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import sys
@@ -29,6 +30,17 @@ def main(cases_file: str, results_file: str) -> None:
         for case in json.loads(Path(cases_file).read_text()):
             results.write(json.dumps(run_case(case)) + "\n")
             results.flush()
+            _import_what_ranks_import()
+
+
+_LAZY = ("torch._inductor.lowering", "torch._export.utils", "torch.fx.experimental.proxy_tensor")
+
+
+def _import_what_ranks_import() -> None:
+    """Modules that DeepSpeed's first engine pulls in, four seconds of them: once, and not in every fork."""
+    for name in _LAZY:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def prepare() -> None:

@@ -20,6 +20,8 @@ import pytest
 
 from tests.oracle.expected import GATHER, GPT2, LLAMA, SMALL, case, expected
 
+pytestmark = pytest.mark.slow  # real DeepSpeed over a grid of settings: ./launch.sh test -m slow tests/oracle
+
 pytest.importorskip("deepspeed")
 pytest.importorskip("peft")
 
