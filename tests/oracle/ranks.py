@@ -30,17 +30,10 @@ def main(cases_file: str, results_file: str) -> None:
         for case in json.loads(Path(cases_file).read_text()):
             results.write(json.dumps(run_case(case)) + "\n")
             results.flush()
-            _import_what_ranks_import()
 
 
 _LAZY = ("torch._inductor.lowering", "torch._export.utils", "torch.fx.experimental.proxy_tensor")
-
-
-def _import_what_ranks_import() -> None:
-    """Modules that DeepSpeed's first engine pulls in, four seconds of them: once, and not in every fork."""
-    for name in _LAZY:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+"""What DeepSpeed's first engine pulls in, four seconds of it: once, and not in every fork."""
 
 
 def prepare() -> None:
@@ -53,6 +46,9 @@ def prepare() -> None:
     import transformers.models.gpt2.modeling_gpt2
     import transformers.models.llama.modeling_llama  # noqa: F401
 
+    for name in _LAZY:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     deepspeed_torch.build_shm_op = lambda: None
     _adam_of_torch_for_the_host()
     torch.set_num_threads(1)
