@@ -25,7 +25,8 @@ DEFAULTS: dict[str, Any] = {
     "activation_checkpointing": False,
     "use_reentrant": False,
     "attention": "sdpa",
-    "attention_mask_given": False,
+    "attention_mask_given": False,  # a mask of ones
+    "attention_mask_padded": False,  # one with padding: the last eighth of each sequence
     "weights_loaded_as": "model",
     "lora": None,
     "steps": 6,
@@ -98,7 +99,7 @@ def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
         method="lora" if lora else "full",
         lora=lora,
         attention=case["attention"],
-        attention_mask_given=case["attention_mask_given"],
+        attention_mask_given=case.get("attention_mask_padded", False),  # ones are dropped by the model
         use_reentrant_checkpointing=case["use_reentrant"],
         weights_loaded_as=case["weights_loaded_as"],
     )

@@ -138,9 +138,10 @@ def make_batch(
         return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.long, device=device)}
     tokens = torch.randint(2, config.vocab_size, (batch, length), device=device)
     inputs = {"input_ids": tokens, "labels": tokens}
-    if case["attention_mask_given"]:
+    if case["attention_mask_given"] or case["attention_mask_padded"]:
         mask = torch.ones(batch, length, dtype=torch.long, device=device)
-        mask[:, -max(1, length // 8) :] = 0
+        if case["attention_mask_padded"]:
+            mask[:, -max(1, length // 8) :] = 0
         inputs["attention_mask"] = mask
     return inputs
 
