@@ -146,7 +146,9 @@ pip_install() {
     env -u PYTHONPATH -u PYTHONHOME -u PIP_TARGET -u PIP_PREFIX PIP_USER=0 \
         DS_BUILD_OPS=0 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
         "$venv/bin/python" -m pip install $quiet --disable-pip-version-check --no-input \
-        -e ".[$1]" >&2
+        -e ".[$1]" >&2 || return
+    # Where PYTHONDONTWRITEBYTECODE is set, every start would compile the sources again.
+    "$venv/bin/python" -m compileall -q zerokit >&2 || true
 }
 
 install() (
