@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 
 import hypothesis
@@ -27,6 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(QUIET_ENVIRONMENT)
     for name in [name for name in os.environ if name in DROPPED or name.startswith("ZEROKIT_")]:
         del os.environ[name]
+    # Under nohup, or in the background of a script, these come ignored, and children would inherit that.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
