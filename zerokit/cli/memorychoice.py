@@ -63,7 +63,7 @@ class Source:
         key = variant_of(job, strategy)
         if self.trace == "never" or self.hf_config is None or key in self.given_up:
             return False
-        if job.inference or job.method == "qlora" or strategy.checkpointing == "selective":
+        if job.inference or strategy.checkpointing == "selective":
             return False
         if self.trace == "some":
             known = 0 if self.profile is None else len(self.profile.traces)

@@ -19,7 +19,8 @@ from typing import Any
 Polynomial = tuple[float, float, float, float, float, float]
 """Bytes as coefficients of (1, b, s, b·s, s², b·s²)."""
 
-FORMAT = "zerokit.profile/1"
+FORMAT = "zerokit.profile/2"
+"""Raised with the layout of the file, and with whatever makes a trace of the same model another."""
 
 
 def evaluate(polynomial: Sequence[float], micro_batch: int, seq_len: int) -> float:
@@ -40,12 +41,14 @@ def variant_key(
     lora: tuple[int, tuple[str, ...]] | None = None,
     tensor_parallel: int = 1,
     zero3_linear: bool = False,
+    quantized: bool = False,
 ) -> str:
     """The name of what changes a model's activations apart from batch and sequence.
 
     ``precision`` is ``16`` or ``32``; ``checkpointing`` ``none``, ``full`` or ``reentrant``;
     ``lora`` (rank, target modules); ``zero3_linear``: ZeRO-3's linear layers, which keep the inputs of
-    frozen layers too. FlashAttention-2 allocates as the flash kernel of SDPA does.
+    frozen layers too; ``quantized``: linear layers in NF4 (QLoRA). FlashAttention-2 allocates as the
+    flash kernel of SDPA does.
     """
     attention = "sdpa" if attention == "flash_attention_2" else attention
     parts = [attention, precision, checkpointing]
@@ -57,16 +60,23 @@ def variant_key(
         parts.append(f"tp{tensor_parallel}")
     if zero3_linear:
         parts.append("zero3")
+    if quantized:
+        parts.append("nf4")
     return "/".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter tensor of the full model."""
+    """One parameter tensor of the full model.
+
+    ``stored_bytes``: what it takes with its block constants where it is quantised; 0: elements of the
+    training dtype.
+    """
 
     name: str
     shape: tuple[int, ...]
     trainable: bool = True
+    stored_bytes: int = 0
 
     @property
     def numel(self) -> int:
@@ -339,11 +349,14 @@ class ModelProfile:
 
 def _pack_parameters(parameters: Sequence[Parameter]) -> list[Any]:
     """Shapes by (trainable, name) with repeated layers left to the reader: one row a parameter."""
-    return [[p.name, list(p.shape), *([] if p.trainable else [0])] for p in parameters]
+    return [[p.name, list(p.shape), *([] if p.trainable else [p.stored_bytes])] for p in parameters]
 
 
 def _unpack_parameters(rows: Iterable[Sequence[Any]]) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name=r[0], shape=tuple(r[1]), trainable=len(r) < 3) for r in rows)
+    return tuple(
+        Parameter(name=r[0], shape=tuple(r[1]), trainable=len(r) < 3, stored_bytes=r[2] if len(r) > 2 else 0)
+        for r in rows
+    )
 
 
 def _pack_runs(runs: Iterable[Run]) -> list[list[Any]]:

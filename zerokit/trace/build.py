@@ -45,6 +45,7 @@ class ParameterRecord:
     name: str
     shape: tuple[int, ...]
     trainable: bool
+    stored_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -189,10 +190,11 @@ def build(
     attention: str,
     tensor_parallel: int = 1,
     lora: tuple[int, tuple[str, ...]] | None = None,
+    quantized: bool = False,
 ) -> BuiltModel:
     """Build the model on the meta device, sharded and with adapters as asked, and cut its layers.
 
-    ``lora`` is (rank, target modules).
+    ``lora`` is (rank, target modules); ``quantized``: linear layers in NF4.
 
     Raises:
         InputError: the config, head or attention cannot be used with the installed Transformers.
@@ -221,8 +223,15 @@ def build(
         from zerokit.trace.adapters import add_lora
 
         model = add_lora(model, lora[0], lora[1], dtype)
-    named = model.named_parameters()
-    parameters = tuple(ParameterRecord(n, tuple(p.shape), p.requires_grad) for n, p in named)
+    packed: dict[str, int] = {}
+    if quantized:
+        from zerokit.trace.nf4 import quantise
+
+        packed = quantise(model)
+    parameters = tuple(
+        ParameterRecord(n, tuple(p.shape), p.requires_grad, packed.get(n, 0))
+        for n, p in model.named_parameters()
+    )
     listed = {id(p): n for n, p in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     ties = {n: listed[id(p)] for n, p in every if listed[id(p)] != n}

@@ -34,6 +34,7 @@ def variants(head: str, parameters: int, experts: bool, whole_only: bool = False
         if head == "causal" and not experts:
             found.append(Variant(checkpointing=checkpointing, lora_rank=16))
             found.append(Variant(checkpointing=checkpointing, lora_rank=16, zero3_linear=True))
+            found.append(Variant(checkpointing=checkpointing, lora_rank=16, quantized=True))
             if parameters >= TENSOR_PARALLEL_FROM and not whole_only:
                 found += [Variant(checkpointing=checkpointing, tensor_parallel=t) for t in (2, 4, 8)]
     return found

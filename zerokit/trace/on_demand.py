@@ -60,7 +60,7 @@ def _traced(
     from zerokit.trace.profile import profile_from_config
     from zerokit.trace.record import Variant
 
-    lora = job.lora if job.method == "lora" else None
+    lora = job.lora if job.method != "full" else None
     checkpointing = strategy.checkpointing
     if checkpointing == "full" and job.use_reentrant_checkpointing:
         checkpointing = "reentrant"
@@ -73,6 +73,7 @@ def _traced(
         lora_targets=lora.targets if lora is not None else ("all-linear",),
         tensor_parallel=strategy.tensor_parallel,
         zero3_linear=lora is not None and strategy.settings.zero.stage == 3,
+        quantized=job.method == "qlora",
     )
     config = copy.deepcopy(dict(hf_config))
     with warnings.catch_warnings():

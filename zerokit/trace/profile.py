@@ -57,6 +57,7 @@ def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant)
         "head": head,
         "dtype": variant.dtype,
         "tensor_parallel": variant.tensor_parallel,
+        "quantized": variant.quantized,
         "lora": (variant.lora_rank, variant.lora_targets) if variant.lora_rank else None,
     }
     try:
@@ -95,7 +96,10 @@ def profile_from_config(
         ties = plain.ties
     for variant in variants:
         built = _attention(hf_config, head, variant)
-        mine = tuple(Parameter(name=p.name, shape=p.shape, trainable=p.trainable) for p in built.parameters)
+        mine = tuple(
+            Parameter(name=p.name, shape=p.shape, trainable=p.trainable, stored_bytes=p.stored_bytes)
+            for p in built.parameters
+        )
         head = built.head
         buffer_bytes = max(buffer_bytes, built.buffer_bytes)
         if variant.lora_rank or variant.tensor_parallel > 1:

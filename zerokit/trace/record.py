@@ -28,6 +28,7 @@ class Variant:
     lora_targets: tuple[str, ...] = ("all-linear",)
     tensor_parallel: int = 1
     zero3_linear: bool = False  # matters where layers are frozen
+    quantized: bool = False  # linear layers in NF4, under adapters
 
     @property
     def key(self) -> str:
@@ -40,6 +41,7 @@ class Variant:
             lora=(self.lora_rank, self.lora_targets) if self.lora_rank else None,
             tensor_parallel=self.tensor_parallel,
             zero3_linear=self.zero3_linear,
+            quantized=self.quantized,
         )
 
     @property

@@ -57,18 +57,18 @@ def _activation_peak(trace: ActivationTrace, micro_batch: int, tokens: int) -> i
 def _states(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tuple[int, int]:
     """(bytes at every instant of a step, gradients at its end), without any rounding."""
     zero, width = settings.zero, Precision.of(settings)
-    trainable, frozen = shape.trainable_numel, shape.frozen_numel
+    trainable, frozen = shape.trainable_numel, shape.frozen_bytes(width.parameter)
     optimizer = 4 * optimizer_values(settings)
     if width.parameter != width.master:
         optimizer += width.master
     if zero.stage == 3:
         size = 0
         if zero.offload_param.device == "none":
-            size += (trainable + frozen) * width.parameter // ranks
+            size += (trainable * width.parameter + frozen) // ranks
         if zero.offload_optimizer.device == "none":
             size += trainable * (optimizer + width.accumulation) // ranks
         return size, 0
-    size = (trainable + frozen) * width.parameter
+    size = trainable * width.parameter + frozen
     if zero.stage == 0 or zero.offload_optimizer.device == "none":
         size += trainable * optimizer // (1 if zero.stage == 0 else ranks)
     whole = zero.stage == 0 or (zero.stage == 1 and zero.offload_optimizer.device == "none")

@@ -54,6 +54,17 @@ class Layout:
         """Elements without gradients."""
         return sum(p.numel for p in self.parameters if not p.trainable)
 
+    def frozen_bytes(self, width: int) -> int:
+        """Bytes of the parameters without gradients, those that are not quantised at ``width`` an element."""
+        numel, stored = self._frozen
+        return numel * width + stored
+
+    @cached_property
+    def _frozen(self) -> tuple[int, int]:
+        """(elements of the training dtype, bytes of quantised parameters)."""
+        frozen = [p for p in self.parameters if not p.trainable]
+        return sum(p.numel for p in frozen if not p.stored_bytes), sum(p.stored_bytes for p in frozen)
+
     @cached_property
     def trainable_numel(self) -> int:
         """Elements with gradients."""

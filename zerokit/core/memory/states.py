@@ -70,7 +70,7 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
         if zero.contiguous_gradients:
             components["gradient_bucket"] = zero.reduce_bucket_size * width.communication
         return Persistent(components=components)
-    components["parameters"] = (layout.trainable_numel + layout.frozen_numel) * width.parameter
+    components["parameters"] = layout.trainable_numel * width.parameter + layout.frozen_bytes(width.parameter)
     if zero.stage == 0:
         if width.parameter == 2:
             components["master_weights"] = 4 * layout.trainable_numel
@@ -91,7 +91,7 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
     Below stage 3 the model comes from the CPU; at stage 3 it is built under ``deepspeed.zero.Init``.
     """
     zero, width = settings.zero, Precision.of(settings)
-    parameters = (layout.trainable_numel + layout.frozen_numel) * width.parameter
+    parameters = layout.trainable_numel * width.parameter + layout.frozen_bytes(width.parameter)
     flat = layout.trainable_numel * width.parameter
     states = 4 * optimizer_values(settings)
     offload = zero.offload_optimizer.device != "none"

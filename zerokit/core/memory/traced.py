@@ -34,7 +34,7 @@ def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> st
         checkpointing = "reentrant"
     lora = (
         (lora_rank or job.lora.rank, job.lora.targets)
-        if job.method == "lora" and job.lora is not None
+        if job.method != "full" and job.lora is not None
         else None
     )
     return variant_key(
@@ -45,13 +45,16 @@ def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> st
         lora=lora,
         tensor_parallel=strategy.tensor_parallel,
         zero3_linear=lora is not None and strategy.settings.zero.stage == 3,
+        quantized=job.method == "qlora",
     )
 
 
 def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
     """Whether the profile has what an estimate of this strategy needs."""
-    if job.inference or job.method == "qlora" or strategy.pipeline_parallel > 1:
+    if job.inference or strategy.pipeline_parallel > 1:
         return False
+    if job.method == "qlora" and (strategy.settings.zero.stage == 3 or strategy.tensor_parallel > 1):
+        return False  # DeepSpeed divides packed weights otherwise
     if strategy.settings.torch_autocast or strategy.checkpointing == "selective":
         return False
     return usable_trace(profile, job, strategy) is not None
@@ -67,7 +70,7 @@ def usable_trace(
     trace = profile.trace(key, tokens)
     if trace is not None:
         return key, trace, None
-    if job.method != "lora" or job.lora is None or job.lora.rank > 4 * CATALOGUE_LORA_RANK:
+    if job.method == "full" or job.lora is None or job.lora.rank > 4 * CATALOGUE_LORA_RANK:
         return None
     key = variant_of(job, strategy, CATALOGUE_LORA_RANK)
     trace = profile.trace(key, tokens)
@@ -272,7 +275,7 @@ def _components(
         at = (number, len(micro.backward.after), False)
     ranks, sequence_parallel = scene.degrees.ranks, scene.degrees.sequence_parallel
     found = compose(shape, settings, ranks, rank, phase, at, sequence_parallel)
-    frozen = shape.frozen_numel * settings.parameter_bytes
+    frozen = shape.frozen_bytes(settings.parameter_bytes)
     if settings.zero.stage < 3 and frozen and "parameters" in found:
         found["frozen_parameters"] = frozen
         found["parameters"] -= frozen
