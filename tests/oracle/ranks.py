@@ -242,12 +242,14 @@ def _model(case: dict[str, Any]) -> Any:
         place = deepspeed.zero.Init(config_dict_or_path=case["deepspeed_config"])
     with place:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
-        if case["lora"]:
-            import peft
+    if case["lora"]:
+        import peft
 
-            lora = peft.LoraConfig(r=case["lora"]["rank"], target_modules=case["lora"]["targets"])
-            # ZeRO-3 takes parameters of one dtype only; below it DeepSpeed casts the adapters
-            model = peft.get_peft_model(model, lora, autocast_adapter_dtype=not stage3)
+        targets = case["lora"]["targets"]
+        lora = peft.LoraConfig(
+            r=case["lora"]["rank"], target_modules=targets[0] if targets == ["all-linear"] else targets
+        )
+        model = peft.get_peft_model(model, lora)
     model.train()
     if case["checkpointing"] != "none":
         if case["lora"]:

@@ -69,14 +69,15 @@ def variant_key(
 class Parameter:
     """One parameter tensor of the full model.
 
-    ``stored_bytes``: what it takes with its block constants where it is quantised; 0: elements of the
-    training dtype.
+    ``element_bytes``: where its dtype is another than the training dtype; ``stored_bytes``: what it takes
+    with its block constants where it is quantised. 0: neither.
     """
 
     name: str
     shape: tuple[int, ...]
     trainable: bool = True
     stored_bytes: int = 0
+    element_bytes: int = 0
 
     @property
     def numel(self) -> int:
@@ -348,14 +349,31 @@ class ModelProfile:
 
 
 def _pack_parameters(parameters: Sequence[Parameter]) -> list[Any]:
-    """Shapes by (trainable, name) with repeated layers left to the reader: one row a parameter."""
-    return [[p.name, list(p.shape), *([] if p.trainable else [p.stored_bytes])] for p in parameters]
+    """One row a parameter: name, shape, and what is not as usual."""
+    rows: list[Any] = []
+    for p in parameters:
+        more: list[int] = []
+        if p.element_bytes or p.stored_bytes or not p.trainable:
+            more = [int(p.trainable), p.stored_bytes, p.element_bytes]
+            while len(more) > 1 and not more[-1]:
+                more.pop()
+        rows.append([p.name, list(p.shape), *more])
+    return rows
 
 
 def _unpack_parameters(rows: Iterable[Sequence[Any]]) -> tuple[Parameter, ...]:
-    return tuple(
-        Parameter(name=r[0], shape=tuple(r[1]), trainable=len(r) < 3, stored_bytes=r[2] if len(r) > 2 else 0)
-        for r in rows
+    return tuple(_unpack_parameter(*row) for row in rows)
+
+
+def _unpack_parameter(
+    name: str, shape: Sequence[int], trainable: int = 1, stored_bytes: int = 0, element_bytes: int = 0
+) -> Parameter:
+    return Parameter(
+        name=name,
+        shape=tuple(shape),
+        trainable=bool(trainable),
+        stored_bytes=stored_bytes,
+        element_bytes=element_bytes,
     )
 
 

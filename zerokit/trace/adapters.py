@@ -10,10 +10,13 @@ from torch import nn
 from zerokit.errors import InputError
 
 
-def add_lora(model: nn.Module, rank: int, targets: tuple[str, ...], dtype: torch.dtype) -> nn.Module:
+def add_lora(model: nn.Module, rank: int, targets: tuple[str, ...], dtype: torch.dtype | None) -> nn.Module:
     """Wrap the model with peft's ``LoraConfig(r=rank, target_modules=targets)``; base weights frozen.
 
-    The adapters take the training dtype: DeepSpeed casts the whole module when bf16 or fp16 is on.
+    ``dtype``: what the adapters take, the training dtype where DeepSpeed casts the whole module (bf16 or
+    fp16 below stage 3); ``None``: fp32, which peft gives them (``autocast_adapter_dtype``) and DeepSpeed
+    leaves them when the model was made under ``zero.Init`` (``_cast_module_mixed_precision``,
+    runtime/engine.py:1851, 0.19.8).
 
     Raises:
         InputError: peft is not installed, or finds no module of these names.
@@ -29,4 +32,4 @@ def add_lora(model: nn.Module, rank: int, targets: tuple[str, ...], dtype: torch
             wrapped: nn.Module = peft.get_peft_model(model, config)
     except ValueError as error:
         raise InputError(f"--lora-targets {','.join(targets)}: {error}") from error
-    return wrapped.to(dtype)
+    return wrapped if dtype is None else wrapped.to(dtype)

@@ -46,6 +46,7 @@ class ParameterRecord:
     shape: tuple[int, ...]
     trainable: bool
     stored_bytes: int = 0
+    element_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -191,10 +192,12 @@ def build(
     tensor_parallel: int = 1,
     lora: tuple[int, tuple[str, ...]] | None = None,
     quantized: bool = False,
+    wide_adapters: bool = False,
 ) -> BuiltModel:
     """Build the model on the meta device, sharded and with adapters as asked, and cut its layers.
 
-    ``lora`` is (rank, target modules); ``quantized``: linear layers in NF4.
+    ``lora`` is (rank, target modules); ``quantized``: linear layers in NF4; ``wide_adapters``: adapters
+    in fp32 whatever the model's dtype.
 
     Raises:
         InputError: the config, head or attention cannot be used with the installed Transformers.
@@ -222,14 +225,20 @@ def build(
     if lora is not None:
         from zerokit.trace.adapters import add_lora
 
-        model = add_lora(model, lora[0], lora[1], dtype)
+        model = add_lora(model, lora[0], lora[1], None if wide_adapters else dtype)
     packed: dict[str, int] = {}
     if quantized:
         from zerokit.trace.nf4 import quantise
 
         packed = quantise(model)
     parameters = tuple(
-        ParameterRecord(n, tuple(p.shape), p.requires_grad, packed.get(n, 0))
+        ParameterRecord(
+            n,
+            tuple(p.shape),
+            p.requires_grad,
+            packed.get(n, 0),
+            0 if n in packed or p.dtype == dtype else p.element_size(),
+        )
         for n, p in model.named_parameters()
     )
     listed = {id(p): n for n, p in model.named_parameters()}

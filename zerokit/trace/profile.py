@@ -58,6 +58,7 @@ def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant)
         "dtype": variant.dtype,
         "tensor_parallel": variant.tensor_parallel,
         "quantized": variant.quantized,
+        "wide_adapters": variant.zero3_linear,
         "lora": (variant.lora_rank, variant.lora_targets) if variant.lora_rank else None,
     }
     try:
@@ -97,7 +98,13 @@ def profile_from_config(
     for variant in variants:
         built = _attention(hf_config, head, variant)
         mine = tuple(
-            Parameter(name=p.name, shape=p.shape, trainable=p.trainable, stored_bytes=p.stored_bytes)
+            Parameter(
+                name=p.name,
+                shape=p.shape,
+                trainable=p.trainable,
+                stored_bytes=p.stored_bytes,
+                element_bytes=p.element_bytes,
+            )
             for p in built.parameters
         )
         head = built.head
@@ -105,7 +112,8 @@ def profile_from_config(
         if variant.lora_rank or variant.tensor_parallel > 1:
             parameter_sets[variant.key] = mine
         else:
-            parameters, ties = mine, built.ties
+            parameters = mine
+        ties |= built.ties  # under adapters the names are others
         traces[variant.key] = _trace(built, variant)
     return ModelProfile(
         name=name,

@@ -61,5 +61,6 @@ def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:
     return replace(
         first,
         traces={k: p.traces[k] for p in profiles for k in p.traces},
+        ties={k: v for p in profiles for k, v in p.ties.items()},
         parameter_sets={k: v for p in profiles for k, v in p.parameter_sets.items()},
     )

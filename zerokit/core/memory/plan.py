@@ -39,6 +39,10 @@ class Layout:
         """Elements of every parameter."""
         return tuple(p.numel for p in self.parameters)
 
+    def widths(self, width: int) -> tuple[int, ...]:
+        """Bytes an element of every parameter; ``width``: of the training dtype."""
+        return tuple(p.element_bytes or width for p in self.parameters)
+
     @cached_property
     def trainable_sizes(self) -> tuple[int, ...]:
         """Elements of every trainable parameter."""

@@ -20,11 +20,13 @@ ABSENT, FLYING, HERE = 0, 1, 2
 
 @dataclass(slots=True)
 class _Group:
-    """One all-gather: its flat buffer lives until every parameter in it has been waited for."""
+    """One all-gather of one dtype: its flat buffer lives until every parameter in it has been waited for."""
 
     parameters: list[int]
     flat_bytes: int
     waiting: int
+    alone: bool  # one parameter by itself: the buffer is the parameter
+    copied_bytes: int  # of an offloaded share on the device, until waited for
     arrived: bool = False
 
 
@@ -75,6 +77,11 @@ class Stage3:
         self.ledger = ledger
         self.modules = modules = modules_of(layout)
         self.bytes = Precision.of(settings)
+        self.widths = layout.widths(self.bytes.parameter)
+        self.trained_width = max(
+            (w for w, t in zip(self.widths, modules.trainable, strict=True) if t),
+            default=self.bytes.parameter,
+        )
         self.offload_param = self.zero.offload_param.device != "none"
         self.offload_optimizer = self.zero.offload_optimizer.device != "none"
         self.persistent = self._persistent()
@@ -120,44 +127,52 @@ class Stage3:
         self.available = 0
 
     def _gather(self, indexes: list[int]) -> None:
-        """``__all_gather_params_`` and ``all_gather_coalesced``."""
+        """``__all_gather_params_`` and ``all_gather_coalesced``: a flat buffer for each dtype."""
         absent = sorted(i for i in indexes if self.status[i] == ABSENT)
         if not absent:
             return
-        size, width = self.modules.sizes, self.bytes.parameter
-        self.available += sum(size[i] for i in absent)
-        flat = 0
+        self.available += sum(self.modules.sizes[i] for i in absent)
+        for width in sorted({self.widths[i] for i in absent}):
+            self._gather_alike([i for i in absent if self.widths[i] == width], width, len(absent) == 1)
+
+    def _gather_alike(self, absent: list[int], width: int, alone: bool) -> None:
+        size, flat, copied = self.modules.sizes, 0, 0
         if self.ranks > 1:
             flat = sum(-(-size[i] // self.ranks) for i in absent) * self.ranks * width
             if self.offload_param:  # each share is copied to the device first
-                self.ledger.burst("gather_copy", flat // self.ranks)
-        group = _Group(absent, flat, len(absent))
+                copied = flat // self.ranks
+        group = _Group(absent, flat, len(absent), alone, copied if alone else 0)
         for index in absent:
             self.status[index] = FLYING
             self.group[index] = group
-        if len(absent) == 1 and self.ranks > 1:
-            self.held[absent[0]] = flat  # the buffer is the parameter
-            self.ledger.add("gathered_parameters", flat)
+            if self.ranks == 1 and self.offload_param:  # NoGatherHandle: copied whole, at once
+                self._hold(index, size[index] * width)
+        if alone and self.ranks > 1:
+            self.ledger.add("gather_copy", copied)  # the collective holds its input until waited for
+            self._hold(absent[0], flat)  # the buffer is the parameter
         elif self.ranks > 1:
+            self.ledger.burst("gather_copy", copied)
             self.ledger.add("gather_buffers", flat)
+
+    def _hold(self, index: int, size_bytes: int) -> None:
+        self.held[index] = size_bytes
+        self.ledger.add("gathered_parameters", size_bytes)
 
     def _arrive(self, index: int) -> None:
         """``AllGatherCoalescedHandle.wait``: the first wait copies every parameter out of the flat buffer."""
         group = self.group[index]
         if group is None:
             return
-        alone = len(group.parameters) == 1
         if not group.arrived:
             group.arrived = True
             for other in group.parameters:
                 self.status[other] = HERE
-                copies = (self.ranks > 1 and not alone) or (self.ranks == 1 and self.offload_param)
-                if copies:
-                    self.held[other] = self.modules.sizes[other] * self.bytes.parameter
-                    self.ledger.add("gathered_parameters", self.held[other])
+                if self.ranks > 1 and not group.alone:
+                    self._hold(other, self.modules.sizes[other] * self.widths[other])
+            self.ledger.add("gather_copy", -group.copied_bytes)
         self.group[index] = None
         group.waiting -= 1
-        if group.waiting == 0 and not alone:
+        if group.waiting == 0 and not group.alone:
             self.ledger.add("gather_buffers", -group.flat_bytes)
 
     def _release(self, index: int) -> None:
@@ -246,7 +261,7 @@ class Stage3:
             self.flush(boundary, first)
         fits = self.zero.contiguous_gradients and self.bucket_elements + size <= self.zero.reduce_bucket_size
         if not fits:
-            self.ledger.adopt("gradients", size * self.bytes.gradient)
+            self.ledger.adopt("gradients", size * self.trained_width)
         self.bucket.append(index)
         self.bucket_elements += size
 
@@ -257,7 +272,7 @@ class Stage3:
         sizes = [self.modules.sizes[i] for i in self.bucket]
         shares = [-(-size // self.ranks) for size in sizes]
         copy = 0
-        if self.bytes.communication != self.bytes.gradient:
+        if self.bytes.communication != self.trained_width:
             copy += sum(sizes) * self.bytes.communication
         if len(sizes) > 1 or sizes[0] % self.ranks:  # reduce_scatter_coalesced interleaves
             copy += sum(shares) * self.ranks * self.bytes.communication

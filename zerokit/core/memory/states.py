@@ -51,6 +51,14 @@ def shares(layout: Layout, ranks: int) -> tuple[int, int]:
     return trainable, frozen
 
 
+@lru_cache(maxsize=256)
+def share_bytes(layout: Layout, ranks: int, width: int) -> int:
+    """Bytes of this rank's ZeRO-3 shard of all parameters; ``width``: of the training dtype."""
+    return sum(
+        -(-size // ranks) * each for size, each in zip(layout.sizes, layout.widths(width), strict=True)
+    )
+
+
 def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
     """The steady state of one rank, before a step's gradients and activations."""
     zero, width = settings.zero, Precision.of(settings)
@@ -59,9 +67,9 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
     if layout.profile.buffer_bytes:
         components["buffers"] = layout.profile.buffer_bytes
     if zero.stage == 3:
-        trainable, frozen = shares(layout, ranks)
+        trainable, _ = shares(layout, ranks)
         if zero.offload_param.device == "none":
-            components["parameters"] = (trainable + frozen) * width.parameter
+            components["parameters"] = share_bytes(layout, ranks, width.parameter)
         if zero.offload_optimizer.device == "none":
             # a copy in fp32 training too: _create_fp32_partitions compares a device with its name, in vain
             components["master_weights"] = trainable * width.master
@@ -119,9 +127,9 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
 
 def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int:
     zero, width = settings.zero, Precision.of(settings)
-    trainable, frozen = shares(layout, ranks)
+    trainable, _ = shares(layout, ranks)
     on_gpu = zero.offload_param.device == "none"
-    weights = (trainable + frozen) * width.parameter if on_gpu else 0
+    weights = share_bytes(layout, ranks, width.parameter) if on_gpu else 0
     building = _most_while_building(layout, ranks, on_gpu) * width.parameter
     bucket = zero.reduce_bucket_size * width.communication if zero.contiguous_gradients else 0
     # create_reduce_and_remove_grad_hooks gathers every trainable parameter once, one after the other
