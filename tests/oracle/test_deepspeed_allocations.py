@@ -1,6 +1,7 @@
 """The replay of DeepSpeed's allocations against DeepSpeed: real ranks, real tensors, every live byte counted.
 
-A DeepSpeed version that allocates otherwise turns these red. Compared are peaks and levels of init and of the
+A DeepSpeed version that allocates otherwise turns these red. The whole grid of settings, on 1, 2 and 4
+ranks, runs with ``./launch.sh test -m slow tests/oracle``. Compared are peaks and levels of init and of the
 phases of the fourth step, per rank. They agree but for scalars (loss, norms, step counters): SLACK.
 
 What a CPU rank cannot show: cuBLAS and NCCL buffers, rounding of the caching allocator, pinned memory's
@@ -20,12 +21,12 @@ import pytest
 
 from tests.oracle.expected import GATHER, GPT2, LLAMA, SMALL, case, expected
 
-pytestmark = pytest.mark.slow  # real DeepSpeed over a grid of settings: ./launch.sh test -m slow tests/oracle
-
 pytest.importorskip("deepspeed")
 pytest.importorskip("peft")
 
 SLACK = 2048
+TIED = LLAMA | {"tie_word_embeddings": True}
+ALL_LINEAR = {"rank": 8, "targets": ["all-linear"]}
 LORA = {"rank": 8, "targets": ["q_proj", "v_proj"]}
 OPTIMIZER = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 PARAMETERS = OPTIMIZER | {"offload_param": {"device": "cpu", "pin_memory": False}}
@@ -40,6 +41,14 @@ QUICK = [
     case("z2 offload", {"stage": 2} | SMALL | OPTIMIZER),
     case("z3", {"stage": 3} | GATHER),
     case("z3 lora checkpointing", {"stage": 3} | GATHER | FAR, lora=LORA, checkpointing="full"),
+    case(
+        "z3 tied lora accumulation",
+        {"stage": 3} | GATHER | {"stage3_max_reuse_distance": 280_000},
+        lora=ALL_LINEAR,
+        checkpointing="full",
+        accumulation=2,
+        model=TIED,
+    ),
 ]
 
 
@@ -82,6 +91,7 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
         case("z3 tied", z3 | FAR, ranks=ranks, model=GPT2),
         case("z3 lora", z3, ranks=ranks, lora=LORA),
         case("z3 lora checkpointing", z3 | FAR, ranks=ranks, lora=LORA, checkpointing="full"),
+        case("z3 lora everywhere", z3 | FAR, ranks=ranks, lora=ALL_LINEAR, model=TIED),
         case("z3 fp32", z3, ranks=ranks, fp32=True),
         case("z3 fp32 accumulation", z3, ranks=ranks, accumulation=2, **FP32_ACCUMULATION),
         case("z3 fp32 communication", z3, ranks=ranks, **FP32_COMMUNICATION),
