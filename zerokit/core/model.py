@@ -215,7 +215,7 @@ class Pass:
     afters: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
     """Activations of one micro-step: bytes above what was there before the forward pass."""
 

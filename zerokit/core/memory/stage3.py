@@ -6,9 +6,11 @@ over the recorded trace) and of ``stage3.py``'s gradient bucket (0.19.8), one ev
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Precision
@@ -50,7 +52,11 @@ class Modules:
         self.steps = forward + backward
         self.needed = [self.of.get(name, ()) for name in self.steps]
         self.queue = [(index, step) for step, needed in enumerate(self.needed) for index in needed]
-        self.numel_at = [sum(self.sizes[i] for i in needed) for needed in self.needed]
+        # elements of all modules before each step; steps in which each parameter is needed
+        self.numel_before = [0, *accumulate(sum(self.sizes[i] for i in needed) for needed in self.needed)]
+        self.uses: list[list[int]] = [[] for _ in self.sizes]
+        for index, step in self.queue:
+            self.uses[index].append(step)
 
     def _add(self, name: str, index: int) -> None:
         module = name.rpartition(".")[0]
@@ -223,15 +229,16 @@ class Stage3:
             return self.released[key]
         mine = {i for i in self.modules.of.get(module, ()) if not self.persistent[i]}
         mine = {i for i in mine if self.latest.get(i, -1) <= self.step_id}
-        traversed = 0
-        needed, numel_at = self.modules.needed, self.modules.numel_at
-        for step in range(self.step_id, len(needed)):
-            if not mine or traversed >= self.zero.max_reuse_distance:
-                break
-            mine.difference_update(needed[step])
-            traversed += numel_at[step]
-        self.released[key] = frozenset(mine)
+        self.released[key] = frozenset(i for i in mine if not self._used_soon(i))
         return self.released[key]
+
+    def _used_soon(self, index: int) -> bool:
+        """Whether the parameter's next use lies within the reuse distance, counted in elements."""
+        uses, before = self.modules.uses[index], self.modules.numel_before
+        position = bisect_left(uses, self.step_id)
+        if position == len(uses):
+            return False
+        return before[uses[position]] - before[self.step_id] < self.zero.max_reuse_distance
 
     def release(self, module: str, backward: bool) -> None:
         """``release_sub_module``."""

@@ -108,7 +108,7 @@ def estimate_traced(
         shape = layout(profile, key, trace, adapters)
     timeline = trace.timeline(strategy.settings.micro_batch, _tokens(job, strategy))
     scene = _scene(shape, _kinds(strategy.settings), _Degrees.of(strategy, cluster), every_rank)
-    ranks = [_rank(scene, timeline, own) for own in scene.ranks]
+    ranks = _ranks(scene, timeline)
     peak = max(rank.peak_allocated_bytes for rank in ranks)
     notes = scene.assumptions
     if adapters is not None:
@@ -244,6 +244,12 @@ def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], tuple[i
     return phases, (back_at if worst == "backward" else ahead_at, worst)
 
 
+@lru_cache(maxsize=16384)
+def _ranks(scene: _Scene, timeline: Timeline) -> tuple[RankEstimate, ...]:
+    """Of every rank listed; candidates that differ in nothing that moves memory share them."""
+    return tuple(_rank(scene, timeline, own) for own in scene.ranks)
+
+
 def _rank(scene: _Scene, timeline: Timeline, entry: tuple[int, RankBytes]) -> RankEstimate:
     rank, own = entry
     phases, (number, worst) = _phases(own, timeline)
@@ -285,7 +291,9 @@ def _components(
     return {name: size for name, size in found.items() if size}
 
 
-def _spread(estimates: list[RankEstimate], degrees: _Degrees, every_rank: bool) -> tuple[RankEstimate, ...]:
+def _spread(
+    estimates: tuple[RankEstimate, ...], degrees: _Degrees, every_rank: bool
+) -> tuple[RankEstimate, ...]:
     """Entries for all GPUs: tensor-parallel peers are neighbours, and alike."""
     peers = degrees.peers
     if every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and len(estimates) == degrees.ranks:
