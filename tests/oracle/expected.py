@@ -14,12 +14,18 @@ from typing import Any
 
 import pytest
 
+from zerokit.catalog import gpus
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
 from zerokit.core.memory.overlay import highest
 from zerokit.core.memory.plan import layout
 from zerokit.core.memory.stage12 import partition
+from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES
 from zerokit.core.memory.timeline import rank_bytes
+from zerokit.core.memory.traced import estimate_traced
 from zerokit.core.model import ModelProfile
 from zerokit.core.settings import from_config
+from zerokit.core.strategy import Strategy
 
 FOREACH = {"lr": 1e-4, "torch_adam": True, "foreach": True}
 """torch's AdamW as it runs on GPUs; on CPU tensors its default is another loop, with a second temporary."""
@@ -44,6 +50,8 @@ def case(
     checkpointing: str = "none",
     model: dict[str, Any] = LLAMA,
     fp32: bool = False,
+    micro_batch: int = 2,
+    seq_len: int = 16,
     **config: Any,
 ) -> dict[str, Any]:
     """One run of ``ranks.py``; ``config``: further keys of the DeepSpeed JSON."""
@@ -53,12 +61,12 @@ def case(
         "precision": "32" if fp32 else "16",
         "ranks": ranks,
         "gradient_accumulation": accumulation,
-        "micro_batch": 2,
-        "seq_len": 16,
+        "micro_batch": micro_batch,
+        "seq_len": seq_len,
         "lora": lora,
         "checkpointing": checkpointing,
         "deepspeed_config": {
-            "train_micro_batch_size_per_gpu": 2,
+            "train_micro_batch_size_per_gpu": micro_batch,
             "gradient_accumulation_steps": accumulation,
             "gradient_clipping": 1.0,
             "bf16": {"enabled": not fp32},
@@ -129,3 +137,20 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         "largest": shape.largest,
         "touched": partition(shape, rank, run["ranks"]).whole,
     }
+
+
+def expected_stage(run: dict[str, Any], stage: int) -> dict[str, Any]:
+    """Predicted peak of one pipeline stage in bytes; one rank a stage."""
+    profile, key = _profile(
+        json.dumps([run["hf_config"], run["precision"], run["checkpointing"], None, False])
+    )
+    assert key in profile.traces
+    settings = from_config(run["deepspeed_config"])
+    strategy = Strategy(settings=settings, data_parallel=1, pipeline_parallel=run["pipeline"])
+    cluster = Cluster(gpu=gpus.load("h200"), gpus=run["pipeline"], nodes=1)
+    job = Job(seq_len=run["seq_len"], attention="eager")
+    found = estimate_traced(profile, job, strategy, cluster, every_rank=True)
+    workspace = CUBLAS_WORKSPACE_BYTES
+    rank = found.ranks[stage]
+    assert rank.first == rank.last == stage
+    return {"peak": max(rank.phases[p] for p in ("forward", "backward", "step")) - workspace}

@@ -106,7 +106,7 @@ def _rank_process(case: dict[str, Any], rank: int, folder: Path) -> None:
             "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=case["ranks"]
         )
         _collectives_let_go()
-        answer = train(case)
+        answer = (train_pipeline if case.get("pipeline") else train)(case)
         distributed.barrier()
     except BaseException:
         answer = {"error": traceback.format_exc()}
@@ -257,6 +257,77 @@ def _model(case: dict[str, Any]) -> Any:
         options = {"use_reentrant": case["checkpointing"] == "reentrant"}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     return model
+
+
+def _pipeline(case: dict[str, Any]) -> Any:
+    """The tiny Llama as a ``PipelineModule``: embedding, decoder layers, norm with head, loss."""
+    import torch
+    from deepspeed.pipe import LayerSpec, PipelineModule
+    from transformers import AutoConfig
+    from transformers.loss.loss_utils import ForCausalLMLoss
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+    config = AutoConfig.for_model(**case["hf_config"], attn_implementation="eager")
+    length = case["seq_len"]
+
+    class Layer(LlamaDecoderLayer):  # type: ignore[misc]
+        def __init__(self, index: int) -> None:
+            super().__init__(config, index)
+            self.rotary = LlamaRotaryEmbedding(config)
+
+        def forward(self, hidden: Any) -> Any:
+            mask = torch.full((1, 1, length, length), -1e9, dtype=hidden.dtype).triu(1)
+            angles = self.rotary(hidden, position_ids=torch.arange(length)[None])
+            return super().forward(hidden, attention_mask=mask, position_embeddings=angles)
+
+    class Head(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = LlamaRMSNorm(config.hidden_size)
+            self.head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+        def forward(self, hidden: Any) -> Any:
+            return self.head(self.norm(hidden))
+
+    torch.set_default_dtype(torch.bfloat16)
+    module = PipelineModule(
+        layers=[
+            LayerSpec(torch.nn.Embedding, config.vocab_size, config.hidden_size),
+            *(LayerSpec(Layer, index) for index in range(config.num_hidden_layers)),
+            LayerSpec(Head),
+        ],
+        num_stages=case["pipeline"],
+        loss_fn=lambda logits, labels: ForCausalLMLoss(logits, labels, config.vocab_size),
+        partition_method="parameters",
+        activation_checkpoint_interval=0,
+    )
+    torch.set_default_dtype(torch.float32)
+    return module
+
+
+def train_pipeline(case: dict[str, Any]) -> dict[str, Any]:
+    """Whole steps of the pipeline engine: the peak of each, and the level between them."""
+    import deepspeed
+    import torch
+
+    deepspeed.init_distributed("gloo")
+    tracker = live_bytes(bool(case.get("explain")))
+    shape = (case["micro_batch"], case["seq_len"])
+    tokens = torch.randint(0, case["hf_config"]["vocab_size"], shape)
+    tracker.ignore([tokens])
+    with tracker:
+        model = _pipeline(case)
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=list(model.parameters()), config=case["deepspeed_config"]
+        )
+        gc.collect()
+        parts = [int(part) for part in model.parts]
+        del model
+        found: dict[str, Any] = {"parts": parts, "init": tracker.phase(), "steps": []}
+        for _ in range(STEPS):
+            engine.train_batch(iter([(tokens, tokens)] * case["gradient_accumulation"]))
+            found["steps"].append(tracker.phase())
+    return found
 
 
 def train(case: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.oracle.expected import GATHER, GPT2, LLAMA, SMALL, case, expected
+from tests.oracle.expected import GATHER, GPT2, LLAMA, SMALL, case, expected, expected_stage
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("peft")
@@ -159,6 +159,27 @@ def compare(run: dict[str, Any], rank: int, measured: dict[str, Any]) -> list[st
             line = f"{run['name']}, rank {rank}: {what}: predicted {predicted:,}, allocated {seen:,}"
             found.append(line)
     return found
+
+
+PIPELINE = [
+    case(f"pipeline z{stage}", {"stage": stage} | SMALL, accumulation=4, micro_batch=4, seq_len=64)
+    | {"pipeline": 2}
+    for stage in (0, 1)
+]
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return _run(PIPELINE, tmp_path_factory.mktemp("pipeline"))
+
+
+@pytest.mark.parametrize("run", PIPELINE, ids=lambda run: run["name"])
+def test_pipeline_stages_peak_as_predicted(run, pipelines) -> None:  # type: ignore[no-untyped-def]
+    """Within 3 %: a ``PipelineModule`` makes masks and angles layer by layer, the traced model once."""
+    for rank, seen in enumerate(pipelines[run["name"]]):
+        assert "error" not in seen, seen["error"]
+        wanted = expected_stage(run, rank)
+        assert wanted["peak"] == pytest.approx(seen["steps"][-1]["peak"], rel=0.03), (run["name"], rank)
 
 
 @pytest.fixture(scope="module")

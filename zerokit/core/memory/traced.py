@@ -15,7 +15,8 @@ from zerokit.core.memory import fits
 from zerokit.core.memory.host import host_components
 from zerokit.core.memory.lazy import LazyDict
 from zerokit.core.memory.overlay import highest, where
-from zerokit.core.memory.plan import Layout, layout
+from zerokit.core.memory.pipeline import can_be_cut, stages
+from zerokit.core.memory.plan import Layout, Precision, layout
 from zerokit.core.memory.stage12 import Partition, partition
 from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
 from zerokit.core.model import ActivationTrace, ModelProfile, Timeline, variant_key
@@ -51,13 +52,16 @@ def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> st
 
 def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
     """Whether the profile has what an estimate of this strategy needs."""
-    if job.inference or strategy.pipeline_parallel > 1:
+    if job.inference:
         return False
+    if strategy.pipeline_parallel > 1 and strategy.settings.zero.stage > 1:
+        return False  # DeepSpeed's pipeline engine has no stage 2 or 3
     if job.method == "qlora" and (strategy.settings.zero.stage == 3 or strategy.tensor_parallel > 1):
         return False  # DeepSpeed divides packed weights otherwise
     if strategy.settings.torch_autocast or strategy.checkpointing == "selective":
         return False
-    return usable_trace(profile, job, strategy) is not None
+    found = usable_trace(profile, job, strategy)
+    return found is not None and (strategy.pipeline_parallel == 1 or can_be_cut(found[1]))
 
 
 def usable_trace(
@@ -106,13 +110,13 @@ def estimate_traced(
     if strategy.settings.zero.stage == 3:
         trace = trace.shortened(_layers_kept(shape, strategy.settings.zero))
         shape = layout(profile, key, trace, adapters)
+    if strategy.pipeline_parallel > 1:
+        return _pipeline(shape, job, strategy, cluster, every_rank, adapters)
     timeline = trace.timeline(strategy.settings.micro_batch, _tokens(job, strategy))
     scene = _scene(shape, _kinds(strategy.settings), _Degrees.of(strategy, cluster), every_rank)
     ranks = _ranks(scene, timeline)
     peak = max(rank.peak_allocated_bytes for rank in ranks)
-    notes = scene.assumptions
-    if adapters is not None:
-        notes = (*notes, f"activations of the adapters traced at rank {adapters[0]}, not {adapters[1]}")
+    notes = _with_adapters(scene.assumptions, adapters)
     return MemoryEstimate(
         ranks=_spread(ranks, scene.degrees, every_rank),
         min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
@@ -121,6 +125,57 @@ def estimate_traced(
         nvme_bytes_per_node=scene.nvme_bytes_per_node,
         assumptions=notes,
         basis=profile.basis,
+    )
+
+
+def _with_adapters(notes: tuple[str, ...], adapters: tuple[int, int] | None) -> tuple[str, ...]:
+    if adapters is None:
+        return notes
+    return (*notes, f"activations of the adapters traced at rank {adapters[0]}, not {adapters[1]}")
+
+
+def _pipeline(
+    shape: Layout,
+    job: Job,
+    strategy: Strategy,
+    cluster: Cluster,
+    every_rank: bool,
+    adapters: tuple[int, int] | None,
+) -> MemoryEstimate:
+    """Every stage as a model of its own; ranks in the order of ``PipeModelDataParallelTopology``."""
+    settings, tokens = strategy.settings, _tokens(job, strategy)
+    degrees = _Degrees.of(strategy, cluster)
+    cut = stages(shape, strategy.pipeline_parallel)
+    ranks: list[RankEstimate] = []
+    host: dict[str, int] = {}
+    for stage in cut:
+        timeline = stage.timeline(
+            settings.micro_batch, tokens, settings.gradient_accumulation, settings.parameter_bytes
+        )
+        if settings.zero.stage == 0 and settings.precision == "bf16":
+            # BF16_Optimizer (runtime/bf16_optimizer.py:191): gradients of all micro-batches in a flat copy
+            flat = stage.shape.trainable_numel * Precision.of(settings).accumulation
+            timeline = timeline.raised(flat)
+        scene = _scene(stage.shape, _kinds(settings), degrees, every_rank)
+        offset = stage.index * degrees.world_size
+        found = _spread(_ranks(scene, timeline), degrees, every_rank)
+        ranks += (replace(r, first=r.first + offset, last=r.last + offset) for r in found)
+        host = max(host, scene.host, key=lambda components: sum(components.values()))
+    peak = max(rank.peak_allocated_bytes for rank in ranks)
+    described = ", ".join(f"{stage.layers[1] - stage.layers[0]}" for stage in cut)
+    notes = (
+        *_assumptions(shape.profile, degrees),
+        f"pipeline stages of {described} layers, divided by parameters as PipelineModule does by default; "
+        "embeddings on the first, head and loss on the last",
+    )
+    return MemoryEstimate(
+        ranks=tuple(ranks),
+        min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
+        host_bytes_per_node=sum(host.values()),
+        host_components=host,
+        nvme_bytes_per_node=0,
+        assumptions=_with_adapters(notes, adapters),
+        basis=shape.profile.basis,
     )
 
 
