@@ -23,7 +23,7 @@ from zerokit.emit.accelerate import accelerate_yaml
 from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.scripts import hostfile, kubernetes_manifest, sbatch_script
 from zerokit.errors import FileInputError, InputError
-from zerokit.strictload import parse_yaml
+from zerokit.strictload import parse_yaml, yamldump
 from zerokit.strictload.yamldump import dump_yaml
 
 GPU = Gpu(
@@ -288,6 +288,23 @@ def test_plan_file_round_trips(tmp_path_factory: Any, request_: dict[str, Any]) 
 def test_written_yaml_means_the_same_to_both_readers(value: Any) -> None:
     text = dump_yaml(value)
     assert parse_yaml(text).value == yaml.safe_load(text) == value
+
+
+@given(st.dictionaries(st.text(), yaml_values) | st.lists(yaml_values))
+@hypothesis_settings(max_examples=300, deadline=None)
+def test_libyaml_and_python_write_the_same_text(value: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        fast = dump_yaml(value, header="h")
+        patch.setattr(yamldump, "_DUMPERS", [yamldump._PythonDumper])  # as where libyaml is missing
+        assert dump_yaml(value, header="h") == fast
+
+
+def test_libyaml_writes_what_plans_hold() -> None:
+    pytest.importorskip("yaml._yaml")
+    assert yamldump._DUMPERS[-1] is not yamldump._PythonDumper
+    text = "a sentence: × and – are written, # no comment; " * 9
+    assert yamldump._alike({"a": [text, "", {"é": None}], "b.c": 1e-5})
+    assert not yamldump._alike({"a": "line\nbreak"})
 
 
 def test_plan_file_names_what_is_wrong(tmp_path: Path) -> None:
