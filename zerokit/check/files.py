@@ -16,7 +16,15 @@ from zerokit.check.finding import Finding
 from zerokit.check.hostfile import lint_hostfile
 from zerokit.check.keylist import key_list as deepspeed_key_list
 from zerokit.errors import FileInputError, InputError
-from zerokit.strictload import Document, Place, parse_json, parse_yaml, read_text
+from zerokit.strictload import (
+    BYTE_ORDER_MARK,
+    Document,
+    Place,
+    Problem,
+    parse_json,
+    parse_yaml,
+    read_text,
+)
 
 KINDS = ("deepspeed", "accelerate", "hostfile", "plan", "recipe")
 
@@ -68,13 +76,17 @@ def check_files(
 def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
     """Read one file; what keeps it from being read is its only finding."""
     try:
-        text = read_text(path)
-        kind = kind or detect_kind(path, text)
+        text = read_text(path, keep_mark=True)
+        plain = text.removeprefix(BYTE_ORDER_MARK)
+        kind = kind or detect_kind(path, plain)
         if kind == "hostfile":
             return CheckedFile(path=path, kind=kind, document=Document(path=path, text=text))
-        if kind == "deepspeed" or path.endswith(".json"):
-            return CheckedFile(path=path, kind=kind, document=parse_json(text, path, strict=False))
-        return CheckedFile(path=path, kind=kind, document=parse_yaml(text, path))
+        if kind != "deepspeed" and not path.endswith(".json"):
+            return CheckedFile(path=path, kind=kind, document=parse_yaml(plain, path))
+        document = parse_json(plain, path, strict=False)
+        if plain != text:
+            document.problems.append(_MARK)
+        return CheckedFile(path=path, kind=kind, document=document)
     except FileInputError as error:
         finding = Finding(
             path=path,
@@ -85,6 +97,14 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
             mend="",
         )
         return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding])
+
+
+_MARK = Problem(
+    rule="json-byte-order-mark",
+    place=Place(1, 1),
+    message="a byte order mark: raw DeepSpeed reads past it, Accelerate and the Trainer fail",
+    mend="save the file as UTF-8 without it",
+)
 
 
 def detect_kind(path: str, text: str) -> str:
