@@ -17,8 +17,10 @@ SCHEMA = "zerokit.report/1"
 _MOST_BYTES = 256 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 
-Outcome = Literal["ok", "rank_failed", "oom", "hung", "launcher_lost", "interrupted", "running"]
-State = Literal["finished", "failed", "terminated", "lost", "running"]
+Outcome = Literal[
+    "ok", "rank_failed", "oom", "hung", "launcher_lost", "interrupted", "stopped", "timed_out", "running"
+]
+State = Literal["finished", "stopped", "failed", "terminated", "lost", "running"]
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]

@@ -18,8 +18,8 @@ from zerokit.units import MIB, format_gib, format_seconds
 PHASE_ORDER = ("init", "forward", "backward", "step", "other", "eval")
 MOST_RANKS = 64
 _PIPE_WIDTH = 160
-_STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "bold red", "lost": "bold red",
-                "terminated": "yellow"}  # fmt: skip
+_STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
+                "lost": "bold red", "terminated": "yellow"}  # fmt: skip
 OUTCOME_TEXT = {
     "ok": "every rank finished",
     "rank_failed": "a rank failed",
@@ -27,6 +27,8 @@ OUTCOME_TEXT = {
     "hung": "hung: no progress within the heartbeat",
     "launcher_lost": "the launcher was lost, or a rank left no complete report",
     "interrupted": "interrupted",
+    "stopped": "stopped at its step limit",
+    "timed_out": "ended at its time limit",
     "running": "still running",
 }
 
@@ -84,7 +86,7 @@ def shown_ranks(run: RunReport) -> tuple[list[RankReport], int]:
     """The ranks worth showing, and how many were left out: those not finished, then the fullest."""
     if len(run.ranks) <= MOST_RANKS:
         return run.ranks, 0
-    by_worth = sorted(run.ranks, key=lambda r: (r.state == "finished", -(measured(r) or 0)))
+    by_worth = sorted(run.ranks, key=lambda r: (r.state in ("finished", "stopped"), -(measured(r) or 0)))
     chosen = {rank.rank for rank in by_worth[:MOST_RANKS]}
     return [rank for rank in run.ranks if rank.rank in chosen], len(run.ranks) - MOST_RANKS
 
@@ -272,7 +274,7 @@ def failure_lines(failure: Failure) -> list[str]:
 
 def outcome_line(run: RunReport) -> Text:
     """The last line: how it ended, in words."""
-    good = run.outcome in ("ok", "running")
+    good = run.outcome in ("ok", "stopped", "running")
     took = f", {format_seconds(run.elapsed_seconds)}" if run.elapsed_seconds else ""
     text = f"Outcome: {run.outcome} ({OUTCOME_TEXT[run.outcome]}{took}; exit code {run.exit_code})"
     return Text(text, style="bold green" if good else "bold red")

@@ -57,7 +57,7 @@ def build_report(
     if len(numbers) > expected_ranks:
         problems.append(f"{len(numbers)} ranks wrote or ended, {expected_ranks} were started")
     ends, first = settle(judge(rank, logs.get(rank), exits.get(rank)) for rank in numbers)
-    if outcome in ("interrupted", "hung"):
+    if outcome in ("interrupted", "hung", "timed_out"):
         ends = [_ended_with_run(end) for end in ends]
     points = max(_FEWEST_POINTS, _TIMELINE_POINTS // max(1, len(numbers)))
     ranks = [_rank_report(end, logs.get(end.rank), exits.get(end.rank), plan, points) for end in ends]
@@ -160,7 +160,10 @@ def _truthful(outcome: str, exit_code: int, ends: list[RankEnd], first: RankEnd 
         return outcome, exit_code
     if first is not None and outcome in ("ok", "rank_failed"):
         return ("oom" if first.oom is not None else "rank_failed"), RankFailed.exit_code
-    if outcome == "ok" and (not ends or any(end.state != "finished" for end in ends)):
+    states = {end.state for end in ends}
+    if outcome == "ok" and states == {"stopped"}:
+        return "stopped", 0
+    if outcome == "ok" and states != {"finished"}:
         return "launcher_lost", LauncherLost.exit_code
     return outcome, exit_code
 
@@ -221,6 +224,8 @@ def _rank_report(
         "micro_steps": known.get("micro_steps") or 0,
         "phase": known.get("phase"),
         "median_step_seconds": known.get("median_step_seconds"),
+        "engine": _facts(log, "engine"),
+        "timed": _facts(log, "timed"),
         "leaks": known.get("leaks") or [],
         "last_heard_at": known.get("time"),
         "restarts": max(0, len(set(log.writers())) - 1) if log else 0,
@@ -228,6 +233,12 @@ def _rank_report(
         "timeline": _timeline(log, points) if log else [],
         "timeline_fields": list(_TIMELINE_FIELDS),
     }
+
+
+def _facts(log: RankLog | None, type_: str) -> Record | None:
+    """The rank's last record of a type, without the line's own fields."""
+    found = log.last(type_) if log else None
+    return {k: v for k, v in found.items() if k not in ("type", "rank", "pid", "time")} if found else None
 
 
 def _timeline(log: RankLog, most: int) -> list[list[Any]]:

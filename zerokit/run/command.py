@@ -16,6 +16,7 @@ from zerokit.errors import InputError, NodeUnusable
 from zerokit.run.cluster import SlurmJob, srun_command
 from zerokit.run.devices import Devices, cores_per_rank
 from zerokit.run.hostfile import Host
+from zerokit.run.steplimit import STOP_VARIABLE
 from zerokit.run.style import ScriptFacts
 
 LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
@@ -109,6 +110,7 @@ def build(
     hosts: list[Host] | None = None,
     hostfile: Path | None = None,
     slurm: SlurmJob | None = None,
+    stop_after_steps: int | None = None,
 ) -> Command:
     """Put the command together.
 
@@ -119,6 +121,8 @@ def build(
         raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
     command = Command(argv=[])
     _environment(command, style, devices, run_dir, config, plan, plan_environment, base)
+    if stop_after_steps is not None:
+        command.set_variables[STOP_VARIABLE] = str(stop_after_steps)
     script = target.bootstrap_argv(extra)
     if hosts is not None and hostfile is not None:
         _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, facts, style)

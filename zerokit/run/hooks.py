@@ -7,6 +7,7 @@ installed version is left out: the run goes on, with less to report.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from zerokit.run import enginefacts, steplimit
 from zerokit.run.cuda_memory import CudaMemory
 from zerokit.run.oom import OomWatch
 from zerokit.run.probe import Probe
@@ -123,6 +125,13 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
         probe.enter("other")
         probe.micro_steps += 1
 
+    limit = steplimit.of_environment(probe)
+
+    def after_model_step(self: Any) -> None:
+        probe.step_done()
+        if limit is not None:
+            limit.step_done()
+
     def after_init(self: Any) -> None:
         oom.know(weakref.ref(self))
         ENGINES.append(weakref.ref(self))
@@ -136,8 +145,26 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
         engine,
         "_take_model_step",
         before=lambda self: probe.enter("step"),
-        after=lambda self: probe.step_done(),
+        after=after_model_step,
     )
+    _tell_of_engine(probe, engine)
+
+
+def _tell_of_engine(probe: Probe, engine: Any) -> None:
+    """At the first training forward of the rank, note what its engine runs with."""
+    original = engine.forward
+    told = False
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal told
+        if not told and self.training:
+            told = True
+            with contextlib.suppress(Exception):
+                probe.event(enginefacts.record(self, args, kwargs))
+        return original(self, *args, **kwargs)
+
+    engine.forward = forward
 
 
 def _hook_pipeline(probe: Probe, module: ModuleType) -> None:

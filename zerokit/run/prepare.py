@@ -35,6 +35,8 @@ class Wishes:
     hostfile: str | None = None
     master_port: int | None = None
     show_ranks: str = "first"
+    stop_after_steps: int | None = None
+    limit_seconds: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,6 +136,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         hosts=hosts,
         hostfile=Path(wishes.hostfile).resolve() if wishes.hostfile else None,
         slurm=slurm,
+        stop_after_steps=wishes.stop_after_steps,
     )
     launch = Launch(
         argv=command.argv,
@@ -149,6 +152,8 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         remote_hosts=tuple(host.name for host in hosts or ()),
         show_ranks=wishes.show_ranks,
         predicted_peak_bytes=_predicted(plan, devices.kind),
+        stop_after_steps=wishes.stop_after_steps,
+        limit_seconds=wishes.limit_seconds,
     )
     return Prepared(
         wishes=wishes,
@@ -258,5 +263,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "expected_ranks": prepared.launch.expected_ranks,
         "grace_seconds": prepared.launch.grace_seconds,
         "heartbeat_seconds": prepared.launch.heartbeat_seconds,
+        "stop_after_steps": prepared.launch.stop_after_steps,
+        "limit_seconds": prepared.launch.limit_seconds,
         "notes": prepared.notes,
     }

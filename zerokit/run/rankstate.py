@@ -59,7 +59,8 @@ class Exit:
 class RankEnd:
     """One rank's end.
 
-    ``state``: ``finished``, ``failed``, ``terminated`` (by us, or by a peer's failure) or ``lost``.
+    ``state``: ``finished``, ``stopped`` (at the step limit), ``failed``, ``terminated`` (by us, or by a
+    peer's failure) or ``lost``.
     """
 
     rank: int
@@ -114,7 +115,7 @@ def _with_state(base: RankEnd, end: Record | None, error: Record | None, exit_: 
     stated = end.get("state")
     if stated == "failed":
         return replace(base, state="failed", error=base.error or f"exited with code {base.exit_code}")
-    return replace(base, state=stated if stated in ("finished", "terminated") else "lost")
+    return replace(base, state=stated if stated in ("finished", "stopped", "terminated") else "lost")
 
 
 def _signalled(base: RankEnd, end: Record | None, exit_: Exit) -> RankEnd:

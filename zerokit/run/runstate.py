@@ -24,6 +24,8 @@ class Launch:
         remote_hosts: their names, where zerokit can reach them itself (not under Slurm).
         heartbeat_seconds: without progress for so long, the run counts as hung; 0: never.
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
+        stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
+        limit_seconds: the run is ended after so long; None: never.
     """
 
     argv: list[str]
@@ -39,6 +41,8 @@ class Launch:
     remote_hosts: tuple[str, ...] = ()
     show_ranks: str = "first"
     predicted_peak_bytes: int | None = None
+    stop_after_steps: int | None = None
+    limit_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,7 @@ class Seen:
     launcher_lost: str | None = None
     interrupted_by: int | None = None
     hung: str | None = None
+    timed_out: str | None = None
     errors: dict[int, float] = field(default_factory=dict)  # monotonic seconds
     survivors: list[int] = field(default_factory=list)
     stopped_at: float | None = None  # wall time
@@ -84,6 +89,9 @@ def judge(
         hung=seen.hung,
         out_of_memory=_out_of_memory(seen, progress),
         reporting=progress.reporting(),
+        stopped=frozenset(r for r, end in progress.records("end").items() if end.get("state") == "stopped"),
+        stop_ordered=launch.stop_after_steps is not None,
+        timed_out=seen.timed_out,
     )
     verdict = decide(evidence)
     return Ended(

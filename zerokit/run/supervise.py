@@ -29,6 +29,7 @@ from zerokit.run.outcome import RankExit, launcher_status
 from zerokit.run.output import Log, Terminal
 from zerokit.run.progress import Progress
 from zerokit.run.runstate import Ended, Launch, Seen, judge, oom_kills
+from zerokit.units import format_seconds
 
 FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
 ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
@@ -308,6 +309,7 @@ class Supervisor:
         if self.stopping or self.seen.hung:
             return
         self._check_error_exits(now)
+        self._check_time_limit()
         hung = self.progress.hung(self._living())
         if hung is not None:
             self._on_hung(hung)
@@ -328,6 +330,15 @@ class Supervisor:
                 )
                 self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
                 self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+
+    def _check_time_limit(self) -> None:
+        limit = self.launch.limit_seconds
+        if limit is None or self.stopping or time.monotonic() - self.progress.started_at < limit:
+            return
+        done = f"{self.progress.steps} steps" if self.progress.steps != 1 else "1 step"
+        self.seen.timed_out = f"not done within {format_seconds(limit)}: {done} until then"
+        self.terminal.say(f"{self.seen.timed_out}; ending the ranks")
+        self._stop(self.launch.grace_seconds)
 
     def _on_hung(self, why: str) -> None:
         self.seen.hung = f"hung: {why}"
