@@ -53,7 +53,8 @@ def slow_to_end() -> None:
 
 def noisy() -> None:
     for number in range(200_000):
-        print(f"line {number} of rank {RANK} with some text to make it longer", flush=False)
+        # one write a line: longer ones of two ranks would mingle in the pipe that they share
+        os.write(1, f"line {number} of rank {RANK} with some text to make it longer\n".encode())
 
 
 def unreported() -> None:
