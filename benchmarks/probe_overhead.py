@@ -195,9 +195,8 @@ def main() -> None:
         print(json.dumps(result))
         return
     low, high = result["paired_95"]
-    print(
-        f"step {result['step_seconds'] * 1e3:.1f} ms on {args.device}, {result['pairs']} pairs of {args.steps}"
-    )
+    pairs = f"{result['pairs']} pairs of {args.steps}"
+    print(f"step {result['step_seconds'] * 1e3:.1f} ms on {args.device}, {pairs}")
     print(f"paired:          {result['paired_median']:+.2%}   (95 %: {low:+.2%} … {high:+.2%})")
     print(f"training thread: {result['training_thread_share']:.3%}"
           f"   ({result['training_thread_seconds_per_step'] * 1e6:.0f} µs a step)")  # fmt: skip
