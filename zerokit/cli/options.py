@@ -98,6 +98,7 @@ _STRATEGY = (
 VALUE_OPTIONS = (*_MODEL, *_HARDWARE, *_JOB, *_STRATEGY)
 FLAG_OPTIONS = (
     ("--inference", "No training: weights, KV cache and the working set."),
+    ("--no-calibration", "Ignore what `doctor --measure` and `tune` measured on this machine."),
     ("--pipeline-module", "The script builds a DeepSpeed PipelineModule: searches pipelines too."),
 )
 
@@ -149,12 +150,11 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
     chosen = choose_model(options.get("params"), options.get("model"), single=single)
     job, notes = _job(options, chosen.max_seq_len)
     found = hardware(options)
-    calibration, measured = None, None
-    if found.found_here:
+    calibration, measured = None, tuple[str, ...]()
+    if (found.found_here or found.on_cpu) and not options.get("no_calibration"):
         from zerokit.cli.calibration import of_this_machine
 
-        gpu = found.cluster.gpu
-        calibration, measured = of_this_machine((gpu.title, *gpu.aliases))
+        calibration, measured = of_this_machine(found.cluster, chosen.shape, job, on_cpu=found.on_cpu)
     pins = _pins(options, found.on_cpu)
     if (pins.pipeline_parallel or 1) > 1 and not pins.pipeline_module:
         notes = (*notes, "the script builds a DeepSpeed PipelineModule: --pp says so")
@@ -174,7 +174,7 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
             *chosen.assumptions,
             *found.notes,
             *notes,
-            *((measured,) if measured else ()),
+            *measured,
             *deepspeed_note(),
         ),
     )
