@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 
+from zerokit.catalog import gpus
+from zerokit.cli.payload import environment
+from zerokit.core.hardware import Cluster
+from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
+from zerokit.core.strategy import Strategy
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.run import command as commands
 from zerokit.run.cluster import slurm_job
@@ -66,6 +71,17 @@ def test_an_outer_launchers_variables_are_taken_away(tmp_path: Path) -> None:
     base = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "x", "TORCHELASTIC_RUN_ID": "1", "PATH": "/bin",
             "ACCELERATE_USE_FSDP": "true", "HF_TOKEN": "hf_x"}  # fmt: skip
     assert set(build(tmp_path, base=base).environment(base)) & set(base) == {"PATH", "HF_TOKEN"}
+
+
+def test_degrees_that_no_deepspeed_json_can_say_reach_the_ranks(tmp_path: Path) -> None:
+    settings = DeepSpeedSettings(zero=ZeroSettings(stage=1))
+    cluster = Cluster(gpu=gpus.lookup("h200"), gpus=8)
+    for degrees in ({"sequence_parallel": 4}, {"pipeline_parallel": 4}):
+        planned = environment(cluster, Strategy(settings=settings, data_parallel=2, **degrees), "sdpa")
+        base = {"PARALLELISM_CONFIG_SP_SIZE": "8", "ACCELERATE_USE_PARALLELISM_CONFIG": "false"}
+        built = build(tmp_path, plan_environment=planned, base=base).environment(base)
+        assert planned.items() <= built.items()
+        assert ("PARALLELISM_CONFIG_SP_SIZE" in built) == ("sequence_parallel" in degrees)
 
 
 def test_accelerate_and_trainer_take_it_from_the_environment(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "estimate": ("estimate", "Memory and step time of one given configuration."),
     "check": ("check", "Lint DeepSpeed JSON, accelerate YAML, hostfiles, plans and recipes."),
     "size": ("size", "How many of which GPU a model and job need."),
+    "emit": ("emit", "One more file out of a plan: another variant, a hostfile, a job script."),
     "launch": ("launch", "Run a training script under DeepSpeed with a plan, and measure it."),
     "report": ("report", "Show a run again, or compare two."),
     "gpus": ("gpus", "List the GPUs in the catalogue."),

@@ -26,11 +26,13 @@ BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _SCRUBBED = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|LOCAL_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|NODE_RANK|ROLE_RANK|"
     r"ROLE_WORLD_SIZE|ROLE_NAME|CROSS_RANK|CROSS_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|"
-    r"ACCELERATE_(USE_.*|DEEPSPEED_.*|MIXED_PRECISION|CONFIG_DS_FIELDS|GRADIENT_.*|TORCH_DEVICE)|ZEROKIT_.*"
+    r"ACCELERATE_(USE_.*|DEEPSPEED_.*|MIXED_PRECISION|CONFIG_DS_FIELDS|GRADIENT_.*|TORCH_DEVICE)|ZEROKIT_.*|"
+    r"PARALLELISM_CONFIG_.*"
 )
 # What a plan may set: nothing that could load code or change who we are.
 _PLAN_MAY_SET = re.compile(
-    r"(PYTORCH|TORCH|NCCL|RCCL|GLOO|UCX|OMP|MKL|CUDA|DS|TOKENIZERS)_[A-Z0-9_]+|ACCELERATE_PARALLELISM_[A-Z0-9_]+"
+    r"(PYTORCH|TORCH|NCCL|RCCL|GLOO|UCX|OMP|MKL|CUDA|DS|TOKENIZERS)_[A-Z0-9_]+|"
+    r"ACCELERATE_USE_PARALLELISM_CONFIG|PARALLELISM_CONFIG_[A-Z_]+|ZEROKIT_PIPELINE_STAGES"
 )
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -219,7 +221,7 @@ def _plan_environment(
             raise InputError(f"plan.yaml: chosen.environment.{name}: {value!r} is not text")
         if not _PLAN_MAY_SET.fullmatch(name) or "\0" in str(value):
             raise InputError(f"plan.yaml: chosen.environment.{name}: a plan may not set this variable")
-        if name in _ALLOCATOR or name in base or name in setting:
+        if name in _ALLOCATOR or name in setting or (name in base and not _SCRUBBED.fullmatch(name)):
             continue
         setting[name] = str(value)
     if devices.kind != "cuda" or any(name in base for name in _ALLOCATOR):
