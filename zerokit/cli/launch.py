@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from zerokit.errors import InputError
+from zerokit.errors import InputError, ReportNotWritten
+
+MOST_RETRIES = 3
 
 
 def _say(text: str) -> None:
@@ -78,6 +81,11 @@ class _Launch(click.Command):
 @click.option(
     "-m", "--module", metavar="PKG.MOD", help="Run a module, as python -m does, instead of a script."
 )
+@click.option(
+    "--retry-smaller",
+    is_flag=True,
+    help=f"After an out-of-memory run the next plan that would fit, at most {MOST_RETRIES} times.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the exact command and environment, and run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(arguments: tuple[str, ...], **options: Any) -> int:
@@ -117,7 +125,9 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         show_ranks=options["show"],
     )
     with ExitStack() as stack:
-        return _dry_run(wishes, stack) if options["dry_run"] else _run(wishes, stack)
+        if options["dry_run"]:
+            return _dry_run(wishes, stack)
+    return _run(wishes, retries=MOST_RETRIES if options["retry_smaller"] else 0)
 
 
 def _plan_from_recipe(name: str) -> str:
@@ -159,23 +169,72 @@ def _dry_run(wishes: Any, stack: ExitStack) -> int:
     return 0
 
 
-def _run(wishes: Any, stack: ExitStack) -> int:
-    from zerokit.run import folder, prepare, supervise
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """One run that is over. ``next``: the plan to try after an out-of-memory, or why there is none."""
+
+    prepared: Any
+    report: dict[str, Any]
+    exit_code: int
+    next: Any = None
+
+    @property
+    def run_dir(self) -> Path:
+        folder: Path = self.prepared.launch.run_dir
+        return folder
+
+
+def _run(wishes: Any, retries: int) -> int:
+    """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed."""
+    from zerokit.run import replan
+
+    last = first = _attempt(wishes, retries > 0)
+    for number in range(1, retries + 1):
+        if last.report["outcome"] != "oom":
+            break
+        if not isinstance(last.next, replan.NextPlan):
+            _say(f"--retry-smaller: no retry: {last.next}")
+            break
+        changes = replan.changes(last.prepared.plan["chosen"], last.next.plan.chosen)
+        _say(f"--retry-smaller: attempt {number + 1} of at most {retries + 1}: {changes}")
+        name = f"retry-{number}"
+        again = replace(wishes, plan=str(last.next.folder), run_dir=str(first.run_dir / name))
+        last = _attempt(again, True, retry_of=first.run_dir)
+        ended = {"outcome": last.report["outcome"], "exit_code": last.exit_code}
+        _note_retry(first, {"folder": name, "changes": changes, **ended})
+    else:
+        if retries and last.report["outcome"] == "oom":
+            _say(f"--retry-smaller: out of memory again, after {retries} retries")
+    return last.exit_code
+
+
+def _note_retry(first: _Attempt, entry: dict[str, Any]) -> None:
+    """Link a retry from the first run's report."""
+    first.report.setdefault("retries", []).append(entry)
+    if (error := _write(first.run_dir, first.report)) is not None:
+        _say(str(error))
+
+
+def _attempt(wishes: Any, retry_smaller: bool, retry_of: Path | None = None) -> _Attempt:
+    from zerokit.run import folder, prepare, replan, supervise
 
     run_dir = folder.make_run_folder(wishes.run_dir, wishes.target.name)
-    try:
-        prepared = prepare.prepare(wishes, run_dir, stack)
-        prepare.write_files(prepared)
-    except Exception:
-        # Nothing ran: an empty folder would only look like a run.
-        if wishes.run_dir is None and not any(run_dir.iterdir()):
-            run_dir.rmdir()
-        raise
-    for note in prepared.notes:
-        _say(note)
-    _say(f"run folder: {run_dir}")
-    ended = supervise.Supervisor(prepared.launch).run()
-    return _conclude(prepared, ended)
+    with ExitStack() as stack:
+        try:
+            prepared = prepare.prepare(wishes, run_dir, stack)
+            prepare.write_files(prepared)
+        except Exception:
+            # Nothing ran: an empty folder would only look like a run.
+            if wishes.run_dir is None and not any(run_dir.iterdir()):
+                run_dir.rmdir()
+            raise
+        for note in prepared.notes:
+            _say(note)
+        if retry_smaller and (reason := replan.why_not(prepared)) is not None:
+            _say(f"warning: --retry-smaller cannot help here: {reason}")
+        _say(f"run folder: {run_dir}")
+        ended = supervise.Supervisor(prepared.launch).run()
+    return _conclude(prepared, ended, retry_of)
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -191,18 +250,18 @@ def _show(report: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _conclude(prepared: Any, ended: Any) -> int:
+def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     """Write and show the report; the failure's own words come last."""
-    from zerokit.errors import ReportNotWritten
     from zerokit.run import conclude
 
-    run_dir = prepared.launch.run_dir
+    run_dir: Path = prepared.launch.run_dir
     report = conclude.build(prepared, ended)
-    not_written: ReportNotWritten | None = None
-    try:
-        conclude.write(run_dir, report)
-    except ReportNotWritten as error:
-        not_written = error
+    if retry_of is not None:
+        report["retry_of"] = str(retry_of)
+    following, not_written = None, _write(run_dir, report)
+    if report["outcome"] == "oom":  # planning takes a while: the report is there already
+        following = _explain_memory(prepared, report)
+        not_written = _write(run_dir, report)
     _show(report)
     if ended.dropped_bytes:
         _say(f"{ended.dropped_bytes} bytes of output could not be written, and were dropped")
@@ -222,5 +281,29 @@ def _conclude(prepared: Any, ended: Any) -> int:
         _say(str(not_written))
         # On a full disk the ranks' own reports are missing too; their exit codes were seen.
         failed = ended.verdict.exit_code and not ended.verdict.reports_missing
-        return ended.verdict.exit_code if failed else not_written.exit_code
-    return exit_code
+        exit_code = ended.verdict.exit_code if failed else not_written.exit_code
+    return _Attempt(prepared=prepared, report=report, exit_code=exit_code, next=following)
+
+
+def _write(run_dir: Path, report: dict[str, Any]) -> ReportNotWritten | None:
+    from zerokit.run import conclude
+
+    try:
+        conclude.write(run_dir, report)
+    except ReportNotWritten as error:
+        return error
+    return None
+
+
+def _explain_memory(prepared: Any, report: dict[str, Any]) -> Any:
+    """Put the next plan that would fit into the report of an out-of-memory, or why there is none."""
+    from zerokit.run import replan
+
+    failure = report.get("first_failure") or {}
+    try:
+        found = replan.next_plan(prepared, report)
+    except replan.NoNextPlan as error:
+        failure["no_next_plan"] = str(error)
+        return error
+    failure["next_plan"] = found.describe()
+    return found

@@ -95,6 +95,7 @@ class OutOfMemory(_Part):
 class NextPlan(_Part):
     """What would fit after an out-of-memory."""
 
+    folder: str | None = None
     min_vram_bytes: Bytes | None = None
     why: str | None = None
 
@@ -111,7 +112,17 @@ class Failure(_Part):
     traceback: str | None = None
     oom: OutOfMemory | None = None
     next_plan: NextPlan | None = None
+    no_next_plan: str | None = None
     try_next: list[str] = []
+
+
+class Retry(_Part):
+    """A further attempt, with a plan that needs less memory; its folder is below the first run's."""
+
+    folder: str
+    outcome: Outcome
+    exit_code: int
+    changes: str | None = None
 
 
 class RankReport(_Part):
@@ -155,6 +166,8 @@ class RunReport(_Part):
     first_failure: Failure | None = None
     predicted_vs_measured: Predicted | None = None
     problems: list[str] = []
+    retries: list[Retry] = []
+    retry_of: str | None = None
 
     @property
     def on_gpu(self) -> bool:

@@ -149,27 +149,6 @@ def _phases(rank: Mapping[str, Any], baseline_bytes: int) -> dict[str, Any]:
     return pairs
 
 
-def suggest_smaller(plan: Plan | None) -> dict[str, Any] | None:
-    """The plan's next alternative that needs clearly less memory than the one that ran out.
-
-    What it must stay below is the failed choice's own prediction: that much was too much. Alternatives
-    come in the planner's order, fastest first.
-    """
-    estimate = estimate_of(plan)
-    failed = estimate.get("min_vram_bytes") or estimate.get("peak_allocated_bytes")
-    alternatives = plan.get("alternatives") if isinstance(plan, Mapping) else None
-    for number, alternative in enumerate(alternatives or (), 1):
-        other = alternative.get("estimate") if isinstance(alternative, Mapping) else None
-        if not isinstance(other, Mapping) or other.get("fits") is False:
-            continue
-        needs = other.get("min_vram_bytes") or other.get("peak_allocated_bytes")
-        if failed and needs and needs < failed * 0.97:
-            return {"alternative": number, "min_vram_bytes": needs, "why": alternative.get("why"),
-                    "strategy": {name: value for name, value in alternative.items()
-                                 if name not in ("deepspeed_config", "estimate")}}  # fmt: skip
-    return None
-
-
 def ways_to_need_less(plan: Plan | None) -> list[str]:
     """Changes to the plan's choice that shrink its peak, the one that costs least speed first."""
     chosen = chosen_of(plan)
@@ -183,6 +162,8 @@ def ways_to_need_less(plan: Plan | None) -> list[str]:
     stage, replicas = chosen.get("zero_stage"), chosen.get("data_parallel")
     if isinstance(stage, int) and stage < 3 and isinstance(replicas, int) and replicas > 1:
         ways.append(f"--zero {stage + 1}")
+    if isinstance(plan, Mapping) and (plan.get("cluster") or {}).get("gpu") == "cpu":
+        return ways  # everything is in host memory already
     if chosen.get("offload_optimizer") == "none":
         ways.append("--offload-optimizer cpu")
     if stage == 3 and chosen.get("offload_param") == "none":

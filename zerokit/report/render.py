@@ -57,6 +57,7 @@ def parts(report: Mapping[str, Any]) -> list[RenderableType]:
         shown.append(_phase_table(run))
     shown += [Text(line, style="yellow") for line in warnings(run)]
     shown.append(outcome_line(run))
+    shown += [Text(line) for line in retry_lines(run)]
     if run.first_failure is not None:  # last, where people look
         shown += _failure(run.first_failure)
     return shown
@@ -269,7 +270,20 @@ def failure_lines(failure: Failure) -> list[str]:
     following = failure.next_plan
     if following is not None:
         lines.append(f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}")
+        if following.folder:
+            lines.append(f"it is in {following.folder}/ of the run folder, for: zerokit launch --plan")
+    elif failure.no_next_plan:
+        lines.append(f"no next plan: {failure.no_next_plan}")
     return lines + [f"to need less: {text}" for text in failure.try_next]
+
+
+def retry_lines(run: RunReport) -> list[str]:
+    """How the attempts with smaller plans ended, one line each."""
+    lines = [f"Again after the run in {run.retry_of}, which ran out of memory"] if run.retry_of else []
+    for number, retry in enumerate(run.retries, 1):
+        how = f" ({retry.changes})" if retry.changes else ""
+        lines.append(f"Attempt {number + 1} in {retry.folder}{how}: {retry.outcome}")
+    return lines
 
 
 def outcome_line(run: RunReport) -> Text:

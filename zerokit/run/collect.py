@@ -16,7 +16,6 @@ from zerokit.report.model import SCHEMA, plain
 from zerokit.report.predicted import (
     compare_with_plan,
     predicted_of_rank,
-    suggest_smaller,
     ways_to_need_less,
 )
 from zerokit.run.rankfile import RankLog, Record, find_rank_files, read_rank_file
@@ -76,7 +75,6 @@ def build_report(
     }
     report["predicted_vs_measured"] = compare_with_plan(report, plan)
     if outcome == "oom" and report["first_failure"] is not None:
-        report["first_failure"]["next_plan"] = suggest_smaller(plan)
         report["first_failure"]["try_next"] = ways_to_need_less(plan)
     clean: dict[str, Any] = plain(report)
     return clean

@@ -44,7 +44,9 @@ class Prepared:
     """A launch that can be shown or started, and what is worth saying about it.
 
     Attributes:
-        plan: the plan file's content: ``request``, ``chosen``; None without one.
+        plan: the plan file's ``request``, ``chosen`` and ``cluster``; None without one.
+        planned_ranks: what it was made for.
+        micro_batch_free: whether the script takes its micro-batch from the configuration.
         notes: one line each, for standard error and command.json.
     """
 
@@ -56,6 +58,8 @@ class Prepared:
     plan_file: Path | None
     notes: list[str] = field(default_factory=list)
     style: str = "none"
+    planned_ranks: int | None = None
+    micro_batch_free: bool = False
 
 
 def read_plan(place: str) -> tuple[Any, dict[str, Any]]:
@@ -160,11 +164,17 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         launch=launch,
         command=command,
         config=config,
-        plan={"request": plan.request, "chosen": plan.chosen} if plan is not None else None,
+        plan=_content(plan) if plan is not None else None,
         plan_file=plan.path if plan is not None else None,
         notes=notes,
         style=chosen_style,
+        planned_ranks=plan.world_size if plan is not None else None,
+        micro_batch_free=chosen_style == "raw" and facts.reads_micro_batch,
     )
+
+
+def _content(plan: Any) -> dict[str, Any]:
+    return {"request": plan.request, "chosen": plan.chosen, "cluster": plan.cluster}
 
 
 def _hosts(wishes: Wishes) -> list[hostfile.Host] | None:
