@@ -26,19 +26,32 @@ DEFAULT_FOLDER = "zerokit-plan"
 @click.option("--out", metavar="DIR", help=f"Where the files go. Default: {DEFAULT_FOLDER}.")
 @click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
-def command(recipe: str | None, out: str | None, top: str, as_json: bool, **options: Any) -> None:
-    """Choose the fastest DeepSpeed strategy that fits, and say why."""
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
+def command(
+    recipe: str | None, out: str | None, top: str, as_json: bool, overrides: tuple[str, ...], **options: Any
+) -> None:
+    """Choose the fastest DeepSpeed strategy that fits, and say why.
+
+    KEY=VALUE changes a key of the recipe: gpus=16 nodes=2; `key=` takes it out.
+    """
     import gc
 
     # a plan makes little that collecting would free, and looking for it takes a tenth of its time
     gc.disable()
     try:
-        _plan(recipe, out or DEFAULT_FOLDER, top, as_json, options)
+        _plan(recipe, overrides, out or DEFAULT_FOLDER, top, as_json, options)
     finally:
         gc.enable()
 
 
-def _plan(recipe: str | None, out: str, top: str, as_json: bool, options: dict[str, Any]) -> None:
+def _plan(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    out: str,
+    top: str,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
     from zerokit.cli import payload, show
     from zerokit.core.advice import cluster_words
     from zerokit.core.planning import make_plan, make_space
@@ -46,7 +59,9 @@ def _plan(recipe: str | None, out: str, top: str, as_json: bool, options: dict[s
     if recipe is not None:
         from zerokit.cli.recipeoptions import merged
 
-        options = merged(recipe, options)
+        options = merged(recipe, options, overrides)
+    elif overrides:
+        raise InputError(f"{overrides[0]}: only with --recipe; write options as --name VALUE")
     count = parse_positive_int(top, "--top", 100)
     read = shared_options.read(options)
     request = read.request
