@@ -78,6 +78,12 @@ class Running:
     folder: Path
     processes: list[subprocess.Popen[bytes]]
     started: float = field(default_factory=time.monotonic)
+    waiting: bool = False
+
+    def go(self) -> None:
+        """Its turn has come: from here its time counts."""
+        (self.folder / "go").touch()
+        self.started, self.waiting = time.monotonic(), False
 
     def stop(self, grace_seconds: float) -> None:
         """End every process, each by its own group: asked first, where there is time for it."""
@@ -132,6 +138,9 @@ class Host:
         if wanted is None:
             alone = all(self.free[gpu] == self.whole[gpu] for gpu in ranked)
             return (tuple(sorted(ranked)), min(self.free[gpu] for gpu in ranked)) if alone else None
+        wanted = min(
+            wanted, *(self.whole[gpu] for gpu in ranked)
+        )  # a case for a whole card fits an empty one
         return (tuple(sorted(ranked)), wanted) if all(self.free[gpu] >= wanted for gpu in ranked) else None
 
     def start(self, case: Case, gpus: Sequence[int], reserved: int) -> None:
@@ -145,14 +154,15 @@ class Host:
         for gpu in gpus:
             self.free[gpu] -= reserved
         self.host_free -= host_bytes(case)
-        self.running.append(Running(case, tuple(gpus), reserved, folder, processes))
+        run = Running(case, tuple(gpus), reserved, folder, processes, waiting=case["gate"])
+        self.running.append(run)
 
     def finished(self) -> list[Running]:
         """Take out the runs that have ended, failed or outlasted their time."""
         done = []
         for run in self.running:
             codes = [process.poll() for process in run.processes]
-            late = time.monotonic() - run.started > self.options.run_seconds
+            late = not run.waiting and time.monotonic() - run.started > self.options.run_seconds
             if all(code is not None for code in codes) or any(codes) or late:
                 run.stop(self.route.grace_seconds)
                 done.append(run)
@@ -292,8 +302,8 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cases", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True, help="JSONL file, appended to; cases that "
-                        "it holds are not run again")  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, required=True, help="JSONL file, appended to; what it "
+                        "holds is not run again")  # fmt: skip
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--at-once", type=int, default=8, help="ranks at the same time (default 8)")
     parser.add_argument("--host-gib", type=float, default=64.0, help="host memory to plan with (default 64)")

@@ -39,7 +39,7 @@ class Launched:
         argv = [sys.executable, "-m", "zerokit", "launch"]
         argv += ["--plan", case["plan"]] if case["plan"] else ["--num-ranks", str(case["world_size"])]
         argv += ["--device", self.device, "--launcher", self.launcher, "--style", "raw", "--show", "all"]
-        argv += ["--run-dir", str(folder / "run"), "--heartbeat", "0"]
+        argv += ["--run-dir", str(folder / "run"), "--heartbeat", "0", "--grace", "5"]
         argv += [
             "-m",
             "benchmarks.measure.train",
@@ -118,11 +118,11 @@ class Gates:
     def __call__(self, running: list[hosts.Running]) -> None:
         """Open the next gate when no run is past its own."""
         gated = [run for run in running if run.case["gate"]]
-        if any((run.folder / "go").exists() for run in gated):
+        if not all(run.waiting for run in gated):
             return
         for run in gated:
             if all((run.folder / f"ready-{rank}").exists() for rank in range(run.case["world_size"])):
-                (run.folder / "go").touch()
+                run.go()
                 return
 
 
