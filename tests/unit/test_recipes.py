@@ -205,7 +205,7 @@ def test_differences_within_and_beyond_tolerance() -> None:
     recipe = recipes.parse_recipe(document)
     chosen = {
         "zero_stage": 3,
-        "estimate": {"peak_allocated_bytes": int(40.5 * 2**30), "host_bytes_per_node": 0},
+        "estimate": {"peak_allocated_bytes": int(40.3 * 2**30), "host_bytes_per_node": 0},
     }
     assert recipes.differences(recipe, chosen) == []
     chosen = {
@@ -233,3 +233,33 @@ def test_list_show_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     copied.write_text("mine")
     assert run(["recipes", "copy", "cpu-demo", str(tmp_path)]) == 2
     assert copied.read_text() == "mine"
+
+
+def test_check_holds_a_recipe_to_what_it_says_and_write_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.yaml"
+    request = "title: mine\nparams: 1b  # small\ngpus: 2\ngpu: a100-40gb\n"
+    path.write_text(request)
+    assert run(["recipes", "check", "./mine.yaml"]) == 2
+    assert "has no expect block; `zerokit recipes check --write` fills it" in capsys.readouterr().out
+    assert run(["recipes", "check", "--write", "./mine.yaml"]) == 0
+    written = path.read_text()
+    assert written.startswith(request)
+    recipe = recipes.load_any("./mine.yaml")
+    assert list(recipe.expect["strategy"]) == list(recipes.EXPECTED_STRATEGY)
+    assert list(recipe.expect["prediction"]) == list(recipes.EXPECTED_PREDICTION)
+    assert run(["recipes", "check", "--write", "./mine.yaml"]) == 0
+    assert path.read_text() == written
+    assert run(["recipes", "check", "./mine.yaml"]) == 0
+    peak = recipe.expect["prediction"]["peak_allocated_gib"]
+    path.write_text(written.replace(f"peak_allocated_gib: {peak}", f"peak_allocated_gib: {peak * 1.02:.2f}"))
+    capsys.readouterr()
+    assert run(["recipes", "check", "./mine.yaml"]) == 2
+    assert f"peak_allocated_gib: expected {peak * 1.02:.2f}, the plan has {peak}" in capsys.readouterr().out
+    path.write_text(f"expect: {{strategy: {{zero_stage: 7}}}}\n{request}")
+    assert run(["recipes", "check", "--write", "./mine.yaml"]) == 2
+    assert path.read_text().endswith(request)
+    # nothing is left behind, no plan of the user's is overwritten
+    assert list(tmp_path.iterdir()) == [path]
