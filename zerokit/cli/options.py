@@ -136,6 +136,7 @@ class Read:
     request: Request
     vram_named: bool
     model_name: str
+    found_here: bool = False  # the GPUs are this machine's
 
 
 def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
@@ -178,7 +179,12 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
             *deepspeed_note(),
         ),
     )
-    return Read(request=request, vram_named=found.named, model_name=chosen.shape.name)
+    return Read(
+        request=request,
+        vram_named=found.named,
+        model_name=chosen.shape.name,
+        found_here=found.found_here,
+    )
 
 
 def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tuple[str, ...]]:

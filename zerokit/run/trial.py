@@ -7,7 +7,7 @@ the script's to decide, and checkpointing is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,8 +70,8 @@ def run(prepared: Prepared) -> dict[str, Any]:
     return report
 
 
-def attempt(wishes: Wishes, run_dir: Path) -> Measured:
-    """Prepare and run one trial in ``run_dir``.
+def attempt(wishes: Wishes, run_dir: Path, say: Callable[[str], None]) -> Measured:
+    """Prepare and run one trial in ``run_dir``; ``say`` hears what is worth knowing before it starts.
 
     Raises:
         InputError, NodeUnusable: no trial can run like this. ReportNotWritten: the disk is full.
@@ -80,6 +80,8 @@ def attempt(wishes: Wishes, run_dir: Path) -> Measured:
 
     with ExitStack() as stack:
         prepared = prepare(wishes, run_dir, stack)
+        for note in prepared.notes:
+            say(note)
         report = run(prepared)
     return measured(report, (prepared.plan or {}).get("chosen") or {}, run_dir)
 
