@@ -44,6 +44,9 @@ def test_every_removed_feature_has_its_rule() -> None:
     assert {f"zero_optimization.{key}" for key in removed["zero_optimization"]} <= ruled
 
 
+known_names = st.sampled_from(
+    sorted({key for block in key_list()["blocks"].values() for key in block["keys"]} | {"lr", "betas", "x"})
+)
 scalars = st.sampled_from([True, False, None, 0, 1, 3, -1, 2.5, 5e8, "auto", "cpu", "3", "true", "x", [], {}])
 zero_keys = st.sampled_from(sorted(key_list()["blocks"]["zero_optimization"]["keys"]))
 offload_keys = st.sampled_from(sorted(key_list()["blocks"]["zero_optimization.offload_optimizer"]["keys"]))
@@ -79,6 +82,30 @@ def test_what_is_called_clean_deepspeeds_classes_accept(config: dict[str, Any]) 
     # what a consumer would fill is not DeepSpeed's to read
     kept = {key: value for key, value in config.items() if value != "auto"}
     config_module.DeepSpeedConfig(kept)
+
+
+any_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**320), 10**320)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(
+        ["auto", "cpu", "nvme", "AdamW", "WarmupLR", "5e8", "inf", "nan", "1" * 400, "true", ""]
+    )
+    | st.text(max_size=5),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(known_names, children, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(known_names, any_json, max_size=5))
+@hypothesis_settings(max_examples=400, deadline=None)
+def test_any_value_under_any_known_key_is_linted(config: dict[str, Any]) -> None:
+    document = parse_json(json.dumps(config), strict=False)
+    for context in (Context(), Context(world_size=8, gpus_per_node=4, key_value_heads=2)):
+        for finding in lint_deepspeed(document, context):
+            assert finding.message and finding.place.line == 1
+            json.dumps(finding.as_json())
 
 
 @given(odd_configs())

@@ -60,14 +60,62 @@ def _unfilled_auto(setup: Setup) -> bool | Mapping[str, Any]:
 
 
 def _both(setup: Setup) -> bool:
-    bf16 = setup.get("bf16.enabled") is True or setup.get("bfloat16.enabled") is True
-    return bf16 and setup.get("fp16.enabled") is True
+    return setup.settings.precision == "bf16" and setup.get("fp16.enabled") is True
+
+
+def _unknown_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
+    name = setup.get("scheduler.type")
+    if not isinstance(name, str) or name in _SCHEDULERS:
+        return False
+    right = next((known for known in _SCHEDULERS if known.lower() == name.lower()), None)
+    return {"name": name, "instead": f"write {right}" if right else f"use {', '.join(sorted(_SCHEDULERS))}"}
 
 
 def _scheduler_parameter(setup: Setup, name: str) -> bool:
     kind = setup.get("scheduler.type")
     needs = {"total_num_steps": ("WarmupDecayLR", "WarmupCosineLR")}
     return kind in needs[name] and not setup.has(f"scheduler.params.{name}")
+
+
+def _offload_without_device(setup: Setup) -> bool | Mapping[str, Any]:
+    for name in ("offload_optimizer", "offload_param"):
+        block = setup.get(f"zero_optimization.{name}")
+        if isinstance(block, Mapping) and block.get("device") is None:
+            return {"name": name}
+    return False
+
+
+# zero/config.py: deprecated key -> the one that replaces it, refused together
+_REPLACED = {
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_use_pin_memory": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+}
+
+
+def _deprecated_beside_new(setup: Setup) -> bool | Mapping[str, Any]:
+    for old, new in _REPLACED.items():
+        if setup.has(f"zero_optimization.{old}") and setup.has(f"zero_optimization.{new}"):
+            return {"old": old, "new": new}
+    return False
+
+
+def _communication_type(setup: Setup) -> bool | Mapping[str, Any]:
+    for name in ("communication_data_type", "seq_parallel_communication_data_type"):
+        value = setup.get(name)
+        if isinstance(value, str) and value.lower() not in ("fp16", "bf16", "fp32"):
+            return {"name": name, "value": value}
+    return False
+
+
+def _warmup_beyond_total(setup: Setup) -> bool | Mapping[str, Any]:
+    warmup, total = (setup.get(f"scheduler.params.{name}_num_steps") for name in ("warmup", "total"))
+    if setup.get("scheduler.type") not in ("WarmupDecayLR", "WarmupCosineLR"):
+        return False
+    if not all(isinstance(steps, int) and not isinstance(steps, bool) for steps in (warmup, total)):
+        return False
+    return warmup > total and {"warmup": warmup, "total": total}
 
 
 def _warmup(setup: Setup) -> bool:
@@ -84,7 +132,7 @@ def _offload_flag(old: str, new: str) -> Rule:
         key=f"zero_optimization.{old}",
         message=f"{old} is deprecated (DeepSpeed warns and turns it into {new})",
         mend=f'write "{new}": {{"device": "cpu"}}',
-        broken=lambda s: s.has(f"zero_optimization.{old}"),
+        broken=lambda s: s.has(f"zero_optimization.{old}") and not s.has(f"zero_optimization.{new}"),
         scope="file",
     )
 
@@ -145,6 +193,17 @@ FILE_RULES: tuple[Rule, ...] = (
         scope="file",
     ),
     Rule(
+        id="bfloat16-beside-bf16",
+        severity="error",
+        silent=True,
+        source="deepspeed/runtime/precision_config.py:35",
+        key="bfloat16",
+        message="bfloat16 is the old name, and ignored beside bf16",
+        mend="keep bf16 alone, and say there what is meant",
+        broken=lambda s: s.get("bf16") is not None and s.has("bfloat16"),
+        scope="file",
+    ),
+    Rule(
         id="auto-not-filled",
         severity="warning",
         silent=True,
@@ -195,12 +254,8 @@ FILE_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:1930",
         key="scheduler.type",
         message="{name} is no DeepSpeed scheduler: the engine fails to start",
-        mend="use WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or LRRangeTest",
-        broken=lambda s: (
-            isinstance(s.get("scheduler.type"), str)
-            and s.get("scheduler.type") not in _SCHEDULERS
-            and {"name": s.get("scheduler.type")}
-        ),
+        mend="{instead}",
+        broken=_unknown_scheduler,
         scope="file",
     ),
     Rule(
@@ -223,6 +278,41 @@ FILE_RULES: tuple[Rule, ...] = (
         message="warmup_num_steps must be at least 1 since DeepSpeed 0.19.6: the engine fails to start",
         mend="write 1 for no warm-up, or leave the scheduler out",
         broken=_warmup,
+        scope="file",
+    ),
+    Rule(
+        id="warmup-beyond-total",
+        severity="warning",
+        silent=False,
+        source="deepspeed/runtime/lr_schedules.py:827",
+        key="scheduler.params.warmup_num_steps",
+        message="warmup_num_steps {warmup} is more than total_num_steps {total}: DeepSpeed only warns, and the "
+        "full learning rate is never reached",
+        mend="warm up for fewer steps",
+        broken=_warmup_beyond_total,
+        scope="file",
+    ),
+    Rule(
+        id="offload-without-device",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/zero/offload_config.py:58",
+        key="zero_optimization.{name}",
+        message="{name} names no device: nothing is offloaded",
+        mend='add "device": "cpu", or remove {name}',
+        broken=_offload_without_device,
+        scope="file",
+    ),
+    Rule(
+        id="pipeline-block-with-stage-2",
+        severity="warning",
+        silent=False,
+        source="deepspeed/runtime/pipe/engine.py:77",
+        key="pipeline",
+        message="a pipeline cannot run with ZeRO stage 2 or 3: the engine fails to start with a PipelineModule, "
+        "and without one the block is ignored",
+        mend="use stage 1 or 0, or remove the block",
+        broken=lambda s: s.has("pipeline") and s.settings.zero.stage >= 2,
         scope="file",
     ),
     Rule(
@@ -263,18 +353,29 @@ FILE_RULES: tuple[Rule, ...] = (
         scope="file",
     ),
     Rule(
+        id="gradient-allreduce-op",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:249",
+        key="gradient_allreduce_op",
+        message="gradient_allreduce_op {value} is not known: DeepSpeed refuses the file",
+        mend='use "mean" or "sum"',
+        broken=lambda s: (
+            isinstance(s.get("gradient_allreduce_op"), str)
+            and s.get("gradient_allreduce_op").lower() not in ("mean", "sum")
+            and {"value": s.get("gradient_allreduce_op")}
+        ),
+        scope="file",
+    ),
+    Rule(
         id="communication-data-type",
         severity="error",
         silent=False,
         source="deepspeed/runtime/config.py:230",
-        key="communication_data_type",
-        message="communication_data_type {value} is not known: DeepSpeed refuses the file",
+        key="{name}",
+        message="{name} {value} is not known: DeepSpeed refuses the file",
         mend="use fp16, bf16 or fp32",
-        broken=lambda s: (
-            isinstance(s.get("communication_data_type"), str)
-            and s.get("communication_data_type").lower() not in ("fp16", "bf16", "fp32")
-            and {"value": s.get("communication_data_type")}
-        ),
+        broken=_communication_type,
         scope="file",
     ),
     Rule(
@@ -330,6 +431,18 @@ FILE_RULES: tuple[Rule, ...] = (
             and s.settings.zero.offload_optimizer.device == "none"
         ),
         scope="file",
+    ),
+    Rule(
+        id="deprecated-beside-new",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config_utils.py:91",
+        key="zero_optimization.{old}",
+        message="{old} is deprecated, and DeepSpeed refuses the file when {new} is given as well",
+        mend="remove {old}",
+        broken=_deprecated_beside_new,
+        scope="file",
+        edits=(Edit(kind="remove", key="zero_optimization.{old}"),),
     ),
     _offload_flag("cpu_offload", "offload_optimizer"),
     _offload_flag("cpu_offload_param", "offload_param"),
