@@ -225,3 +225,54 @@ def test_bad_input_is_refused_before_anything_runs(
     assert run(["tune", *given]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_real_deepspeed_survives_an_out_of_memory_and_keeps_the_rest(tmp_path: Path) -> None:
+    """The example under DeepSpeed on two CPU ranks; one stage asks for more memory than there is."""
+    pytest.importorskip("deepspeed")
+    model = Path(__file__).parents[2] / "examples" / "tiny-llama.json"
+    job = ("--model", str(model), "--device", "cpu", "--gpus", "2", "--seq-len", "128", "--global-batch", "4")
+    more = (
+        "--micro-batch",
+        "2",
+        "--precision",
+        "fp32",
+        "--top",
+        "2",
+        "--steps",
+        "4",
+        "--style",
+        "raw",
+        "--json",
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def zerokit(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "zerokit", *arguments],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=400,
+        )  # fmt: skip
+
+    script = str(Path(__file__).parents[1] / "scripts" / "runs_out_of_memory.py")
+    listed = json.loads(zerokit("tune", *job, *more, "--dry-run", script, "9").stdout)
+    first, second = (trial["strategy"]["zero_stage"] for trial in listed["trials"])
+    done = zerokit("tune", *job, *more, "--run-dir", "tuned", script, str(first), "--steps", "1000")
+    assert done.returncode == 0, done.stderr
+    body = json.loads(done.stdout)
+    failed, good = body["trials"]
+    assert (failed["outcome"], failed["counts"]) == ("oom", False)
+    assert (good["outcome"], good["counts"], good["steps"]) == ("stopped", True, 4)
+    assert good["strategy"]["zero_stage"] == second and body["fastest"] == 2
+    assert good["measured_step_seconds"] > 0
+    assert good["measured_peak_bytes"] > 12e6 * 16 / 2  # the states of 12 million parameters, shared by two
+    report = json.loads((Path(good["run_dir"]) / "report.json").read_text())
+    engine = report["ranks"][1]["engine"]
+    assert (engine["zero_stage"], engine["batch_rows"], engine["batch_columns"]) == (second, 2, 128)
+    assert engine["gradient_checkpointing"] is False and 12e6 < engine["parameters"] < 13e6
+    plan = yaml.safe_load((tmp_path / "zerokit-plan" / "plan.yaml").read_text())
+    assert plan["chosen"]["zero_stage"] == second
+    # the step time is known to the next plan, and a stopped trial is no finished training to anybody
+    later = json.loads(zerokit("plan", *job, "--micro-batch", "2", "--precision", "fp32", "--json").stdout)
+    assert any("1 strategy of this job" in note for note in later["assumptions"])
+    shown = zerokit("report", good["run_dir"])
+    assert "Outcome: stopped (stopped at its step limit" in shown.stdout
