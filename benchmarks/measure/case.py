@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "attention_mask_padded": False,  # one with padding: the last eighth of each sequence
     "weights_loaded_as": "model",
     "lora": None,
+    "quantized": False,  # QLoRA: linear layers in NF4, double quantisation (needs bitsandbytes)
     "steps": 6,
     "alloc_conf": None,
     "cap_bytes": None,
@@ -99,7 +100,7 @@ def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
         lora = Lora(rank=case["lora"]["r"], targets=targets)
     job = Job(
         seq_len=case["seq_len"],
-        method="lora" if lora else "full",
+        method="qlora" if case.get("quantized") else "lora" if lora else "full",
         lora=lora,
         attention=case["attention"],
         attention_mask_given=case.get("attention_mask_padded", False),  # ones are dropped by the model

@@ -177,7 +177,7 @@ class Host:
 # ------------------------------------------------------------------ rows
 
 _MACHINE = re.compile(r"/[\w./-]*/(?=[\w-]+\.py)")
-_NOT_MEASURED = ("expected", "cap_ladder_mib", "alone")
+_NOT_KEPT = ("cap_ladder_mib", "alone")
 
 
 def notes_of(folder: Path, ranks: int) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ def notes_of(folder: Path, ranks: int) -> list[dict[str, Any]]:
 def row_of(case: Mapping[str, Any], notes: Sequence[Mapping[str, Any]], log: Path) -> dict[str, Any]:
     """A case and what its ranks noted, in the columns of ``data/README.md``."""
     first = notes[0]
-    found = {key: value for key, value in case.items() if key not in _NOT_MEASURED}
+    found = {key: value for key, value in case.items() if key not in _NOT_KEPT}
     found |= {
         "timed_alone": bool(case["alone"] or case["gate"]),
         "versions": first.get("versions"),

@@ -91,7 +91,6 @@ class Launched:
         found = hosts.row_of(case, notes, run.folder / "log-0.txt")
         place = run.folder / "run" / "report.json"
         report = json.loads(place.read_text(encoding="utf-8")) if place.exists() else None
-        found["expected"] = case["expected"]
         found["launched"] = None if report is None else reported(report)
         found["oom"] = found["oom"] or (report is not None and report["outcome"] == "oom")
         found["ok"] = found["ok"] and report is not None and report["outcome"] == "ok"

@@ -85,6 +85,32 @@ def training_dtype(deepspeed_config: Mapping[str, Any]) -> torch.dtype:
     return torch.float32
 
 
+def quantise(model: torch.nn.Module) -> None:
+    """Linear layers but the head in NF4 on the GPU, as ``load_in_4bit=True`` loads them."""
+    import bitsandbytes  # type: ignore[import-not-found]
+
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    for name, layer in list(model.named_modules()):
+        if type(layer) is not torch.nn.Linear or layer is head:
+            continue
+        made = bitsandbytes.nn.Linear4bit(
+            layer.in_features,
+            layer.out_features,
+            bias=layer.bias is not None,
+            compute_dtype=layer.weight.dtype,
+            compress_statistics=True,
+            quant_type="nf4",
+            device="meta",
+        )
+        made.weight = bitsandbytes.nn.Params4bit(
+            layer.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4"
+        )
+        made.bias = layer.bias
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, made.to("cuda"))
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]
+
+
 def build(case: Mapping[str, Any]) -> torch.nn.Module:
     """The model: on the CPU below stage 3, under ``deepspeed.zero.Init`` at stage 3."""
     import transformers
@@ -106,6 +132,8 @@ def build(case: Mapping[str, Any]) -> torch.nn.Module:
         with _quick_noise():
             model = auto.from_config(config, **options)
     model.train()
+    if case["quantized"]:
+        quantise(model)
     if case["activation_checkpointing"]:
         kwargs = {"use_reentrant": case["use_reentrant"]}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)

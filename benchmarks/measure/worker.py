@@ -92,7 +92,7 @@ def measure(case: Mapping[str, Any], note: Note, turn: Callable[[], None] = lamb
     rank, shared = int(os.environ["RANK"]), bool(case["shared"])
     stage = case["deepspeed_config"].get("zero_optimization", {}).get("stage", 0)
     torch.manual_seed(1234 + rank // case["tensor_parallel"])  # tensor-parallel peers share their batch
-    model = build(case) if stage < 3 else None
+    model = build(case) if stage < 3 and not case["quantized"] else None  # in host memory alone
     turn()
     if meters.on_gpu():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
