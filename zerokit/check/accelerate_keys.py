@@ -49,3 +49,9 @@ def accelerate_finding(
         source=source,
         edits=edits,
     )
+
+
+def short(value: object) -> str:
+    """A value as it is shown in a message."""
+    text = repr(value)
+    return text if len(text) <= 40 else text[:39] + "…"

@@ -1,14 +1,14 @@
-"""The ``deepspeed_config`` block of an accelerate YAML, alone and against the DeepSpeed JSON it names."""
+"""The ``deepspeed_config`` block of an accelerate YAML."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerokit.check.accelerate_keys import (
     ACCELERATE_VERSION,
     LAUNCH,
-    PARALLELISM_PREFIX,
     PLUGIN,
     accelerate_finding,
     key_list,
@@ -29,59 +29,11 @@ REFUSED_BESIDE_CONFIG_FILE = (
 """``DeepSpeedPlugin._deepspeed_config_checks``; ``mixed_precision`` too, at the top level."""
 
 
-def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -> list[Finding]:
-    """Conflicts between an accelerate YAML and the DeepSpeed JSON it names."""
-    block = document.value.get("deepspeed_config")
-    found: list[Finding] = []
-    zero = config.get("zero_optimization")
-    stage = zero.get("stage") if isinstance(zero, Mapping) else None
-    if not isinstance(zero, Mapping):
-        found.append(
-            accelerate_finding(
-                document,
-                ("deepspeed_config", "deepspeed_config_file"),
-                "accelerate-config-without-zero",
-                f"{config_path} has no zero_optimization: Accelerate refuses it",
-                'add "zero_optimization": {"stage": 0} to it, or the stage that is meant',
-                source=PLUGIN,
-            )
-        )
-    if isinstance(block, Mapping) and block.get("zero3_init_flag") is True and stage in (0, 1, 2):
-        found.append(_init_flag(document, stage, f" in {config_path}"))
-    if isinstance(block, Mapping) and block.get("zero3_init_flag") is False and stage == 3:
-        found.append(
-            accelerate_finding(
-                document,
-                ("deepspeed_config", "zero3_init_flag"),
-                "accelerate-zero3-init-off",
-                "at stage 3 with zero3_init_flag off, every rank first builds the whole model",
-                "set zero3_init_flag: true, unless the model must be built whole",
-                severity="warning",
-                source=PLUGIN,
-            )
-        )
-    parallelism = document.value.get("parallelism_config")
-    size = parallelism.get(f"{PARALLELISM_PREFIX}sp_size") if isinstance(parallelism, Mapping) else None
-    if isinstance(size, int) and size > 1 and isinstance(config.get("train_batch_size"), int):
-        found.append(
-            accelerate_finding(
-                document,
-                ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"),
-                "accelerate-sequence-parallel-batch",
-                f"with sequence parallel, train_batch_size in {config_path} is checked against all ranks "
-                "when the model is built",
-                f"leave train_batch_size out of {config_path}",
-                severity="warning",
-                source="deepspeed/runtime/config.py:475 (0.19.8)",
-            )
-        )
-    return found
-
-
 def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
     """Findings about the block by itself."""
     block = document.value.get("deepspeed_config")
-    if block is None:
+    if block in (None, {}):
+        yield _defaults(document)
         return
     if not isinstance(block, dict):
         yield accelerate_finding(
@@ -107,7 +59,17 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
                 else "remove it; what it should do belongs in a DeepSpeed JSON",
                 source=LAUNCH,
             )
-    if "deepspeed_config_file" in block:
+    named = block.get("deepspeed_config_file")
+    if named is not None and (not isinstance(named, str) or not named):
+        yield accelerate_finding(
+            document,
+            ("deepspeed_config", "deepspeed_config_file"),
+            "accelerate-config-file-missing",
+            f"deepspeed_config_file is {named!r}: Accelerate fails on it",
+            "name a DeepSpeed JSON",
+            source=PLUGIN,
+        )
+    elif named is not None:
         yield from _beside_config_file(document, block)
     else:
         yield from _plugin_values(document, block)
@@ -138,21 +100,84 @@ def _beside_config_file(document: Document, block: Mapping[str, Any]) -> Iterato
 
 
 def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
+    yield from _plugin_numbers(document, block)
+    if "zero_stage" not in block:
+        yield _defaults(document)
     stage = block.get("zero_stage", 2)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):
         yield accelerate_finding(
             document,
             ("deepspeed_config", "zero_stage"),
             "accelerate-zero-stage",
-            f"zero_stage is {stage!r}",
+            f"zero_stage is {stage!r}: accelerate launch fails on it",
             "use 0, 1, 2 or 3 without quotes",
             source=PLUGIN,
         )
         return
+    if isinstance(stage, str):
+        yield accelerate_finding(
+            document,
+            ("deepspeed_config", "zero_stage"),
+            "accelerate-zero-stage",
+            f"zero_stage is the text {stage!r}: Accelerate reads the number, other tools may not",
+            "use 0, 1, 2 or 3 without quotes",
+            severity="warning",
+            source=PLUGIN,
+        )
+    stage = int(stage)
     for name in ("optimizer", "param"):
         yield from _plugin_offload(document, block, name, stage)
-    if block.get("zero3_init_flag") is True and stage != 3:
-        yield _init_flag(document, stage, "")
+    flag, save = block.get("zero3_init_flag"), block.get("zero3_save_16bit_model")
+    if flag is True and stage != 3:
+        yield init_flag(document, stage, "")
+    if flag is False and stage == 3:
+        yield init_off(document)
+    if isinstance(save, str) and save.lower() not in ("true", "false"):
+        yield accelerate_finding(
+            document,
+            ("deepspeed_config", "zero3_save_16bit_model"),
+            "accelerate-flag-as-text",
+            f"zero3_save_16bit_model is the text {save!r}: Accelerate takes anything but true as false",
+            "write true or false without quotes",
+            source=PLUGIN,
+        )
+
+
+def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
+    """Accelerate reads both out of text: ``int`` of digits, ``float`` of anything but auto."""
+    steps, clipping = block.get("gradient_accumulation_steps"), block.get("gradient_clipping")
+    if steps not in (None, "auto") and (not str(steps).isdigit() or int(str(steps)) < 1):
+        yield accelerate_finding(
+            document,
+            ("deepspeed_config", "gradient_accumulation_steps"),
+            "accelerate-plugin-number",
+            f"gradient_accumulation_steps is {steps!r}: the engine fails to start",
+            "use auto, or a whole number of at least 1",
+            source=PLUGIN,
+        )
+    try:
+        float("0" if clipping in (None, "auto") else str(clipping))
+    except ValueError:
+        yield accelerate_finding(
+            document,
+            ("deepspeed_config", "gradient_clipping"),
+            "accelerate-plugin-number",
+            f"gradient_clipping is {clipping!r}: Accelerate fails on it",
+            "use auto, or a number; 0 turns clipping off",
+            source=PLUGIN,
+        )
+
+
+def _defaults(document: Document) -> Finding:
+    return accelerate_finding(
+        document,
+        ("deepspeed_config",) if "deepspeed_config" in document.value else ("distributed_type",),
+        "accelerate-deepspeed-defaults",
+        "neither a DeepSpeed JSON nor zero_stage is named: Accelerate runs ZeRO stage 2 with its defaults",
+        "name a DeepSpeed JSON as deepspeed_config_file, or write zero_stage",
+        severity="warning",
+        source=PLUGIN,
+    )
 
 
 def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, stage: int) -> Iterator[Finding]:
@@ -161,6 +186,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
     if device is None:
         return
     path = ("deepspeed_config", key)
+    device = str(device).lower()  # as accelerate/utils/launch.py hands it on
     if device not in ("none", "cpu", "nvme"):
         yield accelerate_finding(
             document,
@@ -190,7 +216,21 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
         )
 
 
-def _init_flag(document: Document, stage: int, where: str) -> Finding:
+def init_off(document: Document) -> Finding:
+    """Stage 3 without building the model divided."""
+    return accelerate_finding(
+        document,
+        ("deepspeed_config", "zero3_init_flag"),
+        "accelerate-zero3-init-off",
+        "at stage 3 with zero3_init_flag off, every rank first builds the whole model",
+        "set zero3_init_flag: true, unless the model must be built whole",
+        severity="warning",
+        source=PLUGIN,
+    )
+
+
+def init_flag(document: Document, stage: int, where: str) -> Finding:
+    """Building divided, asked for below stage 3."""
     return accelerate_finding(
         document,
         ("deepspeed_config", "zero3_init_flag"),
@@ -213,6 +253,17 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             f"{launcher!r} is no launcher of DeepSpeed",
             f"use one of {', '.join(launchers)}",
             source=LAUNCH,
+        )
+    hostfile = block.get("deepspeed_hostfile")
+    if isinstance(hostfile, str) and not pathlib.Path(hostfile).is_file():
+        yield accelerate_finding(
+            document,
+            ("deepspeed_config", "deepspeed_hostfile"),
+            "accelerate-hostfile-missing",
+            f"{hostfile} is not here: where it is missing, DeepSpeed only warns and trains on one machine",
+            "correct the path",
+            severity="warning",
+            source="deepspeed/launcher/runner.py:214 (0.19.8)",
         )
     machines = document.value.get("num_machines", 1)
     if not isinstance(machines, int) or machines < 2:

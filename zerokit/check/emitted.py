@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zerokit.check.accelerate_file import lint_accelerate, named_config
-from zerokit.check.accelerate_plugin import lint_pair
+from zerokit.check.accelerate_pair import lint_pair
 from zerokit.check.deepspeed_file import Context, lint_deepspeed
 from zerokit.check.finding import Finding
 from zerokit.strictload import parse_json, parse_yaml

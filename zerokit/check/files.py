@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zerokit.check.accelerate_file import lint_accelerate, named_config, number_of_processes
+from zerokit.check.accelerate_file import lint_accelerate, named_config
 from zerokit.check.accelerate_keys import LAUNCH, accelerate_finding, key_list
-from zerokit.check.accelerate_plugin import lint_pair
+from zerokit.check.accelerate_pair import lint_pair
+from zerokit.check.accelerate_processes import number_of_processes
 from zerokit.check.deepspeed_file import Context, lint_deepspeed
 from zerokit.check.finding import Finding
 from zerokit.check.hostfile import lint_hostfile
@@ -142,6 +143,11 @@ def _kind_of_mapping(path: str, value: dict[str, Any]) -> str:
         raise FileInputError(path, "is a DeepSpeed configuration in YAML; DeepSpeed reads JSON only", 1, 1)
     if keys & set(key_list()["cluster"]):
         return "accelerate"
+    if isinstance(value.get("deepspeed"), str):
+        named = value["deepspeed"]
+        raise FileInputError(
+            path, f"is a training configuration; check the DeepSpeed JSON it names: {named}", 1, 1
+        )
     raise FileInputError(path, _UNKNOWN, 1, 1)
 
 

@@ -87,6 +87,7 @@ def _read(text: str, path: str) -> Iterator[Host | Finding]:
         what = "a byte order mark: DeepSpeed takes it as part of the first line"
         yield _finding(path, 1, 1, "hostfile-byte-order-mark", what, "save the file as UTF-8 without it")
     seen: dict[str, int] = {}
+    lines = 0
     for number, raw in enumerate(text.removeprefix(BYTE_ORDER_MARK).split("\n"), start=1):
         if raw.endswith("\r"):
             yield _finding(
@@ -101,6 +102,7 @@ def _read(text: str, path: str) -> Iterator[Host | Finding]:
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
+        lines += 1
         item = _line(line, path, number, raw.index(line) + 1)
         if isinstance(item, Host):
             if item.name in seen:
@@ -120,7 +122,7 @@ def _read(text: str, path: str) -> Iterator[Host | Finding]:
                 path, number, 1, "hostfile-too-many", f"names more than {MAX_HOSTS} hosts", "split it"
             )
             return
-    if not seen:
+    if not lines:
         yield _finding(
             path,
             1,
@@ -182,7 +184,12 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
             number,
             at,
             "hostfile-slots",
-            f"{rest[:60]!r} is not slots=N (DeepSpeed reads the digits and drops the rest)",
+            f"{rest[:60]!r} is not slots=N: "
+            + (
+                "DeepSpeed reads the digits and drops the rest"
+                if re.match(r"slots=\d", rest)
+                else "DeepSpeed refuses the file"
+            ),
             "write slots= and the number of GPUs",
         )
     count = int(slots.group(1))
