@@ -136,7 +136,7 @@ def test_other_machines(tmp_path: Path) -> None:
     hosts = [Host(name="a", slots=2, line=1), Host(name="b", slots=2, line=2)]
     built = build(tmp_path, hosts=hosts, hostfile=Path("/hosts"), base={"HF_TOKEN": "hf_secret_value"})
     assert "--hostfile=/hosts" in built.argv and "--num_nodes=2" in built.argv
-    lines = (tmp_path / "deepspeed_env").read_text().splitlines()
+    lines = built.files["deepspeed_env"].splitlines()
     assert f"ZEROKIT_RUN_DIR={tmp_path}" in lines
     assert "hf_secret_value" not in "".join(lines) and all("=" in line for line in lines)
     assert built.set_variables["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zerokit.errors import InputError, NodeUnusable
+from zerokit.errors import InputError
+from zerokit.run import deadman
 from zerokit.run.cluster import SlurmJob, srun_command
 from zerokit.run.devices import Devices, cores_per_rank
 from zerokit.run.hostfile import Host
@@ -64,11 +65,15 @@ class Target:
 
 @dataclass(slots=True, kw_only=True)
 class Command:
-    """What is run: ``argv``, the variables set and those taken away."""
+    """What is run: ``argv``, the variables set and those taken away.
+
+    ``files``: texts that the run folder must hold, by name.
+    """
 
     argv: list[str]
     set_variables: dict[str, str] = field(default_factory=dict)
     unset_variables: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The complete environment of the launcher."""
@@ -113,6 +118,7 @@ def build(
     hostfile: Path | None = None,
     slurm: SlurmJob | None = None,
     stop_after_steps: int | None = None,
+    alive_seconds: float | None = None,
 ) -> Command:
     """Put the command together.
 
@@ -123,6 +129,8 @@ def build(
         raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
     command = Command(argv=[])
     _environment(command, style, devices, run_dir, config, plan, plan_environment, base)
+    if alive_seconds is not None:
+        command.set_variables[deadman.VARIABLE] = f"{alive_seconds:g}"
     if stop_after_steps is not None:
         command.set_variables[STOP_VARIABLE] = str(stop_after_steps)
     script = target.bootstrap_argv(extra)
@@ -256,10 +264,7 @@ def _on_hosts(
     # run folder instead of the home folder, and hold no variable of the user's.
     environment_file = run_dir / "deepspeed_env"
     lines = "".join(f"{name}={value}\n" for name, value in command.set_variables.items() if value)
-    try:
-        environment_file.write_text(lines)
-    except OSError as error:
-        raise NodeUnusable(f"{environment_file}: {error.strerror}") from None
+    command.files[environment_file.name] = lines
     command.set_variables["DS_ENV_FILE"] = str(environment_file)
     command.argv = [
         *_program("deepspeed", "deepspeed.launcher.runner"),

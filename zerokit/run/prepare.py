@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
-from zerokit.run import cluster, dsconfig, folder, hostfile, ports, preflight, style
+from zerokit.run import cluster, deadman, dsconfig, folder, gather, hostfile, ports, preflight, style
 from zerokit.run import command as commands
 from zerokit.run import devices as device_module
 from zerokit.run.masking import Masker
 from zerokit.run.runstate import Launch
+
+_NEEDED_ON_NODES = ["ds_config.json", "plan.yaml"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +104,17 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         nodes=node_count,
     )
     port = stack.enter_context(ports.reserve(wishes.master_port))
+    unshared: tuple[str, ...] = ()
+    alive_seconds = deadman.patience_seconds(wishes.heartbeat_seconds)
     if hosts:
         preflight.check_pdsh()
-        preflight.check_nodes(hosts, need_gpus=devices.kind == "cuda", port=port)
+        unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)
     ranks = sum(host.slots for host in hosts) if hosts else devices.ranks * node_count
     notes = [devices.why]
     if slurm is not None:
         notes.append(f"Slurm job {slurm.job_id}: one torchrun on each of {node_count} nodes, through srun")
+    if unshared:
+        notes.append(f"the run folder is not shared with {', '.join(unshared)}: files go over ssh")
     chosen_style = _style(wishes, facts, notes, has_config=config is not None)
     if config is not None and plan is not None:
         adapted = dsconfig.adapt(
@@ -141,6 +147,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         hostfile=Path(wishes.hostfile).resolve() if wishes.hostfile else None,
         slurm=slurm,
         stop_after_steps=wishes.stop_after_steps,
+        alive_seconds=alive_seconds if hosts else None,
     )
     launch = Launch(
         argv=command.argv,
@@ -154,6 +161,8 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         heartbeat_seconds=wishes.heartbeat_seconds,
         remote=bool(hosts) or slurm is not None,
         remote_hosts=tuple(host.name for host in hosts or ()),
+        unshared_hosts=unshared,
+        alive_seconds=alive_seconds,
         show_ranks=wishes.show_ranks,
         predicted_peak_bytes=_predicted(plan, devices.kind),
         stop_after_steps=wishes.stop_after_steps,
@@ -183,6 +192,20 @@ def _hosts(wishes: Wishes) -> list[hostfile.Host] | None:
             raise InputError(f"--nodes {wishes.nodes} needs --hostfile FILE with the machines' names")
         return None
     return hostfile.choose_hosts(hostfile.read_hostfile(wishes.hostfile), wishes.nodes)
+
+
+def _check_nodes(hosts: list[hostfile.Host], run_dir: Path, *, need_gpus: bool, port: int) -> tuple[str, ...]:
+    """Ask all nodes; returns those that have a run folder of their own (unknown in a dry run)."""
+    token = run_dir / f".shared-{os.urandom(8).hex()}"
+    try:
+        if run_dir.is_dir():
+            folder.write_atomically(token, b"")
+        facts = preflight.check_nodes(
+            hosts, need_gpus=need_gpus, port=port, token=token if token.exists() else None
+        )
+    finally:
+        token.unlink(missing_ok=True)
+    return tuple(fact.host for fact in facts if not fact.shared)
 
 
 def _mapping(value: object) -> dict[str, object]:
@@ -222,6 +245,7 @@ def write_files(prepared: Prepared) -> None:
 
     Raises:
         ReportNotWritten: the disk is full or read-only.
+        NodeUnusable: a node that does not share the folder cannot write it.
     """
     run_dir = prepared.launch.run_dir
     if prepared.config is not None:
@@ -230,7 +254,11 @@ def write_files(prepared: Prepared) -> None:
         folder.write_atomically(run_dir / "plan.yaml", prepared.plan_file.read_bytes())
     if prepared.wishes.launcher == "accelerate":
         folder.write_json(run_dir / "accelerate.yaml", _accelerate_yaml(prepared))
+    for name, text in prepared.command.files.items():
+        folder.write_atomically(run_dir / name, text.encode())
     folder.write_json(run_dir / folder.COMMAND_FILE, describe(prepared))
+    if prepared.launch.unshared_hosts:
+        gather.copy_to(list(prepared.launch.unshared_hosts), run_dir, _NEEDED_ON_NODES)
 
 
 def _accelerate_yaml(prepared: Prepared) -> dict[str, Any]:
@@ -271,6 +299,8 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "launcher": prepared.wishes.launcher,
         "device": prepared.command.set_variables["ZEROKIT_DEVICE"],
         "expected_ranks": prepared.launch.expected_ranks,
+        "remote_hosts": prepared.launch.remote_hosts,
+        "unshared_hosts": prepared.launch.unshared_hosts,
         "grace_seconds": prepared.launch.grace_seconds,
         "heartbeat_seconds": prepared.launch.heartbeat_seconds,
         "stop_after_steps": prepared.launch.stop_after_steps,

@@ -22,6 +22,8 @@ class Launch:
         local_ranks: how many of the ranks run on this machine.
         remote: ranks on other machines too, which the guard cannot see.
         remote_hosts: their names, where zerokit can reach them itself (not under Slurm).
+        unshared_hosts: those of them that have a run folder of their own.
+        alive_seconds: without a sign of life from here for so long, ranks on other hosts end themselves.
         heartbeat_seconds: without progress for so long, the run counts as hung; 0: never.
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
         stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
@@ -39,6 +41,8 @@ class Launch:
     heartbeat_seconds: float = 60.0
     remote: bool = False
     remote_hosts: tuple[str, ...] = ()
+    unshared_hosts: tuple[str, ...] = ()
+    alive_seconds: float = 120.0
     show_ranks: str = "first"
     predicted_peak_bytes: int | None = None
     stop_after_steps: int | None = None

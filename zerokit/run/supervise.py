@@ -24,6 +24,7 @@ from typing import Any
 
 from zerokit.run import cluster, processes, stdio
 from zerokit.run import guard as guard_module
+from zerokit.run.gather import Gatherer
 from zerokit.run.masking import Masker
 from zerokit.run.outcome import RankExit, launcher_status
 from zerokit.run.output import Log, Terminal
@@ -52,6 +53,9 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.logs: dict[str, Log] = {}
         self.guard: subprocess.Popen[bytes] | None = None
+        self.gatherer: Gatherer | None = None
+        if launch.remote_hosts:
+            self.gatherer = Gatherer(launch.run_dir, launch.unshared_hosts, launch.alive_seconds)
         self.connection: socket.socket | None = None
         self.buffer = b""
         self.stopping = False
@@ -68,6 +72,8 @@ class Supervisor:
         old_wakeup, old_handlers = self._catch_signals()
         try:
             with tempfile.TemporaryDirectory(prefix="zerokit-", ignore_cleanup_errors=True) as folder:
+                if self.gatherer is not None:
+                    self.gatherer.start()
                 self._start(Path(folder))
                 while not self.over:
                     self._turn()
@@ -75,6 +81,8 @@ class Supervisor:
                 self._end_remote()
         finally:
             self._end_guard()
+            if self.gatherer is not None:
+                self.gatherer.stop()
             self.terminal.status("")
             self.terminal.close()
             signal.set_wakeup_fd(old_wakeup)
@@ -276,7 +284,14 @@ class Supervisor:
         answers = cluster.sweep(hosts, str(self.launch.run_dir), int(signal.SIGKILL))
         silent = [host for host, met in answers.items() if met is None]
         if silent:
-            self.terminal.say(f"warning: no answer from {', '.join(silent)}: ranks may be alive there")
+            self.terminal.say(
+                f"warning: no answer from {', '.join(silent)}: ranks that are alive there end themselves "
+                f"{self.launch.alive_seconds:.0f} s after they last heard from here"
+            )
+        if self.gatherer is not None:
+            self.gatherer.stop()
+            self.gatherer.fetch([host for host in self.launch.unshared_hosts if host not in silent])
+            self.progress.poll()
 
     def _heed_signals(self) -> None:
         while self.signals:

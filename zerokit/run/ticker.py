@@ -7,16 +7,19 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from zerokit.run import deadman
 from zerokit.run.probe import Probe
 from zerokit.run.rankfile import COMPACT_BYTES, TICK_SECONDS, Record
 
 _SAMPLE_SECONDS = 0.1  # of host memory on CPU ranks, where it is what is measured
 _TIMELINE_POINTS = 1024
+_ALONE_SECONDS = 5.0  # from SIGTERM to SIGKILL, once zerokit is gone
 _STUCK_SECONDS = 1.0  # how long the training thread gets to run a signal handler
 _TIMELINE_FIELDS = ("uptime_seconds", "phase", "steps", "allocated_bytes", "reserved_bytes",
                     "device_used_bytes", "host_rss_bytes")  # fmt: skip
@@ -67,6 +70,8 @@ class Ticker:
             os.set_blocking(end, False)
         self._sample = probe.identity.device == "cpu"
         self._stuck_since: float | None = None
+        self._deadman = deadman.of_environment(probe.run_dir)
+        self._alone_since: float | None = None
         self.terminates: Callable[[], bool] = lambda: False
         """Whether SIGTERM is still ours: the script may have put its own handler."""
         self.handled = threading.Event()
@@ -132,7 +137,20 @@ class Ticker:
             self._stuck_since = time.monotonic()
             self._tick()
 
+    def _look_for_zerokit(self) -> None:
+        if self._deadman is None:
+            return
+        if self._alone_since is None:
+            if self._deadman.gone():
+                self._alone_since = time.monotonic()
+                print("zerokit: no sign of life from where this was launched; ending", file=sys.stderr)
+                os.kill(os.getpid(), signal.SIGTERM)
+        elif time.monotonic() - self._alone_since > _ALONE_SECONDS:
+            self._probe.end("terminated", None, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def _tick(self) -> None:
+        self._look_for_zerokit()
         probe = self._probe
         probe.watch()
         record = probe.account("tick")
