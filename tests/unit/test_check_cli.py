@@ -176,7 +176,7 @@ def test_conflict_stage_3_without_init(tmp_path: Path, capsys: pytest.CaptureFix
         f"distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config:\n"
         f"  deepspeed_config_file: {ds}\n  zero3_init_flag: false\n",
     )
-    assert "accelerate-zero3-init-off" in check(yaml_path, capsys=capsys)[1]
+    assert "accelerate-zero3-init-off" in check(yaml_path, "--notes", capsys=capsys)[1]
 
 
 @pytest.mark.parametrize(

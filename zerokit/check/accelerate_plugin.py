@@ -224,7 +224,7 @@ def init_off(document: Document) -> Finding:
         "accelerate-zero3-init-off",
         "at stage 3 with zero3_init_flag off, every rank first builds the whole model",
         "set zero3_init_flag: true, unless the model must be built whole",
-        severity="warning",
+        severity="note",
         source=PLUGIN,
     )
 
