@@ -150,9 +150,9 @@ def test_launch_takes_overrides_before_the_script(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("print(1)\n")
     common = ["launch", "--recipe", "cpu-demo", "--device", "cpu", "--dry-run"]
-    assert run([*common, "gpus=3", "zero=1", "train.py", "gpus=5"]) == 0
+    assert run([*common, "gpus=4", "zero=1", "train.py", "gpus=5"]) == 0
     shown = capsys.readouterr().out
-    assert "--num_accelerators=3" in shown and shown.rstrip().endswith("train.py gpus=5")
+    assert "--num_accelerators=4" in shown and shown.rstrip().endswith("train.py gpus=5")
     assert run([*common, "gpuss=3", "train.py"]) == 2
     assert "override 'gpuss=3'" in capsys.readouterr().err
 

@@ -86,9 +86,17 @@ _STRATEGY = (
         name="--offload-optimizer", metavar="|".join(OFFLOAD_DEVICES), help="Where the optimizer states live."
     ),
     _Option(name="--offload-param", metavar="|".join(OFFLOAD_DEVICES), help="Where ZeRO-3's weights live."),
-    _Option(name="--tp", metavar="N", help="Tensor parallel degree."),
+    _Option(
+        name="--tp",
+        metavar="N|auto",
+        help="Tensor parallel degree; auto: searched. The script must feed peers alike, as Accelerate does.",
+    ),
     _Option(name="--pp", metavar="N", help="Pipeline stages of a script that builds a PipelineModule."),
-    _Option(name="--sp", metavar="N", help="Sequence parallel degree (Ulysses)."),
+    _Option(
+        name="--sp",
+        metavar="N|auto",
+        help="Sequence parallel degree (Ulysses); auto: searched. Batches must carry position_ids.",
+    ),
     _Option(name="--checkpointing", metavar="|".join(CHECKPOINTINGS), help="Activation checkpointing."),
     _Option(name="--reduce-bucket", metavar="ELEMENTS", help="reduce_bucket_size."),
     _Option(name="--prefetch-bucket", metavar="ELEMENTS", help="stage3_prefetch_bucket_size."),
@@ -243,9 +251,9 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         zero_stage=stage,
         offload_optimizer="none" if on_cpu else optimizer,
         offload_param="none" if on_cpu else parameters,
-        tensor_parallel=whole(options, "--tp", MAX_GPUS) or (1 if on_cpu else None),
+        tensor_parallel=whole(options, "--tp", MAX_GPUS),
         pipeline_parallel=whole(options, "--pp", MAX_GPUS),
-        sequence_parallel=whole(options, "--sp", MAX_GPUS) or (1 if on_cpu else None),
+        sequence_parallel=whole(options, "--sp", MAX_GPUS),
         micro_batch=whole(options, "--micro-batch"),
         gradient_accumulation=whole(options, "--gradient-accumulation"),
         checkpointing=choice(options, "--checkpointing", CHECKPOINTINGS),
@@ -254,4 +262,7 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         sub_group_size=count(options, "--sub-group"),
         overlap_comm=None if overlap is None else overlap == "on",
         pipeline_module=bool(options.get("pipeline_module")),
+        # a server is started for the degrees it is given; a training script must do its part
+        search_tensor=options.get("tp") == "auto" or bool(options.get("inference")),
+        search_sequence=options.get("sp") == "auto",
     )

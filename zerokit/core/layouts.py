@@ -16,7 +16,17 @@ from zerokit.core.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """What the user fixed; ``None``: searched."""
+    """What the user fixed; ``None``: searched, but for parallelism that the script must cooperate with.
+
+    An unmodified script runs under any data-parallel plan. Tensor parallel peers must be fed the same batch
+    (DeepSpeed stops at the first that differs, runtime/engine.py:994), sequence parallel batches must carry
+    position_ids (accelerate's Ulysses loader refuses others), pipelines are built by the script. So these
+    degrees are 1 unless fixed, or searched because the user says that the script does its part.
+
+    Attributes:
+        search_tensor, search_sequence: the script does what the degree needs of it.
+        pipeline_module: it builds a PipelineModule; pipelines and tensor parallel are searched.
+    """
 
     zero_stage: int | None = None
     offload_optimizer: str | None = None
@@ -32,6 +42,8 @@ class Pins:
     sub_group_size: int | None = None
     overlap_comm: bool | None = None
     pipeline_module: bool = False
+    search_tensor: bool = False
+    search_sequence: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,17 +151,17 @@ def divisors(number: int) -> list[int]:
 
 
 def layouts(cluster: Cluster, pins: Pins) -> Iterator[Layout]:
-    """Every division of the GPUs into degrees that the pins allow; pipelines only when asked for."""
+    """Every division of the GPUs into degrees that the pins allow."""
     whole = divisors(cluster.gpus)
 
-    def choices(pinned: int | None, searched: bool = True) -> list[int]:
+    def choices(pinned: int | None, searched: bool) -> list[int]:
         if pinned is not None:
             return [pinned]
         return whole if searched else [1]
 
-    for tensor in choices(pins.tensor_parallel):
+    for tensor in choices(pins.tensor_parallel, pins.search_tensor or pins.pipeline_module):
         for pipeline in choices(pins.pipeline_parallel, pins.pipeline_module):
-            for sequence in choices(pins.sequence_parallel):
+            for sequence in choices(pins.sequence_parallel, pins.search_sequence):
                 used = tensor * pipeline * sequence
                 if cluster.gpus % used == 0:
                     yield Layout(
