@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.measure import case as cases
 from benchmarks.measure import host as hosts
+from benchmarks.measure import rows
 
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -87,8 +88,8 @@ class Launched:
     def row(self, run: hosts.Running) -> dict[str, Any]:
         """The case, its ranks' notes, its prediction and zerokit's report."""
         case = run.case
-        notes = hosts.notes_of(run.folder, case["world_size"])
-        found = hosts.row_of(case, notes, run.folder / "log-0.txt")
+        notes = rows.notes_of(run.folder, case["world_size"])
+        found = rows.row_of(case, notes, run.folder / "log-0.txt")
         place = run.folder / "run" / "report.json"
         report = json.loads(place.read_text(encoding="utf-8")) if place.exists() else None
         found["launched"] = None if report is None else reported(report)

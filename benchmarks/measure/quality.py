@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.measure import planned
 from benchmarks.measure.host import GIB, Case
-from benchmarks.measure.limits import CARDS_MIB
+from benchmarks.measure.trials import CARDS_MIB
 from zerokit.core.memory.fits import EXPANDABLE_BYTES
 
 STEPS = 5

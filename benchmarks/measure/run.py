@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.measure import case as cases
 from benchmarks.measure import host as hosts
+from benchmarks.measure import rows
 
 
 def free_port() -> int:
@@ -71,8 +72,8 @@ class Direct:
 
     def row(self, run: hosts.Running) -> dict[str, Any]:
         """The case and its ranks' notes."""
-        notes = hosts.notes_of(run.folder, run.case["world_size"])
-        return hosts.row_of(run.case, notes, run.folder / "log-0.txt")
+        notes = rows.notes_of(run.folder, run.case["world_size"])
+        return rows.row_of(run.case, notes, run.folder / "log-0.txt")
 
 
 def main() -> int:

@@ -16,7 +16,8 @@ import pytest
 from benchmarks.measure import case as cases
 from benchmarks.measure import host as hosts
 from benchmarks.measure import launch, limits, planned, quality
-from benchmarks.measure.limits import Trial
+from benchmarks.measure.rows import measured_ids
+from benchmarks.measure.trials import CARDS_MIB, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -86,7 +87,7 @@ def test_a_trial_stands_at_the_limit_and_one_notch_beyond(tmp_path: Path) -> Non
 
     fits, beyond = limits.prepare(trial, tmp_path)
 
-    card = limits.CARDS_MIB[16] << 20
+    card = CARDS_MIB[16] << 20
     assert fits["expected"]["min_vram_bytes"] <= card < beyond["expected"]["min_vram_bytes"]
     assert beyond["seq_len"] - fits["seq_len"] == limits.SEQUENCE_NOTCH
     assert fits["deepspeed_config"] == beyond["deepspeed_config"]
@@ -167,7 +168,7 @@ def test_strategies_of_a_job_are_run_once_each(tmp_path: Path) -> None:
     assert len(keys) == len(made) == len({case["id"] for case in made})
     for card in ("16", "24"):
         (choice,) = [case for case in made if case["about"]["planned"].get(card) == 1]
-        assert choice["cap_bytes"] <= limits.CARDS_MIB[int(card)] << 20
+        assert choice["cap_bytes"] <= CARDS_MIB[int(card)] << 20
     assert all(case["gate"] and case["expected"]["step_seconds"] for case in made)
 
 
@@ -220,7 +221,7 @@ def test_the_clock_stops_new_runs_and_then_the_running(tmp_path: Path) -> None:
     left = hosts.measure_all(todo, hosts.Host(_Sleeper(), options), options)
 
     assert left == 2  # b was stopped, c never started
-    assert hosts.measured_ids(options.output) == {"a"}
+    assert measured_ids(options.output) == {"a"}
     assert time.monotonic() - began < 30
 
 
