@@ -35,6 +35,17 @@ def record(engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record
     }
 
 
+def host_tensor_bytes(model: Any) -> int:
+    """Bytes of a model's parameters, their shards (ZeRO-3) and its buffers in host memory, each once."""
+    sizes: dict[int, int] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        for part in (tensor, getattr(tensor, "ds_tensor", None)):
+            if part is not None and part.device.type == "cpu":
+                storage = part.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
 def _optional(engine: Any, name: str) -> int | None:
     method = getattr(engine, name, None)
     return int(method()) if method is not None else None

@@ -111,8 +111,6 @@ def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
 def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
     engine = module.DeepSpeedEngine
     torch = sys.modules["torch"]
-    if probe.baseline_host_rss_bytes is None:
-        probe.baseline_host_rss_bytes = probe.host.read()[0]
 
     def forward_phase(self: Any) -> str:
         return "forward" if self.training and torch.is_grad_enabled() else "eval"
@@ -136,6 +134,7 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
         oom.know(weakref.ref(self))
         ENGINES.append(weakref.ref(self))
 
+    _note_baseline(probe, engine)
     _wrap(engine, "__init__", after=after_init)
     _wrap(engine, "forward", before=lambda self: probe.enter(forward_phase(self)), after=after_forward)
     _wrap(engine, "backward", before=lambda self: probe.enter("backward"))
@@ -148,6 +147,25 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
         after=after_model_step,
     )
     _tell_of_engine(probe, engine)
+
+
+def _note_baseline(probe: Probe, engine: Any) -> None:
+    """When the first engine is made, note what the process takes beside the model's tensors.
+
+    By then the script has imported what it needs and joined its peers; DeepSpeed has yet to allocate.
+    """
+    original = engine.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if probe.baseline_host_rss_bytes is None and probe.mine:
+            with contextlib.suppress(Exception):
+                model = kwargs.get("model", args[1] if len(args) > 1 else None)
+                resident = probe.host.read()[0]
+                probe.baseline_host_rss_bytes = max(0, resident - enginefacts.host_tensor_bytes(model))
+        original(self, *args, **kwargs)
+
+    engine.__init__ = init
 
 
 def _tell_of_engine(probe: Probe, engine: Any) -> None:
