@@ -12,13 +12,12 @@ from zerokit.check.accelerate_keys import (
     ACCELERATE_VERSION,
     CONFIG,
     LAUNCH,
-    accelerate_finding,
     key_list,
     short,
 )
 from zerokit.check.accelerate_plugin import lint_deepspeed_block
 from zerokit.check.accelerate_processes import lint_parallelism, lint_processes
-from zerokit.check.finding import Finding, nearest
+from zerokit.check.finding import Finding, finding_at, nearest
 from zerokit.core.rules.types import Edit
 from zerokit.strictload import Document
 
@@ -34,7 +33,7 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
     """Every finding about an accelerate YAML by itself."""
     if not isinstance(document.value, dict):
         return [
-            accelerate_finding(
+            finding_at(
                 document, (), "accelerate-not-a-mapping", "is not a mapping of keys", "write key: value"
             )
         ]
@@ -76,7 +75,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
         edits = (Edit(kind="rename", key=str(key), value=guess),) if guess and guess not in value else ()
         if mend.startswith("move"):
             edits = ()
-        yield accelerate_finding(
+        yield finding_at(
             document,
             (key,),
             "accelerate-unknown-key",
@@ -87,7 +86,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
         )
     kind = value.get("distributed_type")
     if kind is None:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("distributed_type",),
             "accelerate-distributed-type",
@@ -97,7 +96,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
         )
     elif kind not in lists["distributed_types"] and not sagemaker:
         guess = nearest(str(kind), lists["distributed_types"])
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("distributed_type",),
             "accelerate-distributed-type",
@@ -106,7 +105,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
             source=CONFIG,
         )
     elif kind != "DEEPSPEED" and value.get("deepspeed_config"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config",),
             "accelerate-deepspeed-unused",
@@ -115,7 +114,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
             source=LAUNCH,
         )
     if kind == "DEEPSPEED" and value.get("fsdp_config"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("fsdp_config",),
             "accelerate-fsdp-unused",
@@ -131,7 +130,7 @@ def _precision(document: Document) -> Iterator[Finding]:
     if value is None or (isinstance(value, str) and value.lower() in key_list()["mixed_precisions"]):
         return
     if value is False:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("mixed_precision",),
             "accelerate-precision-unquoted",
@@ -141,7 +140,7 @@ def _precision(document: Document) -> Iterator[Finding]:
             edits=(Edit(kind="set", key="mixed_precision", value="no"),),
         )
         return
-    yield accelerate_finding(
+    yield finding_at(
         document,
         ("mixed_precision",),
         "accelerate-precision",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.check.accelerate_keys import ACCELERATE_VERSION, PARALLELISM_PREFIX, PLUGIN, accelerate_finding
+from zerokit.check.accelerate_keys import ACCELERATE_VERSION, PARALLELISM_PREFIX, PLUGIN
 from zerokit.check.accelerate_plugin import init_flag, init_off
-from zerokit.check.finding import Finding
+from zerokit.check.finding import Finding, finding_at
 from zerokit.strictload import Document
 
 
@@ -19,7 +19,7 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
     stage = zero.get("stage") if isinstance(zero, Mapping) else None
     if not isinstance(zero, Mapping):
         found.append(
-            accelerate_finding(
+            finding_at(
                 document,
                 ("deepspeed_config", "deepspeed_config_file"),
                 "accelerate-config-without-zero",
@@ -34,7 +34,7 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
         found.append(init_off(document))
     if "optimizer" in config:
         found.append(
-            accelerate_finding(
+            finding_at(
                 document,
                 ("deepspeed_config", "deepspeed_config_file"),
                 "accelerate-optimizer-in-file",
@@ -49,7 +49,7 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
     size = parallelism.get(f"{PARALLELISM_PREFIX}sp_size") if isinstance(parallelism, Mapping) else None
     if isinstance(size, int) and size > 1 and isinstance(config.get("train_batch_size"), int):
         found.append(
-            accelerate_finding(
+            finding_at(
                 document,
                 ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"),
                 "accelerate-sequence-parallel-batch",

@@ -10,10 +10,9 @@ from zerokit.check.accelerate_keys import (
     ACCELERATE_VERSION,
     LAUNCH,
     PLUGIN,
-    accelerate_finding,
     key_list,
 )
-from zerokit.check.finding import Finding, nearest
+from zerokit.check.finding import Finding, finding_at, nearest
 from zerokit.strictload import Document
 
 REFUSED_BESIDE_CONFIG_FILE = (
@@ -36,7 +35,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
         yield _defaults(document)
         return
     if not isinstance(block, dict):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config",),
             "accelerate-deepspeed-block",
@@ -49,7 +48,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
     for key in block:
         if key not in known:
             guess = nearest(str(key), known)
-            yield accelerate_finding(
+            yield finding_at(
                 document,
                 ("deepspeed_config", key),
                 "accelerate-ignored-key",
@@ -61,7 +60,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
             )
     named = block.get("deepspeed_config_file")
     if named is not None and (not isinstance(named, str) or not named):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config", "deepspeed_config_file"),
             "accelerate-config-file-missing",
@@ -79,7 +78,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
 def _beside_config_file(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     for key in REFUSED_BESIDE_CONFIG_FILE:
         if key in block:
-            yield accelerate_finding(
+            yield finding_at(
                 document,
                 ("deepspeed_config", key),
                 "accelerate-key-beside-config-file",
@@ -89,7 +88,7 @@ def _beside_config_file(document: Document, block: Mapping[str, Any]) -> Iterato
             )
     precision = document.value.get("mixed_precision")
     if precision is not None:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("mixed_precision",),
             "accelerate-key-beside-config-file",
@@ -105,7 +104,7 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
         yield _defaults(document)
     stage = block.get("zero_stage", 2)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config", "zero_stage"),
             "accelerate-zero-stage",
@@ -115,7 +114,7 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
         )
         return
     if isinstance(stage, str):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config", "zero_stage"),
             "accelerate-zero-stage",
@@ -133,7 +132,7 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
     if flag is False and stage == 3:
         yield init_off(document)
     if isinstance(save, str) and save.lower() not in ("true", "false"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config", "zero3_save_16bit_model"),
             "accelerate-flag-as-text",
@@ -147,7 +146,7 @@ def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Fi
     """Accelerate reads both out of text: ``int`` of digits, ``float`` of anything but auto."""
     steps, clipping = block.get("gradient_accumulation_steps"), block.get("gradient_clipping")
     if steps not in (None, "auto") and (not str(steps).isdigit() or int(str(steps)) < 1):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config", "gradient_accumulation_steps"),
             "accelerate-plugin-number",
@@ -158,7 +157,7 @@ def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Fi
     try:
         float("0" if clipping in (None, "auto") else str(clipping))
     except ValueError:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config", "gradient_clipping"),
             "accelerate-plugin-number",
@@ -169,7 +168,7 @@ def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _defaults(document: Document) -> Finding:
-    return accelerate_finding(
+    return finding_at(
         document,
         ("deepspeed_config",) if "deepspeed_config" in document.value else ("distributed_type",),
         "accelerate-deepspeed-defaults",
@@ -188,7 +187,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
     path = ("deepspeed_config", key)
     device = str(device).lower()  # as accelerate/utils/launch.py hands it on
     if device not in ("none", "cpu", "nvme"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             path,
             "accelerate-offload-device",
@@ -197,7 +196,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             source=PLUGIN,
         )
     elif device != "none" and (stage == 0 or (name == "param" and stage != 3)):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             path,
             "accelerate-offload-stage",
@@ -206,7 +205,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             source="deepspeed/runtime/engine.py:2749 (0.19.8)",
         )
     elif device == "nvme":
-        yield accelerate_finding(
+        yield finding_at(
             document,
             path,
             "accelerate-nvme-path-dropped",
@@ -218,7 +217,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
 
 def init_off(document: Document) -> Finding:
     """Stage 3 without building the model divided."""
-    return accelerate_finding(
+    return finding_at(
         document,
         ("deepspeed_config", "zero3_init_flag"),
         "accelerate-zero3-init-off",
@@ -231,7 +230,7 @@ def init_off(document: Document) -> Finding:
 
 def init_flag(document: Document, stage: int, where: str) -> Finding:
     """Building divided, asked for below stage 3."""
-    return accelerate_finding(
+    return finding_at(
         document,
         ("deepspeed_config", "zero3_init_flag"),
         "accelerate-zero3-init-unused",
@@ -246,7 +245,7 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
     launcher = block.get("deepspeed_multinode_launcher")
     launchers = key_list()["multinode_launchers"]
     if launcher is not None and launcher not in launchers:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config", "deepspeed_multinode_launcher"),
             "accelerate-multinode-launcher",
@@ -256,7 +255,7 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
         )
     hostfile = block.get("deepspeed_hostfile")
     if isinstance(hostfile, str) and not pathlib.Path(hostfile).is_file():
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config", "deepspeed_hostfile"),
             "accelerate-hostfile-missing",
@@ -269,7 +268,7 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
     if not isinstance(machines, int) or machines < 2:
         return
     if launcher in (None, "pdsh", "openmpi", "mvapich", "mpich") and not block.get("deepspeed_hostfile"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("num_machines",),
             "accelerate-no-hostfile",
@@ -279,7 +278,7 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             source="deepspeed/launcher/runner.py:214 (0.19.8)",
         )
     if launcher == "standard" and not document.value.get("main_process_ip"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("num_machines",),
             "accelerate-no-main-process",

@@ -9,11 +9,10 @@ from zerokit.check.accelerate_keys import (
     ACCELERATE_VERSION,
     LAUNCH,
     PARALLELISM_PREFIX,
-    accelerate_finding,
     key_list,
     short,
 )
-from zerokit.check.finding import Finding, nearest
+from zerokit.check.finding import Finding, finding_at, nearest
 from zerokit.strictload import Document
 
 
@@ -42,7 +41,7 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
             continue
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
             unusable = True
-            yield accelerate_finding(
+            yield finding_at(
                 document,
                 (name,),
                 "accelerate-number",
@@ -56,7 +55,7 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
         return
     yield from _gpu_ids(document, processes, machines)
     if processes is None:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("num_processes",),
             "accelerate-num-processes",
@@ -66,7 +65,7 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
             source=LAUNCH,
         )
     elif processes % machines:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("num_processes",),
             "accelerate-num-processes",
@@ -75,7 +74,7 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
             source=LAUNCH,
         )
     elif world_size is not None and processes != world_size:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("num_processes",),
             "accelerate-world-size",
@@ -84,7 +83,7 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
             severity="warning",
         )
     if rank >= machines:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("machine_rank",),
             "accelerate-machine-rank",
@@ -100,7 +99,7 @@ def _gpu_ids(document: Document, processes: int | None, machines: int) -> Iterat
         return
     count = len([part for part in str(ids).split(",") if part.strip()])
     if count != processes:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("gpu_ids",),
             "accelerate-gpu-ids",
@@ -116,7 +115,7 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
     if block in (None, {}):
         return
     if not isinstance(block, dict):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("parallelism_config",),
             "accelerate-ignored-key",
@@ -131,7 +130,7 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
             continue
         prefixed = f"{PARALLELISM_PREFIX}{key}"
         guess = prefixed if prefixed in known else nearest(str(key), known)
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("parallelism_config", key),
             "accelerate-ignored-key",
@@ -141,7 +140,7 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
         )
     for key, size in block.items():
         if key in known and str(key).endswith("_size") and not _is_size(size):
-            yield accelerate_finding(
+            yield finding_at(
                 document,
                 ("parallelism_config", key),
                 "accelerate-number",
@@ -158,7 +157,7 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
         return
     product = functools.reduce(lambda left, right: left * right, sizes)
     if sizes[4] > 1 and product != processes:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"),
             "accelerate-parallelism-product",

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zerokit.check.accelerate_file import lint_accelerate, named_config
-from zerokit.check.accelerate_keys import LAUNCH, accelerate_finding, key_list
+from zerokit.check.accelerate_keys import LAUNCH, key_list
 from zerokit.check.accelerate_pair import lint_pair
 from zerokit.check.accelerate_processes import number_of_processes
 from zerokit.check.deepspeed_file import Context, lint_deepspeed
-from zerokit.check.finding import Finding
+from zerokit.check.finding import Finding, finding_at
 from zerokit.check.hostfile import lint_hostfile
 from zerokit.check.keylist import key_list as deepspeed_key_list
 from zerokit.errors import FileInputError, InputError
@@ -161,7 +161,7 @@ def _named_file(file: CheckedFile) -> pathlib.Path | None:
         if candidate.is_file():
             return candidate
     file.findings.append(
-        accelerate_finding(
+        finding_at(
             file.document,
             ("deepspeed_config", "deepspeed_config_file"),
             "accelerate-config-file-missing",

@@ -12,7 +12,7 @@ from zerokit.check.finding import Finding, fold, nearest
 from zerokit.check.parameters import lint_parameters
 from zerokit.check.synonyms import synonym
 from zerokit.check.values import finding, lint_value, shown
-from zerokit.core.rules.types import Edit
+from zerokit.core.rules.types import Edit, Severity
 from zerokit.core.settings import DEEPSPEED_VERSION
 from zerokit.strictload import Document, Path
 
@@ -117,7 +117,7 @@ def _unknown(
         return finding(
             document, path, "unknown-key", what, "keep it as a note, or remove it", severity="note"
         )
-    severity = "error" if refused else "warning"
+    severity: Severity = "error" if refused else "warning"
     return finding(document, path, "unknown-key", what, "remove it, or correct the name", severity=severity)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import operator
@@ -9,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.check.finding import Finding
+from zerokit.check.finding import Finding, finding_at
 from zerokit.core.rules.types import Edit
 from zerokit.core.settings import DEEPSPEED_VERSION
 from zerokit.strictload import Document, Path
@@ -18,6 +19,9 @@ SOURCE = f"keys that DeepSpeed {DEEPSPEED_VERSION} reads"
 _PLAIN_INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.0*)?")
 LARGEST_INTEGER = 2**63 - 1
 """Beyond it no tensor can be sized, nor element counted."""
+
+finding = functools.partial(finding_at, source=SOURCE)
+"""A finding at a path of a DeepSpeed JSON."""
 
 _NAMES = {
     "integer": "a whole number",
@@ -193,26 +197,3 @@ def shown(value: object) -> str:
     """A value as JSON, cut short."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 40 else text[:39] + "…"
-
-
-def finding(
-    document: Document,
-    path: Path,
-    rule: str,
-    message: str,
-    mend: str,
-    *,
-    severity: Any = "error",
-    edits: tuple[Edit, ...] = (),
-) -> Finding:
-    """A finding at ``path`` of a DeepSpeed JSON."""
-    return Finding(
-        path=document.path,
-        place=document.place(path),
-        rule=rule,
-        severity=severity,
-        message=message,
-        mend=mend,
-        source=SOURCE,
-        edits=edits,
-    )
