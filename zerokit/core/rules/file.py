@@ -85,12 +85,12 @@ def _deprecated_beside_new(setup: Setup) -> bool | Mapping[str, Any]:
     return False
 
 
-def _offload_flag(old: str, new: str) -> Rule:
+def _offload_flag(old: str, new: str, line: int) -> Rule:
     return Rule(
         id=f"deprecated-{old.replace('_', '-')}",
         severity="warning",
         silent=False,
-        source="deepspeed/runtime/zero/config.py:209",
+        source=f"deepspeed/runtime/zero/config.py:{line}",
         key=f"zero_optimization.{old}",
         message=f"{old} is deprecated (DeepSpeed warns and turns it into {new})",
         mend=f'write "{new}": {{"device": "cpu"}}',
@@ -272,9 +272,9 @@ FILE_RULES: tuple[Rule, ...] = (
         scope="file",
         edits=(Edit(kind="remove", key="zero_optimization.{old}"),),
     ),
-    _offload_flag("cpu_offload", "offload_optimizer"),
-    _offload_flag("cpu_offload_param", "offload_param"),
-    _offload_flag("cpu_offload_use_pin_memory", "offload_optimizer"),
+    _offload_flag("cpu_offload", "offload_optimizer", 209),
+    _offload_flag("cpu_offload_param", "offload_param", 188),
+    _offload_flag("cpu_offload_use_pin_memory", "offload_optimizer", 199),
     Rule(
         id="deprecated-gather-fp16",
         severity="warning",
@@ -297,7 +297,7 @@ FILE_RULES: tuple[Rule, ...] = (
         id="stage-3-key-ignored",
         severity="note",
         silent=True,
-        source="deepspeed/runtime/engine.py:2662",
+        source="deepspeed/runtime/engine.py:2655",
         key="zero_optimization.{name}",
         message="{name} is read at stage 3 only; ignored at stage {stage}",
         mend='remove it, or set "stage": 3',
