@@ -362,3 +362,12 @@ def test_divisors() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
     assert divisors(1) == [1]
     assert divisors(49) == [1, 7, 49]
+
+
+def test_4_bit_weights_stay_on_the_gpu_unless_told_otherwise() -> None:
+    job = Job(seq_len=2048, method="qlora", lora=Lora())
+    plan = make_plan(request_for("llama-3.1-70b", "a100-80gb", 1, job=job), top=20)
+    shown = (plan.chosen, *plan.alternatives)
+    assert {c.strategy.settings.zero.offload_param.device for c in shown} == {"none"}
+    pinned = make_plan(request_for("llama-3.1-70b", "a100-80gb", 1, job=job, pins=Pins(offload_param="cpu")))
+    assert pinned.chosen.strategy.settings.zero.offload_param.device == "cpu"

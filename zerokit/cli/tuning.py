@@ -97,7 +97,7 @@ class Tuning:
         request = read.request
         if not request.on_cpu and not read.found_here:
             raise InputError("tune runs here, and no GPU was found; --device cpu tunes on CPU ranks")
-        script_options = ScriptOptions(facts=facts, given=arguments)
+        script_options = ScriptOptions(facts=facts, style=style, given=arguments)
         pins, notes = script_options.pins(request.pins)
         request = replace(request, pins=pins, assumptions=(*request.assumptions, *notes))
         made = make_plan(request, top=top)

@@ -179,7 +179,11 @@ class Placement:
 
 
 def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
-    """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse."""
+    """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse.
+
+    Weights quantised to 4 bits leave the GPU only when that is fixed: bitsandbytes keeps their quantisation
+    state beside them, which DeepSpeed does not move.
+    """
     devices = ["none", "cpu", *(["nvme"] if has_nvme else [])]
     found = []
     for stage in [pins.zero_stage] if pins.zero_stage is not None else [0, 1, 2, 3]:
@@ -187,6 +191,8 @@ def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
             for parameters in [pins.offload_param] if pins.offload_param else devices:
                 if job.inference and (stage not in (0, 3) or optimizer != "none"):
                     continue  # without an optimizer stages 1 and 2 are stage 0
+                if job.method == "qlora" and parameters != "none" and pins.offload_param is None:
+                    continue
                 found.append(Placement(stage=stage, optimizer=optimizer, parameters=parameters))
     return found
 

@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
-from zerokit.run import cluster, deadman, dsconfig, folder, gather, hostfile, ports, preflight, style
+from zerokit.run import (
+    cluster,
+    deadman,
+    dsconfig,
+    folder,
+    gather,
+    hostfile,
+    ports,
+    preflight,
+    scriptargs,
+    style,
+)
 from zerokit.run import command as commands
 from zerokit.run import devices as device_module
 from zerokit.run.masking import Masker
@@ -116,6 +127,8 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     if unshared:
         notes.append(f"the run folder is not shared with {', '.join(unshared)}: files go over ssh")
     chosen_style = _style(wishes, facts, notes, has_config=config is not None)
+    if plan is not None:
+        notes += _parts_of_the_script(plan.chosen, chosen_style, facts, wishes.target.arguments)
     if config is not None and plan is not None:
         adapted = dsconfig.adapt(
             config,
@@ -238,6 +251,35 @@ def _style(wishes: Wishes, facts: style.ScriptFacts, notes: list[str], *, has_co
             "with --style raw, accelerate or trainer"
         )
     return facts.style
+
+
+def _parts_of_the_script(
+    chosen: dict[str, Any], chosen_style: str, facts: style.ScriptFacts, arguments: tuple[str, ...]
+) -> list[str]:
+    """Warnings where the plan counts on something that only the script can do.
+
+    Raises:
+        InputError: the script would run, as another strategy than the plan's.
+    """
+    sequence = chosen.get("sequence_parallel", 1)
+    if sequence > 1 and chosen_style not in ("accelerate", "trainer"):
+        raise InputError(
+            f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
+            "script can; plan again with --sp 1"
+        )
+    warnings = []
+    if chosen.get("tensor_parallel", 1) > 1 and chosen_style == "raw":
+        warnings.append(
+            "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "
+            "inconsistency within the TP group': shard the data over data-parallel ranks only"
+        )
+    options = scriptargs.ScriptOptions(facts=facts, style=chosen_style, given=arguments)
+    if chosen.get("activation_checkpointing") == "full" and options.never_checkpoints:
+        warnings.append(
+            "warning: the plan counts on activation checkpointing, and the script shows no sign of turning "
+            "it on: call model.gradient_checkpointing_enable(), or plan again with --checkpointing none"
+        )
+    return warnings
 
 
 def write_files(prepared: Prepared) -> None:

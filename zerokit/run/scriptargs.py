@@ -26,21 +26,28 @@ _MICRO_BATCH = (
 )
 _ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps")
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
+_CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential", "checkpoint_wrapper",
+                        "apply_activation_checkpointing"}  # fmt: skip
 _TRAINERS_OWN = {"micro_batch": 8, "gradient_accumulation": 1}  # transformers/training_args.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """How one script, with the arguments that the user gave, can be told of a plan."""
+    """How one script, with the arguments that the user gave, can be told of a plan.
+
+    Attributes:
+        style: how it takes its configuration (``zerokit.run.style``).
+    """
 
     facts: ScriptFacts
+    style: str
     given: tuple[str, ...]
 
     @property
     def _parses_training_arguments(self) -> bool:
         """All fields of TrainingArguments are options; a file of arguments in their place is not added to."""
         from_file = len(self.given) == 1 and self.given[0].endswith((".json", ".yaml", ".yml"))
-        return self.facts.style == "trainer" and "HfArgumentParser" in self.facts.mentions and not from_file
+        return self.style == "trainer" and "HfArgumentParser" in self.facts.mentions and not from_file
 
     def _declared(self, names: tuple[str, ...]) -> str | None:
         """The option of one of these names that the script's own parser has."""
@@ -66,8 +73,13 @@ class ScriptOptions:
     # ---------------------------------------------------------------- what is fixed
 
     def pins(self, pins: Pins) -> tuple[Pins, tuple[str, ...]]:
-        """``pins`` with what the script decides, and a note for each."""
+        """``pins`` with what the script decides, and a note for each.
+
+        Accelerate feeds the peers of a tensor parallel group alike, so there that is searched too.
+        """
         notes: list[str] = []
+        if self.style in ("accelerate", "trainer"):
+            pins = replace(pins, search_tensor=True)
         if pins.checkpointing is None and (mode := self._fixed_checkpointing()) is not None:
             pins = replace(pins, checkpointing=mode)
             how = "turns it on" if mode == "full" else "leaves it off"
@@ -92,8 +104,12 @@ class ScriptOptions:
         if self._parses_training_arguments or self._declared(_CHECKPOINTING) in self.facts.flags:
             return None
         literal = self.facts.batch_arguments.get("gradient_checkpointing")
-        on = literal is True or "gradient_checkpointing_enable" in self.facts.mentions
-        return "full" if on else "none"
+        return "full" if literal is True or self.facts.mentions & _CHECKPOINTING_CALLS else "none"
+
+    @property
+    def never_checkpoints(self) -> bool:
+        """Whether nothing in the script or its arguments looks like activation checkpointing."""
+        return self._fixed_checkpointing() == "none"
 
     def _fixed_number(self, field: str, names: tuple[str, ...]) -> int | None:
         """A number that the user's arguments or the script's source fix; None: it can be given, or is
@@ -103,7 +119,7 @@ class ScriptOptions:
         value: Any = self._value_given(names)
         if value is not None:
             return int(value) if value.isdigit() and int(value) > 0 else None
-        if self.facts.style != "trainer" or self._declared(names) is not None:
+        if self.style != "trainer" or self._declared(names) is not None:
             return None
         value = self.facts.batch_arguments.get(names[0], _TRAINERS_OWN[field])
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
