@@ -135,6 +135,16 @@ def test_fix_mends_what_is_safe_and_leaves_the_rest(
     assert Path(path).read_text() == text
 
 
+def test_fix_goes_on_until_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    optimizer = {"type": "AdamW", "params": {"learning_rate": "1e-5"}}
+    path = write(tmp_path, "ds.json", {**GOOD, "optimizer": optimizer})
+    Path(path).write_bytes(b"\xef\xbb\xbf" + Path(path).read_bytes().replace(b"\n", b"\r\n"))
+    assert check(path, "--fix", capsys=capsys)[0] == 0
+    text = Path(path).read_bytes().decode()
+    assert json.loads(text)["optimizer"]["params"] == {"lr": 1e-5}
+    assert "\r\n" in text and text.count("\n") == text.count("\r\n")
+
+
 def test_fix_of_a_removed_feature_that_was_on_is_left_to_people(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

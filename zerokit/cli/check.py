@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from zerokit.check.finding import Finding
 
 
+# a key that was renamed may have a value to mend
+_MOST_PASSES = 5
+
+
 @click.command("check")
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @click.option(
@@ -48,8 +52,11 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     context = _context(options)
     checked = check_files(files, context, kind=options["kind"])
     fixed: list[Finding] = []
-    if options["fix"]:
-        fixed = _fix(checked)
+    for _ in range(_MOST_PASSES if options["fix"] else 0):
+        more = _fix(checked)
+        if not more:
+            break
+        fixed += more
         checked = check_files(files, context, kind=options["kind"])
     _plans_and_recipes(checked)
     if options["deepspeed_classes"] or options["deep"]:
