@@ -100,6 +100,7 @@ _STRATEGY = (
     _Option(name="--checkpointing", metavar="|".join(CHECKPOINTINGS), help="Activation checkpointing."),
     _Option(name="--reduce-bucket", metavar="ELEMENTS", help="reduce_bucket_size."),
     _Option(name="--prefetch-bucket", metavar="ELEMENTS", help="stage3_prefetch_bucket_size."),
+    _Option(name="--persistence", metavar="ELEMENTS", help="stage3_param_persistence_threshold."),
     _Option(name="--sub-group", metavar="ELEMENTS", help="sub_group_size."),
     _Option(name="--overlap-comm", metavar="on|off", help="overlap_comm."),
 )
@@ -219,6 +220,7 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
             f"--inference --method {method}: adapters are trained, not served; leave --method out"
         )
     names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
+    _known_optimizer(options.get("optimizer"))
     return Job(
         seq_len=length,
         global_batch=whole(options, "--global-batch"),
@@ -229,6 +231,20 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
         inference=inference,
         quantization=quantization,
     ), tuple(notes)
+
+
+def _known_optimizer(name: str | None) -> None:
+    """The rule for files asks the same of a DeepSpeed JSON."""
+    from zerokit.core.rules import Setup, rule
+    from zerokit.core.settings import DeepSpeedSettings
+
+    details = name and rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
+    if isinstance(details, Mapping):
+        right = str(details["instead"])
+        mend = right if right.startswith("write") else "use Adam, AdamW, Adagrad, Lamb, Lion or Muon"
+        raise InputError(
+            f"--optimizer {name}: it is neither a DeepSpeed optimizer nor in torch.optim; {mend}"
+        )
 
 
 def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
@@ -259,6 +275,7 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         checkpointing=choice(options, "--checkpointing", CHECKPOINTINGS),
         reduce_bucket_size=count(options, "--reduce-bucket"),
         prefetch_bucket_size=count(options, "--prefetch-bucket"),
+        persistence_threshold=count(options, "--persistence"),
         sub_group_size=count(options, "--sub-group"),
         overlap_comm=None if overlap is None else overlap == "on",
         pipeline_module=bool(options.get("pipeline_module")),

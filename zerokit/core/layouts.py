@@ -39,6 +39,7 @@ class Pins:
     checkpointing: str | None = None
     reduce_bucket_size: int | None = None
     prefetch_bucket_size: int | None = None
+    persistence_threshold: int | None = None
     sub_group_size: int | None = None
     overlap_comm: bool | None = None
     pipeline_module: bool = False
@@ -199,16 +200,18 @@ def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """Sizes in elements. DeepSpeed's defaults come first in each list of :data:`SEARCHED`."""
+    """Sizes in elements, DeepSpeed's defaults."""
 
     reduce_bucket_size: int = 500_000_000
     overlap_comm: bool | None = None
     sub_group_size: int = 1_000_000_000
     prefetch_bucket_size: int = 50_000_000
+    persistence_threshold: int = 100_000
     reuse_distance: int = 1_000_000_000
 
 
 _BUCKETS = (500_000_000, 200_000_000, 50_000_000, 10_000_000)
+_SMALL_PREFETCH = 5_000_000  # beside the smallest bucket: elsewhere it saves little of what is live
 _SUB_GROUPS = (1_000_000_000, 100_000_000)
 _REUSE = (1_000_000_000, 100_000_000, 0)
 
@@ -228,8 +231,14 @@ def knobs(stage: int, pins: Pins) -> tuple[Knobs, ...]:
     groups = (pins.sub_group_size,) if pins.sub_group_size else _SUB_GROUPS
     prefetch = pins.prefetch_bucket_size or Knobs().prefetch_bucket_size
     overlap = True if pins.overlap_comm is None else pins.overlap_comm
+    persistence = Knobs().persistence_threshold
+    if pins.persistence_threshold is not None:
+        persistence = pins.persistence_threshold
+    pairs = [(bucket, prefetch) for bucket in buckets]
+    if pins.prefetch_bucket_size is None:
+        pairs.append((buckets[-1], _SMALL_PREFETCH))
     return tuple(
-        Knobs(reduce_bucket_size=b, overlap_comm=overlap, sub_group_size=g, prefetch_bucket_size=prefetch,
-              reuse_distance=r)
-        for r in _REUSE for b in buckets for g in groups
+        Knobs(reduce_bucket_size=b, overlap_comm=overlap, sub_group_size=g, prefetch_bucket_size=p,
+              persistence_threshold=persistence, reuse_distance=r)
+        for r in _REUSE for b, p in pairs for g in groups
     )  # fmt: skip
