@@ -14,6 +14,7 @@ from zerokit.check.accelerate_keys import ACCELERATE_VERSION
 from zerokit.check.accelerate_keys import key_list as accelerate_list
 from zerokit.check.deepspeed_file import Context, lint_deepspeed
 from zerokit.check.keylist import key_list
+from zerokit.core.rules import known
 from zerokit.core.rules.removed import REMOVED_RULES
 from zerokit.core.settings import DEEPSPEED_VERSION
 from zerokit.strictload import parse_json
@@ -35,6 +36,23 @@ def test_accelerate_list_is_current() -> None:
     from zerokit.check.keys.generate import generate_accelerate
 
     assert generate_accelerate() == accelerate_list(), "run: python -m zerokit.check.keys.generate"
+
+
+def test_known_names_are_those_of_the_installed_deepspeed() -> None:
+    config = pytest.importorskip("deepspeed.runtime.config")
+    import torch
+    from deepspeed.runtime.lr_schedules import VALID_LR_SCHEDULES
+    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
+
+    assert {name.lower() for name in config.DEEPSPEED_OPTIMIZERS} == known.DEEPSPEED_OPTIMIZERS
+    assert set(VALID_LR_SCHEDULES) == known.SCHEDULERS
+    tested = " ".join(kind.__name__.lower() for kind in ZERO_SUPPORTED_OPTIMIZERS)
+    # MuonWithAuxAdam joins the list when the engine starts
+    assert all(name in tested for name in known.ZERO_TESTED_OPTIMIZERS - {"muon"})
+    assert all(hasattr(torch.optim, name) for name in known.TORCH_OPTIMIZERS.values())
+    missing = {name for name in vars(torch.optim) if isinstance(getattr(torch.optim, name), type)}
+    missing -= {*known.TORCH_OPTIMIZERS.values(), "Optimizer"}
+    assert {name.lower() for name in missing} <= known.DEEPSPEED_OPTIMIZERS, missing
 
 
 def test_every_removed_feature_has_its_rule() -> None:

@@ -10,24 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zerokit.catalog.host import bf16_in_hardware
+from zerokit.core.rules.known import TRAINER_FILLS
 from zerokit.run.style import ScriptFacts
 
-# What the Trainer fills from TrainingArguments, refusing a literal that differs:
-# transformers/integrations/deepspeed.py, trainer_config_process and trainer_config_finalize.
-_TRAINER_FILLS = (
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "train_batch_size",
-    "gradient_clipping",
-    "optimizer.params.lr",
-    "optimizer.params.betas",
-    "optimizer.params.eps",
-    "optimizer.params.weight_decay",
-    "scheduler.params.warmup_min_lr",
-    "scheduler.params.warmup_max_lr",
-    "scheduler.params.warmup_num_steps",
-    "scheduler.params.total_num_steps",
-)
 _COMPILED_FOR_CUDA = (
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
@@ -126,7 +111,7 @@ def _for_trainer(adapted: Adapted, facts: ScriptFacts, script_args: list[str]) -
     config = adapted.config
     _expect_trainer_values(adapted, facts, script_args)
     filled = []
-    for dotted in _TRAINER_FILLS:
+    for dotted in TRAINER_FILLS:
         block: Any = config
         *parents, name = dotted.split(".")
         for parent in parents:

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.core.rules.known import ALSO_FILLED, TRAINER_FILLS
 from zerokit.core.rules.types import Edit, Rule, Setup
 
-_FILLED_BY_TRAINER_OR_ACCELERATE = frozenset(
-    {
-        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-        "gradient_clipping", "fp16.enabled", "bf16.enabled", "optimizer.params.lr", "optimizer.params.betas",
-        "optimizer.params.eps", "optimizer.params.weight_decay", "scheduler.params.warmup_min_lr",
-        "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps",
-        "scheduler.params.total_num_steps", "zero_optimization.reduce_bucket_size",
-        "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold",
-        # the plugin fills these from its own arguments (accelerate/utils/dataclasses.py, DeepSpeedPlugin)
-        "zero_optimization.stage", "zero_optimization.offload_optimizer.device",
-        "zero_optimization.offload_param.device", "zero_optimization.offload_optimizer.nvme_path",
-        "zero_optimization.offload_param.nvme_path",
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-    }
-)  # fmt: skip
 # fields whose own vocabulary has "auto"
 _AUTO_IS_A_VALUE = (
     "zero_optimization.zenflow.",
@@ -52,7 +38,7 @@ def autos(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 def _unfilled_auto(setup: Setup) -> bool | Mapping[str, Any]:
     for key in autos(setup.raw or {}):
-        if key not in _FILLED_BY_TRAINER_OR_ACCELERATE and not key.startswith(_AUTO_IS_A_VALUE):
+        if key not in TRAINER_FILLS and key not in ALSO_FILLED and not key.startswith(_AUTO_IS_A_VALUE):
             return {"key": key, "name": key.rpartition(".")[2]}
     return False
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.core.rules.known import SCHEDULERS
 from zerokit.core.rules.types import Rule, Setup
 
-_SCHEDULERS = frozenset({"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"})
 _CLIP = "max_grad_norm"
 
 
 def _unknown_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
     name = setup.get("scheduler.type")
-    if not isinstance(name, str) or name in _SCHEDULERS:
+    if not isinstance(name, str) or name in SCHEDULERS:
         return False
-    right = next((known for known in _SCHEDULERS if known.lower() == name.lower()), None)
-    return {"name": name, "instead": f"write {right}" if right else f"use {', '.join(sorted(_SCHEDULERS))}"}
+    right = next((known for known in SCHEDULERS if known.lower() == name.lower()), None)
+    return {"name": name, "instead": f"write {right}" if right else f"use {', '.join(sorted(SCHEDULERS))}"}
 
 
 def _scheduler_parameter(setup: Setup, name: str) -> bool:
