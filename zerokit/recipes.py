@@ -140,6 +140,7 @@ KEYS: Mapping[str, Check] = {
     "reduce_bucket": parse_count,
     "prefetch_bucket": parse_count,
     "sub_group": parse_count,
+    "persistence": parse_count,
     "overlap_comm": _switch,
     "pipeline_module": _flag,
     "no_calibration": _flag,
