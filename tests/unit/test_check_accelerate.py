@@ -70,6 +70,7 @@ PROVOCATIONS = {
     "accelerate-config-file-missing": Provocation(
         plugin("deepspeed_config_file: absent.json"), "existing deepspeed config"
     ),
+    "accelerate-config-file-kind": Provocation(ONE + FILE.replace("ds.json", "a.yaml"), "Expecting value"),
     "accelerate-config-without-zero": Provocation(
         ONE + FILE, "specify the ZeRO optimization", config={"train_batch_size": 1}
     ),
@@ -141,10 +142,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeepResult]:
         cases = []
         for rule, provocation in PROVOCATIONS.items():
             path = write(folder, rule)
-            # read from where it is started: names in it are made absolute
-            text = provocation.text.replace(
-                "deepspeed_config_file: ds.json", f"deepspeed_config_file: {path.parent}/ds.json"
-            )
+            # looked for where accelerate is started, which is one place for all
+            name = r"deepspeed_config_file: (?=ds.json|a.yaml)"
+            text = re.sub(name, f"deepspeed_config_file: {path.parent}/", provocation.text)
             path.write_text(text)
             cases.append(DeepCase(mode="accelerate", path=str(path)))
         patch.chdir(folder)

@@ -231,6 +231,29 @@ def test_missing_files_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
         assert code == 2 and path in out
 
 
+@pytest.mark.parametrize("name", ["\\0x", "x" * 5000, ".", "loop", ""])
+def test_names_that_can_be_no_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    head = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n"
+    for key in ("deepspeed_config_file", "deepspeed_hostfile"):
+        path = write(tmp_path, "a.yaml", f'{head}  zero_stage: 2\n  {key}: "{name}"\n')
+        code, out, err = check(path, capsys=capsys)
+        assert code in (0, 2) and "Traceback" not in out + err
+        assert max(map(len, out.splitlines())) < 400
+    code, out, _ = check(str(tmp_path / "loop"), capsys=capsys)
+    assert code == 2 and "cannot be read" in out
+
+
+@pytest.mark.parametrize(("line", "place"), [("model: llama-9", "2:1"), ("gpu: h2000", "2:1")])
+def test_recipes_name_what_exists(
+    line: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = "params: 8b\ngpus: 8\n" if line.startswith("gpu") else "gpus: 8\n"
+    path = write(tmp_path, "r.yaml", f"title: t\n{line}\n{more}")
+    code, out, _ = check(path, capsys=capsys)
+    assert code == 2 and f"{path}:{place}: error:" in out and "did you mean" in out
+
+
 def test_torch_is_not_imported_and_the_folder_is_not_trusted(tmp_path: Path) -> None:
     path = write(tmp_path, "ds.json", BROKEN)
     for name in ("yaml", "torch", "click", "json", "deepspeed", "zerokit"):

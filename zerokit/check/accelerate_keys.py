@@ -27,3 +27,11 @@ def short(value: object) -> str:
     """A value as it is shown in a message."""
     text = repr(value)
     return text if len(text) <= 40 else text[:39] + "…"
+
+
+def is_file(path: str | pathlib.Path) -> bool:
+    """Whether a file is there; false also for what can be no path."""
+    try:
+        return pathlib.Path(path).is_file()
+    except (OSError, ValueError):
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +9,9 @@ from zerokit.check.accelerate_keys import (
     ACCELERATE_VERSION,
     LAUNCH,
     PLUGIN,
+    is_file,
     key_list,
+    short,
 )
 from zerokit.check.finding import Finding, finding_at, nearest
 from zerokit.strictload import Document
@@ -254,12 +255,12 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             source=LAUNCH,
         )
     hostfile = block.get("deepspeed_hostfile")
-    if isinstance(hostfile, str) and not pathlib.Path(hostfile).is_file():
+    if isinstance(hostfile, str) and not is_file(hostfile):
         yield finding_at(
             document,
             ("deepspeed_config", "deepspeed_hostfile"),
             "accelerate-hostfile-missing",
-            f"{hostfile} is not here: where it is missing, DeepSpeed only warns and trains on one machine",
+            f"{short(hostfile)} is not here: DeepSpeed then only warns, and trains on one machine alone",
             "correct the path",
             severity="warning",
             source="deepspeed/launcher/runner.py:214 (0.19.8)",

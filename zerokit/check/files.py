@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zerokit.check.accelerate_file import lint_accelerate, named_config
-from zerokit.check.accelerate_keys import LAUNCH, key_list
+from zerokit.check.accelerate_keys import LAUNCH, is_file, key_list, short
 from zerokit.check.accelerate_pair import lint_pair
 from zerokit.check.accelerate_processes import number_of_processes
 from zerokit.check.deepspeed_file import Context, lint_deepspeed
@@ -62,11 +63,11 @@ def check_files(
         raise InputError(f"--kind {kind}: use one of {', '.join(KINDS)}")
     context = context or Context()
     files = [read_file(path, kind=kind) for path in paths]
-    known = {pathlib.Path(file.path).resolve() for file in files}
+    known = {_real(file.path) for file in files}
     for yaml_file in [file for file in files if file.kind == "accelerate" and file.document is not None]:
         named = _named_file(yaml_file)
-        if named is not None and named.resolve() not in known:
-            known.add(named.resolve())
+        if named is not None and _real(named) not in known:
+            known.add(_real(named))
             files.append(read_file(str(named), kind="deepspeed"))
     _lint(files, context)
     for file in files:
@@ -158,14 +159,14 @@ def _named_file(file: CheckedFile) -> pathlib.Path | None:
     if name is None:
         return None
     for candidate in (pathlib.Path(name), pathlib.Path(file.path).parent / name):
-        if candidate.is_file():
+        if is_file(candidate):
             return candidate
     file.findings.append(
         finding_at(
             file.document,
             ("deepspeed_config", "deepspeed_config_file"),
             "accelerate-config-file-missing",
-            f"{name} is not here, nor beside this file: Accelerate looks for it where it is started",
+            f"{short(name)} is not here, nor beside this file: Accelerate looks for it where it is started",
             "correct the path; an absolute one works from everywhere",
             severity="warning",
             source=LAUNCH,
@@ -174,8 +175,16 @@ def _named_file(file: CheckedFile) -> pathlib.Path | None:
     return None
 
 
+def _real(path: str | pathlib.Path) -> str:
+    """The file behind links; a path that cannot be one (a NUL, a loop of links) stays as it is."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return str(path)
+
+
 def _lint(files: list[CheckedFile], context: Context) -> None:
-    processes: dict[pathlib.Path, int] = {}
+    processes: dict[str, int] = {}
     for file in files:
         if file.document is None:
             continue
@@ -185,16 +194,18 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
             file.findings += lint_accelerate(file.document, context.world_size)
             partner = _partner(file, files)
             count = number_of_processes(file.document)
-            if partner is not None and partner.document is not None:
+            if partner is not None and partner.kind not in ("deepspeed", "unknown"):
+                file.findings.append(_not_a_config(file.document, partner))
+            elif partner is not None and partner.document is not None:
                 if isinstance(partner.document.value, dict):
                     file.findings += lint_pair(file.document, partner.document.value, partner.path)
                 if count is not None:
-                    processes[pathlib.Path(partner.path).resolve()] = count
+                    processes[_real(partner.path)] = count
     for file in files:
         if file.kind == "deepspeed" and file.document is not None:
             here = context
             if context.world_size is None:
-                here = replace(context, world_size=processes.get(pathlib.Path(file.path).resolve()))
+                here = replace(context, world_size=processes.get(_real(file.path)))
             file.findings += lint_deepspeed(file.document, here)
 
 
@@ -203,8 +214,16 @@ def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | 
     name = named_config(yaml_file.document)
     if name is None:
         return None
-    wanted = {path.resolve() for path in (pathlib.Path(name), pathlib.Path(yaml_file.path).parent / name)}
-    for file in files:
-        if file.kind == "deepspeed" and pathlib.Path(file.path).resolve() in wanted:
-            return file
-    return None
+    wanted = {_real(name), _real(pathlib.Path(yaml_file.path).parent / name)}
+    return next((file for file in files if _real(file.path) in wanted), None)
+
+
+def _not_a_config(document: Document, partner: CheckedFile) -> Finding:
+    return finding_at(
+        document,
+        ("deepspeed_config", "deepspeed_config_file"),
+        "accelerate-config-file-kind",
+        f"{partner.path} is no DeepSpeed JSON but {partner.kind}: Accelerate fails on it",
+        "name a DeepSpeed JSON",
+        source=LAUNCH,
+    )
