@@ -1,11 +1,17 @@
-"""What was measured on this machine, as the time model takes it."""
+"""What was measured on this machine: read for the time model, and kept after tuning."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from zerokit.core.constants import Calibration
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
+from zerokit.core.planning import Request, time_model
 from zerokit.core.shape import ModelShape
+from zerokit.core.strategy import Strategy, TimeEstimate
 
 OPTION = "--no-calibration"
 
@@ -73,3 +79,23 @@ def _tuned(
     else:
         what = f"{'ranked by' if on_cpu else 'step times from'} the measured steps of {count} of this job"
     return calibration, (f"{what}, tuned here at {newest} ({at}); {OPTION} ignores them",)
+
+
+def keep(request: Request, job: Job, ran: Sequence[tuple[Strategy, float]]) -> tuple[Path, str | None]:
+    """Keep measured seconds of a step for later plans; returns the file, and a note where one was damaged.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import time
+
+    from zerokit.catalog import tuned
+    from zerokit.core.calibrating import observe
+
+    rates = replace(request.calibration or Calibration(), tuned=None, layer_factors=())
+
+    def estimate(strategy: Strategy, calibration: Calibration) -> TimeEstimate:
+        return time_model(replace(request, calibration=calibration), job).estimate(strategy)
+
+    at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return tuned.save(observe(request.shape, job, request.cluster, ran, estimate, rates, at))

@@ -64,6 +64,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     for later plans on this machine. A trial ends in the middle of the script: what follows the training
     loop is not reached.
     """
+    from zerokit.cli.tuneresult import body, conclude
     from zerokit.cli.tuning import Tuning
 
     started = time.monotonic()
@@ -96,12 +97,11 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         say=_say,
     )
     if own["dry_run"]:
-        _print(tuning.body(), own["as_json"])
+        _print(body(tuning), own["as_json"])
         return 0
     tuning.run(own["run_dir"])
-    body = tuning.body() | {"seconds": round(time.monotonic() - started, 3)}
-    _print(body, own["as_json"])
-    return tuning.conclude()
+    _print(body(tuning) | {"seconds": round(time.monotonic() - started, 3)}, own["as_json"])
+    return conclude(tuning)
 
 
 def _steps(text: str) -> int:

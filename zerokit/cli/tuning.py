@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,28 +12,20 @@ from zerokit.cli import payload
 from zerokit.cli.plan import write_files
 from zerokit.core.advice import strategy_words
 from zerokit.core.job import Job
-from zerokit.core.planning import Plan, Request, make_plan, make_space, time_model
+from zerokit.core.planning import Plan, Request, make_plan, make_space
 from zerokit.core.strategy import Candidate
-from zerokit.errors import (
-    InputError,
-    LauncherLost,
-    NodeUnusable,
-    RankFailed,
-    ReportNotWritten,
-    RunHung,
-    ZerokitError,
-)
+from zerokit.errors import InputError
 from zerokit.run.command import Target
 from zerokit.run.prepare import Wishes
-from zerokit.run.scriptargs import PLACEHOLDERS, ScriptOptions
+from zerokit.run.scriptargs import ScriptOptions
 from zerokit.run.style import STYLES, read_script
 from zerokit.run.trial import Measured, attempt
 from zerokit.units import format_gib, format_seconds
 
-SCHEMA = "zerokit.tune/1"
 RESULT_FILE = "tune.json"
 _SAME_PARAMETERS = 0.02
-_FAILURES = (RankFailed, RunHung, LauncherLost, NodeUnusable, ReportNotWritten)
+_SAME_TIME = 0.01
+_LOOKED_THROUGH = 4  # so many ranked plans for each that is run
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +41,17 @@ class Trial:
     def words(self) -> str:
         """The plan in one line."""
         return strategy_words(self.candidate.strategy)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it ran as planned, and was timed."""
+        return self.measured is not None and self.measured.counts
+
+    @property
+    def seconds(self) -> float:
+        """Measured time of a step; only for a trial that counts."""
+        assert self.measured is not None and self.measured.step_seconds is not None
+        return self.measured.step_seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,9 +100,9 @@ class Tuning:
         script_options = ScriptOptions(facts=facts, style=style, given=arguments)
         pins, notes = script_options.pins(request.pins)
         request = replace(request, pins=pins, assumptions=(*request.assumptions, *notes))
-        made = make_plan(request, top=top)
+        made = make_plan(request, top=top * _LOOKED_THROUGH)
         job = make_space(request)[0].job
-        candidates = [made.chosen, *made.alternatives][:top]
+        candidates = distinct([made.chosen, *made.alternatives], top)
         memory = request.exact_memory or request.memory
         trials = [
             Trial(
@@ -195,8 +195,7 @@ class Tuning:
     @property
     def fastest(self) -> Trial | None:
         """Of the trials that count."""
-        good = [trial for trial in self.trials if trial.measured is not None and trial.measured.counts]
-        return min(good, key=_measured_seconds, default=None)
+        return min((t for t in self.trials if t.counts), key=lambda trial: trial.seconds, default=None)
 
     def _write(self, best: Trial) -> None:
         """The fastest as the plan, as ``zerokit plan`` writes it, with what was measured."""
@@ -213,56 +212,46 @@ class Tuning:
 
     def _keep(self) -> None:
         """The result so far into tune.json, and the step times for later plans."""
+        from zerokit.cli.tuneresult import body
         from zerokit.run import folder
 
         assert self.folder is not None
         self._calibrate()
-        folder.write_json(self.folder / RESULT_FILE, self.body())
+        folder.write_json(self.folder / RESULT_FILE, body(self))
 
     def _calibrate(self) -> None:
         """Keep the step times of the trials that ran this very job as planned."""
         from zerokit.catalog import tuned
-        from zerokit.core.calibrating import observe
-        from zerokit.core.constants import Calibration
-        from zerokit.core.strategy import Strategy, TimeEstimate
+        from zerokit.cli.calibration import keep
 
-        ran = [
-            (t.candidate.strategy, _measured_seconds(t))
-            for t in self.trials
-            if t.measured and t.measured.counts
-        ]
-        other = self._other_job()
-        if not ran or other is not None:
-            self.calibration = {"file": None, "kept": 0, "why": other} if other else None
+        ran = [(t.candidate.strategy, t.seconds) for t in self.trials if t.counts]
+        if not ran:
             return
-        rates = replace(self.request.calibration or Calibration(), tuned=None, layer_factors=())
-
-        def estimate(strategy: Strategy, calibration: Calibration) -> TimeEstimate:
-            return time_model(replace(self.request, calibration=calibration), self.job).estimate(strategy)
-
-        at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        found = observe(self.request.shape, self.job, self.request.cluster, ran, estimate, rates, at)
+        why = self._other_job()
+        if why is not None:
+            self.calibration = {"file": None, "kept": 0, "why": why}
+            return
         try:
-            place, note = tuned.save(found)
+            place, note = keep(self.request, self.job, ran)
         except OSError as error:
-            self.calibration = {"file": None, "kept": 0, "why": f"{tuned.path()}: {error.strerror or error}"}
+            why = f"{error.filename or tuned.path()}: {error.strerror}"
+            self.calibration = {"file": None, "kept": 0, "why": why}
             return
-        self.calibration = {"file": str(place), "kept": len(found), "why": note}
+        self.calibration = {"file": str(place), "kept": len(ran), "why": note}
 
     def _other_job(self) -> str | None:
         """Why the script's job is not the one that was planned for."""
-        found = next((t.measured for t in self.trials if t.measured and t.measured.counts), None)
+        found = next((t.measured for t in self.trials if t.measured is not None and t.counts), None)
         if found is None:
             return None
         length, planned = found.batch_columns, self.job.seq_len
-        causal = self.request.shape.head == "causal"
-        if causal and length is not None and length != planned:
+        if self.request.shape.head == "causal" and length is not None and length != planned:
             return (
                 f"the script's sequences have {length} tokens, planned for {planned}: give --seq-len {length}"
             )
+        strategies = [t.candidate.strategy for t in self.trials]
         whole = self.job.method == "full" and all(
-            t.candidate.strategy.tensor_parallel * t.candidate.strategy.pipeline_parallel == 1
-            for t in self.trials
+            s.tensor_parallel * s.pipeline_parallel == 1 for s in strategies
         )
         expected = self.request.shape.parameters
         if whole and found.parameters and abs(found.parameters / expected - 1) > _SAME_PARAMETERS:
@@ -272,84 +261,26 @@ class Tuning:
             )
         return None
 
-    def body(self) -> dict[str, Any]:
-        """``tune --json``."""
-        best = self.fastest
-        cluster = self.request.cluster
-        return {
-            "schema": SCHEMA,
-            "model": self.read.model_name,
-            "gpu": cluster.gpu.name,
-            "gpus": cluster.gpus,
-            "request": self.given,
-            "script": self.target.name,
-            "steps": self.wishes.stop_after_steps,
-            "trials": [self._row(trial) for trial in self.trials],
-            "fastest": best.number if best is not None else None,
-            "interrupted": self.interrupted is not None,
-            "folder": str(self.folder) if self.folder is not None else None,
-            "files": self.files,
-            "calibration": self.calibration,
-            "assumptions": list(self.made.assumptions),
-            "next": self._next(best) if best is not None and self.files else None,
-        }
 
-    def _row(self, trial: Trial) -> dict[str, Any]:
-        found, candidate = trial.measured, trial.candidate
-        row: dict[str, Any] = {
-            "trial": trial.number,
-            "description": trial.words,
-            "strategy": payload.degrees(candidate.strategy),
-            "script_arguments": list(trial.arguments),
-            "predicted_step_seconds": candidate.time.step_seconds if self.request.timed else None,
-            "predicted_peak_bytes": candidate.memory.worst.peak_allocated_bytes,
-        }
-        if found is None:
-            return {**row, "outcome": "not_run", "counts": False}
-        if found.predicted_peak_bytes is not None:
-            row["predicted_peak_bytes"] = found.predicted_peak_bytes
-        return {
-            **row,
-            "outcome": found.outcome,
-            "counts": found.counts,
-            "problem": found.problem,
-            "differences": list(found.differences),
-            "steps": found.steps,
-            "measured_step_seconds": found.step_seconds,
-            "measured_peak_bytes": found.peak_bytes,
-            "memory": found.memory,
-            "run_dir": str(found.run_dir),
-        }
+def distinct(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The first ``count`` that are worth a run each; what they leave over fills up.
 
-    def _next(self, best: Trial) -> str:
-        where = ["-m", str(self.target.module)] if self.target.script is None else [self.target.script]
-        device = ["--device", "cpu"] if self.request.on_cpu else []
-        style = [] if self.wishes.style in ("auto", self._auto_style()) else ["--style", self.wishes.style]
-        return shlex.join(["zerokit", "launch", "--plan", self.out, *device, *style, *where, *best.arguments])
-
-    def _auto_style(self) -> str:
-        script = Path(self.target.script) if self.target.script is not None else None
-        with suppress(ZerokitError):
-            return read_script(script, self.target.module).style
-        return "none"
-
-    def conclude(self) -> int:
-        """The exit code of an interruption, or 0 with a fastest plan.
-
-        Raises:
-            ZerokitError: none of the trials counts; the first failure decides which.
-        """
-        if self.interrupted is not None:
-            self.say(f"interrupted; what was measured is in {self.folder}")
-            return self.interrupted
-        if self.fastest is not None:
-            return 0
-        raise _none_counts([trial for trial in self.trials if trial.measured is not None])
+    Without sharding to save on, or with little to reduce, stages 0 to 2 are one strategy with three names:
+    such a one is not run again while others wait.
+    """
+    chosen: list[Candidate] = []
+    for candidate in ranked:
+        if not any(_alike(candidate, other) for other in chosen):
+            chosen.append(candidate)
+    rest = [candidate for candidate in ranked if candidate not in chosen]
+    return sorted([*chosen, *rest][:count], key=ranked.index)
 
 
-def _measured_seconds(trial: Trial) -> float:
-    assert trial.measured is not None and trial.measured.step_seconds is not None
-    return trial.measured.step_seconds
+def _alike(one: Candidate, other: Candidate) -> bool:
+    first, *same = one.strategy.family
+    second, *also = other.strategy.family
+    near = abs(one.time.step_seconds / other.time.step_seconds - 1) < _SAME_TIME
+    return same == also and 3 not in (first, second) and near
 
 
 def _result(found: Measured) -> str:
@@ -371,24 +302,3 @@ def _refuse_own_configuration(style: str, why: str, arguments: tuple[str, ...]) 
     own = "--deepspeed_config" if style == "raw" else "--deepspeed" if style == "trainer" else None
     if own in given:
         raise InputError(f"{own}: the script's own configuration would decide, not the plans; leave it out")
-
-
-def _none_counts(trials: list[Trial]) -> ZerokitError:
-    """The error when no trial counts."""
-    found = [(trial.number, trial.measured) for trial in trials if trial.measured is not None]
-    failed = [measured for _, measured in found if measured.problem is not None and measured.exit_code]
-    lines = [
-        f"  trial {number}: {measured.problem or '; '.join(measured.differences)}"
-        for number, measured in found
-    ]
-    text = "\n".join(["none of the plans could be timed:", *lines])
-    if not failed:
-        if any(measured.differences for _, measured in found):
-            text += f"\nGive the script what it decides itself: {', '.join(PLACEHOLDERS)} in its arguments"
-        return InputError(text)
-    if all(measured.outcome == "oom" for measured in failed):
-        text += (
-            "\nAll ran out of memory; try more with --top, or fix less: --checkpointing full, --micro-batch 1"
-        )
-    kind = next((kind for kind in _FAILURES if kind.exit_code == failed[0].exit_code), RankFailed)
-    return kind(text)

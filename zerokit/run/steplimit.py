@@ -77,5 +77,6 @@ def _wait_for_peers() -> None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
     cuda = _cuda()
-    distributed.barrier(device_ids=[cuda.current_device()] if cuda is not None else None)
+    on_gpu = cuda is not None and "nccl" in str(distributed.get_backend())
+    distributed.barrier(device_ids=[cuda.current_device()] if on_gpu else None)
     _synchronize()
