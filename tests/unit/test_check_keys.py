@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from zerokit.check.accelerate_file import lint_accelerate
 from zerokit.check.accelerate_keys import ACCELERATE_VERSION
 from zerokit.check.accelerate_keys import key_list as accelerate_list
+from zerokit.check.accelerate_pair import lint_pair
 from zerokit.check.deepspeed_file import Context, lint_deepspeed
 from zerokit.check.keylist import key_list
 from zerokit.core.rules import known
@@ -108,7 +110,7 @@ any_json = st.recursive(
     | st.integers(-(10**320), 10**320)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(
-        ["auto", "cpu", "nvme", "AdamW", "WarmupLR", "5e8", "inf", "nan", "1" * 400, "true", ""]
+        ["auto", "cpu", "²", "nvme", "AdamW", "WarmupLR", "5e8", "inf", "nan", "1" * 400, "true", ""]
     )
     | st.text(max_size=5),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(known_names, children, max_size=3),
@@ -124,6 +126,35 @@ def test_any_value_under_any_known_key_is_linted(config: dict[str, Any]) -> None
         for finding in lint_deepspeed(document, context):
             assert finding.message and finding.place.line == 1
             json.dumps(finding.as_json())
+
+
+accelerate_names = st.sampled_from(
+    sorted({name for names in accelerate_list().values() if isinstance(names, list) for name in names})
+)
+accelerate_blocks = st.dictionaries(accelerate_names, any_json, max_size=4)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"distributed_type": st.just("DEEPSPEED") | any_json},
+        optional={
+            "deepspeed_config": accelerate_blocks | any_json,
+            "parallelism_config": accelerate_blocks | any_json,
+            "num_processes": st.integers(-1, 9) | any_json,
+        },
+    ),
+    accelerate_blocks,
+    st.dictionaries(known_names, any_json, max_size=2),
+)
+@hypothesis_settings(max_examples=300, deadline=None)
+def test_any_value_in_an_accelerate_yaml_is_linted(
+    block: dict[str, Any], more: dict[str, Any], config: dict[str, Any]
+) -> None:
+    # JSON is YAML, and its long numbers are refused by the reader of YAML alone
+    document = parse_json(json.dumps({**more, **block}), "a.yaml", strict=False)
+    for finding in (*lint_accelerate(document, 4), *lint_pair(document, config, "ds.json")):
+        assert finding.message and len(finding.message) < 400
+        json.dumps(finding.as_json())
 
 
 @given(odd_configs())

@@ -40,7 +40,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
             document,
             ("deepspeed_config",),
             "accelerate-deepspeed-block",
-            f"deepspeed_config is {block!r}: it must be a mapping",
+            f"deepspeed_config is {short(block)}: it must be a mapping",
             "name a file as deepspeed_config: {deepspeed_config_file: FILE}",
             source=LAUNCH,
         )
@@ -53,7 +53,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
                 document,
                 ("deepspeed_config", key),
                 "accelerate-ignored-key",
-                f"Accelerate ignores {key!r} in deepspeed_config",
+                f"Accelerate ignores {short(key)} in deepspeed_config",
                 f"did you mean {guess!r}?"
                 if guess
                 else "remove it; what it should do belongs in a DeepSpeed JSON",
@@ -65,7 +65,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
             document,
             ("deepspeed_config", "deepspeed_config_file"),
             "accelerate-config-file-missing",
-            f"deepspeed_config_file is {named!r}: Accelerate fails on it",
+            f"deepspeed_config_file is {short(named)}: Accelerate fails on it",
             "name a DeepSpeed JSON",
             source=PLUGIN,
         )
@@ -109,7 +109,7 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
             document,
             ("deepspeed_config", "zero_stage"),
             "accelerate-zero-stage",
-            f"zero_stage is {stage!r}: accelerate launch fails on it",
+            f"zero_stage is {short(stage)}: accelerate launch fails on it",
             "use 0, 1, 2 or 3 without quotes",
             source=PLUGIN,
         )
@@ -119,7 +119,7 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
             document,
             ("deepspeed_config", "zero_stage"),
             "accelerate-zero-stage",
-            f"zero_stage is the text {stage!r}: Accelerate reads the number, other tools may not",
+            f"zero_stage is the text {short(stage)}: Accelerate reads the number, other tools may not",
             "use 0, 1, 2 or 3 without quotes",
             severity="warning",
             source=PLUGIN,
@@ -137,7 +137,7 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
             document,
             ("deepspeed_config", "zero3_save_16bit_model"),
             "accelerate-flag-as-text",
-            f"zero3_save_16bit_model is the text {save!r}: Accelerate takes anything but true as false",
+            f"zero3_save_16bit_model is the text {short(save)}: Accelerate takes anything but true as false",
             "write true or false without quotes",
             source=PLUGIN,
         )
@@ -146,12 +146,12 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
 def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     """Accelerate reads both out of text: ``int`` of digits, ``float`` of anything but auto."""
     steps, clipping = block.get("gradient_accumulation_steps"), block.get("gradient_clipping")
-    if steps not in (None, "auto") and (not str(steps).isdigit() or int(str(steps)) < 1):
+    if steps not in (None, "auto") and (not str(steps).isdecimal() or int(str(steps)) < 1):
         yield finding_at(
             document,
             ("deepspeed_config", "gradient_accumulation_steps"),
             "accelerate-plugin-number",
-            f"gradient_accumulation_steps is {steps!r}: the engine fails to start",
+            f"gradient_accumulation_steps is {short(steps)}: the engine fails to start",
             "use auto, or a whole number of at least 1",
             source=PLUGIN,
         )
@@ -162,7 +162,7 @@ def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Fi
             document,
             ("deepspeed_config", "gradient_clipping"),
             "accelerate-plugin-number",
-            f"gradient_clipping is {clipping!r}: Accelerate fails on it",
+            f"gradient_clipping is {short(clipping)}: Accelerate fails on it",
             "use auto, or a number; 0 turns clipping off",
             source=PLUGIN,
         )
@@ -192,7 +192,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             document,
             path,
             "accelerate-offload-device",
-            f"{key} is {device!r}",
+            f"{key} is {short(device)}",
             "use none, cpu or nvme",
             source=PLUGIN,
         )
@@ -250,7 +250,7 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             document,
             ("deepspeed_config", "deepspeed_multinode_launcher"),
             "accelerate-multinode-launcher",
-            f"{launcher!r} is no launcher of DeepSpeed",
+            f"{short(launcher)} is no launcher of DeepSpeed",
             f"use one of {', '.join(launchers)}",
             source=LAUNCH,
         )

@@ -48,7 +48,7 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
                 f"{name} is {short(number)}",
                 f"use a whole number of at least {least}, without quotes",
                 # in quotes it works, where nobody counts with it
-                severity="warning" if isinstance(number, str) and number.isdigit() else "error",
+                severity="warning" if isinstance(number, str) and number.isdecimal() else "error",
                 source=LAUNCH,
             )
     if unusable:
@@ -134,7 +134,7 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
             document,
             ("parallelism_config", key),
             "accelerate-ignored-key",
-            f"Accelerate ignores {key!r} in parallelism_config",
+            f"Accelerate ignores {short(key)} in parallelism_config",
             f"did you mean {guess!r}?" if guess else "remove it",
             source=LAUNCH,
         )

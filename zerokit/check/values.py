@@ -165,7 +165,7 @@ def _boolean(
 
 def _choice(document: Document, path: Path, entry: Mapping[str, Any], given: object) -> Iterator[Finding]:
     choices = entry.get("choices", [])
-    if isinstance(given, str) and given.isdigit() and int(given) in choices:
+    if isinstance(given, str) and given.isdecimal() and int(given) in choices:
         yield from number_as_text(document, path, entry, given, refused=True)
         return
     lower = given.lower() if isinstance(given, str) else None
