@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from zerokit.catalog import gpus, models
+from zerokit.check.emitted import verify
+from zerokit.cli.modelchoice import choose_model
 from zerokit.core.hardware import Cluster
 from zerokit.core.hf_shape import from_config
 from zerokit.core.job import Job, Lora
@@ -20,6 +24,7 @@ from zerokit.core.search import Space, batches, build_strategy, checkpointings, 
 from zerokit.core.settings import from_config as read_settings
 from zerokit.core.shape import ModelShape
 from zerokit.emit.deepspeed import deepspeed_config
+from zerokit.emit.files import plan_files
 from zerokit.errors import InputError, NothingFits
 
 GIB = 1 << 30
@@ -112,6 +117,9 @@ def test_every_candidate_is_accounted_for() -> None:
     assert all(count > 0 for count in found.rejected.values())
 
 
+known = functools.cache(lambda model: choose_model(None, model))
+
+
 def random_requests(number: int) -> list[Request]:
     chance = random.Random(20260)
     found = []
@@ -132,12 +140,15 @@ def random_requests(number: int) -> list[Request]:
                                "llama-3.1-70b", "gemma-2-9b", "phi-2"])  # fmt: skip
         host = chance.choice([None, 64 * GIB, 1024 * GIB])
         pins = chance.choice([Pins(), SEARCH_ALL])
-        found.append(request_for(model, gpu, count, max(1, count // 8), job, pins, host_ram=host))
+        request = request_for(model, gpu, count, max(1, count // 8), job, pins, host_ram=host)
+        # the memory model that zerokit plan asks: traced where the catalogue has the model's profile
+        memory = known(model).memory(job)
+        found.append(replace(request, memory=memory, least_vram=memory.least_vram_bytes))
     return found
 
 
 def test_200_random_plans_fit_and_are_valid_and_meet_the_batch() -> None:
-    made = 0
+    made = traced = 0
     for request in random_requests(200):
         space = make_space(request)[0]
         ranked = search(space, top=1).ranked
@@ -152,7 +163,10 @@ def test_200_random_plans_fit_and_are_valid_and_meet_the_batch() -> None:
         if request.job.global_batch is not None:
             assert chosen.strategy.global_batch == request.job.global_batch
         assert first_violation(chosen.strategy) is None
-        # what is written is what was planned
+        # what is written passes the lint of anybody's files, and is what was planned
+        files = plan_files(chosen.strategy, space.job, nodes=cluster.nodes, folder=Path("plan"))
+        verify(files.texts, ranks=cluster.gpus, gpus_per_node=cluster.gpus_per_node)
+        traced += chosen.memory.basis == "traced"
         config = deepspeed_config(chosen.strategy, request.job)
         assert read_settings(config).zero.stage == chosen.strategy.settings.zero.stage
         assert (
@@ -161,7 +175,7 @@ def test_200_random_plans_fit_and_are_valid_and_meet_the_batch() -> None:
             * (chosen.strategy.data_parallel)
             == space.global_batch
         )
-    assert made > 100
+    assert made > 100 and traced > 60
 
 
 def outcome(plan: Plan) -> tuple[int, str, str]:
