@@ -48,7 +48,7 @@ def chosen(gpus: Sequence[FoundGpu], value: str) -> tuple[tuple[FoundGpu, ...], 
     """
     named: list[FoundGpu] = []
     for part in (part.strip() for part in value.split(",")):
-        if part.isdigit():
+        if part.isdecimal():
             # an index counts among what an earlier variable left
             fits = [gpus[int(part)]] if int(part) < len(gpus) else []
         elif part.upper().startswith("GPU-"):
