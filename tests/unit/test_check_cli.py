@@ -178,6 +178,21 @@ def test_accelerate_yaml_is_checked_with_the_json_it_names(
     assert "a.yaml:5:3: note: zero3_init_flag does nothing at stage 2" in out
 
 
+def test_accelerate_yaml_is_checked_with_the_hostfile_it_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = write(tmp_path, "hosts", "node-1 slots=4\nnode-2 slots=2\n")
+    yaml_path = write(
+        tmp_path,
+        "a.yaml",
+        "distributed_type: DEEPSPEED\nnum_machines: 2\nnum_processes: 8\ndeepspeed_config:\n"
+        f"  zero_stage: 2\n  deepspeed_hostfile: {hosts}\n",
+    )
+    code, out, _ = check(yaml_path, capsys=capsys)
+    assert code == 2 and f"{hosts}:1:1: error: 6 slots for 8 ranks" in out
+    assert f"{hosts}:2:1: warning: node-2 has 2 slots" in out
+
+
 def test_conflict_stage_3_without_init(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ds = write(tmp_path, "ds.json", {**GOOD, "zero_optimization": {"stage": 3}})
     yaml_path = write(

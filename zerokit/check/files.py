@@ -52,7 +52,7 @@ class CheckedFile:
 def check_files(
     paths: Sequence[str], context: Context | None = None, *, kind: str | None = None
 ) -> list[CheckedFile]:
-    """Lint every file, and every DeepSpeed JSON that an accelerate YAML among them names.
+    """Lint every file, and every DeepSpeed JSON and hostfile that an accelerate YAML among them names.
 
     Files of kind ``plan`` and ``recipe`` are read and left to the caller.
 
@@ -65,10 +65,10 @@ def check_files(
     files = [read_file(path, kind=kind) for path in paths]
     known = {_real(file.path) for file in files}
     for yaml_file in [file for file in files if file.kind == "accelerate" and file.document is not None]:
-        named = _named_file(yaml_file)
-        if named is not None and _real(named) not in known:
-            known.add(_real(named))
-            files.append(read_file(str(named), kind="deepspeed"))
+        for named, named_kind in ((_named_file(yaml_file), "deepspeed"), (_hostfile(yaml_file), "hostfile")):
+            if named is not None and _real(named) not in known:
+                known.add(_real(named))
+                files.append(read_file(str(named), kind=named_kind))
     _lint(files, context)
     for file in files:
         file.findings.sort(key=lambda finding: (finding.place, finding.rule))
@@ -175,6 +175,14 @@ def _named_file(file: CheckedFile) -> pathlib.Path | None:
     return None
 
 
+def _hostfile(file: CheckedFile) -> pathlib.Path | None:
+    """The hostfile an accelerate YAML names, when it is here; its absence is a finding of the block."""
+    value = file.document.value if file.document is not None else None
+    block = value.get("deepspeed_config") if isinstance(value, dict) else None
+    name = block.get("deepspeed_hostfile") if isinstance(block, dict) else None
+    return pathlib.Path(name) if isinstance(name, str) and is_file(name) else None
+
+
 def _real(path: str | pathlib.Path) -> str:
     """The file behind links; a path that cannot be one (a NUL, a loop of links) stays as it is."""
     try:
@@ -186,27 +194,26 @@ def _real(path: str | pathlib.Path) -> str:
 def _lint(files: list[CheckedFile], context: Context) -> None:
     processes: dict[str, int] = {}
     for file in files:
-        if file.document is None:
+        if file.document is None or file.kind != "accelerate":
             continue
-        if file.kind == "hostfile":
-            file.findings += lint_hostfile(file.document, context.world_size)
-        elif file.kind == "accelerate":
-            file.findings += lint_accelerate(file.document, context.world_size)
-            partner = _partner(file, files)
-            count = number_of_processes(file.document)
-            if partner is not None and partner.kind not in ("deepspeed", "unknown"):
-                file.findings.append(_not_a_config(file.document, partner))
-            elif partner is not None and partner.document is not None:
-                if isinstance(partner.document.value, dict):
-                    file.findings += lint_pair(file.document, partner.document.value, partner.path)
-                if count is not None:
-                    processes[_real(partner.path)] = count
+        file.findings += lint_accelerate(file.document, context.world_size)
+        count, hostfile = number_of_processes(file.document), _hostfile(file)
+        partner = _partner(file, files)
+        if partner is not None and partner.kind not in ("deepspeed", "unknown"):
+            file.findings.append(_not_a_config(file.document, partner))
+        elif partner is not None and partner.document is not None:
+            if isinstance(partner.document.value, dict):
+                file.findings += lint_pair(file.document, partner.document.value, partner.path)
+            if count is not None:
+                processes[_real(partner.path)] = count
+        if hostfile is not None and count is not None:
+            processes[_real(hostfile)] = count
     for file in files:
-        if file.kind == "deepspeed" and file.document is not None:
-            here = context
-            if context.world_size is None:
-                here = replace(context, world_size=processes.get(_real(file.path)))
-            file.findings += lint_deepspeed(file.document, here)
+        world_size = context.world_size or processes.get(_real(file.path))
+        if file.kind == "hostfile" and file.document is not None:
+            file.findings += lint_hostfile(file.document, world_size)
+        elif file.kind == "deepspeed" and file.document is not None:
+            file.findings += lint_deepspeed(file.document, replace(context, world_size=world_size))
 
 
 def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | None:
