@@ -75,12 +75,15 @@ def test_sweep_our_own_rules_accept_all(variant: str, strategies: list[Strategy]
         assert alarms == slow_host_step, (strategy, alarms)
 
 
-def test_sweep_accelerates_loader_accepts_all(strategies: list[Strategy], tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sweep_accelerates_loader_accepts_all(
+    variant: str, strategies: list[Strategy], tmp_path: Path
+) -> None:
     cases = []
     sayable = [strategy for strategy in strategies if strategy.pipeline_parallel == 1]
     for number, strategy in enumerate(sayable):
         config = tmp_path / f"{number}.json"
-        config.write_text(json.dumps(deepspeed_config(strategy, JOB, variant="accelerate")))
+        config.write_text(json.dumps(deepspeed_config(strategy, JOB, variant=variant)))
         path = tmp_path / f"{number}.yaml"
         path.write_text(accelerate_yaml(strategy, 1, ds_config_path=str(config)))
         cases.append(DeepCase(mode="accelerate", path=str(path)))
