@@ -274,8 +274,10 @@ def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
             click.echo(ended.failure_tail.rstrip("\n"), err=True)
     # The ranks' own files may know worse than what the supervisor saw; never better.
     exit_code: int = report["exit_code"]
-    worse = f" (by the ranks' reports: {report['outcome']})" if exit_code != ended.verdict.exit_code else ""
-    _say(f"{ended.verdict.outcome}: {ended.verdict.why}{worse}")
+    if exit_code == ended.verdict.exit_code:
+        _say(f"{ended.verdict.outcome}: {ended.verdict.why}")
+    else:
+        _say(f"{report['outcome']}: {_worst(report)}; as processes, {ended.verdict.why}")
     _say(f"run folder: {run_dir}")
     if not_written is not None:
         _say(str(not_written))
@@ -283,6 +285,14 @@ def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
         failed = ended.verdict.exit_code and not ended.verdict.reports_missing
         exit_code = ended.verdict.exit_code if failed else not_written.exit_code
     return _Attempt(prepared=prepared, report=report, exit_code=exit_code, next=following)
+
+
+def _worst(report: dict[str, Any]) -> str:
+    """What the ranks' own files say against a success."""
+    for rank in report["ranks"]:
+        if rank["state"] not in ("finished", "stopped"):
+            return f"rank {rank['rank']} on {rank['host']}: {rank['error'] or rank['state']}"
+    return "the ranks' reports are not complete"
 
 
 def _write(run_dir: Path, report: dict[str, Any]) -> ReportNotWritten | None:

@@ -31,7 +31,8 @@ class RankExit(NamedTuple):
     """How one rank's process ended, as the guard saw it.
 
     ``code`` and ``signal`` are both None when the status could not be read. ``at`` is wall
-    time in seconds. ``by_us``: zerokit had already begun to end the run.
+    time in seconds. ``by_us``: zerokit had already begun to end the run. ``out_of_memory_killer``: the
+    kernel killed it because the host's memory ran out.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class RankExit(NamedTuple):
     signal: int | None
     at: float
     by_us: bool = False
+    out_of_memory_killer: bool = False
 
     @property
     def failed(self) -> bool:

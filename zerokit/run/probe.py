@@ -37,6 +37,7 @@ _MIB = 1 << 20
 _RECENT_STEPS = 64
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
 _MAX_NOTES = 200
+_MOVES_BYTES = 1 << 18  # between two looks: a checkpoint that is written; our own lines are far below
 GPU_LEAK_BYTES = 8 * _MIB
 HOST_LEAK_BYTES = 64 * _MIB
 _CLEAN_EXIT = ("finished", 0)
@@ -105,6 +106,8 @@ class Probe:
         self._host_rss_bytes, self._host_mark_bytes = self.host.read()
         self._main_thread = threading.get_ident()
         self._last_place: object = None
+        self._moved_bytes = 0
+        self.ending = False  # the script ran to its end; its threads and exit handlers may not have
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
         self._splitting = True  # whether memory is read at the engine's phase boundaries now
         self._split_step = 0  # the steps done when that was decided
@@ -277,9 +280,10 @@ class Probe:
             self.peak_device_used_bytes = max(self.peak_device_used_bytes, used)
             if sum(state.allocations for state in states) != before:
                 self._moved = time.monotonic()
-        place = self._main_thread_place()
-        if place != self._last_place:
+        place, moved_bytes = self._main_thread_place(), self.host.moved_bytes()
+        if place != self._last_place or moved_bytes - self._moved_bytes > _MOVES_BYTES:
             self._last_place, self._moved = place, time.monotonic()
+        self._moved_bytes = moved_bytes
 
     def _main_thread_place(self) -> object:
         frame = sys._current_frames().get(self._main_thread)
@@ -301,6 +305,7 @@ class Probe:
                 "progress": self.progress,
                 "idle_seconds": round(now - self._moved, 3),
                 "cpu_seconds": round(time.process_time(), 3),
+                "ending": self.ending,
                 "steps": self.steps, "micro_steps": self.micro_steps,
                 "host_rss_bytes": self._host_rss_bytes,
                 "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,
@@ -379,7 +384,9 @@ class Probe:
                  "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes")  # fmt: skip
         return {"phase": account["phase"], "step": account["steps"], **{n: account.get(n) for n in names}}
 
-    def end(self, state: str, exit_code: int | None, signal: int | None = None) -> None:
+    def end(
+        self, state: str, exit_code: int | None, signal: int | None = None, reason: str | None = None
+    ) -> None:
         """Write the last line. Only the first call counts."""
         if not self._mine:
             return
@@ -389,7 +396,7 @@ class Probe:
         failure = self.failure or {}
         if failure and (state, exit_code) == _CLEAN_EXIT:
             state = "failed"
-        record.update(state=state, exit_code=exit_code, signal=signal, error=failure.get("error"))
+        record.update(state=state, exit_code=exit_code, signal=signal, error=failure.get("error") or reason)
         self.writer.write(record, last=True)
 
 

@@ -7,8 +7,9 @@ a barrier; a model loads for minutes. So one quiet rank is no hang. A run hangs 
 * a rank's ticker itself is silent (stopped, frozen) and the process uses no CPU, or
 * a rank does nothing while its peers are two or more optimizer steps ahead of it.
 
-"Something new" is a phase change, a step, another place in its Python code. Before the first step
-CPU time counts too (loading, compiling, tokenising in workers happen below Python).
+"Something new" is a phase change, a step, another place in its Python code, data read or written (a
+large checkpoint is one call). Before the first step, and after the script's last line, CPU time counts
+too (loading, compiling, tokenising in workers happen below Python; uploads in threads).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class RankProgress:
     pid: int | None = None  # of a process on this machine
     host: str | None = None
     gone: bool = False
+    ending: bool = False
     last: dict[str, Any] = field(default_factory=dict)
     silent_cpu_ticks: int | None = None  # at the last look at a silent rank
 
@@ -112,6 +114,7 @@ class Progress:
         moved = steps != state.steps or progress != state.progress
         if moved or idle < 1.0 or state.heard_at is None:
             state.quiet_since_cpu = (now, cpu_seconds)
+        state.ending = bool(record.get("ending"))
         state.steps = max(steps, state.steps)
         state.progress, state.cpu_seconds = max(progress, state.progress), cpu_seconds
         state.heard_at, state.idle_at_hearing = now, idle
@@ -149,7 +152,8 @@ class Progress:
         seconds = state.quiet_seconds(now)
         if seconds < self.heartbeat_seconds:
             return False
-        return state.steps > 0 or not state.used_cpu() or seconds > _UNMOVING_FACTOR * self.heartbeat_seconds
+        training = state.steps > 0 and not state.ending
+        return training or not state.used_cpu() or seconds > _UNMOVING_FACTOR * self.heartbeat_seconds
 
     def _frozen(self, state: RankProgress) -> bool:
         """Stopped, or using no CPU; a busy process that holds the interpreter's lock is neither."""

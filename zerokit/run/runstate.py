@@ -163,7 +163,9 @@ def _out_of_memory(seen: Seen, progress: Progress) -> dict[int, str]:
     }
     killed = [exit_ for exit_ in seen.exits if exit_.failed and exit_.signal == signal.SIGKILL]
     if killed and oom_kills() > seen.oom_kills_before:
-        found.setdefault(killed[0].rank, "host memory; the kernel's OOM-killer ended it")
+        first = killed[0]
+        found.setdefault(first.rank, "host memory; the kernel's OOM-killer ended it")
+        seen.exits[seen.exits.index(first)] = first._replace(out_of_memory_killer=True)
     return found
 
 
@@ -180,11 +182,26 @@ def _failure_tail(seen: Seen, verdict: Verdict, tails: Mapping[str, str]) -> str
 
 
 def oom_kills() -> int:
-    """How often the kernel's OOM-killer struck in this control group (cgroup v2 memory.events)."""
-    with suppress(OSError, ValueError, IndexError):
-        group = Path("/proc/self/cgroup").read_text().strip().rsplit("::", 1)[-1].splitlines()[-1]
-        for line in Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+    """How often the kernel's OOM-killer struck in this control group; 0 where nobody counts.
+
+    cgroup v2: ``oom_kill`` of memory.events; v1: of memory.oom_control (kernel 4.13 and later).
+    """
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, group = line.split(":", 2)
+            if number == "0" and not controllers:
+                counts = [Path(f"/sys/fs/cgroup{group}/memory.events")]
+            elif "memory" in controllers.split(","):
+                base = Path("/sys/fs/cgroup/memory")
+                counts = [base / group.lstrip("/") / "memory.oom_control", base / "memory.oom_control"]
+            else:
+                continue
+            for path in counts:
+                with suppress(OSError):
+                    return _oom_kill_in(path.read_text())
     return 0
+
+
+def _oom_kill_in(text: str) -> int:
+    fields = dict(line.split() for line in text.splitlines())
+    return int(fields.get("oom_kill", 0))

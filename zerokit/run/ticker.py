@@ -7,7 +7,6 @@ import ctypes
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -70,7 +69,7 @@ class Ticker:
             os.set_blocking(end, False)
         self._sample = probe.identity.device == "cpu"
         self._stuck_since: float | None = None
-        self._deadman = deadman.of_environment(probe.run_dir)
+        self._watches = deadman.watches(probe.run_dir, probe.identity.rank)
         self._alone_since: float | None = None
         self.terminates: Callable[[], bool] = lambda: False
         """Whether SIGTERM is still ours: the script may have put its own handler."""
@@ -138,12 +137,9 @@ class Ticker:
             self._tick()
 
     def _look_for_zerokit(self) -> None:
-        if self._deadman is None:
-            return
         if self._alone_since is None:
-            if self._deadman.gone():
+            if any(watch.gone() for watch in self._watches):
                 self._alone_since = time.monotonic()
-                print("zerokit: no sign of life from where this was launched; ending", file=sys.stderr)
                 os.kill(os.getpid(), signal.SIGTERM)
         elif time.monotonic() - self._alone_since > _ALONE_SECONDS:
             self._probe.end("terminated", None, signal.SIGKILL)
