@@ -106,6 +106,21 @@ def test_what_ran_otherwise_than_planned_is_named() -> None:
     assert differences(chosen, {**engine, "gradient_checkpointing": None}) == []
 
 
+def test_sequences_laid_end_to_end_are_no_other_batch() -> None:
+    chosen = {"zero_stage": 2, "micro_batch": 4, "gradient_accumulation": 1}
+    engine = {
+        "zero_stage": 2,
+        "micro_batch": 4,
+        "gradient_accumulation": 1,
+        "batch_rows": 1,
+        "batch_columns": 500,
+    }
+    report = {"outcome": "stopped", "exit_code": 0, "ranks": [rank(0, engine=engine)]}
+    packed = measured(report, chosen, Path(), seq_len=128)
+    assert packed.counts and packed.batch_columns is None
+    assert not measured(report, chosen, Path(), seq_len=500).counts
+
+
 def test_records_of_a_trial_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_limited(tmp_path, monkeypatch, "5")
     report = build_report(tmp_path, expected_ranks=1, outcome="stopped", exit_code=0)

@@ -171,7 +171,8 @@ class Tuning:
             run_dir=str(place),
         )
         first = trial.number == 1
-        trial.measured = found = attempt(wishes, place, self.say if first else lambda note: None)
+        say = self.say if first else lambda note: None
+        trial.measured = found = attempt(wishes, place, say, self.job.seq_len)
         if found.outcome == "interrupted":
             self.interrupted = found.exit_code
         self.say(f"trial {trial.number}: {_result(found)}")
@@ -241,10 +242,12 @@ class Tuning:
 
     def _other_job(self) -> str | None:
         """Why the script's job is not the one that was planned for."""
-        found = next((t.measured for t in self.trials if t.measured is not None and t.counts), None)
-        if found is None:
+        trial = next((t for t in self.trials if t.counts), None)
+        if trial is None or (found := trial.measured) is None:
             return None
         length, planned = found.batch_columns, self.job.seq_len
+        if length is not None:
+            length *= trial.candidate.strategy.sequence_parallel
         if self.request.shape.head == "causal" and length is not None and length != planned:
             return (
                 f"the script's sequences have {length} tokens, planned for {planned}: give --seq-len {length}"

@@ -70,7 +70,7 @@ def run(prepared: Prepared) -> dict[str, Any]:
     return report
 
 
-def attempt(wishes: Wishes, run_dir: Path, say: Callable[[str], None]) -> Measured:
+def attempt(wishes: Wishes, run_dir: Path, say: Callable[[str], None], seq_len: int) -> Measured:
     """Prepare and run one trial in ``run_dir``; ``say`` hears what is worth knowing before it starts.
 
     Raises:
@@ -83,15 +83,19 @@ def attempt(wishes: Wishes, run_dir: Path, say: Callable[[str], None]) -> Measur
         for note in prepared.notes:
             say(note)
         report = run(prepared)
-    return measured(report, (prepared.plan or {}).get("chosen") or {}, run_dir)
+    return measured(report, (prepared.plan or {}).get("chosen") or {}, run_dir, seq_len)
 
 
-def measured(report: Mapping[str, Any], chosen: Mapping[str, Any], run_dir: Path) -> Measured:
-    """Read a trial's report beside the plan's choice."""
+def measured(
+    report: Mapping[str, Any], chosen: Mapping[str, Any], run_dir: Path, seq_len: int = 0
+) -> Measured:
+    """Read a trial's report beside the plan's choice; ``seq_len``: tokens of a sequence as planned."""
     ranks = report["ranks"]
     compared = report.get("predicted_vs_measured") or {}
     peak = compared.get("peak_bytes") or {}
-    engine = next((rank["engine"] for rank in ranks if rank.get("engine")), None) or {}
+    engine = dict(next((rank["engine"] for rank in ranks if rank.get("engine")), None) or {})
+    if engine.get("batch_rows") == 1 and seq_len and (engine.get("batch_columns") or 0) > seq_len:
+        engine |= {"batch_rows": None, "batch_columns": None}  # sequences laid end to end, as one
     seconds = _step_seconds(ranks)
     good = report["outcome"] in ("ok", "stopped")
     problem = None if good else _failure(report)
