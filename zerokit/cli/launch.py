@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from zerokit.cli.scriptcommand import ScriptCommand
 from zerokit.errors import InputError, ReportNotWritten
 
 MOST_RETRIES = 3
@@ -27,24 +28,8 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
     return value
 
 
-class _Launch(click.Command):
-    """As with Python itself, everything after ``-m MODULE`` belongs to the module."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        takes_value = {name: not option.is_flag for option in self.params if isinstance(option, click.Option)
-                       for name in option.opts}  # fmt: skip
-        index = 0
-        while index < len(args) and args[index].startswith("-") and args[index] != "--":
-            name, equals, _ = args[index].partition("=")
-            index += 1 if equals or not takes_value.get(name, False) else 2
-            if name in ("-m", "--module"):
-                args = [*args[:index], "--", *args[index:]]
-                break
-        return super().parse_args(ctx, args)
-
-
 @click.command(
-    cls=_Launch,
+    cls=ScriptCommand,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="Options after the script are the script's own, and reach it verbatim.",
 )

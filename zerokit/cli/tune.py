@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from zerokit.cli import options as shared_options
-from zerokit.cli.launch import _Launch as ScriptCommand
 from zerokit.cli.plan import DEFAULT_FOLDER
+from zerokit.cli.scriptcommand import ScriptCommand
 from zerokit.errors import InputError
 from zerokit.units import parse_positive_int
 
