@@ -156,6 +156,17 @@ def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.
     assert code == 2 and words in err and out == ""
 
 
+def test_a_pipeline_is_for_raw_scripts_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = ("--params", "8b", "--gpus", "8", "--gpu", "h200", "--pipeline-module", "--pp", "4")
+    assert run(["plan", *pipeline]) == 0
+    capsys.readouterr()
+    assert {path.name for path in Path("zerokit-plan").iterdir()} == {"ds_config.json", "plan.yaml"}
+    assert emit(capsys, "sbatch", "--style", "raw", "t.py")[0] == 0
+    for arguments in (("sbatch", "--style", "trainer", "t.py"), ("accelerate",)):
+        code, _, err = emit(capsys, *arguments)
+        assert code == 2 and "PipelineModule" in err
+
+
 def test_a_plan_for_cpu_ranks_has_no_job_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--params", "20m", "--gpus", "2", "--device", "cpu", "--seq-len", "64"]) == 0
     capsys.readouterr()

@@ -231,6 +231,11 @@ def _script(
         click.echo(f"zerokit: {path} is taken as {taken}: {facts.why}", err=True)
     if taken == "none" and style == "auto":
         raise InputError(f"{path}: {facts.why}; say how it takes its configuration with --style")
+    if taken in ("trainer", "accelerate") and plan.strategy().pipeline_parallel > 1:
+        raise InputError(
+            f"{path} is taken as {taken}, which cannot run a pipeline: the plan is for a script that builds "
+            "a PipelineModule (--style raw)"
+        )
     if taken == "trainer":
         text = " ".join(plan.trainer_arguments)
         click.echo(f"zerokit: the plan holds with these TrainingArguments: {text}", err=True)

@@ -32,14 +32,16 @@ class PlanFiles:
 
 def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> PlanFiles:
     """The files of a plan in ``folder``, which is written into the accelerate YAML."""
-    emitted = {variant: emit_deepspeed(strategy, job, variant=variant) for variant in DEEPSPEED_NAMES}
-    raw = emitted["raw"].config
+    # neither a Trainer nor Accelerate can run a pipeline
+    variants = DEEPSPEED_NAMES if strategy.pipeline_parallel == 1 else ("raw",)
+    emitted = {variant: emit_deepspeed(strategy, job, variant=variant) for variant in variants}
     texts, names = {}, {}
-    for variant, name in DEEPSPEED_NAMES.items():
-        if variant == "raw" or emitted[variant].config != raw:
-            texts[name] = json.dumps(emitted[variant].config, indent=2) + "\n"
+    for variant, its in emitted.items():
+        if variant == "raw" or its.config != emitted["raw"].config:
+            name = DEEPSPEED_NAMES[variant]
+            texts[name] = json.dumps(its.config, indent=2) + "\n"
             names["deepspeed" if variant == "raw" else f"deepspeed_{variant}"] = name
-    if strategy.pipeline_parallel == 1:  # Accelerate cannot run a pipeline
+    if "accelerate" in emitted:
         named = names.get("deepspeed_accelerate", names["deepspeed"])
         texts[ACCELERATE_NAME] = accelerate_yaml(
             strategy, nodes, ds_config_path=str(folder / named), attention=job.attention
