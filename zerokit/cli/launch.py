@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from zerokit.cli.scriptcommand import ScriptCommand
 from zerokit.errors import InputError, ReportNotWritten
 
 MOST_RETRIES = 3
+
+_IS_OVERRIDE = re.compile(r"[a-z][a-z_-]*=")
 
 
 def _say(text: str) -> None:
@@ -34,7 +37,11 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
     epilog="Options after the script are the script's own, and reach it verbatim.",
 )
 @click.option("--plan", metavar="DIR", help="A folder (or plan.yaml) that `zerokit plan` wrote.")
-@click.option("--recipe", metavar="NAME", help="Plan from a recipe first, then run that plan.")
+@click.option(
+    "--recipe",
+    metavar="NAME",
+    help="Plan from a recipe first, and run that; KEY=VALUE before SCRIPT changes it.",
+)
 @click.option(
     "--device", default="auto", metavar="auto|cuda|cpu", help="auto: CUDA where there is a GPU, else CPU."
 )
@@ -83,6 +90,9 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     from zerokit.run.prepare import Wishes
 
     module = options["module"]
+    overrides: tuple[str, ...] = ()
+    if options["recipe"] and module is None:
+        overrides, arguments = _overrides(arguments)
     if module is None and not arguments:
         raise InputError("launch: name a script, for example: zerokit launch --plan DIR train.py")
     if options["show"] not in ("first", "all", "none"):
@@ -96,7 +106,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         raise InputError("--plan and --recipe: give one of them")
     wishes = Wishes(
         target=target,
-        plan=options["plan"] or (_plan_from_recipe(options["recipe"]) if options["recipe"] else None),
+        plan=options["plan"]
+        or (_plan_from_recipe(options["recipe"], overrides) if options["recipe"] else None),
         device=options["device"],
         launcher=options["launcher"],
         style=options["style"],
@@ -115,7 +126,15 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     return _run(wishes, retries=MOST_RETRIES if options["retry_smaller"] else 0)
 
 
-def _plan_from_recipe(name: str) -> str:
+def _overrides(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The recipe's KEY=VALUE before the script, and the script with its arguments."""
+    count = 0
+    while count < len(arguments) and _IS_OVERRIDE.match(arguments[count]):
+        count += 1
+    return arguments[:count], arguments[count:]
+
+
+def _plan_from_recipe(name: str, overrides: tuple[str, ...] = ()) -> str:
     """Plan into a temporary folder through the public command; the run folder keeps a copy."""
     import atexit
     import shutil
@@ -126,7 +145,7 @@ def _plan_from_recipe(name: str) -> str:
     folder = tempfile.mkdtemp(prefix="zerokit-plan-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "plan", "--recipe", name, "--out", folder],
+        [sys.executable, "-m", "zerokit", "plan", "--recipe", name, "--out", folder, "--", *overrides],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
