@@ -150,6 +150,9 @@ def test_an_interrupt_is_not_retried(launch: Launcher, plan_folder: Path, tmp_pa
         # others hold half of the device: the prediction was right, and there is less to be had
         ({"allocated_bytes": 39, "asked_bytes": 2, "reserved_bytes": 39, "device_free_bytes": 1,
           "predicted_peak_allocated_bytes": 70}, 40 / 70),
+        # a limit for the process: much of the device is free, and cannot be had
+        ({"allocated_bytes": 40, "asked_bytes": 2, "reserved_bytes": 41, "device_free_bytes": 39,
+          "predicted_peak_allocated_bytes": 60}, 42 / 60),
         # fragmentation: all would have fitted
         ({"allocated_bytes": 60, "asked_bytes": 5, "reserved_bytes": 79, "device_free_bytes": 1,
           "predicted_peak_allocated_bytes": 66}, 0.97),

@@ -94,9 +94,10 @@ def next_plan(prepared: Prepared, report: Mapping[str, Any]) -> NextPlan:
 def scale(oom: Mapping[str, Any]) -> float:
     """The share of the predicted peak that the next plan may reach.
 
-    At the failure ``reserved + free`` was all that the rank could get of the device, and it wanted
-    ``allocated + asked``, or at least what was predicted: the next prediction is to be smaller than the
-    last by that ratio. So a prediction that was too low is mended, and a device that others fill too.
+    At the failure ``reserved + free`` was all that the rank could get of the device (less, where a limit
+    was set for the process: it could not get ``allocated + asked``). It wanted ``allocated + asked``, or at
+    least what was predicted. The next prediction is to be smaller than the last by that ratio: so a
+    prediction that was too low is mended, and a device that others fill too.
     """
     names = ("reserved_bytes", "device_free_bytes", "allocated_bytes", "asked_bytes")
     known = [oom.get(name) for name in names]
@@ -104,7 +105,7 @@ def scale(oom: Mapping[str, Any]) -> float:
         return _BLIND_STEP
     reserved, free, allocated, asked = (int(value or 0) for value in known)
     wanted = max(allocated + asked, int(oom.get("predicted_peak_allocated_bytes") or 0), 1)
-    return min(_LEAST_STEP, (reserved + free) / wanted)
+    return min(_LEAST_STEP, min(reserved + free, allocated + asked) / wanted)
 
 
 def _needed_bytes(chosen: Mapping[str, Any]) -> int | None:
