@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +74,8 @@ def finding_at(
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that ``word`` was most likely meant to be."""
+    import difflib
+
     candidates = sorted(known)
     folded = {fold(candidate): candidate for candidate in candidates}
     if fold(word) in folded:
