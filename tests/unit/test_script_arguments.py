@@ -111,6 +111,27 @@ def test_a_trainer_fed_from_a_file_is_not_added_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "precision"),
+    [
+        ("", "fp32"),
+        ("bf16=True", "bf16"),
+        ("fp16=True", "fp16"),
+        ("bf16=False", "fp32"),
+        ("bf16=can()", "auto"),
+    ],
+)
+def test_a_trainer_decides_its_precision(tmp_path: Path, arguments: str, precision: str) -> None:
+    text = FIXED_TRAINER.replace("gradient_checkpointing=True", arguments)
+    assert options(tmp_path, text).precision("auto")[0] == precision
+    assert options(tmp_path, text).precision("fp16") == ("fp16", ())
+    assert (
+        options(tmp_path, TRAINER).precision("auto")
+        == options(tmp_path, RAW).precision("auto")
+        == ("auto", ())
+    )
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         (FIXED_TRAINER, Pins(micro_batch=4, gradient_accumulation=1, checkpointing="full")),

@@ -104,6 +104,10 @@ def test_what_ran_otherwise_than_planned_is_named() -> None:
         in differences(chosen, {**engine, "gradient_checkpointing": False})[0]
     )
     assert differences(chosen, {**engine, "gradient_checkpointing": None}) == []
+    planned = {**chosen, "precision": "bf16"}
+    assert differences(planned, {**engine, "dtype": "bfloat16"}) == []
+    assert differences(planned, {**engine, "dtype": "uint8"}) == []  # 4-bit weights, packed
+    assert differences(planned, {**engine, "dtype": "float32"}) == ["the weights were in fp32, not bf16"]
 
 
 def test_sequences_laid_end_to_end_are_no_other_batch() -> None:

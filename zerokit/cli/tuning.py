@@ -99,7 +99,9 @@ class Tuning:
             raise InputError("tune runs here, and no GPU was found; --device cpu tunes on CPU ranks")
         script_options = ScriptOptions(facts=facts, style=style, given=arguments)
         pins, notes = script_options.pins(request.pins)
-        request = replace(request, pins=pins, assumptions=(*request.assumptions, *notes))
+        precision, more = script_options.precision(request.precision)
+        assumptions = (*request.assumptions, *notes, *more)
+        request = replace(request, pins=pins, precision=precision, assumptions=assumptions)
         made = make_plan(request, top=top * _LOOKED_THROUGH)
         job = make_space(request)[0].job
         candidates = distinct([made.chosen, *made.alternatives], top)

@@ -95,6 +95,24 @@ class ScriptOptions:
         pins = replace(pins, micro_batch=micro, gradient_accumulation=steps)
         return pins, tuple(notes)
 
+    def precision(self, asked: str) -> tuple[str, tuple[str, ...]]:
+        """The precision to plan for, and a note where the script decides it.
+
+        A Trainer trains in what its TrainingArguments say, 32 bits unless they say otherwise.
+        """
+        if asked != "auto" or self.style != "trainer" or self._parses_training_arguments:
+            return asked, ()
+        for name in ("bf16", "fp16"):
+            value = self.facts.batch_arguments.get(name, False)
+            given = self._value_given((name,))
+            if given is not None:
+                value = given.lower() not in ("false", "0", "no")
+            if value is None:  # computed: only the run will tell
+                return asked, ()
+            if value is True:
+                return name, (f"precision {name}: the script decides it",)
+        return "fp32", ("precision fp32: the script's TrainingArguments name neither bf16 nor fp16",)
+
     def _fixed_checkpointing(self) -> str | None:
         if "{checkpointing}" in " ".join(self.given):
             return None

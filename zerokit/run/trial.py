@@ -15,6 +15,7 @@ from typing import Any
 
 from zerokit.run.prepare import Prepared, Wishes
 
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 FEWEST_STEPS = 3  # one to warm up, two to time
 
 
@@ -152,6 +153,9 @@ def differences(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> list[st
     for name, planned, ran in pairs:
         if planned is not None and ran is not None and planned != ran:
             found.append(f"{name} {ran} ran, not {planned}")
+    dtype, precision = _DTYPES.get(str(engine.get("dtype"))), chosen.get("precision")
+    if dtype is not None and precision is not None and dtype != precision:
+        found.append(f"the weights were in {dtype}, not {precision}")
     wanted, has = chosen.get("activation_checkpointing"), engine.get("gradient_checkpointing")
     if has is False and wanted == "full":
         found.append("the script did not turn activation checkpointing on")
