@@ -110,7 +110,7 @@ def read_case(row: Mapping[str, Any]) -> Case:
     job = Job(
         seq_len=row["seq_len"],
         global_batch=strategy.global_batch,
-        method="lora" if lora else "full",
+        method="qlora" if row.get("quantized") else "lora" if lora else "full",
         lora=Lora(rank=lora["r"], targets=(targets,) if isinstance(targets, str) else tuple(targets))
         if lora
         else None,

@@ -16,16 +16,18 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from zerokit.catalog import gpus
-from zerokit.core.constants import FSDP_TRITON, MEGATRON, Calibration, Constants, LayerFactor
+from zerokit.core.calibrating import fit_layer_factors, layer_point
+from zerokit.core.constants import FSDP_TRITON, MEGATRON, Calibration, Constants
 from zerokit.core.hardware import Cluster, Gpu
 from zerokit.core.hf_shape import from_config
 from zerokit.core.job import Job
@@ -187,25 +189,12 @@ def fit(runs: Sequence[Run], start: Constants, names: Sequence[str], pull: float
 
 def layer_factors(runs: Sequence[Run], constants: Constants) -> Calibration:
     """What the fitted formulas leave over, by width, tensor parallel degree and tokens of a layer."""
-    found: dict[tuple[int, int, int], float] = {}
-    for _ in range(3):
-        errors = defaultdict(list)
-        for run, seconds in zip(runs, predict(runs, constants, _calibration(found)), strict=True):
-            point = (run.shape.hidden, run.strategy.tensor_parallel,
-                     run.strategy.settings.micro_batch * run.job.seq_len)  # fmt: skip
-            errors[point].append(math.log(run.seconds / seconds))
-        found = {point: found.get(point, 1.0) * math.exp(1.1 * statistics.mean(values))
-                 for point, values in errors.items()}  # fmt: skip
-    return _calibration(found)
-
-
-def _calibration(factors: Mapping[tuple[int, int, int], float]) -> Calibration:
-    return Calibration(
-        layer_factors=tuple(
-            LayerFactor(hidden=hidden, tensor_parallel=degree, tokens=tokens, factor=factor)
-            for (hidden, degree, tokens), factor in factors.items()
-        )
+    found = fit_layer_factors(
+        [layer_point(run.shape, run.job, run.strategy) for run in runs],
+        [run.seconds for run in runs],
+        lambda factors: predict(runs, constants, Calibration(layer_factors=factors)),
     )
+    return Calibration(layer_factors=found)
 
 
 def left_out(
@@ -283,6 +272,32 @@ def megatron(path: Path, gpu: Gpu) -> None:
     if len({run.cluster.gpus for run in runs}) > 1:
         print(row("GPU count left out: constants and layer factors", runs,
                   left_out(runs, lambda r: r.cluster.gpus, with_factors)))  # fmt: skip
+    for jobs in (0, 1, 2, 4, 6, 8, 12):
+        error, lost = tuned_before(runs, jobs)
+        if not math.isnan(error):
+            name = f"{jobs} jobs of this width tuned before, their best 3"
+            print(f"{name:<52} {error:>7.1%} {'':>7} {lost:>9.2%}")
+
+
+def tuned_before(runs: Sequence[Run], jobs: int, picked: int = 3, draws: int = 5) -> tuple[float, float]:
+    """Mean time error and regret of each job when ``jobs`` others of its width were tuned before it:
+    the best ``picked`` predictions of each run, and layer factors taken from them alone."""
+    groups = defaultdict(list)
+    for run in runs:
+        groups[run.rivals].append(run)
+    rivals = [group for group in groups.values() if len(group) >= 4]
+    plain = {id(run): seconds for run, seconds in zip(runs, predict(runs, MEGATRON), strict=True)}
+    chance = random.Random(2)
+    errors, lost = [], []
+    for group in rivals:
+        others = [o for o in rivals if o is not group and o[0].shape.hidden == group[0].shape.hidden]
+        for _ in range(draws if len(others) >= jobs else 0):
+            ran = [run for other in chance.sample(others, jobs)
+                   for run in sorted(other, key=lambda run: plain[id(run)])[:picked]]  # fmt: skip
+            seconds = predict(group, MEGATRON, layer_factors(ran, MEGATRON) if ran else None)
+            errors += [abs(s / run.seconds - 1) for s, run in zip(seconds, group, strict=True)]
+            lost += regrets(group, seconds)
+    return (statistics.mean(errors), statistics.mean(lost)) if errors else (math.nan, math.nan)
 
 
 def fsdp(path: Path, gpu: Gpu) -> None:

@@ -3,6 +3,11 @@
     python benchmarks/probe_overhead.py                     # CPU rank
     python benchmarks/probe_overhead.py --device cuda       # GPU rank
 
+On a GPU whose steps take 20 ms and 5 ms, within two minutes each:
+
+    python benchmarks/probe_overhead.py --device cuda --hidden 2048 --layers 4 --pairs 60
+    python benchmarks/probe_overhead.py --device cuda --pairs 60
+
 Blocks of steps with and without measuring alternate in random order within each pair, so that
 drift of the machine cancels. Three figures:
 
@@ -36,6 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--zero", type=int, default=1)
+    parser.add_argument("--limit-seconds", type=float, default=100.0, help="begin no pair after so long")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -87,6 +93,7 @@ class Switch:
             setattr(self.owner, name, method)
         if self.probe.cuda is not None:
             self.probe.cuda.install()
+        self.probe._split_decided = time.monotonic()  # no time for reading is earned while it is off
         self.ticker = Ticker(self.probe)
         self.ticker.start()
 
@@ -149,11 +156,15 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     hooks.install(probe)
     engine, tokens = build_engine(args)
     switch, stopwatch = Switch(probe), Stopwatch(probe)
+    switch.on()
+    run_block(engine, tokens, 40)  # past the first steps, which are all split into their phases
     switch.off()
-    run_block(engine, tokens, 5 + args.steps)
+    run_block(engine, tokens, 5)
+    stopwatch.seconds = 0.0
     chance = random.Random(1)
     ratios, with_probe, ticker_shares = [], [], []
-    for _ in range(args.pairs):
+    ends_at = time.monotonic() + args.limit_seconds
+    while len(ratios) < args.pairs and time.monotonic() < ends_at:
         seconds: dict[bool, float] = {}
         for measured in chance.sample((True, False), 2):
             if measured:
@@ -166,9 +177,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         ratios.append(seconds[True] / seconds[False] - 1)
         with_probe.append(seconds[True])
     step = statistics.median(with_probe)
-    inside = stopwatch.seconds / (args.pairs * args.steps)
+    inside = stopwatch.seconds / (len(ratios) * args.steps)
     return {
-        "device": args.device, "step_seconds": step, "pairs": args.pairs, "steps_per_block": args.steps,
+        "device": args.device, "step_seconds": step, "pairs": len(ratios), "steps_per_block": args.steps,
         "paired_median": statistics.median(ratios), "paired_95": interval(ratios),
         "training_thread_seconds_per_step": inside, "training_thread_share": inside / step,
         "ticker_cpu_share": statistics.median(ticker_shares),
@@ -184,7 +195,8 @@ def main() -> None:
         print(json.dumps(result))
         return
     low, high = result["paired_95"]
-    print(f"step {result['step_seconds'] * 1e3:.1f} ms on {args.device}, {args.pairs} pairs of {args.steps}")
+    pairs = f"{result['pairs']} pairs of {args.steps}"
+    print(f"step {result['step_seconds'] * 1e3:.1f} ms on {args.device}, {pairs}")
     print(f"paired:          {result['paired_median']:+.2%}   (95 %: {low:+.2%} … {high:+.2%})")
     print(f"training thread: {result['training_thread_share']:.3%}"
           f"   ({result['training_thread_seconds_per_step'] * 1e6:.0f} µs a step)")  # fmt: skip

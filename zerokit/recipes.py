@@ -47,12 +47,18 @@ class Recipe:
         found: list[str] = []
         for key, value in self.request.items():
             option = "--" + key.replace("_", "-")
-            if value is True:
-                found.append(option)
-            elif value is not False and value is not None:
-                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-                found += [option, text]
+            if KEYS.get(key) is _flag:
+                found += [option] if value else []
+            elif value is not None:
+                found += [option, as_text(value)]
         return found
+
+
+def as_text(value: object) -> str:
+    """A value of a request as the command line takes it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 Check = Callable[[object, str], object]
@@ -89,6 +95,13 @@ def _flag(value: object, name: str) -> object:
     return value
 
 
+def _switch(value: object, name: str) -> object:
+    # on and off without quotes are booleans in YAML
+    if value not in ("on", "off") and not isinstance(value, bool):
+        raise InputError(f"{name}: {value!r}; use on or off")
+    return value
+
+
 def _targets(value: object, name: str) -> object:
     items = value if isinstance(value, list) else [value]
     return [_text(item, name) for item in items]
@@ -103,9 +116,11 @@ KEYS: Mapping[str, Check] = {
     "vram": parse_bytes,
     "host_ram": parse_bytes,
     "nvme": _text,
+    "network": parse_bytes,
     "seq_len": parse_positive_int,
     "global_batch": parse_positive_int,
     "micro_batch": parse_positive_int,
+    "gradient_accumulation": parse_positive_int,
     "method": _one_of(*METHODS),
     "lora_rank": parse_positive_int,
     "lora_targets": _targets,
@@ -122,6 +137,13 @@ KEYS: Mapping[str, Check] = {
     "pp": _or_auto(parse_positive_int),
     "sp": _or_auto(parse_positive_int),
     "checkpointing": _one_of("auto", *CHECKPOINTINGS),
+    "reduce_bucket": parse_count,
+    "prefetch_bucket": parse_count,
+    "sub_group": parse_count,
+    "persistence": parse_count,
+    "overlap_comm": _switch,
+    "pipeline_module": _flag,
+    "no_calibration": _flag,
 }
 """Key of a recipe -> what reads its value, and raises :class:`InputError`."""
 
@@ -140,9 +162,9 @@ EXPECTED_STRATEGY = (
     "precision",
 )
 EXPECTED_PREDICTION: Mapping[str, float] = {
-    "peak_allocated_gib": 0.02,
-    "host_gib_per_node": 0.02,
-    "tokens_per_second_per_gpu": 0.05,
+    "peak_allocated_gib": 0.01,
+    "host_gib_per_node": 0.01,
+    "tokens_per_second_per_gpu": 0.01,
 }
 """Figure -> relative difference at which a recipe no longer gives what it says."""
 
@@ -188,15 +210,16 @@ def load(name: str) -> Recipe:
 
 
 def load_any(text: str) -> Recipe:
-    """What ``--recipe`` names: a committed recipe, a ``.yaml`` file, or a ``plan.yaml``.
+    """What ``--recipe`` names: a committed recipe, a file, or a ``plan.yaml`` (or its folder).
 
     Raises:
         InputError: nothing of that name.
         FileInputError: the file is wrong, with line and column.
     """
     path = pathlib.Path(text)
-    is_path = text.endswith((".yaml", ".yml")) and (os.sep in text or path.exists())
-    if not is_path:
+    if (path / planfile.FILE_NAME).is_file():
+        path = path / planfile.FILE_NAME
+    elif not path.is_file() and not (path.suffix in (".yaml", ".yml") and os.sep in text):
         return load(text)
     document = load_yaml(path)
     if isinstance(document.value, dict) and str(document.value.get("schema", "")).startswith(

@@ -36,6 +36,9 @@ DEFAULTS: dict[str, Any] = {
     "cap_ladder_mib": [],
     "alone": False,
     "expected": None,
+    "plan": None,  # a folder that zerokit plan wrote, relative to the working folder
+    "gate": False,  # onto its GPUs only when no other gated run is on them; start-up overlaps
+    "about": None,  # what the case is for: kept in its row
 }
 
 _OPTIMIZER = {

@@ -218,9 +218,9 @@ def test_a_rank_stalls(launch: Launch, how: str) -> None:
 
 
 def test_a_run_that_works_is_not_hung(launch: Launch) -> None:
-    run = launch("all:work", options=("--heartbeat", "2"))
+    run = launch("all:work", options=("--heartbeat", "4"))
     run.until_started(2)
-    time.sleep(6)
+    time.sleep(9)
     assert run.process.poll() is None
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.end()[0] == 143

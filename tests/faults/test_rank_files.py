@@ -53,7 +53,7 @@ def report_of(run_dir: Path, ranks: int = 1, outcome: str = "ok", **more: object
         ("pass", 0, "finished", 0, None),
         ("import sys; sys.exit(0)", 0, "finished", 0, None),
         ("import sys; sys.exit(7)", 7, "failed", 7, "exited with code 7"),
-        ("import sys; sys.exit('no data')", 1, "failed", 1, "exited with code 1"),
+        ("import sys; sys.exit('no data')", 1, "failed", 1, "no data"),
         ("raise KeyError('weight')", 1, "failed", 1, "KeyError: 'weight'"),
         ("import os; os._exit(0)", 0, "finished", 0, None),
         ("import os; os._exit(9)", 9, "failed", 9, "exited with code 9"),

@@ -135,6 +135,16 @@ def test_fix_mends_what_is_safe_and_leaves_the_rest(
     assert Path(path).read_text() == text
 
 
+def test_fix_goes_on_until_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    optimizer = {"type": "AdamW", "params": {"learning_rate": "1e-5"}}
+    path = write(tmp_path, "ds.json", {**GOOD, "optimizer": optimizer})
+    Path(path).write_bytes(b"\xef\xbb\xbf" + Path(path).read_bytes().replace(b"\n", b"\r\n"))
+    assert check(path, "--fix", capsys=capsys)[0] == 0
+    text = Path(path).read_bytes().decode()
+    assert json.loads(text)["optimizer"]["params"] == {"lr": 1e-5}
+    assert "\r\n" in text and text.count("\n") == text.count("\r\n")
+
+
 def test_fix_of_a_removed_feature_that_was_on_is_left_to_people(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +178,21 @@ def test_accelerate_yaml_is_checked_with_the_json_it_names(
     assert "a.yaml:5:3: note: zero3_init_flag does nothing at stage 2" in out
 
 
+def test_accelerate_yaml_is_checked_with_the_hostfile_it_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = write(tmp_path, "hosts", "node-1 slots=4\nnode-2 slots=2\n")
+    yaml_path = write(
+        tmp_path,
+        "a.yaml",
+        "distributed_type: DEEPSPEED\nnum_machines: 2\nnum_processes: 8\ndeepspeed_config:\n"
+        f"  zero_stage: 2\n  deepspeed_hostfile: {hosts}\n",
+    )
+    code, out, _ = check(yaml_path, capsys=capsys)
+    assert code == 2 and f"{hosts}:1:1: error: 6 slots for 8 ranks" in out
+    assert f"{hosts}:2:1: warning: node-2 has 2 slots" in out
+
+
 def test_conflict_stage_3_without_init(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ds = write(tmp_path, "ds.json", {**GOOD, "zero_optimization": {"stage": 3}})
     yaml_path = write(
@@ -176,7 +201,7 @@ def test_conflict_stage_3_without_init(tmp_path: Path, capsys: pytest.CaptureFix
         f"distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config:\n"
         f"  deepspeed_config_file: {ds}\n  zero3_init_flag: false\n",
     )
-    assert "accelerate-zero3-init-off" in check(yaml_path, capsys=capsys)[1]
+    assert "accelerate-zero3-init-off" in check(yaml_path, "--notes", capsys=capsys)[1]
 
 
 @pytest.mark.parametrize(
@@ -219,6 +244,29 @@ def test_missing_files_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
     for path in ("/nowhere/x.json", "/dev/zero", "/"):
         code, out, _ = check(path, capsys=capsys)
         assert code == 2 and path in out
+
+
+@pytest.mark.parametrize("name", ["\\0x", "x" * 5000, ".", "loop", ""])
+def test_names_that_can_be_no_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    head = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n"
+    for key in ("deepspeed_config_file", "deepspeed_hostfile"):
+        path = write(tmp_path, "a.yaml", f'{head}  zero_stage: 2\n  {key}: "{name}"\n')
+        code, out, err = check(path, capsys=capsys)
+        assert code in (0, 2) and "Traceback" not in out + err
+        assert max(map(len, out.splitlines())) < 400
+    code, out, _ = check(str(tmp_path / "loop"), capsys=capsys)
+    assert code == 2 and "cannot be read" in out
+
+
+@pytest.mark.parametrize(("line", "place"), [("model: llama-9", "2:1"), ("gpu: h2000", "2:1")])
+def test_recipes_name_what_exists(
+    line: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = "params: 8b\ngpus: 8\n" if line.startswith("gpu") else "gpus: 8\n"
+    path = write(tmp_path, "r.yaml", f"title: t\n{line}\n{more}")
+    code, out, _ = check(path, capsys=capsys)
+    assert code == 2 and f"{path}:{place}: error:" in out and "did you mean" in out
 
 
 def test_torch_is_not_imported_and_the_folder_is_not_trusted(tmp_path: Path) -> None:

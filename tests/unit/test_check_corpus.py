@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from zerokit.check.deep import DeepCase, run_deep
 from zerokit.check.deepspeed_file import Context
 from zerokit.check.files import check_files
-from zerokit.strictload import load_yaml
+from zerokit.strictload import load_json, load_yaml
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 BROKEN: list[dict[str, Any]] = load_yaml(CORPUS / "broken.yaml").value
@@ -46,4 +47,22 @@ def test_copied_file_raises_no_alarm(path: Path) -> None:
 
 
 def test_there_are_files_that_people_copy() -> None:
-    assert len(GOOD) >= 15
+    assert len(GOOD) >= 35
+
+
+def test_deepspeed_and_accelerate_accept_the_copied_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What raises no alarm here raises none there."""
+    pytest.importorskip("deepspeed")
+    monkeypatch.chdir(CORPUS / "good")
+    cases = []
+    for path in GOOD:
+        if path.suffix == ".yaml":
+            cases.append(DeepCase(mode="accelerate", path=str(path)))
+        elif path.suffix in (".json", ".conf"):
+            config = load_json(path).value
+            degree = config.get("tensor_parallel", {}).get("autotp_size", 1)
+            train, micro = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
+            world = train // micro if isinstance(train, int) and isinstance(micro, int) else 8
+            cases.append(DeepCase(config=config, mode="classes", world_size=world, tensor_parallel=degree))
+    for case, result in zip(cases, run_deep(cases), strict=True):
+        assert result.ok, (case, result.error)

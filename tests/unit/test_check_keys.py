@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from zerokit.check.accelerate_file import lint_accelerate
 from zerokit.check.accelerate_keys import ACCELERATE_VERSION
 from zerokit.check.accelerate_keys import key_list as accelerate_list
+from zerokit.check.accelerate_pair import lint_pair
 from zerokit.check.deepspeed_file import Context, lint_deepspeed
 from zerokit.check.keylist import key_list
+from zerokit.core.rules import known
 from zerokit.core.rules.removed import REMOVED_RULES
 from zerokit.core.settings import DEEPSPEED_VERSION
 from zerokit.strictload import parse_json
@@ -37,6 +40,23 @@ def test_accelerate_list_is_current() -> None:
     assert generate_accelerate() == accelerate_list(), "run: python -m zerokit.check.keys.generate"
 
 
+def test_known_names_are_those_of_the_installed_deepspeed() -> None:
+    config = pytest.importorskip("deepspeed.runtime.config")
+    import torch
+    from deepspeed.runtime.lr_schedules import VALID_LR_SCHEDULES
+    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
+
+    assert {name.lower() for name in config.DEEPSPEED_OPTIMIZERS} == known.DEEPSPEED_OPTIMIZERS
+    assert set(VALID_LR_SCHEDULES) == known.SCHEDULERS
+    tested = " ".join(kind.__name__.lower() for kind in ZERO_SUPPORTED_OPTIMIZERS)
+    # MuonWithAuxAdam joins the list when the engine starts
+    assert all(name in tested for name in known.ZERO_TESTED_OPTIMIZERS - {"muon"})
+    assert all(hasattr(torch.optim, name) for name in known.TORCH_OPTIMIZERS.values())
+    missing = {name for name in vars(torch.optim) if isinstance(getattr(torch.optim, name), type)}
+    missing -= {*known.TORCH_OPTIMIZERS.values(), "Optimizer"}
+    assert {name.lower() for name in missing} <= known.DEEPSPEED_OPTIMIZERS, missing
+
+
 def test_every_removed_feature_has_its_rule() -> None:
     ruled = {rule.key for rule in REMOVED_RULES}
     removed = key_list()["removed"]
@@ -44,6 +64,9 @@ def test_every_removed_feature_has_its_rule() -> None:
     assert {f"zero_optimization.{key}" for key in removed["zero_optimization"]} <= ruled
 
 
+known_names = st.sampled_from(
+    sorted({key for block in key_list()["blocks"].values() for key in block["keys"]} | {"lr", "betas", "x"})
+)
 scalars = st.sampled_from([True, False, None, 0, 1, 3, -1, 2.5, 5e8, "auto", "cpu", "3", "true", "x", [], {}])
 zero_keys = st.sampled_from(sorted(key_list()["blocks"]["zero_optimization"]["keys"]))
 offload_keys = st.sampled_from(sorted(key_list()["blocks"]["zero_optimization.offload_optimizer"]["keys"]))
@@ -79,6 +102,59 @@ def test_what_is_called_clean_deepspeeds_classes_accept(config: dict[str, Any]) 
     # what a consumer would fill is not DeepSpeed's to read
     kept = {key: value for key, value in config.items() if value != "auto"}
     config_module.DeepSpeedConfig(kept)
+
+
+any_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**320), 10**320)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(
+        ["auto", "cpu", "²", "nvme", "AdamW", "WarmupLR", "5e8", "inf", "nan", "1" * 400, "true", ""]
+    )
+    | st.text(max_size=5),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(known_names, children, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(known_names, any_json, max_size=5))
+@hypothesis_settings(max_examples=400, deadline=None)
+def test_any_value_under_any_known_key_is_linted(config: dict[str, Any]) -> None:
+    document = parse_json(json.dumps(config), strict=False)
+    for context in (Context(), Context(world_size=8, gpus_per_node=4, key_value_heads=2)):
+        for finding in lint_deepspeed(document, context):
+            assert finding.message and finding.place.line == 1
+            json.dumps(finding.as_json())
+
+
+accelerate_names = st.sampled_from(
+    sorted({name for names in accelerate_list().values() if isinstance(names, list) for name in names})
+)
+accelerate_blocks = st.dictionaries(accelerate_names, any_json, max_size=4)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"distributed_type": st.just("DEEPSPEED") | any_json},
+        optional={
+            "deepspeed_config": accelerate_blocks | any_json,
+            "parallelism_config": accelerate_blocks | any_json,
+            "num_processes": st.integers(-1, 9) | any_json,
+        },
+    ),
+    accelerate_blocks,
+    st.dictionaries(known_names, any_json, max_size=2),
+)
+@hypothesis_settings(max_examples=300, deadline=None)
+def test_any_value_in_an_accelerate_yaml_is_linted(
+    block: dict[str, Any], more: dict[str, Any], config: dict[str, Any]
+) -> None:
+    # JSON is YAML, and its long numbers are refused by the reader of YAML alone
+    document = parse_json(json.dumps({**more, **block}), "a.yaml", strict=False)
+    for finding in (*lint_accelerate(document, 4), *lint_pair(document, config, "ds.json")):
+        assert finding.message and len(finding.message) < 400
+        json.dumps(finding.as_json())
 
 
 @given(odd_configs())

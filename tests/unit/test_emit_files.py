@@ -14,29 +14,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zerokit.core.hardware import Cluster, Gpu
 from zerokit.core.job import Job
 from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.core.strategy import Strategy
 from zerokit.emit import planfile
-from zerokit.emit.accelerate import accelerate_yaml
+from zerokit.emit.accelerate import accelerate_yaml, parallelism_environment
 from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.scripts import hostfile, kubernetes_manifest, sbatch_script
 from zerokit.errors import FileInputError, InputError
-from zerokit.strictload import parse_yaml
+from zerokit.strictload import parse_yaml, yamldump
 from zerokit.strictload.yamldump import dump_yaml
-
-GPU = Gpu(
-    name="test",
-    title="Test",
-    vram_bytes=80 << 30,
-    driver_vram_bytes=81 << 30,
-    peak_flops={"bf16": 1e15},
-    hbm_bytes_per_second=1e12,
-    link="nvlink",
-    link_bytes_per_second=1e11,
-    pcie_bytes_per_second=5e10,
-)
 
 
 def a_strategy(stage: int = 3, *, device: str = "none", data_parallel: int = 16, **degrees: int) -> Strategy:
@@ -91,7 +78,7 @@ def test_accelerate_reads_the_deepspeed_file(
     ds_config = tmp_path / "ds_config.json"
     ds_config.write_text(json.dumps(deepspeed_config(strategy, Job(), variant="accelerate")))
     path = tmp_path / "accelerate.yaml"
-    path.write_text(accelerate_yaml(strategy, Cluster(gpu=GPU, gpus=16), ds_config_path=str(ds_config)))
+    path.write_text(accelerate_yaml(strategy, 1, ds_config_path=str(ds_config)))
     plugin = accelerates_plugin(accelerates_launch(path, monkeypatch), monkeypatch)
     assert plugin.zero_stage == stage
     assert plugin.gradient_accumulation_steps == 4
@@ -105,9 +92,7 @@ def test_accelerate_reads_the_plugin_keys(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "accelerate.yaml"
-    path.write_text(
-        accelerate_yaml(a_strategy(3, device=device), Cluster(gpu=GPU, gpus=16), ds_config_path=None)
-    )
+    path.write_text(accelerate_yaml(a_strategy(3, device=device), 1, ds_config_path=None))
     environment = accelerates_launch(path, monkeypatch)
     plugin = accelerates_plugin(environment, monkeypatch)
     assert (plugin.zero_stage, plugin.offload_optimizer_device) == (3, device)
@@ -117,11 +102,14 @@ def test_accelerate_reads_the_plugin_keys(
 def test_accelerate_gets_sequence_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = a_strategy(3, data_parallel=4, sequence_parallel=4)
     path = tmp_path / "accelerate.yaml"
-    text = accelerate_yaml(strategy, Cluster(gpu=GPU, gpus=16), ds_config_path="ds.json", job=Job())
+    text = accelerate_yaml(strategy, 1, ds_config_path="ds.json")
     path.write_text(text)
     environment = accelerates_launch(path, monkeypatch)
     assert environment["PARALLELISM_CONFIG_SP_SIZE"] == "4"
     assert environment["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"] == "4"
+    # what other launchers must set is what accelerate launch makes of the YAML
+    assert parallelism_environment(strategy).items() <= environment.items()
+    assert parallelism_environment(a_strategy()) == {}
     for name, value in environment.items():
         if name.startswith("PARALLELISM_CONFIG_"):
             monkeypatch.setenv(name, value)
@@ -130,25 +118,22 @@ def test_accelerate_gets_sequence_parallel(tmp_path: Path, monkeypatch: pytest.M
     parallelism = ParallelismConfig()
     assert (parallelism.sp_size, parallelism.data_parallel_size) == (4, 4)
     with pytest.raises(InputError, match="eager"):
-        accelerate_yaml(
-            strategy, Cluster(gpu=GPU, gpus=16), ds_config_path="ds.json", job=Job(attention="eager")
-        )
+        accelerate_yaml(strategy, 1, ds_config_path="ds.json", attention="eager")
 
 
 def test_accelerate_refuses_what_it_cannot_say() -> None:
-    cluster = Cluster(gpu=GPU, gpus=16)
     with pytest.raises(InputError, match="pipeline"):
-        accelerate_yaml(a_strategy(1, data_parallel=8, pipeline_parallel=2), cluster, ds_config_path="x")
+        accelerate_yaml(a_strategy(1, data_parallel=8, pipeline_parallel=2), 1, ds_config_path="x")
     with pytest.raises(InputError, match="tensor"):
-        accelerate_yaml(a_strategy(1, data_parallel=8, tensor_parallel=2), cluster, ds_config_path=None)
+        accelerate_yaml(a_strategy(1, data_parallel=8, tensor_parallel=2), 1, ds_config_path=None)
 
 
 def test_accelerate_launch_drops_the_nvme_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Why the plugin keys refuse NVMe: `accelerate launch` passes the device on, and not the path."""
     strategy = a_strategy(3, device="nvme")
     with pytest.raises(InputError, match="NVMe"):
-        accelerate_yaml(strategy, Cluster(gpu=GPU, gpus=16), ds_config_path=None)
-    text = accelerate_yaml(a_strategy(3, device="cpu"), Cluster(gpu=GPU, gpus=16), ds_config_path=None)
+        accelerate_yaml(strategy, 1, ds_config_path=None)
+    text = accelerate_yaml(a_strategy(3, device="cpu"), 1, ds_config_path=None)
     path = tmp_path / "accelerate.yaml"
     nvme = "offload_optimizer_device: nvme\n  offload_optimizer_nvme_path: /nvme"
     path.write_text(text.replace("offload_optimizer_device: cpu", nvme))
@@ -158,14 +143,14 @@ def test_accelerate_launch_drops_the_nvme_path(tmp_path: Path, monkeypatch: pyte
 
 def test_hostfile_is_read_by_deepspeeds_parser() -> None:
     runner = pytest.importorskip("deepspeed.launcher.runner")
-    text = hostfile(["node-a", "node-b.example"], Cluster(gpu=GPU, gpus=16, nodes=2))
+    text = hostfile(["node-a", "node-b.example"], a_strategy(), 2)
     assert dict(runner._parse_hostfile(text.splitlines())) == {"node-a": 8, "node-b.example": 8}
 
 
 @pytest.mark.parametrize("hosts", [["a"], ["a", "a"], ["a", "-oProxyCommand=x"], ["a", "b c"], ["a", "b\n"]])
 def test_hostfile_refuses(hosts: list[str]) -> None:
     with pytest.raises(InputError):
-        hostfile(hosts, Cluster(gpu=GPU, gpus=16, nodes=2))
+        hostfile(hosts, a_strategy(), 2)
 
 
 def stub(folder: Path, name: str, body: str) -> None:
@@ -181,7 +166,7 @@ AWKWARD = ["train.py", "--text", 'it\'s $HOME `id` "two words"', "--empty", ""]
 def test_sbatch_script_runs_torchrun_on_every_node(style: str, tmp_path: Path) -> None:
     script = sbatch_script(
         a_strategy(),
-        Cluster(gpu=GPU, gpus=16, nodes=2),
+        2,
         AWKWARD,
         ds_config_path="plan/ds_config.json",
         style=style,
@@ -214,19 +199,18 @@ def test_sbatch_script_runs_torchrun_on_every_node(style: str, tmp_path: Path) -
 
 
 def test_sbatch_refuses_what_slurm_would_misread() -> None:
-    cluster = Cluster(gpu=GPU, gpus=16, nodes=2)
     for wrong in ({"job_name": "a b"}, {"job_name": "a\n#SBATCH --x"}, {"time_limit": "soon"}):
         with pytest.raises(InputError):
-            sbatch_script(a_strategy(), cluster, ["t.py"], ds_config_path="d", **wrong)  # type: ignore[arg-type]
+            sbatch_script(a_strategy(), 2, ["t.py"], ds_config_path="d", **wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError):
-        sbatch_script(a_strategy(), cluster, ["t.py"], ds_config_path="d", environment={"A B": "1"})
+        sbatch_script(a_strategy(), 2, ["t.py"], ds_config_path="d", environment={"A B": "1"})
 
 
 def test_kubernetes_manifest(tmp_path: Path) -> None:
     strategy = a_strategy()
     text = kubernetes_manifest(
         strategy,
-        Cluster(gpu=GPU, gpus=16, nodes=2),
+        2,
         AWKWARD,
         image="registry.example/train:1",
         ds_config=deepspeed_config(strategy, Job()),
@@ -288,6 +272,23 @@ def test_plan_file_round_trips(tmp_path_factory: Any, request_: dict[str, Any]) 
 def test_written_yaml_means_the_same_to_both_readers(value: Any) -> None:
     text = dump_yaml(value)
     assert parse_yaml(text).value == yaml.safe_load(text) == value
+
+
+@given(st.dictionaries(st.text(), yaml_values) | st.lists(yaml_values))
+@hypothesis_settings(max_examples=300, deadline=None)
+def test_libyaml_and_python_write_the_same_text(value: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        fast = dump_yaml(value, header="h")
+        patch.setattr(yamldump, "_DUMPERS", [yamldump._PythonDumper])  # as where libyaml is missing
+        assert dump_yaml(value, header="h") == fast
+
+
+def test_libyaml_writes_what_plans_hold() -> None:
+    pytest.importorskip("yaml._yaml")
+    assert yamldump._DUMPERS[-1] is not yamldump._PythonDumper
+    text = "a sentence: × and – are written, # no comment; " * 9
+    assert yamldump._alike({"a": [text, "", {"é": None}], "b.c": 1e-5})
+    assert not yamldump._alike({"a": "line\nbreak"})
 
 
 def test_plan_file_names_what_is_wrong(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from tests.unit.pairwise import KEY_VALUE_HEADS, pairwise
 from zerokit.check.deep import DeepCase, run_deep
 from zerokit.check.deepspeed_file import Context
 from zerokit.check.files import check_files
-from zerokit.core.hardware import Cluster, Gpu
 from zerokit.core.job import Job
 from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 from zerokit.core.strategy import Strategy
@@ -35,17 +34,6 @@ pytestmark = [
 ]
 
 JOB = Job()
-GPU = Gpu(
-    name="test",
-    title="Test",
-    vram_bytes=80 << 30,
-    driver_vram_bytes=81 << 30,
-    peak_flops={"bf16": 1e15, "fp16": 1e15, "fp32": 1e14},
-    hbm_bytes_per_second=1e12,
-    link="nvlink",
-    link_bytes_per_second=1e11,
-    pcie_bytes_per_second=5e10,
-)
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +75,17 @@ def test_sweep_our_own_rules_accept_all(variant: str, strategies: list[Strategy]
         assert alarms == slow_host_step, (strategy, alarms)
 
 
-def test_sweep_accelerates_loader_accepts_all(strategies: list[Strategy], tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sweep_accelerates_loader_accepts_all(
+    variant: str, strategies: list[Strategy], tmp_path: Path
+) -> None:
     cases = []
     sayable = [strategy for strategy in strategies if strategy.pipeline_parallel == 1]
     for number, strategy in enumerate(sayable):
         config = tmp_path / f"{number}.json"
-        config.write_text(json.dumps(deepspeed_config(strategy, JOB, variant="accelerate")))
+        config.write_text(json.dumps(deepspeed_config(strategy, JOB, variant=variant)))
         path = tmp_path / f"{number}.yaml"
-        cluster = Cluster(gpu=GPU, gpus=strategy.world_size)
-        path.write_text(accelerate_yaml(strategy, cluster, ds_config_path=str(config), job=JOB))
+        path.write_text(accelerate_yaml(strategy, 1, ds_config_path=str(config)))
         cases.append(DeepCase(mode="accelerate", path=str(path)))
     for strategy, result in zip(sayable, run_deep(cases), strict=True):
         assert result.ok, (result.error, strategy)

@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import zerokit.run.probe as probe_module  # noqa: E402
 from zerokit.run.cuda_memory import CudaMemory  # noqa: E402
 from zerokit.run.growth import GrowthWatch  # noqa: E402
 from zerokit.run.oom import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
@@ -119,6 +120,66 @@ def test_each_phase_has_its_own_peak_and_the_run_the_greatest(probe, allocator):
     assert account["peak_allocated_bytes"] == 40 * MIB
     assert account["peak_reserved_bytes"] == 40 * MIB
     assert account["steps"] == 2
+
+
+@pytest.fixture
+def unsplit(probe, monkeypatch):
+    """A probe that has no time to read memory inside a step."""
+    monkeypatch.setattr(probe_module, "_ALWAYS_READ", 0)
+    monkeypatch.setattr(probe_module, "SPLIT_SHARE", 0.0)
+    probe._spare_seconds = -1.0
+    return probe
+
+
+def test_the_peak_of_a_step_that_is_not_split_is_the_runs_and_no_phases(unsplit, allocator):
+    allocator.allocate(10 * MIB)
+    train_step(unsplit, allocator, 20, 30, 5)
+    unsplit.watch()  # the ticker: nothing known is older than its period
+    assert peaks(unsplit)["backward"] == 0
+    assert unsplit.account("tick")["peak_allocated_bytes"] == 40 * MIB
+    unsplit._spare_seconds = 1.0
+    train_step(unsplit, allocator, 21, 25, 6)
+    assert peaks(unsplit) == {"init": 0, "forward": 31, "backward": 35, "step": 16, "other": 0}
+    account = unsplit.account("tick")
+    assert account["peak_allocated_bytes"] == 40 * MIB
+    assert {name: phase["count"] for name, phase in account["phases"].items()} == {
+        "init": 1, "forward": 2, "backward": 2, "step": 2, "other": 2}  # fmt: skip
+
+
+def test_named_phases_are_measured_in_steps_that_are_not_split(unsplit, allocator):
+    allocator.allocate(10 * MIB)
+    for peak in (30, 90):
+        with unsplit.named_phase("train"):
+            train_step(unsplit, allocator, 20, peak, 5)
+    with unsplit.named_phase("generate"):
+        allocator.spike(7 * MIB)
+    assert peaks(unsplit)["train"] == 100
+    assert peaks(unsplit)["generate"] == 17
+
+
+def test_reading_memory_takes_its_share_of_the_time_and_no_more(probe, allocator, monkeypatch):
+    monkeypatch.setattr(probe_module, "_ALWAYS_READ", 0)
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(probe_module.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(probe_module.time, "perf_counter", lambda: clock.now)
+    reads = []
+
+    def stats(device):
+        reads.append(clock.now)
+        clock.now += 100e-6
+        return Allocator.stats(allocator, device)
+
+    monkeypatch.setattr(probe.cuda, "_read", stats)
+    allocator.allocate(10 * MIB)
+    probe.enter("forward")
+    probe._spare_seconds, probe._split_decided, began = 0.0, clock.now, clock.now
+    reads.clear()
+    for _ in range(5000):
+        train_step(probe, allocator, 20, 30, 5)
+        clock.now += 0.02
+    share = len(reads) * 100e-6 / (clock.now - began)
+    assert 0.8 * probe_module.SPLIT_SHARE < share < 1.2 * probe_module.SPLIT_SHARE
+    assert peaks(probe)["backward"] == 40
 
 
 RESETS = {
@@ -327,7 +388,8 @@ def test_no_leak_is_named_where_there_is_none(values):
     assert watch(values) is None
 
 
-def test_a_leak_reaches_the_account_of_its_rank(probe, allocator):
+def test_a_leak_reaches_the_account_of_its_rank(probe, allocator, monkeypatch):
+    monkeypatch.setattr(probe_module, "_ALWAYS_READ", 1000)  # steps without duration leave no time to read
     allocator.allocate(MIB)
     for _ in range(80):
         allocator.allocate(MIB)

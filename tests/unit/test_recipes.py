@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from zerokit import recipes, resources
 from zerokit.catalog import gpus, models
-from zerokit.cli import run
+from zerokit.cli import options, run
+from zerokit.cli.inprocess import json_of
 from zerokit.errors import FileInputError, InputError
 from zerokit.strictload import parse_yaml
 
@@ -112,6 +114,49 @@ def test_arguments_are_those_of_plan() -> None:
     ]  # fmt: skip
 
 
+def test_a_recipe_can_say_all_that_plan_takes() -> None:
+    taken = {option.name for option in options.VALUE_OPTIONS} | {name for name, _ in options.FLAG_OPTIONS}
+    assert {"--" + key.replace("_", "-") for key in recipes.KEYS} == taken | {"--device"}
+    text = "title: t\nparams: 7b\noverlap_comm: off\nreduce_bucket: 2e8\npipeline_module: false\n"
+    recipe = recipes.parse_recipe(parse_yaml(text, "x.yaml"))
+    assert recipe.arguments() == ["--params", "7b", "--overlap-comm", "off", "--reduce-bucket", "200000000.0"]
+
+
+@pytest.mark.parametrize("place", ["zerokit-plan", "zerokit-plan/plan.yaml"])
+def test_a_written_plan_is_planned_again_with_overrides(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = ["--params", "1b", "--gpus", "2", "--gpu", "a100-40gb", "--network", "25GB", "--zero", "2",
+               "--overlap-comm", "off", "--reduce-bucket", "1e8"]  # fmt: skip
+    first = json_of("plan", request)["chosen"]
+    again = json_of("plan", ["--recipe", place, "--out", "again"])["chosen"]
+    assert again["deepspeed_config"] == first["deepspeed_config"]
+    other = json_of("plan", ["--recipe", place, "gpus=4", "zero=3", "--out", "other"])["chosen"]
+    assert (other["zero_stage"], other["data_parallel"]) == (3, 4)
+    zero = other["deepspeed_config"]["zero_optimization"]
+    assert (zero["reduce_bucket_size"], zero["overlap_comm"]) == (100_000_000, False)
+
+
+def test_overrides_need_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--params", "1b", "gpus=4"]) == 2
+    assert "only with --recipe" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_launch_takes_overrides_before_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print(1)\n")
+    common = ["launch", "--recipe", "cpu-demo", "--device", "cpu", "--dry-run"]
+    assert run([*common, "gpus=4", "zero=1", "train.py", "gpus=5"]) == 0
+    shown = capsys.readouterr().out
+    assert "--num_accelerators=4" in shown and shown.rstrip().endswith("train.py gpus=5")
+    assert run([*common, "gpuss=3", "train.py"]) == 2
+    assert "override 'gpuss=3'" in capsys.readouterr().err
+
+
 def test_overrides_replace_add_and_remove() -> None:
     recipe = recipes.load("llama-3.1-8b-full-8x-h100")
     changed = recipes.with_overrides(
@@ -160,7 +205,7 @@ def test_differences_within_and_beyond_tolerance() -> None:
     recipe = recipes.parse_recipe(document)
     chosen = {
         "zero_stage": 3,
-        "estimate": {"peak_allocated_bytes": int(40.5 * 2**30), "host_bytes_per_node": 0},
+        "estimate": {"peak_allocated_bytes": int(40.3 * 2**30), "host_bytes_per_node": 0},
     }
     assert recipes.differences(recipe, chosen) == []
     chosen = {
@@ -188,3 +233,33 @@ def test_list_show_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     copied.write_text("mine")
     assert run(["recipes", "copy", "cpu-demo", str(tmp_path)]) == 2
     assert copied.read_text() == "mine"
+
+
+def test_check_holds_a_recipe_to_what_it_says_and_write_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.yaml"
+    request = "title: mine\nparams: 1b  # small\ngpus: 2\ngpu: a100-40gb\n"
+    path.write_text(request)
+    assert run(["recipes", "check", "./mine.yaml"]) == 2
+    assert "has no expect block; `zerokit recipes check --write` fills it" in capsys.readouterr().out
+    assert run(["recipes", "check", "--write", "./mine.yaml"]) == 0
+    written = path.read_text()
+    assert written.startswith(request)
+    recipe = recipes.load_any("./mine.yaml")
+    assert list(recipe.expect["strategy"]) == list(recipes.EXPECTED_STRATEGY)
+    assert list(recipe.expect["prediction"]) == list(recipes.EXPECTED_PREDICTION)
+    assert run(["recipes", "check", "--write", "./mine.yaml"]) == 0
+    assert path.read_text() == written
+    assert run(["recipes", "check", "./mine.yaml"]) == 0
+    peak = recipe.expect["prediction"]["peak_allocated_gib"]
+    path.write_text(written.replace(f"peak_allocated_gib: {peak}", f"peak_allocated_gib: {peak * 1.02:.2f}"))
+    capsys.readouterr()
+    assert run(["recipes", "check", "./mine.yaml"]) == 2
+    assert f"peak_allocated_gib: expected {peak * 1.02:.2f}, the plan has {peak}" in capsys.readouterr().out
+    path.write_text(f"expect: {{strategy: {{zero_stage: 7}}}}\n{request}")
+    assert run(["recipes", "check", "--write", "./mine.yaml"]) == 2
+    assert path.read_text().endswith(request)
+    # nothing is left behind, no plan of the user's is overwritten
+    assert list(tmp_path.iterdir()) == [path]

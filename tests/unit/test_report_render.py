@@ -154,7 +154,13 @@ def test_on_cpu_ranks_host_memory_is_compared(tmp_path):
     plan = {
         "chosen": {
             "estimate": {
-                "per_rank": [{"ranks": [0, 1], "peak_allocated_bytes": GIB, "phases": {"step": GIB // 2}}]
+                "per_rank": [
+                    {
+                        "ranks": [0, 1],
+                        "peak_allocated_bytes": GIB,
+                        "phases": {"init": GIB // 4, "step": GIB // 2},
+                    }
+                ]
             }
         }
     }
@@ -163,7 +169,9 @@ def test_on_cpu_ranks_host_memory_is_compared(tmp_path):
     assert compared["kind"] == "host_memory"
     assert compared["baseline_bytes"] == GIB
     assert compared["peak_bytes"]["predicted"] == 2 * GIB  # the plan's tensors and the process itself
-    assert compared["phases"]["step"]["predicted"] == GIB + GIB // 2
+    assert compared["phases"]["init"]["predicted"] == GIB + GIB // 4
+    # what the backward's tensors freed may still be resident in the step: no prediction of that
+    assert compared["phases"]["step"]["predicted"] is None and compared["phases"]["step"]["measured"]
     assert report["ranks"][0]["peak_allocated_bytes"] is None
     offloading = {**plan["chosen"], "offload_optimizer": "cpu", "data_parallel": 2}
     offloading["estimate"] = {**offloading["estimate"], "host_bytes_per_node": 6 * GIB}

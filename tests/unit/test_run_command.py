@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 
+from zerokit.catalog import gpus
+from zerokit.cli.payload import environment
+from zerokit.core.hardware import Cluster
+from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
+from zerokit.core.strategy import Strategy
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.run import command as commands
 from zerokit.run.cluster import slurm_job
@@ -68,6 +73,17 @@ def test_an_outer_launchers_variables_are_taken_away(tmp_path: Path) -> None:
     assert set(build(tmp_path, base=base).environment(base)) & set(base) == {"PATH", "HF_TOKEN"}
 
 
+def test_degrees_that_no_deepspeed_json_can_say_reach_the_ranks(tmp_path: Path) -> None:
+    settings = DeepSpeedSettings(zero=ZeroSettings(stage=1))
+    cluster = Cluster(gpu=gpus.lookup("h200"), gpus=8)
+    for degrees in ({"sequence_parallel": 4}, {"pipeline_parallel": 4}):
+        planned = environment(cluster, Strategy(settings=settings, data_parallel=2, **degrees), "sdpa")
+        base = {"PARALLELISM_CONFIG_SP_SIZE": "8", "ACCELERATE_USE_PARALLELISM_CONFIG": "false"}
+        built = build(tmp_path, plan_environment=planned, base=base).environment(base)
+        assert planned.items() <= built.items()
+        assert ("PARALLELISM_CONFIG_SP_SIZE" in built) == ("sequence_parallel" in degrees)
+
+
 def test_accelerate_and_trainer_take_it_from_the_environment(tmp_path: Path) -> None:
     for style in ("accelerate", "trainer"):
         setting = build(tmp_path, style=style).set_variables
@@ -120,7 +136,7 @@ def test_other_machines(tmp_path: Path) -> None:
     hosts = [Host(name="a", slots=2, line=1), Host(name="b", slots=2, line=2)]
     built = build(tmp_path, hosts=hosts, hostfile=Path("/hosts"), base={"HF_TOKEN": "hf_secret_value"})
     assert "--hostfile=/hosts" in built.argv and "--num_nodes=2" in built.argv
-    lines = (tmp_path / "deepspeed_env").read_text().splitlines()
+    lines = built.files["deepspeed_env"].splitlines()
     assert f"ZEROKIT_RUN_DIR={tmp_path}" in lines
     assert "hf_secret_value" not in "".join(lines) and all("=" in line for line in lines)
     assert built.set_variables["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")

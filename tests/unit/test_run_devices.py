@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,26 @@ UUIDS = ("GPU-11111111-aaaa", "GPU-11112222-bbbb", "GPU-33333333-cccc", "GPU-444
 
 @pytest.fixture
 def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "".join(f"{index}, {uuid}, NVIDIA H100 80GB HBM3\\n" for index, uuid in enumerate(UUIDS))
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    prints(tmp_path, monkeypatch, "nvidia-smi", *(
+        f"{index}, {uuid}, NVIDIA H100 80GB HBM3, 81559, 0, 580.95" for index, uuid in enumerate(UUIDS)
+    ))  # fmt: skip
+
+
+def prints(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, *lines: str) -> None:
+    """A program of this name, first on the PATH, that prints these lines."""
+    program = folder / name
+    program.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
-def resolve(wanted: str = "auto", visible: str | None = None, **numbers: int | None) -> devices.Devices:
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+def resolve(
+    wanted: str = "auto",
+    visible: str | None = None,
+    variable: str = "CUDA_VISIBLE_DEVICES",
+    **numbers: int | None,
+) -> devices.Devices:
+    environment = {} if visible is None else {variable: visible}
     return devices.resolve(
         wanted,
         num_ranks=numbers.get("num_ranks"),
@@ -88,7 +100,35 @@ def test_a_broken_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert devices.list_gpus() == []
+    assert resolve().kind == "cpu"
+    with pytest.raises(NodeUnusable, match="exit code 9"):
+        resolve("cuda")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "indexes"),
+    [
+        ("ROCR_VISIBLE_DEVICES", "2,3", (0, 1)),  # stays set: HIP counts anew among what it leaves
+        ("HIP_VISIBLE_DEVICES", "3,1", (3, 1)),
+        ("CUDA_VISIBLE_DEVICES", "2", (2,)),
+        ("NONE_OF_THEM", "", (0, 1, 2, 3)),
+    ],
+)
+def test_amd_gpus(
+    variable: str,
+    value: str,
+    indexes: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards = {
+        f"card{index}": {"Card Series": "AMD Instinct MI300X", "VRAM Total Memory (B)": str(192 << 30)}
+        for index in range(4)
+    }
+    prints(tmp_path, monkeypatch, "rocm-smi", json.dumps(cards))
+    found = resolve(visible=value, variable=variable)
+    assert (found.kind, found.gpu_indexes) == ("cuda", indexes)
+    assert "MI300X" in found.why
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "CPU", ""])

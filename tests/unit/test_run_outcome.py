@@ -50,6 +50,17 @@ def exit_(
         ({"launcher_code": 2, "rank_exits": [], "reporting": frozenset()}, Outcome.LAUNCHER_LOST, 12),
         ({"hung": "rank 1", "rank_exits": [exit_(1, None, 9)]}, Outcome.HUNG, 11),
         ({"interrupted_by": 15, "hung": "x"}, Outcome.INTERRUPTED, 143),
+        ({"stopped": frozenset({0, 1}), "stop_ordered": True}, Outcome.STOPPED, 0),
+        # a step limit that nobody ordered, or that only one rank reached, is no good end
+        ({"stopped": frozenset({0, 1})}, Outcome.LAUNCHER_LOST, 12),
+        ({"stopped": frozenset({0}), "stop_ordered": True}, Outcome.LAUNCHER_LOST, 12),
+        (
+            {"stopped": frozenset({0}), "stop_ordered": True, "rank_exits": [exit_(0, 0), exit_(1, 1)]},
+            Outcome.RANK_FAILED,
+            10,
+        ),
+        ({"timed_out": "not done within 5 s", "rank_exits": []}, Outcome.TIMED_OUT, 11),
+        ({"interrupted_by": 2, "timed_out": "not done within 5 s"}, Outcome.INTERRUPTED, 130),
         ({"interrupted_by": 2, "rank_exits": [exit_(1, None, 9, by_us=True)]}, Outcome.INTERRUPTED, 130),
     ],
 )

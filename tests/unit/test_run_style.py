@@ -106,21 +106,33 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def adapted(style: str, device: str = "cuda", ranks: int = 2, source: str = "", args: str = "") -> Adapted:
+def adapted(
+    style: str,
+    device: str = "cuda",
+    ranks: int = 2,
+    source: str = "",
+    args: str = "",
+    precision: str = "fp16",
+    cpu_has_bf16: bool = True,
+) -> Adapted:
     facts = ScriptFacts(path=Path("t.py"))
     if "DummyOptim" in source:
         facts.mentions.add("DummyOptim")
-    before = copy.deepcopy(CONFIG)
+    config = CONFIG | {name: {"enabled": name == precision} for name in ("bf16",) if precision != "fp16"}
+    if precision != "fp16":
+        config.pop("fp16")
+    before = copy.deepcopy(config)
     result = adapt(
-        CONFIG,
+        config,
         style=style,
         device=device,
         ranks=ranks,
         planned_ranks=2,
         facts=facts,
         script_args=args.split(),
+        cpu_has_bf16=cpu_has_bf16,
     )
-    assert before == CONFIG  # the plan itself is left alone
+    assert before == config  # the plan itself is left alone
     return result
 
 
@@ -135,6 +147,19 @@ def test_on_cpu_nothing_is_compiled_and_fp16_is_gone() -> None:
     assert config["optimizer"]["params"]["torch_adam"] is True
     assert config["zero_optimization"] == {"stage": 3, "zero_quantized_weights": False}
     assert "aio" not in config
+
+
+def test_cpus_without_bf16_train_in_fp32_instead_of_fp16() -> None:
+    result = adapted("raw", "cpu", cpu_has_bf16=False)
+    assert result.config["fp16"] == {"enabled": False} and result.config["bf16"] == {"enabled": False}
+    assert any("fp16 → fp32" in change and "twice the planned bytes" in change for change in result.changes)
+
+
+def test_a_bf16_plan_stays_bf16_and_slow_cpus_are_warned_of() -> None:
+    for has in (True, False):
+        result = adapted("raw", "cpu", precision="bf16", cpu_has_bf16=has)
+        assert result.config["bf16"] == {"enabled": True}
+        assert any("emulate bf16" in warning for warning in result.warnings) != has
 
 
 def test_every_change_is_told() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from zerokit.catalog import gpus, models
+from zerokit.check.emitted import verify
+from zerokit.cli.modelchoice import choose_model
 from zerokit.core.hardware import Cluster
 from zerokit.core.hf_shape import from_config
 from zerokit.core.job import Job, Lora
@@ -20,6 +24,7 @@ from zerokit.core.search import Space, batches, build_strategy, checkpointings, 
 from zerokit.core.settings import from_config as read_settings
 from zerokit.core.shape import ModelShape
 from zerokit.emit.deepspeed import deepspeed_config
+from zerokit.emit.files import plan_files
 from zerokit.errors import InputError, NothingFits
 
 GIB = 1 << 30
@@ -63,6 +68,10 @@ def everything(space: Space):  # type: ignore[no-untyped-def]
                     yield space.timing.estimate(strategy).step_seconds
 
 
+SEARCH_ALL = Pins(search_tensor=True, search_sequence=True)
+
+
+@pytest.mark.parametrize("pins", [Pins(), SEARCH_ALL, Pins(pipeline_module=True)])
 @pytest.mark.parametrize(
     ("model", "gpu", "count", "job"),
     [
@@ -74,8 +83,8 @@ def everything(space: Space):  # type: ignore[no-untyped-def]
         ("llama-2-13b", "a100-40gb", 2, Job(seq_len=2048, global_batch=8, method="lora", lora=Lora())),
     ],
 )
-def test_no_legal_plan_that_fits_is_faster(model: str, gpu: str, count: int, job: Job) -> None:
-    space = make_space(request_for(model, gpu, count, job=job))[0]
+def test_no_legal_plan_that_fits_is_faster(model: str, gpu: str, count: int, job: Job, pins: Pins) -> None:
+    space = make_space(request_for(model, gpu, count, job=job, pins=pins))[0]
     times = list(everything(space))
     found = search(space, top=3)
     assert times
@@ -85,7 +94,7 @@ def test_no_legal_plan_that_fits_is_faster(model: str, gpu: str, count: int, job
 
 
 def test_a_bound_from_below_changes_nothing_but_the_work() -> None:
-    request = request_for(count=4, job=Job(seq_len=2048, global_batch=32))
+    request = request_for(count=4, job=Job(seq_len=2048, global_batch=32), pins=SEARCH_ALL)
     asked: list[int] = []
 
     def counted(job, strategy, cluster):  # type: ignore[no-untyped-def]
@@ -103,9 +112,12 @@ def test_a_bound_from_below_changes_nothing_but_the_work() -> None:
 
 
 def test_every_candidate_is_accounted_for() -> None:
-    found = search(make_space(request_for())[0], top=4)
+    found = search(make_space(request_for(pins=SEARCH_ALL))[0], top=4)
     assert sum(found.rejected.values()) + len(found.ranked) == found.candidates
     assert all(count > 0 for count in found.rejected.values())
+
+
+known = functools.cache(lambda model: choose_model(None, model))
 
 
 def random_requests(number: int) -> list[Request]:
@@ -127,12 +139,16 @@ def random_requests(number: int) -> list[Request]:
         model = chance.choice(["llama-3.2-1b", "llama-3.1-8b", "qwen2.5-14b", "gpt-neox-20b", "mixtral-8x7b",
                                "llama-3.1-70b", "gemma-2-9b", "phi-2"])  # fmt: skip
         host = chance.choice([None, 64 * GIB, 1024 * GIB])
-        found.append(request_for(model, gpu, count, max(1, count // 8), job, host_ram=host))
+        pins = chance.choice([Pins(), SEARCH_ALL])
+        request = request_for(model, gpu, count, max(1, count // 8), job, pins, host_ram=host)
+        # the memory model that zerokit plan asks: traced where the catalogue has the model's profile
+        memory = known(model).memory(job)
+        found.append(replace(request, memory=memory, least_vram=memory.least_vram_bytes))
     return found
 
 
 def test_200_random_plans_fit_and_are_valid_and_meet_the_batch() -> None:
-    made = 0
+    made = traced = 0
     for request in random_requests(200):
         space = make_space(request)[0]
         ranked = search(space, top=1).ranked
@@ -147,7 +163,10 @@ def test_200_random_plans_fit_and_are_valid_and_meet_the_batch() -> None:
         if request.job.global_batch is not None:
             assert chosen.strategy.global_batch == request.job.global_batch
         assert first_violation(chosen.strategy) is None
-        # what is written is what was planned
+        # what is written passes the lint of anybody's files, and is what was planned
+        files = plan_files(chosen.strategy, space.job, nodes=cluster.nodes, folder=Path("plan"))
+        verify(files.texts, ranks=cluster.gpus, gpus_per_node=cluster.gpus_per_node)
+        traced += chosen.memory.basis == "traced"
         config = deepspeed_config(chosen.strategy, request.job)
         assert read_settings(config).zero.stage == chosen.strategy.settings.zero.stage
         assert (
@@ -156,7 +175,7 @@ def test_200_random_plans_fit_and_are_valid_and_meet_the_batch() -> None:
             * (chosen.strategy.data_parallel)
             == space.global_batch
         )
-    assert made > 100
+    assert made > 100 and traced > 60
 
 
 def outcome(plan: Plan) -> tuple[int, str, str]:
@@ -275,9 +294,56 @@ def test_a_batch_that_no_division_meets_is_refused() -> None:
 
 
 def test_a_batch_smaller_than_the_gpus_is_met_by_tensor_parallel_peers() -> None:
-    plan = make_plan(request_for(count=8, job=Job(seq_len=2048, global_batch=7)))
+    job = Job(seq_len=2048, global_batch=7)
+    with pytest.raises(InputError, match=r"use 8 or 16, or --tp auto or --sp auto"):
+        make_plan(request_for(count=8, job=job))
+    plan = make_plan(request_for(count=8, job=job, pins=Pins(search_tensor=True)))
     assert plan.chosen.strategy.global_batch == 7
     assert plan.chosen.strategy.data_parallel == 1
+
+
+def degrees(plan: Plan) -> set[tuple[int, int]]:
+    return {
+        (c.strategy.tensor_parallel, c.strategy.sequence_parallel) for c in (plan.chosen, *plan.alternatives)
+    }
+
+
+def test_only_what_an_unmodified_script_can_run_is_offered_unasked() -> None:
+    """Peers of tensor and sequence parallel need the script's help: named, and chosen when asked for."""
+    request = request_for("llama-3.1-8b", "a100-80gb", 8, job=Job(seq_len=4096, global_batch=8))
+    plain = make_plan(request, top=10)
+    assert degrees(plain) == {(1, 1)}
+    asked = make_plan(replace(request, pins=SEARCH_ALL), top=10)
+    assert degrees(asked) != {(1, 1)}
+    assert not any("--tp" in line or "--sp" in line for line in asked.faster_with)
+    gain = plain.chosen.time.step_seconds / asked.chosen.time.step_seconds - 1
+    named = [line for line in plain.faster_with if "--tp" in line or "--sp" in line]
+    assert bool(named) is (gain > 0.02)
+    assert all("position_ids" in line or "same batch" in line for line in named)
+    pinned = make_plan(replace(request, pins=Pins(sequence_parallel=2)))
+    assert degrees(pinned) == {(1, 2)}
+
+
+def test_what_the_script_could_do_is_named_when_it_is_faster() -> None:
+    """A long sequence on each of eight GPUs fits with everything offloaded, or shared between GPUs."""
+    request = request_for("llama-3.1-8b", "h100-sxm-80gb", 8, job=Job(seq_len=32768, global_batch=8))
+    plain = make_plan(request)
+    asked = make_plan(replace(request, pins=Pins(search_sequence=True)))
+    assert plain.chosen.strategy.sequence_parallel == 1
+    gain = plain.chosen.time.step_seconds / asked.chosen.time.step_seconds - 1
+    line = next(line for line in plain.faster_with if "--sp" in line)
+    degree = asked.chosen.strategy.sequence_parallel
+    assert line.startswith(f"{gain:.0%} faster with sequence parallel {degree}")
+
+
+def test_what_would_fit_with_the_scripts_help_is_named() -> None:
+    request = request_for("llama-3.1-8b", "h100-sxm-80gb", 8, job=Job(seq_len=65536, global_batch=8))
+    with pytest.raises(NothingFits) as failed:
+        make_plan(request)
+    line = next(line for line in str(failed.value).splitlines() if "--sp" in line or "--tp" in line)
+    option, degree = line.split("--")[1].split(":")[0].split()
+    pins = Pins(tensor_parallel=int(degree)) if option == "tp" else Pins(sequence_parallel=int(degree))
+    assert make_plan(replace(request, pins=pins))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 24, 1024])
@@ -310,3 +376,12 @@ def test_divisors() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
     assert divisors(1) == [1]
     assert divisors(49) == [1, 7, 49]
+
+
+def test_4_bit_weights_stay_on_the_gpu_unless_told_otherwise() -> None:
+    job = Job(seq_len=2048, method="qlora", lora=Lora())
+    plan = make_plan(request_for("llama-3.1-70b", "a100-80gb", 1, job=job), top=20)
+    shown = (plan.chosen, *plan.alternatives)
+    assert {c.strategy.settings.zero.offload_param.device for c in shown} == {"none"}
+    pinned = make_plan(request_for("llama-3.1-70b", "a100-80gb", 1, job=job, pins=Pins(offload_param="cpu")))
+    assert pinned.chosen.strategy.settings.zero.offload_param.device == "cpu"

@@ -8,34 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerokit.catalog import gpus as gpu_catalog
 from zerokit.catalog.host import Host, detect_host
 from zerokit.catalog.tools import TIMEOUT_SECONDS, ask
+from zerokit.catalog.visible import FoundGpu, visible
 from zerokit.core.hardware import Gpu
 from zerokit.units import MIB
 
 _NVIDIA_FIELDS = "index,uuid,name,memory.total,memory.used,driver_version"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundGpu:
-    """One GPU as its driver lists it.
-
-    Attributes:
-        driver_vram_bytes: the driver's total; ``None``: the driver does not say.
-        used_bytes: taken by any process when looked at; ``None``: unknown.
-    """
-
-    index: int
-    uuid: str
-    name: str
-    driver_vram_bytes: int | None
-    used_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,23 +74,50 @@ def detect(
         timeout_seconds: per tool.
     """
     environment = dict(os.environ if environment is None else environment)
-    host = detect_host(root)
-    nvidia = _nvidia(environment, root, timeout_seconds)
-    if nvidia.gpus or nvidia.hidden_gpus:
-        return replace(nvidia, host=host)
-    amd = _amd(environment, timeout_seconds)
-    if amd.gpus or amd.hidden_gpus:
-        return replace(amd, host=host)
-    return replace(nvidia, gpu_reason=f"no GPU found: {nvidia.gpu_reason}; {amd.gpu_reason}", host=host)
-
-
-_NO_HOST = Host(ram_bytes=None, ram_reason="", ram_available_bytes=None, cores=1, cores_reason="")
-
-
-def _nothing(reason: str) -> Detected:
+    listing = list_gpus(environment, root=root, timeout_seconds=timeout_seconds)
+    shown, why = visible(listing.gpus, environment, VISIBILITY.get(listing.vendor or "", ()))
     return Detected(
-        gpus=(), hidden_gpus=0, gpu_reason=reason, driver_version=None, vendor=None, host=_NO_HOST
+        gpus=shown,
+        hidden_gpus=len(listing.gpus) - len(shown),
+        gpu_reason=listing.reason + why,
+        driver_version=listing.driver_version,
+        vendor=listing.vendor,
+        host=detect_host(root),
     )
+
+
+VISIBILITY: Mapping[str, tuple[str, ...]] = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+"""Vendor -> variables that hide GPUs, each counting among what the earlier ones left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Every GPU of this machine, hidden ones too; ``reason`` says who listed them, or why there are none."""
+
+    gpus: tuple[FoundGpu, ...]
+    vendor: str | None
+    driver_version: str | None
+    reason: str
+
+
+def list_gpus(
+    environment: Mapping[str, str], *, root: Path = Path("/"), timeout_seconds: float = TIMEOUT_SECONDS
+) -> Listing:
+    """Ask the drivers' tools on the PATH; never raises."""
+    nvidia = _nvidia(environment, root, timeout_seconds)
+    if nvidia.gpus:
+        return nvidia
+    amd = _amd(environment, timeout_seconds)
+    if amd.gpus:
+        return amd
+    return _none(f"no GPU found: {nvidia.reason}; {amd.reason}")
+
+
+def _none(reason: str) -> Listing:
+    return Listing(gpus=(), vendor=None, driver_version=None, reason=reason)
 
 
 def _catalog_entry(gpu: FoundGpu) -> tuple[Gpu | None, str]:
@@ -115,23 +127,16 @@ def _catalog_entry(gpu: FoundGpu) -> tuple[Gpu | None, str]:
     return entry, reason if entry else f"{reason}; give --gpu NAME or --vram SIZE"
 
 
-def _nvidia(environment: Mapping[str, str], root: Path, timeout_seconds: float) -> Detected:
+def _nvidia(environment: Mapping[str, str], root: Path, timeout_seconds: float) -> Listing:
     argv = ["nvidia-smi", f"--query-gpu={_NVIDIA_FIELDS}", "--format=csv,noheader,nounits"]
     answer = ask(argv, environment, timeout_seconds)
     if answer.text is None:
-        return _nothing(answer.problem + _driver_without_tool(root))
+        return _none(answer.problem + _driver_without_tool(root))
     found, driver = parse_nvidia(answer.text)
     if not found:
-        return _nothing("nvidia-smi lists no GPU")
-    shown, why = visible(found, environment, ("CUDA_VISIBLE_DEVICES",))
-    return Detected(
-        gpus=shown,
-        hidden_gpus=len(found) - len(shown),
-        gpu_reason=f"nvidia-smi lists {len(found)}{why}",
-        driver_version=driver,
-        vendor="nvidia",
-        host=_NO_HOST,
-    )
+        return _none("nvidia-smi lists no GPU")
+    reason = f"nvidia-smi lists {len(found)}"
+    return Listing(gpus=found, vendor="nvidia", driver_version=driver, reason=reason)
 
 
 def parse_nvidia(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
@@ -166,29 +171,17 @@ def _driver_without_tool(root: Path) -> str:
     return f" (but the kernel's driver lists {cards}: put nvidia-smi on the PATH)" if cards else ""
 
 
-def _amd(environment: Mapping[str, str], timeout_seconds: float) -> Detected:
+def _amd(environment: Mapping[str, str], timeout_seconds: float) -> Listing:
     rocm = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--json"]
     problems = []
     for argv, parse in ((rocm, parse_rocm_smi), (["amd-smi", "static", "--json"], parse_amd_smi)):
         answer = ask(argv, environment, timeout_seconds)
-        if answer.text is None:
-            problems.append(answer.problem)
-            continue
-        found, driver = parse(answer.text)
-        if not found:
-            problems.append(f"{argv[0]} lists no GPU")
-            continue
-        variables = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-        shown, why = visible(found, environment, variables)
-        return Detected(
-            gpus=shown,
-            hidden_gpus=len(found) - len(shown),
-            gpu_reason=f"{argv[0]} lists {len(found)}{why}",
-            driver_version=driver,
-            vendor="amd",
-            host=_NO_HOST,
-        )
-    return _nothing("; ".join(problems))
+        found, driver = parse(answer.text or "")
+        if found:
+            reason = f"{argv[0]} lists {len(found)}"
+            return Listing(gpus=found, vendor="amd", driver_version=driver, reason=reason)
+        problems.append(answer.problem if answer.text is None else f"{argv[0]} lists no GPU")
+    return _none("; ".join(problems))
 
 
 def _json(text: str) -> Any:
@@ -255,50 +248,3 @@ def parse_amd_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def visible(
-    found: Sequence[FoundGpu], environment: Mapping[str, str], variables: Sequence[str]
-) -> tuple[tuple[FoundGpu, ...], str]:
-    """Those that the environment leaves visible, in its order, and a remark that says so.
-
-    As CUDA reads it: indices or UUID prefixes; the first entry that names no GPU ends the list;
-    a GPU named twice hides all.
-    """
-    shown = tuple(found)
-    remarks = []
-    for variable in variables:
-        value = environment.get(variable)
-        if value is None:
-            continue
-        if "MIG-" in value:
-            return (), f", but {variable} names MIG slices, whose size it does not tell: give --vram SIZE"
-        shown = _chosen(shown, value)
-        remarks.append(f"{variable}={value} leaves {len(shown)}")
-    return shown, "".join(f", {remark}" for remark in remarks)
-
-
-def _chosen(gpus: tuple[FoundGpu, ...], value: str) -> tuple[FoundGpu, ...]:
-    chosen: list[FoundGpu] = []
-    for part in value.split(","):
-        part = part.strip()
-        if part.isdigit():
-            # an index counts among what an earlier variable left
-            named = [gpus[int(part)]] if int(part) < len(gpus) else []
-        elif part.upper().startswith("GPU-"):
-            named = [gpu for gpu in gpus if _same_uuid(gpu.uuid, part)]
-        else:
-            named = []
-        if len(named) != 1:
-            break
-        if named[0] in chosen:
-            return ()
-        chosen.append(named[0])
-    return tuple(chosen)
-
-
-def _same_uuid(uuid: str, part: str) -> bool:
-    # rocm-smi prints the unique id as 0x…, the variable takes GPU-…
-    plain = uuid.lower().removeprefix("gpu-").removeprefix("0x")
-    wanted = part.lower().removeprefix("gpu-").removeprefix("0x")
-    return bool(wanted) and plain.startswith(wanted)

@@ -6,19 +6,18 @@ Accelerate refuses unknown keys at the top level and checks neither nested keys 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 from zerokit.check.accelerate_keys import (
     ACCELERATE_VERSION,
     CONFIG,
     LAUNCH,
-    PARALLELISM_PREFIX,
-    accelerate_finding,
     key_list,
+    short,
 )
 from zerokit.check.accelerate_plugin import lint_deepspeed_block
-from zerokit.check.finding import Finding, nearest
+from zerokit.check.accelerate_processes import lint_parallelism, lint_processes
+from zerokit.check.finding import Finding, finding_at, nearest
 from zerokit.core.rules.types import Edit
 from zerokit.strictload import Document
 
@@ -30,17 +29,11 @@ def named_config(document: Document) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def number_of_processes(document: Document) -> int | None:
-    """``num_processes``, when it is a usable number."""
-    value = document.value.get("num_processes") if isinstance(document.value, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
 def lint_accelerate(document: Document, world_size: int | None = None) -> list[Finding]:
     """Every finding about an accelerate YAML by itself."""
     if not isinstance(document.value, dict):
         return [
-            accelerate_finding(
+            finding_at(
                 document, (), "accelerate-not-a-mapping", "is not a mapping of keys", "write key: value"
             )
         ]
@@ -56,10 +49,10 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
         for problem in document.problems
     ]
     findings += _top_level(document)
-    findings += _processes(document, world_size)
+    findings += lint_processes(document, world_size)
     if document.value.get("distributed_type") == "DEEPSPEED":
         findings += lint_deepspeed_block(document)
-        findings += _parallelism(document)
+        findings += lint_parallelism(document)
         findings += _precision(document)
     return findings
 
@@ -82,18 +75,18 @@ def _top_level(document: Document) -> Iterator[Finding]:
         edits = (Edit(kind="rename", key=str(key), value=guess),) if guess and guess not in value else ()
         if mend.startswith("move"):
             edits = ()
-        yield accelerate_finding(
+        yield finding_at(
             document,
             (key,),
             "accelerate-unknown-key",
-            f"Accelerate refuses the file: it has no key {key!r}",
+            f"Accelerate refuses the file: it has no key {short(key)}",
             mend,
             source=CONFIG,
             edits=edits,
         )
     kind = value.get("distributed_type")
     if kind is None:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("distributed_type",),
             "accelerate-distributed-type",
@@ -103,16 +96,16 @@ def _top_level(document: Document) -> Iterator[Finding]:
         )
     elif kind not in lists["distributed_types"] and not sagemaker:
         guess = nearest(str(kind), lists["distributed_types"])
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("distributed_type",),
             "accelerate-distributed-type",
-            f"{kind!r} is no distributed type: Accelerate refuses the file",
+            f"{short(kind)} is no distributed type: Accelerate refuses the file",
             f"did you mean {guess}?" if guess else f"use one of {', '.join(lists['distributed_types'])}",
             source=CONFIG,
         )
     elif kind != "DEEPSPEED" and value.get("deepspeed_config"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config",),
             "accelerate-deepspeed-unused",
@@ -121,7 +114,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
             source=LAUNCH,
         )
     if kind == "DEEPSPEED" and value.get("fsdp_config"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("fsdp_config",),
             "accelerate-fsdp-unused",
@@ -132,105 +125,12 @@ def _top_level(document: Document) -> Iterator[Finding]:
         )
 
 
-def _processes(document: Document, world_size: int | None) -> Iterator[Finding]:
-    value = document.value
-    processes, machines, rank = (
-        value.get(name, default)
-        for name, default in (("num_processes", None), ("num_machines", 1), ("machine_rank", 0))
-    )
-    for name, number in (("num_processes", processes), ("num_machines", machines), ("machine_rank", rank)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-            yield accelerate_finding(
-                document,
-                (name,),
-                "accelerate-number",
-                f"{name} is {number!r}",
-                "use a whole number",
-                source=LAUNCH,
-            )
-            return
-    if processes is None:
-        yield accelerate_finding(
-            document,
-            ("num_processes",),
-            "accelerate-num-processes",
-            "num_processes is missing: accelerate launch stops unless --num_processes is given",
-            "add num_processes: the number of GPUs on all machines together",
-            severity="warning",
-            source=LAUNCH,
-        )
-    elif machines > 0 and (processes < machines or processes % machines):
-        yield accelerate_finding(
-            document,
-            ("num_processes",),
-            "accelerate-num-processes",
-            f"{processes} processes do not divide over {machines} machines (it counts them all)",
-            f"use a multiple of {machines}",
-            source=LAUNCH,
-        )
-    elif world_size is not None and processes != world_size:
-        yield accelerate_finding(
-            document,
-            ("num_processes",),
-            "accelerate-world-size",
-            f"num_processes is {processes}, the job has {world_size} ranks",
-            f"use {world_size}",
-            severity="warning",
-        )
-    if rank >= max(1, machines):
-        yield accelerate_finding(
-            document,
-            ("machine_rank",),
-            "accelerate-machine-rank",
-            f"machine_rank {rank} with {machines} machine(s): they count from 0, the others wait for ever",
-            f"use 0 to {max(1, machines) - 1}",
-            source=LAUNCH,
-        )
-
-
-def _parallelism(document: Document) -> Iterator[Finding]:
-    block = document.value.get("parallelism_config")
-    if not isinstance(block, dict) or not block:
-        return
-    known = key_list()["parallelism_config"]
-    for key in block:
-        if key in known:
-            continue
-        prefixed = f"{PARALLELISM_PREFIX}{key}"
-        guess = prefixed if prefixed in known else nearest(str(key), known)
-        yield accelerate_finding(
-            document,
-            ("parallelism_config", key),
-            "accelerate-ignored-key",
-            f"Accelerate ignores {key!r} in parallelism_config",
-            f"did you mean {guess!r}?" if guess else "remove it",
-            source=LAUNCH,
-        )
-    sizes = [
-        block.get(f"{PARALLELISM_PREFIX}{name}_size", 1)
-        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    ]
-    processes = number_of_processes(document)
-    if not all(isinstance(size, int) and size > 0 for size in sizes) or processes is None:
-        return
-    product = functools.reduce(lambda left, right: left * right, sizes)
-    if sizes[4] > 1 and product != processes:
-        yield accelerate_finding(
-            document,
-            ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"),
-            "accelerate-parallelism-product",
-            f"the sizes multiply to {product}, num_processes is {processes}: the device mesh cannot be built",
-            f"set {PARALLELISM_PREFIX}dp_replicate_size: {processes // sizes[4] or 1}",
-            source=f"accelerate/parallelism_config.py ({ACCELERATE_VERSION})",
-        )
-
-
 def _precision(document: Document) -> Iterator[Finding]:
     value = document.value.get("mixed_precision")
     if value is None or (isinstance(value, str) and value.lower() in key_list()["mixed_precisions"]):
         return
     if value is False:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("mixed_precision",),
             "accelerate-precision-unquoted",
@@ -240,11 +140,11 @@ def _precision(document: Document) -> Iterator[Finding]:
             edits=(Edit(kind="set", key="mixed_precision", value="no"),),
         )
         return
-    yield accelerate_finding(
+    yield finding_at(
         document,
         ("mixed_precision",),
         "accelerate-precision",
-        f"mixed_precision is {value!r}: accelerate launch refuses it",
+        f"mixed_precision is {short(value)}: accelerate launch refuses it",
         "use 'no', fp16, bf16 or fp8",
         source=f"accelerate/utils/launch.py ({ACCELERATE_VERSION})",
     )

@@ -1,4 +1,4 @@
-"""What the accelerate checks share: the committed list of keys, and how a finding is made."""
+"""What the accelerate checks share: the committed list of keys, and where Accelerate decides."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
-
-from zerokit.check.finding import Finding
-from zerokit.core.rules.types import Edit, Severity
-from zerokit.strictload import Document, Path
 
 ACCELERATE_VERSION = "1.15.0"
 _FILE = pathlib.Path(__file__).parent / "keys" / f"accelerate-{ACCELERATE_VERSION}.json"
@@ -27,25 +23,15 @@ def key_list() -> Mapping[str, Any]:
     return loaded
 
 
-def accelerate_finding(
-    document: Document,
-    path: Path,
-    rule: str,
-    message: str,
-    mend: str,
-    *,
-    severity: Severity = "error",
-    source: str = "",
-    edits: tuple[Edit, ...] = (),
-) -> Finding:
-    """A finding at ``path`` of an accelerate YAML."""
-    return Finding(
-        path=document.path,
-        place=document.place(path),
-        rule=rule,
-        severity=severity,
-        message=message,
-        mend=mend,
-        source=source,
-        edits=edits,
-    )
+def short(value: object) -> str:
+    """A value as it is shown in a message."""
+    text = repr(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def is_file(path: str | pathlib.Path) -> bool:
+    """Whether a file is there; false also for what can be no path."""
+    try:
+        return pathlib.Path(path).is_file()
+    except (OSError, ValueError):
+        return False

@@ -1,4 +1,4 @@
-"""The ``deepspeed_config`` block of an accelerate YAML, alone and against the DeepSpeed JSON it names."""
+"""The ``deepspeed_config`` block of an accelerate YAML."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from zerokit.check.accelerate_keys import (
     ACCELERATE_VERSION,
     LAUNCH,
-    PARALLELISM_PREFIX,
     PLUGIN,
-    accelerate_finding,
+    is_file,
     key_list,
+    short,
 )
-from zerokit.check.finding import Finding, nearest
+from zerokit.check.finding import Finding, finding_at, nearest
 from zerokit.strictload import Document
 
 REFUSED_BESIDE_CONFIG_FILE = (
@@ -29,66 +29,18 @@ REFUSED_BESIDE_CONFIG_FILE = (
 """``DeepSpeedPlugin._deepspeed_config_checks``; ``mixed_precision`` too, at the top level."""
 
 
-def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -> list[Finding]:
-    """Conflicts between an accelerate YAML and the DeepSpeed JSON it names."""
-    block = document.value.get("deepspeed_config")
-    found: list[Finding] = []
-    zero = config.get("zero_optimization")
-    stage = zero.get("stage") if isinstance(zero, Mapping) else None
-    if not isinstance(zero, Mapping):
-        found.append(
-            accelerate_finding(
-                document,
-                ("deepspeed_config", "deepspeed_config_file"),
-                "accelerate-config-without-zero",
-                f"{config_path} has no zero_optimization: Accelerate refuses it",
-                'add "zero_optimization": {"stage": 0} to it, or the stage that is meant',
-                source=PLUGIN,
-            )
-        )
-    if isinstance(block, Mapping) and block.get("zero3_init_flag") is True and stage in (0, 1, 2):
-        found.append(_init_flag(document, stage, f" in {config_path}"))
-    if isinstance(block, Mapping) and block.get("zero3_init_flag") is False and stage == 3:
-        found.append(
-            accelerate_finding(
-                document,
-                ("deepspeed_config", "zero3_init_flag"),
-                "accelerate-zero3-init-off",
-                "at stage 3 with zero3_init_flag off, every rank first builds the whole model",
-                "set zero3_init_flag: true, unless the model must be built whole",
-                severity="warning",
-                source=PLUGIN,
-            )
-        )
-    parallelism = document.value.get("parallelism_config")
-    size = parallelism.get(f"{PARALLELISM_PREFIX}sp_size") if isinstance(parallelism, Mapping) else None
-    if isinstance(size, int) and size > 1 and isinstance(config.get("train_batch_size"), int):
-        found.append(
-            accelerate_finding(
-                document,
-                ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"),
-                "accelerate-sequence-parallel-batch",
-                f"with sequence parallel, train_batch_size in {config_path} is checked against all ranks "
-                "when the model is built",
-                f"leave train_batch_size out of {config_path}",
-                severity="warning",
-                source="deepspeed/runtime/config.py:475 (0.19.8)",
-            )
-        )
-    return found
-
-
 def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
     """Findings about the block by itself."""
     block = document.value.get("deepspeed_config")
-    if block is None:
+    if block in (None, {}):
+        yield _defaults(document)
         return
     if not isinstance(block, dict):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config",),
             "accelerate-deepspeed-block",
-            f"deepspeed_config is {block!r}: it must be a mapping",
+            f"deepspeed_config is {short(block)}: it must be a mapping",
             "name a file as deepspeed_config: {deepspeed_config_file: FILE}",
             source=LAUNCH,
         )
@@ -97,17 +49,27 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
     for key in block:
         if key not in known:
             guess = nearest(str(key), known)
-            yield accelerate_finding(
+            yield finding_at(
                 document,
                 ("deepspeed_config", key),
                 "accelerate-ignored-key",
-                f"Accelerate ignores {key!r} in deepspeed_config",
+                f"Accelerate ignores {short(key)} in deepspeed_config",
                 f"did you mean {guess!r}?"
                 if guess
                 else "remove it; what it should do belongs in a DeepSpeed JSON",
                 source=LAUNCH,
             )
-    if "deepspeed_config_file" in block:
+    named = block.get("deepspeed_config_file")
+    if named is not None and (not isinstance(named, str) or not named):
+        yield finding_at(
+            document,
+            ("deepspeed_config", "deepspeed_config_file"),
+            "accelerate-config-file-missing",
+            f"deepspeed_config_file is {short(named)}: Accelerate fails on it",
+            "name a DeepSpeed JSON",
+            source=PLUGIN,
+        )
+    elif named is not None:
         yield from _beside_config_file(document, block)
     else:
         yield from _plugin_values(document, block)
@@ -117,7 +79,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
 def _beside_config_file(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     for key in REFUSED_BESIDE_CONFIG_FILE:
         if key in block:
-            yield accelerate_finding(
+            yield finding_at(
                 document,
                 ("deepspeed_config", key),
                 "accelerate-key-beside-config-file",
@@ -127,7 +89,7 @@ def _beside_config_file(document: Document, block: Mapping[str, Any]) -> Iterato
             )
     precision = document.value.get("mixed_precision")
     if precision is not None:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("mixed_precision",),
             "accelerate-key-beside-config-file",
@@ -138,21 +100,84 @@ def _beside_config_file(document: Document, block: Mapping[str, Any]) -> Iterato
 
 
 def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
+    yield from _plugin_numbers(document, block)
+    if "zero_stage" not in block:
+        yield _defaults(document)
     stage = block.get("zero_stage", 2)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        yield accelerate_finding(
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):
+        yield finding_at(
             document,
             ("deepspeed_config", "zero_stage"),
             "accelerate-zero-stage",
-            f"zero_stage is {stage!r}",
+            f"zero_stage is {short(stage)}: accelerate launch fails on it",
             "use 0, 1, 2 or 3 without quotes",
             source=PLUGIN,
         )
         return
+    if isinstance(stage, str):
+        yield finding_at(
+            document,
+            ("deepspeed_config", "zero_stage"),
+            "accelerate-zero-stage",
+            f"zero_stage is the text {short(stage)}: Accelerate reads the number, other tools may not",
+            "use 0, 1, 2 or 3 without quotes",
+            severity="warning",
+            source=PLUGIN,
+        )
+    stage = int(stage)
     for name in ("optimizer", "param"):
         yield from _plugin_offload(document, block, name, stage)
-    if block.get("zero3_init_flag") is True and stage != 3:
-        yield _init_flag(document, stage, "")
+    flag, save = block.get("zero3_init_flag"), block.get("zero3_save_16bit_model")
+    if flag is True and stage != 3:
+        yield init_flag(document, stage, "")
+    if flag is False and stage == 3:
+        yield init_off(document)
+    if isinstance(save, str) and save.lower() not in ("true", "false"):
+        yield finding_at(
+            document,
+            ("deepspeed_config", "zero3_save_16bit_model"),
+            "accelerate-flag-as-text",
+            f"zero3_save_16bit_model is the text {short(save)}: Accelerate takes anything but true as false",
+            "write true or false without quotes",
+            source=PLUGIN,
+        )
+
+
+def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
+    """Accelerate reads both out of text: ``int`` of digits, ``float`` of anything but auto."""
+    steps, clipping = block.get("gradient_accumulation_steps"), block.get("gradient_clipping")
+    if steps not in (None, "auto") and (not str(steps).isdecimal() or int(str(steps)) < 1):
+        yield finding_at(
+            document,
+            ("deepspeed_config", "gradient_accumulation_steps"),
+            "accelerate-plugin-number",
+            f"gradient_accumulation_steps is {short(steps)}: the engine fails to start",
+            "use auto, or a whole number of at least 1",
+            source=PLUGIN,
+        )
+    try:
+        float("0" if clipping in (None, "auto") else str(clipping))
+    except ValueError:
+        yield finding_at(
+            document,
+            ("deepspeed_config", "gradient_clipping"),
+            "accelerate-plugin-number",
+            f"gradient_clipping is {short(clipping)}: Accelerate fails on it",
+            "use auto, or a number; 0 turns clipping off",
+            source=PLUGIN,
+        )
+
+
+def _defaults(document: Document) -> Finding:
+    return finding_at(
+        document,
+        ("deepspeed_config",) if "deepspeed_config" in document.value else ("distributed_type",),
+        "accelerate-deepspeed-defaults",
+        "neither a DeepSpeed JSON nor zero_stage is named: Accelerate runs ZeRO stage 2 with its defaults",
+        "name a DeepSpeed JSON as deepspeed_config_file, or write zero_stage",
+        severity="warning",
+        source=PLUGIN,
+    )
 
 
 def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, stage: int) -> Iterator[Finding]:
@@ -161,17 +186,18 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
     if device is None:
         return
     path = ("deepspeed_config", key)
+    device = str(device).lower()  # as accelerate/utils/launch.py hands it on
     if device not in ("none", "cpu", "nvme"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             path,
             "accelerate-offload-device",
-            f"{key} is {device!r}",
+            f"{key} is {short(device)}",
             "use none, cpu or nvme",
             source=PLUGIN,
         )
     elif device != "none" and (stage == 0 or (name == "param" and stage != 3)):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             path,
             "accelerate-offload-stage",
@@ -180,7 +206,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             source="deepspeed/runtime/engine.py:2749 (0.19.8)",
         )
     elif device == "nvme":
-        yield accelerate_finding(
+        yield finding_at(
             document,
             path,
             "accelerate-nvme-path-dropped",
@@ -190,8 +216,22 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
         )
 
 
-def _init_flag(document: Document, stage: int, where: str) -> Finding:
-    return accelerate_finding(
+def init_off(document: Document) -> Finding:
+    """Stage 3 without building the model divided."""
+    return finding_at(
+        document,
+        ("deepspeed_config", "zero3_init_flag"),
+        "accelerate-zero3-init-off",
+        "at stage 3 with zero3_init_flag off, every rank first builds the whole model",
+        "set zero3_init_flag: true, unless the model must be built whole",
+        severity="note",
+        source=PLUGIN,
+    )
+
+
+def init_flag(document: Document, stage: int, where: str) -> Finding:
+    """Building divided, asked for below stage 3."""
+    return finding_at(
         document,
         ("deepspeed_config", "zero3_init_flag"),
         "accelerate-zero3-init-unused",
@@ -206,19 +246,30 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
     launcher = block.get("deepspeed_multinode_launcher")
     launchers = key_list()["multinode_launchers"]
     if launcher is not None and launcher not in launchers:
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("deepspeed_config", "deepspeed_multinode_launcher"),
             "accelerate-multinode-launcher",
-            f"{launcher!r} is no launcher of DeepSpeed",
+            f"{short(launcher)} is no launcher of DeepSpeed",
             f"use one of {', '.join(launchers)}",
             source=LAUNCH,
+        )
+    hostfile = block.get("deepspeed_hostfile")
+    if isinstance(hostfile, str) and not is_file(hostfile):
+        yield finding_at(
+            document,
+            ("deepspeed_config", "deepspeed_hostfile"),
+            "accelerate-hostfile-missing",
+            f"{short(hostfile)} is not here: DeepSpeed then only warns, and trains on one machine alone",
+            "correct the path",
+            severity="warning",
+            source="deepspeed/launcher/runner.py:214 (0.19.8)",
         )
     machines = document.value.get("num_machines", 1)
     if not isinstance(machines, int) or machines < 2:
         return
     if launcher in (None, "pdsh", "openmpi", "mvapich", "mpich") and not block.get("deepspeed_hostfile"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("num_machines",),
             "accelerate-no-hostfile",
@@ -228,7 +279,7 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             source="deepspeed/launcher/runner.py:214 (0.19.8)",
         )
     if launcher == "standard" and not document.value.get("main_process_ip"):
-        yield accelerate_finding(
+        yield finding_at(
             document,
             ("num_machines",),
             "accelerate-no-main-process",

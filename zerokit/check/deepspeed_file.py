@@ -8,6 +8,7 @@ from typing import Any
 
 from zerokit.check.finding import Finding
 from zerokit.check.keylist import key_list, lint_keys
+from zerokit.check.values import LARGEST_INTEGER
 from zerokit.core.rules import Setup, violations
 from zerokit.core.rules.types import Edit, Rule, Violation
 from zerokit.core.settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
@@ -71,12 +72,13 @@ def _readable(raw: Mapping[str, Any], block: str) -> dict[str, Any]:
 def _is_kind(value: object, entry: Mapping[str, Any], *, is_block: bool) -> bool:
     kind = "block" if is_block else entry["kind"]
     if kind in ("integer", "number"):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and (kind == "number" or value == int(value))  # type: ignore[call-overload]
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST_INTEGER:
+            return False
+        return kind == "number" or value == int(value)
     if kind == "boolean":
         return isinstance(value, bool)
     if kind == "choice":
-        return not isinstance(value, bool | float) and value in entry["choices"]
+        return not isinstance(value, bool) and value in entry["choices"]
     if kind == "text":
         return isinstance(value, str)
     return kind != "block"

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zerokit.check.accelerate_file import lint_accelerate, named_config, number_of_processes
-from zerokit.check.accelerate_keys import LAUNCH, accelerate_finding, key_list
-from zerokit.check.accelerate_plugin import lint_pair
+from zerokit.check.accelerate_file import lint_accelerate, named_config
+from zerokit.check.accelerate_keys import LAUNCH, is_file, key_list, short
+from zerokit.check.accelerate_pair import lint_pair
+from zerokit.check.accelerate_processes import number_of_processes
 from zerokit.check.deepspeed_file import Context, lint_deepspeed
-from zerokit.check.finding import Finding
+from zerokit.check.finding import Finding, finding_at
 from zerokit.check.hostfile import lint_hostfile
 from zerokit.check.keylist import key_list as deepspeed_key_list
 from zerokit.errors import FileInputError, InputError
-from zerokit.strictload import Document, Place, parse_json, parse_yaml, read_text
+from zerokit.strictload import (
+    BYTE_ORDER_MARK,
+    Document,
+    Place,
+    Problem,
+    parse_json,
+    parse_yaml,
+    read_text,
+)
 
 KINDS = ("deepspeed", "accelerate", "hostfile", "plan", "recipe")
 
@@ -42,7 +52,7 @@ class CheckedFile:
 def check_files(
     paths: Sequence[str], context: Context | None = None, *, kind: str | None = None
 ) -> list[CheckedFile]:
-    """Lint every file, and every DeepSpeed JSON that an accelerate YAML among them names.
+    """Lint every file, and every DeepSpeed JSON and hostfile that an accelerate YAML among them names.
 
     Files of kind ``plan`` and ``recipe`` are read and left to the caller.
 
@@ -53,12 +63,12 @@ def check_files(
         raise InputError(f"--kind {kind}: use one of {', '.join(KINDS)}")
     context = context or Context()
     files = [read_file(path, kind=kind) for path in paths]
-    known = {pathlib.Path(file.path).resolve() for file in files}
+    known = {_real(file.path) for file in files}
     for yaml_file in [file for file in files if file.kind == "accelerate" and file.document is not None]:
-        named = _named_file(yaml_file)
-        if named is not None and named.resolve() not in known:
-            known.add(named.resolve())
-            files.append(read_file(str(named), kind="deepspeed"))
+        for named, named_kind in ((_named_file(yaml_file), "deepspeed"), (_hostfile(yaml_file), "hostfile")):
+            if named is not None and _real(named) not in known:
+                known.add(_real(named))
+                files.append(read_file(str(named), kind=named_kind))
     _lint(files, context)
     for file in files:
         file.findings.sort(key=lambda finding: (finding.place, finding.rule))
@@ -68,13 +78,17 @@ def check_files(
 def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
     """Read one file; what keeps it from being read is its only finding."""
     try:
-        text = read_text(path)
-        kind = kind or detect_kind(path, text)
+        text = read_text(path, keep_mark=True)
+        plain = text.removeprefix(BYTE_ORDER_MARK)
+        kind = kind or detect_kind(path, plain)
         if kind == "hostfile":
             return CheckedFile(path=path, kind=kind, document=Document(path=path, text=text))
-        if kind == "deepspeed" or path.endswith(".json"):
-            return CheckedFile(path=path, kind=kind, document=parse_json(text, path, strict=False))
-        return CheckedFile(path=path, kind=kind, document=parse_yaml(text, path))
+        if kind != "deepspeed" and not path.endswith(".json"):
+            return CheckedFile(path=path, kind=kind, document=parse_yaml(plain, path))
+        document = parse_json(plain, path, strict=False)
+        if plain != text:
+            document.problems.append(_MARK)
+        return CheckedFile(path=path, kind=kind, document=document)
     except FileInputError as error:
         finding = Finding(
             path=path,
@@ -85,6 +99,14 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
             mend="",
         )
         return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding])
+
+
+_MARK = Problem(
+    rule="json-byte-order-mark",
+    place=Place(1, 1),
+    message="a byte order mark: raw DeepSpeed reads past it, Accelerate and the Trainer fail",
+    mend="save the file as UTF-8 without it",
+)
 
 
 def detect_kind(path: str, text: str) -> str:
@@ -122,6 +144,11 @@ def _kind_of_mapping(path: str, value: dict[str, Any]) -> str:
         raise FileInputError(path, "is a DeepSpeed configuration in YAML; DeepSpeed reads JSON only", 1, 1)
     if keys & set(key_list()["cluster"]):
         return "accelerate"
+    if isinstance(value.get("deepspeed"), str):
+        named = value["deepspeed"]
+        raise FileInputError(
+            path, f"is a training configuration; check the DeepSpeed JSON it names: {named}", 1, 1
+        )
     raise FileInputError(path, _UNKNOWN, 1, 1)
 
 
@@ -132,14 +159,14 @@ def _named_file(file: CheckedFile) -> pathlib.Path | None:
     if name is None:
         return None
     for candidate in (pathlib.Path(name), pathlib.Path(file.path).parent / name):
-        if candidate.is_file():
+        if is_file(candidate):
             return candidate
     file.findings.append(
-        accelerate_finding(
+        finding_at(
             file.document,
             ("deepspeed_config", "deepspeed_config_file"),
             "accelerate-config-file-missing",
-            f"{name} is not here, nor beside this file: Accelerate looks for it where it is started",
+            f"{short(name)} is not here, nor beside this file: Accelerate looks for it where it is started",
             "correct the path; an absolute one works from everywhere",
             severity="warning",
             source=LAUNCH,
@@ -148,28 +175,45 @@ def _named_file(file: CheckedFile) -> pathlib.Path | None:
     return None
 
 
+def _hostfile(file: CheckedFile) -> pathlib.Path | None:
+    """The hostfile an accelerate YAML names, when it is here; its absence is a finding of the block."""
+    value = file.document.value if file.document is not None else None
+    block = value.get("deepspeed_config") if isinstance(value, dict) else None
+    name = block.get("deepspeed_hostfile") if isinstance(block, dict) else None
+    return pathlib.Path(name) if isinstance(name, str) and is_file(name) else None
+
+
+def _real(path: str | pathlib.Path) -> str:
+    """The file behind links; a path that cannot be one (a NUL, a loop of links) stays as it is."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return str(path)
+
+
 def _lint(files: list[CheckedFile], context: Context) -> None:
-    processes: dict[pathlib.Path, int] = {}
+    processes: dict[str, int] = {}
     for file in files:
-        if file.document is None:
+        if file.document is None or file.kind != "accelerate":
             continue
-        if file.kind == "hostfile":
-            file.findings += lint_hostfile(file.document, context.world_size)
-        elif file.kind == "accelerate":
-            file.findings += lint_accelerate(file.document, context.world_size)
-            partner = _partner(file, files)
-            count = number_of_processes(file.document)
-            if partner is not None and partner.document is not None:
-                if isinstance(partner.document.value, dict):
-                    file.findings += lint_pair(file.document, partner.document.value, partner.path)
-                if count is not None:
-                    processes[pathlib.Path(partner.path).resolve()] = count
+        file.findings += lint_accelerate(file.document, context.world_size)
+        count, hostfile = number_of_processes(file.document), _hostfile(file)
+        partner = _partner(file, files)
+        if partner is not None and partner.kind not in ("deepspeed", "unknown"):
+            file.findings.append(_not_a_config(file.document, partner))
+        elif partner is not None and partner.document is not None:
+            if isinstance(partner.document.value, dict):
+                file.findings += lint_pair(file.document, partner.document.value, partner.path)
+            if count is not None:
+                processes[_real(partner.path)] = count
+        if hostfile is not None and count is not None:
+            processes[_real(hostfile)] = count
     for file in files:
-        if file.kind == "deepspeed" and file.document is not None:
-            here = context
-            if context.world_size is None:
-                here = replace(context, world_size=processes.get(pathlib.Path(file.path).resolve()))
-            file.findings += lint_deepspeed(file.document, here)
+        world_size = context.world_size or processes.get(_real(file.path))
+        if file.kind == "hostfile" and file.document is not None:
+            file.findings += lint_hostfile(file.document, world_size)
+        elif file.kind == "deepspeed" and file.document is not None:
+            file.findings += lint_deepspeed(file.document, replace(context, world_size=world_size))
 
 
 def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | None:
@@ -177,8 +221,16 @@ def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | 
     name = named_config(yaml_file.document)
     if name is None:
         return None
-    wanted = {path.resolve() for path in (pathlib.Path(name), pathlib.Path(yaml_file.path).parent / name)}
-    for file in files:
-        if file.kind == "deepspeed" and pathlib.Path(file.path).resolve() in wanted:
-            return file
-    return None
+    wanted = {_real(name), _real(pathlib.Path(yaml_file.path).parent / name)}
+    return next((file for file in files if _real(file.path) in wanted), None)
+
+
+def _not_a_config(document: Document, partner: CheckedFile) -> Finding:
+    return finding_at(
+        document,
+        ("deepspeed_config", "deepspeed_config_file"),
+        "accelerate-config-file-kind",
+        f"{partner.path} is no DeepSpeed JSON but {partner.kind}: Accelerate fails on it",
+        "name a DeepSpeed JSON",
+        source=LAUNCH,
+    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from zerokit.core.rules.types import Edit, Severity
-from zerokit.strictload import Place
+from zerokit.strictload import Document, Path, Place
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -49,8 +48,34 @@ class Finding:
         }
 
 
+def finding_at(
+    document: Document,
+    path: Path,
+    rule: str,
+    message: str,
+    mend: str,
+    *,
+    severity: Severity = "error",
+    source: str = "",
+    edits: tuple[Edit, ...] = (),
+) -> Finding:
+    """A finding at ``path`` of a document, or where the nearest parent of it is written."""
+    return Finding(
+        path=document.path,
+        place=document.place(path),
+        rule=rule,
+        severity=severity,
+        message=message,
+        mend=mend,
+        source=source,
+        edits=edits,
+    )
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that ``word`` was most likely meant to be."""
+    import difflib
+
     candidates = sorted(known)
     folded = {fold(candidate): candidate for candidate in candidates}
     if fold(word) in folded:

@@ -43,6 +43,8 @@ def fix_file(file: CheckedFile) -> list[Finding]:
                 mended.append(finding)
     text, commas = _without_trailing_commas(document) if as_json else (document.text, 0)
     mended += [finding for finding in file.findings if finding.rule == "json-trailing-comma"][:commas]
+    # the text was read without it
+    mended += [finding for finding in file.findings if finding.rule == "json-byte-order-mark"]
     if mended:
         _write(file.path, text)
     return mended

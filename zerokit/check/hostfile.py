@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from zerokit.check.finding import Finding
 from zerokit.core.rules.types import Severity
 from zerokit.errors import FileInputError
-from zerokit.strictload import Document, Place, read_text
+from zerokit.strictload import BYTE_ORDER_MARK, Document, Place, read_text
 
 MAX_SLOTS = 1024
+MAX_HOSTS = 10_000
 _SOURCE = "deepspeed/launcher/runner.py:224 (0.19.8)"
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?|\[?[0-9A-Fa-f:]{2,39}\]?")
+# a host name or an IPv4 address; never what ssh could take for an option, or a shell for more
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
+_IPV6 = re.compile(r"\[?[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]?")
 _LINE = re.compile(r"(?P<host>\S+)\s+(?P<rest>\S.*)")
 
 
@@ -31,13 +34,13 @@ class Host:
 
 
 def load_hostfile(path: str) -> list[Host]:
-    """Read a hostfile, for launching.
+    """Read a hostfile, for launching; warnings pass.
 
     Raises:
         FileInputError: the first error, with its line.
     """
     hosts: list[Host] = []
-    for item in _read(read_text(path), path):
+    for item in _read(read_text(path, keep_mark=True), path):
         if isinstance(item, Host):
             hosts.append(item)
         elif item.severity == "error":
@@ -80,8 +83,12 @@ def lint_hostfile(document: Document, world_size: int | None = None) -> list[Fin
 
 
 def _read(text: str, path: str) -> Iterator[Host | Finding]:
+    if text.startswith(BYTE_ORDER_MARK):
+        what = "a byte order mark: DeepSpeed takes it as part of the first line"
+        yield _finding(path, 1, 1, "hostfile-byte-order-mark", what, "save the file as UTF-8 without it")
     seen: dict[str, int] = {}
-    for number, raw in enumerate(text.split("\n"), start=1):
+    lines = 0
+    for number, raw in enumerate(text.removeprefix(BYTE_ORDER_MARK).split("\n"), start=1):
         if raw.endswith("\r"):
             yield _finding(
                 path,
@@ -95,6 +102,7 @@ def _read(text: str, path: str) -> Iterator[Host | Finding]:
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
+        lines += 1
         item = _line(line, path, number, raw.index(line) + 1)
         if isinstance(item, Host):
             if item.name in seen:
@@ -109,7 +117,12 @@ def _read(text: str, path: str) -> Iterator[Host | Finding]:
                 continue
             seen[item.name] = number
         yield item
-    if not seen:
+        if len(seen) > MAX_HOSTS:
+            yield _finding(
+                path, number, 1, "hostfile-too-many", f"names more than {MAX_HOSTS} hosts", "split it"
+            )
+            return
+    if not lines:
         yield _finding(
             path,
             1,
@@ -145,6 +158,15 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
             f"{host[:60]!r} names a user: DeepSpeed takes @ as the mark between hosts",
             "write the host alone, and the user in ~/.ssh/config",
         )
+    if _IPV6.fullmatch(host):
+        return _finding(
+            path,
+            number,
+            column,
+            "hostfile-host",
+            f"{host[:60]!r} is an IPv6 address: pdsh takes a colon as the mark after its transport",
+            "write a name that resolves to it",
+        )
     if not _HOST.fullmatch(host):
         return _finding(
             path,
@@ -162,7 +184,12 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
             number,
             at,
             "hostfile-slots",
-            f"{rest[:60]!r} is not slots=N (DeepSpeed reads the digits and drops the rest)",
+            f"{rest[:60]!r} is not slots=N: "
+            + (
+                "DeepSpeed reads the digits and drops the rest"
+                if re.match(r"slots=\d", rest)
+                else "DeepSpeed refuses the file"
+            ),
             "write slots= and the number of GPUs",
         )
     count = int(slots.group(1))

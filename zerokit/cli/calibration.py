@@ -1,20 +1,39 @@
-"""What was measured on this machine, as the time model takes it."""
+"""What was measured on this machine: read for the time model, and kept after tuning."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 from zerokit.core.constants import Calibration
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.planning import Request, time_model
+from zerokit.core.shape import ModelShape
+from zerokit.core.strategy import Strategy, TimeEstimate
+
+OPTION = "--no-calibration"
 
 
-def of_this_machine(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
-    """The rates that ``zerokit doctor --measure`` stored here, and a note for the user.
+def of_this_machine(
+    cluster: Cluster, shape: ModelShape, job: Job, *, on_cpu: bool
+) -> tuple[Calibration | None, tuple[str, ...]]:
+    """What ``doctor --measure`` and ``tune`` stored here for this GPU, and notes for the user.
 
-    Args:
-        gpu_titles: names by which drivers call the GPU planned for; measurements of another kind of
-            device are not used.
+    Step times of another model or another number of GPUs are used as far as they carry over
+    (``zerokit.core.calibrating``).
 
     Returns:
-        ``None`` twice when nothing was measured here.
+        None and no note when nothing was measured here.
     """
+    rates, note = (None, None) if on_cpu else _rates((cluster.gpu.title, *cluster.gpu.aliases))
+    tuned, notes = _tuned(rates or Calibration(), cluster, shape, job, on_cpu=on_cpu)
+    return tuned or rates, (*((note,) if note else ()), *notes)
+
+
+def _rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
+    """Rates of the very kind of GPU (by the names that drivers give it), and a note."""
     from zerokit.catalog import measured as store
 
     found, reason = store.load()
@@ -35,3 +54,48 @@ def of_this_machine(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, st
         source=reason,
     )
     return calibration, f"rates of this machine: {reason}"
+
+
+def _tuned(
+    rates: Calibration, cluster: Cluster, shape: ModelShape, job: Job, *, on_cpu: bool
+) -> tuple[Calibration | None, tuple[str, ...]]:
+    from zerokit.catalog import tuned as store
+
+    at = store.path()
+    if not at.exists():
+        return None, ()
+    from zerokit.core.calibrating import calibrate
+
+    observations, warning = store.load(at)
+    if warning is not None:
+        return None, (warning,)
+    calibration, used = calibrate(rates, observations, shape, job, cluster)
+    if not used:
+        return None, ()
+    newest = max(each.measured_at for each in used)
+    count = f"{len(used)} strateg{'y' if len(used) == 1 else 'ies'}"
+    if calibration.tuned is None:
+        what = f"layer times corrected by {count} of other jobs of this width"
+    else:
+        what = f"{'ranked by' if on_cpu else 'step times from'} the measured steps of {count} of this job"
+    return calibration, (f"{what}, tuned here at {newest} ({at}); {OPTION} ignores them",)
+
+
+def keep(request: Request, job: Job, ran: Sequence[tuple[Strategy, float]]) -> tuple[Path, str | None]:
+    """Keep measured seconds of a step for later plans; returns the file, and a note where one was damaged.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import time
+
+    from zerokit.catalog import tuned
+    from zerokit.core.calibrating import observe
+
+    rates = replace(request.calibration or Calibration(), tuned=None, layer_factors=())
+
+    def estimate(strategy: Strategy, calibration: Calibration) -> TimeEstimate:
+        return time_model(replace(request, calibration=calibration), job).estimate(strategy)
+
+    at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return tuned.save(observe(request.shape, job, request.cluster, ran, estimate, rates, at))

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from zerokit.check.deepspeed_file import Context
     from zerokit.check.files import CheckedFile
     from zerokit.check.finding import Finding
+    from zerokit.recipes import Recipe
+    from zerokit.strictload import Document
+
+
+# a key that was renamed may have a value to mend
+_MOST_PASSES = 5
 
 
 @click.command("check")
@@ -48,8 +54,11 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     context = _context(options)
     checked = check_files(files, context, kind=options["kind"])
     fixed: list[Finding] = []
-    if options["fix"]:
-        fixed = _fix(checked)
+    for _ in range(_MOST_PASSES if options["fix"] else 0):
+        more = _fix(checked)
+        if not more:
+            break
+        fixed += more
         checked = check_files(files, context, kind=options["kind"])
     _plans_and_recipes(checked)
     if options["deepspeed_classes"] or options["deep"]:
@@ -131,7 +140,7 @@ def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
             else:
                 from zerokit.recipes import parse_recipe
 
-                parse_recipe(file.document)
+                _look_up(parse_recipe(file.document), file.document)
         except FileInputError as error:
             file.findings.append(
                 Finding(
@@ -143,6 +152,26 @@ def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
                     mend="",
                 )
             )
+
+
+def _look_up(recipe: Recipe, document: Document) -> None:
+    """The model and GPU that a recipe names.
+
+    Raises:
+        FileInputError: there is no such thing.
+    """
+    from pathlib import Path
+
+    from zerokit.catalog import gpus, models
+
+    for key, look_up in (("gpu", gpus.lookup), ("model", models.lookup)):
+        name = recipe.request.get(key)
+        if name is None or (key == "model" and ("/" in name or Path(name).exists())):
+            continue
+        try:
+            look_up(name)
+        except InputError as error:
+            raise document.error((key,), str(error)) from None
 
 
 def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bool) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from zerokit.errors import InputError
+from zerokit.cli.scriptcommand import ScriptCommand
+from zerokit.errors import InputError, ReportNotWritten
+
+MOST_RETRIES = 3
+
+_IS_OVERRIDE = re.compile(r"[a-z][a-z_-]*=")
 
 
 def _say(text: str) -> None:
@@ -24,29 +31,17 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
     return value
 
 
-class _Launch(click.Command):
-    """As with Python itself, everything after ``-m MODULE`` belongs to the module."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        takes_value = {name: not option.is_flag for option in self.params if isinstance(option, click.Option)
-                       for name in option.opts}  # fmt: skip
-        index = 0
-        while index < len(args) and args[index].startswith("-") and args[index] != "--":
-            name, equals, _ = args[index].partition("=")
-            index += 1 if equals or not takes_value.get(name, False) else 2
-            if name in ("-m", "--module"):
-                args = [*args[:index], "--", *args[index:]]
-                break
-        return super().parse_args(ctx, args)
-
-
 @click.command(
-    cls=_Launch,
+    cls=ScriptCommand,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="Options after the script are the script's own, and reach it verbatim.",
 )
 @click.option("--plan", metavar="DIR", help="A folder (or plan.yaml) that `zerokit plan` wrote.")
-@click.option("--recipe", metavar="NAME", help="Plan from a recipe first, then run that plan.")
+@click.option(
+    "--recipe",
+    metavar="NAME",
+    help="Plan from a recipe first, and run that; KEY=VALUE before SCRIPT changes it.",
+)
 @click.option(
     "--device", default="auto", metavar="auto|cuda|cpu", help="auto: CUDA where there is a GPU, else CPU."
 )
@@ -78,6 +73,11 @@ class _Launch(click.Command):
 @click.option(
     "-m", "--module", metavar="PKG.MOD", help="Run a module, as python -m does, instead of a script."
 )
+@click.option(
+    "--retry-smaller",
+    is_flag=True,
+    help=f"After an out-of-memory run the next plan that would fit, at most {MOST_RETRIES} times.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the exact command and environment, and run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(arguments: tuple[str, ...], **options: Any) -> int:
@@ -90,6 +90,9 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     from zerokit.run.prepare import Wishes
 
     module = options["module"]
+    overrides: tuple[str, ...] = ()
+    if options["recipe"] and module is None:
+        overrides, arguments = _overrides(arguments)
     if module is None and not arguments:
         raise InputError("launch: name a script, for example: zerokit launch --plan DIR train.py")
     if options["show"] not in ("first", "all", "none"):
@@ -103,7 +106,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         raise InputError("--plan and --recipe: give one of them")
     wishes = Wishes(
         target=target,
-        plan=options["plan"] or (_plan_from_recipe(options["recipe"]) if options["recipe"] else None),
+        plan=options["plan"]
+        or (_plan_from_recipe(options["recipe"], overrides) if options["recipe"] else None),
         device=options["device"],
         launcher=options["launcher"],
         style=options["style"],
@@ -117,10 +121,20 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         show_ranks=options["show"],
     )
     with ExitStack() as stack:
-        return _dry_run(wishes, stack) if options["dry_run"] else _run(wishes, stack)
+        if options["dry_run"]:
+            return _dry_run(wishes, stack)
+    return _run(wishes, retries=MOST_RETRIES if options["retry_smaller"] else 0)
 
 
-def _plan_from_recipe(name: str) -> str:
+def _overrides(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The recipe's KEY=VALUE before the script, and the script with its arguments."""
+    count = 0
+    while count < len(arguments) and _IS_OVERRIDE.match(arguments[count]):
+        count += 1
+    return arguments[:count], arguments[count:]
+
+
+def _plan_from_recipe(name: str, overrides: tuple[str, ...] = ()) -> str:
     """Plan into a temporary folder through the public command; the run folder keeps a copy."""
     import atexit
     import shutil
@@ -131,7 +145,7 @@ def _plan_from_recipe(name: str) -> str:
     folder = tempfile.mkdtemp(prefix="zerokit-plan-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "plan", "--recipe", name, "--out", folder],
+        [sys.executable, "-m", "zerokit", "plan", "--recipe", name, "--out", folder, "--", *overrides],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -159,23 +173,72 @@ def _dry_run(wishes: Any, stack: ExitStack) -> int:
     return 0
 
 
-def _run(wishes: Any, stack: ExitStack) -> int:
-    from zerokit.run import folder, prepare, supervise
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """One run that is over. ``next``: the plan to try after an out-of-memory, or why there is none."""
+
+    prepared: Any
+    report: dict[str, Any]
+    exit_code: int
+    next: Any = None
+
+    @property
+    def run_dir(self) -> Path:
+        folder: Path = self.prepared.launch.run_dir
+        return folder
+
+
+def _run(wishes: Any, retries: int) -> int:
+    """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed."""
+    from zerokit.run import replan
+
+    last = first = _attempt(wishes, retries > 0)
+    for number in range(1, retries + 1):
+        if last.report["outcome"] != "oom":
+            break
+        if not isinstance(last.next, replan.NextPlan):
+            _say(f"--retry-smaller: no retry: {last.next}")
+            break
+        changes = replan.changes(last.prepared.plan["chosen"], last.next.plan.chosen)
+        _say(f"--retry-smaller: attempt {number + 1} of at most {retries + 1}: {changes}")
+        name = f"retry-{number}"
+        again = replace(wishes, plan=str(last.next.folder), run_dir=str(first.run_dir / name))
+        last = _attempt(again, True, retry_of=first.run_dir)
+        ended = {"outcome": last.report["outcome"], "exit_code": last.exit_code}
+        _note_retry(first, {"folder": name, "changes": changes, **ended})
+    else:
+        if retries and last.report["outcome"] == "oom":
+            _say(f"--retry-smaller: out of memory again, after {retries} retries")
+    return last.exit_code
+
+
+def _note_retry(first: _Attempt, entry: dict[str, Any]) -> None:
+    """Link a retry from the first run's report."""
+    first.report.setdefault("retries", []).append(entry)
+    if (error := _write(first.run_dir, first.report)) is not None:
+        _say(str(error))
+
+
+def _attempt(wishes: Any, retry_smaller: bool, retry_of: Path | None = None) -> _Attempt:
+    from zerokit.run import folder, prepare, replan, supervise
 
     run_dir = folder.make_run_folder(wishes.run_dir, wishes.target.name)
-    try:
-        prepared = prepare.prepare(wishes, run_dir, stack)
-        prepare.write_files(prepared)
-    except Exception:
-        # Nothing ran: an empty folder would only look like a run.
-        if wishes.run_dir is None and not any(run_dir.iterdir()):
-            run_dir.rmdir()
-        raise
-    for note in prepared.notes:
-        _say(note)
-    _say(f"run folder: {run_dir}")
-    ended = supervise.Supervisor(prepared.launch).run()
-    return _conclude(prepared, ended)
+    with ExitStack() as stack:
+        try:
+            prepared = prepare.prepare(wishes, run_dir, stack)
+            prepare.write_files(prepared)
+        except Exception:
+            # Nothing ran: an empty folder would only look like a run.
+            if wishes.run_dir is None and not any(run_dir.iterdir()):
+                run_dir.rmdir()
+            raise
+        for note in prepared.notes:
+            _say(note)
+        if retry_smaller and (reason := replan.why_not(prepared)) is not None:
+            _say(f"warning: --retry-smaller cannot help here: {reason}")
+        _say(f"run folder: {run_dir}")
+        ended = supervise.Supervisor(prepared.launch).run()
+    return _conclude(prepared, ended, retry_of)
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -191,18 +254,18 @@ def _show(report: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _conclude(prepared: Any, ended: Any) -> int:
+def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     """Write and show the report; the failure's own words come last."""
-    from zerokit.errors import ReportNotWritten
     from zerokit.run import conclude
 
-    run_dir = prepared.launch.run_dir
+    run_dir: Path = prepared.launch.run_dir
     report = conclude.build(prepared, ended)
-    not_written: ReportNotWritten | None = None
-    try:
-        conclude.write(run_dir, report)
-    except ReportNotWritten as error:
-        not_written = error
+    if retry_of is not None:
+        report["retry_of"] = str(retry_of)
+    following, not_written = None, _write(run_dir, report)
+    if report["outcome"] == "oom":  # planning takes a while: the report is there already
+        following = _explain_memory(prepared, report)
+        not_written = _write(run_dir, report)
     _show(report)
     if ended.dropped_bytes:
         _say(f"{ended.dropped_bytes} bytes of output could not be written, and were dropped")
@@ -215,12 +278,46 @@ def _conclude(prepared: Any, ended: Any) -> int:
             click.echo(ended.failure_tail.rstrip("\n"), err=True)
     # The ranks' own files may know worse than what the supervisor saw; never better.
     exit_code: int = report["exit_code"]
-    worse = f" (by the ranks' reports: {report['outcome']})" if exit_code != ended.verdict.exit_code else ""
-    _say(f"{ended.verdict.outcome}: {ended.verdict.why}{worse}")
+    if exit_code == ended.verdict.exit_code:
+        _say(f"{ended.verdict.outcome}: {ended.verdict.why}")
+    else:
+        _say(f"{report['outcome']}: {_worst(report)}; as processes, {ended.verdict.why}")
     _say(f"run folder: {run_dir}")
     if not_written is not None:
         _say(str(not_written))
         # On a full disk the ranks' own reports are missing too; their exit codes were seen.
         failed = ended.verdict.exit_code and not ended.verdict.reports_missing
-        return ended.verdict.exit_code if failed else not_written.exit_code
-    return exit_code
+        exit_code = ended.verdict.exit_code if failed else not_written.exit_code
+    return _Attempt(prepared=prepared, report=report, exit_code=exit_code, next=following)
+
+
+def _worst(report: dict[str, Any]) -> str:
+    """What the ranks' own files say against a success."""
+    for rank in report["ranks"]:
+        if rank["state"] not in ("finished", "stopped"):
+            return f"rank {rank['rank']} on {rank['host']}: {rank['error'] or rank['state']}"
+    return "the ranks' reports are not complete"
+
+
+def _write(run_dir: Path, report: dict[str, Any]) -> ReportNotWritten | None:
+    from zerokit.run import conclude
+
+    try:
+        conclude.write(run_dir, report)
+    except ReportNotWritten as error:
+        return error
+    return None
+
+
+def _explain_memory(prepared: Any, report: dict[str, Any]) -> Any:
+    """Put the next plan that would fit into the report of an out-of-memory, or why there is none."""
+    from zerokit.run import replan
+
+    failure = report.get("first_failure") or {}
+    try:
+        found = replan.next_plan(prepared, report)
+    except replan.NoNextPlan as error:
+        failure["no_next_plan"] = str(error)
+        return error
+    failure["next_plan"] = found.describe()
+    return found

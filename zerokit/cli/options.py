@@ -86,18 +86,28 @@ _STRATEGY = (
         name="--offload-optimizer", metavar="|".join(OFFLOAD_DEVICES), help="Where the optimizer states live."
     ),
     _Option(name="--offload-param", metavar="|".join(OFFLOAD_DEVICES), help="Where ZeRO-3's weights live."),
-    _Option(name="--tp", metavar="N", help="Tensor parallel degree."),
+    _Option(
+        name="--tp",
+        metavar="N|auto",
+        help="Tensor parallel degree; auto: searched. The script must feed peers alike, as Accelerate does.",
+    ),
     _Option(name="--pp", metavar="N", help="Pipeline stages of a script that builds a PipelineModule."),
-    _Option(name="--sp", metavar="N", help="Sequence parallel degree (Ulysses)."),
+    _Option(
+        name="--sp",
+        metavar="N|auto",
+        help="Sequence parallel degree (Ulysses); auto: searched. Batches must carry position_ids.",
+    ),
     _Option(name="--checkpointing", metavar="|".join(CHECKPOINTINGS), help="Activation checkpointing."),
     _Option(name="--reduce-bucket", metavar="ELEMENTS", help="reduce_bucket_size."),
     _Option(name="--prefetch-bucket", metavar="ELEMENTS", help="stage3_prefetch_bucket_size."),
+    _Option(name="--persistence", metavar="ELEMENTS", help="stage3_param_persistence_threshold."),
     _Option(name="--sub-group", metavar="ELEMENTS", help="sub_group_size."),
     _Option(name="--overlap-comm", metavar="on|off", help="overlap_comm."),
 )
 VALUE_OPTIONS = (*_MODEL, *_HARDWARE, *_JOB, *_STRATEGY)
 FLAG_OPTIONS = (
     ("--inference", "No training: weights, KV cache and the working set."),
+    ("--no-calibration", "Ignore what `doctor --measure` and `tune` measured on this machine."),
     ("--pipeline-module", "The script builds a DeepSpeed PipelineModule: searches pipelines too."),
 )
 
@@ -135,6 +145,7 @@ class Read:
     request: Request
     vram_named: bool
     model_name: str
+    found_here: bool = False  # the GPUs are this machine's
 
 
 def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
@@ -149,12 +160,11 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
     chosen = choose_model(options.get("params"), options.get("model"), single=single)
     job, notes = _job(options, chosen.max_seq_len)
     found = hardware(options)
-    calibration, measured = None, None
-    if found.found_here:
+    calibration, measured = None, tuple[str, ...]()
+    if (found.found_here or found.on_cpu) and not options.get("no_calibration"):
         from zerokit.cli.calibration import of_this_machine
 
-        gpu = found.cluster.gpu
-        calibration, measured = of_this_machine((gpu.title, *gpu.aliases))
+        calibration, measured = of_this_machine(found.cluster, chosen.shape, job, on_cpu=found.on_cpu)
     pins = _pins(options, found.on_cpu)
     if (pins.pipeline_parallel or 1) > 1 and not pins.pipeline_module:
         notes = (*notes, "the script builds a DeepSpeed PipelineModule: --pp says so")
@@ -174,11 +184,16 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
             *chosen.assumptions,
             *found.notes,
             *notes,
-            *((measured,) if measured else ()),
+            *measured,
             *deepspeed_note(),
         ),
     )
-    return Read(request=request, vram_named=found.named, model_name=chosen.shape.name)
+    return Read(
+        request=request,
+        vram_named=found.named,
+        model_name=chosen.shape.name,
+        found_here=found.found_here,
+    )
 
 
 def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tuple[str, ...]]:
@@ -205,6 +220,7 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
             f"--inference --method {method}: adapters are trained, not served; leave --method out"
         )
     names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
+    _known_optimizer(options.get("optimizer"))
     return Job(
         seq_len=length,
         global_batch=whole(options, "--global-batch"),
@@ -215,6 +231,20 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
         inference=inference,
         quantization=quantization,
     ), tuple(notes)
+
+
+def _known_optimizer(name: str | None) -> None:
+    """The rule for files asks the same of a DeepSpeed JSON."""
+    from zerokit.core.rules import Setup, rule
+    from zerokit.core.settings import DeepSpeedSettings
+
+    details = name and rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
+    if isinstance(details, Mapping):
+        right = str(details["instead"])
+        mend = right if right.startswith("write") else "use Adam, AdamW, Adagrad, Lamb, Lion or Muon"
+        raise InputError(
+            f"--optimizer {name}: it is neither a DeepSpeed optimizer nor in torch.optim; {mend}"
+        )
 
 
 def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
@@ -237,15 +267,19 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         zero_stage=stage,
         offload_optimizer="none" if on_cpu else optimizer,
         offload_param="none" if on_cpu else parameters,
-        tensor_parallel=whole(options, "--tp", MAX_GPUS) or (1 if on_cpu else None),
+        tensor_parallel=whole(options, "--tp", MAX_GPUS),
         pipeline_parallel=whole(options, "--pp", MAX_GPUS),
-        sequence_parallel=whole(options, "--sp", MAX_GPUS) or (1 if on_cpu else None),
+        sequence_parallel=whole(options, "--sp", MAX_GPUS),
         micro_batch=whole(options, "--micro-batch"),
         gradient_accumulation=whole(options, "--gradient-accumulation"),
         checkpointing=choice(options, "--checkpointing", CHECKPOINTINGS),
         reduce_bucket_size=count(options, "--reduce-bucket"),
         prefetch_bucket_size=count(options, "--prefetch-bucket"),
+        persistence_threshold=count(options, "--persistence"),
         sub_group_size=count(options, "--sub-group"),
         overlap_comm=None if overlap is None else overlap == "on",
         pipeline_module=bool(options.get("pipeline_module")),
+        # a server is started for the degrees it is given; a training script must do its part
+        search_tensor=options.get("tp") == "auto" or bool(options.get("inference")),
+        search_sequence=options.get("sp") == "auto",
     )

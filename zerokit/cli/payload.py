@@ -9,6 +9,7 @@ from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
 from zerokit.core.planning import Plan
 from zerokit.core.strategy import Candidate, RankEstimate, Strategy
+from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
 
 ESTIMATE_SCHEMA = "zerokit.estimate/1"
@@ -65,10 +66,14 @@ def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> list[dict[str,
     return [{**entry(rank, rank.first), "ranks": [rank.first, rank.last]} for rank in ranks]
 
 
-def environment(cluster: Cluster, chosen: Strategy) -> dict[str, str]:
-    """Environment variables that the prediction counts on, and the stage count for a pipeline script."""
+def environment(cluster: Cluster, chosen: Strategy, attention: str) -> dict[str, str]:
+    """Variables that the prediction counts on, and the degrees that no DeepSpeed JSON can say."""
     stages = chosen.pipeline_parallel
-    return {**_allocator(cluster), **({"ZEROKIT_PIPELINE_STAGES": str(stages)} if stages > 1 else {})}
+    return {
+        **_allocator(cluster),
+        **({"ZEROKIT_PIPELINE_STAGES": str(stages)} if stages > 1 else {}),
+        **parallelism_environment(chosen, attention),
+    }
 
 
 def _allocator(cluster: Cluster) -> dict[str, str]:
@@ -107,7 +112,7 @@ def strategy(
     """STRATEGY of ``plan --json``."""
     return {
         **degrees(candidate.strategy),
-        "environment": environment(cluster, candidate.strategy),
+        "environment": environment(cluster, candidate.strategy, job.attention),
         "deepspeed_config": emit_deepspeed(candidate.strategy, job).config,
         "estimate": estimate(
             candidate, cluster, fits=True, assumptions=assumptions, timed=timed, on_cpu=on_cpu

@@ -26,19 +26,32 @@ DEFAULT_FOLDER = "zerokit-plan"
 @click.option("--out", metavar="DIR", help=f"Where the files go. Default: {DEFAULT_FOLDER}.")
 @click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
-def command(recipe: str | None, out: str | None, top: str, as_json: bool, **options: Any) -> None:
-    """Choose the fastest DeepSpeed strategy that fits, and say why."""
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
+def command(
+    recipe: str | None, out: str | None, top: str, as_json: bool, overrides: tuple[str, ...], **options: Any
+) -> None:
+    """Choose the fastest DeepSpeed strategy that fits, and say why.
+
+    KEY=VALUE changes a key of the recipe: gpus=16 nodes=2; `key=` takes it out.
+    """
     import gc
 
     # a plan makes little that collecting would free, and looking for it takes a tenth of its time
     gc.disable()
     try:
-        _plan(recipe, out or DEFAULT_FOLDER, top, as_json, options)
+        _plan(recipe, overrides, out or DEFAULT_FOLDER, top, as_json, options)
     finally:
         gc.enable()
 
 
-def _plan(recipe: str | None, out: str, top: str, as_json: bool, options: dict[str, Any]) -> None:
+def _plan(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    out: str,
+    top: str,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
     from zerokit.cli import payload, show
     from zerokit.core.advice import cluster_words
     from zerokit.core.planning import make_plan, make_space
@@ -46,7 +59,9 @@ def _plan(recipe: str | None, out: str, top: str, as_json: bool, options: dict[s
     if recipe is not None:
         from zerokit.cli.recipeoptions import merged
 
-        options = merged(recipe, options)
+        options = merged(recipe, options, overrides)
+    elif overrides:
+        raise InputError(f"{overrides[0]}: only with --recipe; write options as --name VALUE")
     count = parse_positive_int(top, "--top", 100)
     read = shared_options.read(options)
     request = read.request
@@ -67,33 +82,32 @@ def _plan(recipe: str | None, out: str, top: str, as_json: bool, options: dict[s
 
 
 def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster: Any) -> dict[str, str]:
-    """Write ds_config.json, accelerate.yaml and plan.yaml; returns kind → path.
+    """Write the DeepSpeed files, accelerate.yaml and plan.yaml; returns kind → path.
 
     Raises:
         InputError: the folder cannot be written.
     """
+    from zerokit.check.emitted import verify
     from zerokit.cli import payload
     from zerokit.emit import planfile
-    from zerokit.emit.accelerate import accelerate_yaml
-    from zerokit.emit.deepspeed import emit_deepspeed
+    from zerokit.emit.deepspeed import trainer_arguments
+    from zerokit.emit.files import plan_files
     from zerokit.strictload.yamldump import write_text_atomically
 
     strategy = made.chosen.strategy
-    emitted = emit_deepspeed(strategy, job)
-    files = {"deepspeed": "ds_config.json"}
-    texts = {"ds_config.json": json.dumps(emitted.config, indent=2) + "\n"}
-    if strategy.pipeline_parallel == 1:  # Accelerate cannot run a pipeline
-        texts["accelerate.yaml"] = accelerate_yaml(
-            strategy, cluster, ds_config_path=str(folder / "ds_config.json"), job=job
-        )
-        files["accelerate"] = "accelerate.yaml"
-    files["plan"] = planfile.FILE_NAME
+    emitted = plan_files(strategy, job, nodes=cluster.nodes, folder=folder)
+    verify(
+        emitted.texts,
+        ranks=strategy.world_size // strategy.pipeline_parallel,
+        gpus_per_node=cluster.gpus_per_node,
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
+        for name, text in emitted.texts.items():
             write_text_atomically(folder / name, text)
     except OSError as error:
         raise InputError(f"--out {folder}: cannot be written: {error.strerror or error}") from None
+    files = {**emitted.names, "plan": planfile.FILE_NAME}
     chosen = {**body["chosen"], "estimate": {**body["chosen"]["estimate"]}}
     # ranks alike once: the file is read by people
     chosen["estimate"]["per_rank"] = payload.per_rank(made.chosen.memory.ranks, world_size=0)
@@ -104,5 +118,7 @@ def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster
         assumptions=made.assumptions,
         reasons=emitted.reasons,
         files=files,
+        cluster={"nodes": cluster.nodes, "gpu": cluster.gpu.name},
+        trainer_arguments=() if job.inference else trainer_arguments(strategy),
     )
     return {kind: str(folder / name) for kind, name in files.items()}

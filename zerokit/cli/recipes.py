@@ -95,10 +95,13 @@ def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
 
 
 def _check_one(recipe: Any, *, write: bool) -> list[str]:
+    import tempfile
+
     from zerokit import recipes
     from zerokit.cli.inprocess import json_of
 
-    chosen = json_of("plan", recipe.arguments())["chosen"]
+    with tempfile.TemporaryDirectory(prefix="zerokit-recipe-") as folder:
+        chosen = json_of("plan", [*recipe.arguments(), "--top", "1", "--out", folder])["chosen"]
     if write:
         _write_expectation(recipe, chosen)
         return []
@@ -110,10 +113,19 @@ def _check_one(recipe: Any, *, write: bool) -> list[str]:
 def _write_expectation(recipe: Any, chosen: dict[str, Any]) -> None:
     """Put the planned strategy and figures below the request, which stays as its author wrote it."""
     from zerokit import recipes
+    from zerokit.strictload import load_yaml
     from zerokit.strictload.yamldump import dump_yaml, write_text_atomically
 
-    text = recipe.path.read_text(encoding="utf-8")
-    head = text.split("\nexpect:")[0].rstrip() + "\n"
+    document = load_yaml(recipe.path)
+    if "schema" in document.value:
+        raise InputError("is a plan, which holds its prediction already; --write is for recipes")
+    head = document.text
+    if "expect" in document.value:
+        if list(document.value)[-1] != "expect":
+            raise document.error(("expect",), "expect must be the last key, for --write to replace it")
+        line = document.keys[("expect",)].line
+        head = "".join(document.text.splitlines(keepends=True)[: line - 1])
+    head = head.rstrip() + "\n"
     expect = {
         "strategy": {key: chosen[key] for key in recipes.EXPECTED_STRATEGY},
         "prediction": recipes.prediction_of(chosen),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zerokit.core.hardware import Cluster
@@ -27,7 +27,47 @@ BOUND_WORDS = {
     "bubble": "the pipeline's filling and draining",
     "optimizer": "the optimizer step",
 }
-_NEXT_STAGE = "ZeRO-{} would"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByScript:
+    """A way to divide the work that an unmodified script may not take.
+
+    Attributes:
+        needs: what the script must do.
+    """
+
+    name: str
+    option: str
+    needs: str
+
+    def searched(self, pins: Pins) -> Pins | None:
+        """The pins with this degree searched; None where it is fixed or searched already."""
+        if self.option == "tp" and pins.tensor_parallel is None and not pins.search_tensor:
+            return replace(pins, search_tensor=True)
+        if self.option == "sp" and pins.sequence_parallel is None and not pins.search_sequence:
+            return replace(pins, search_sequence=True)
+        return None
+
+    def degree(self, strategy: Strategy) -> int:
+        """The strategy's degree."""
+        return strategy.tensor_parallel if self.option == "tp" else strategy.sequence_parallel
+
+
+BY_SCRIPT = (
+    ByScript(
+        name="tensor parallel",
+        option="tp",
+        needs="peers must read the same batch, as they do in an Accelerate or Trainer script; a raw "
+        "DeepSpeed script must see to it",
+    ),
+    ByScript(
+        name="sequence parallel",
+        option="sp",
+        needs="needs an Accelerate or Trainer script whose batches carry position_ids",
+    ),
+)
+"""Pipelines, which the script builds, stand by themselves (``--pipeline-module``)."""
 
 
 def cluster_words(cluster: Cluster) -> str:
@@ -176,7 +216,12 @@ def _words(candidate: Candidate) -> str:
 def unpinned(request: Any, works: Works) -> str | None:
     """Without the options that fix the strategy."""
     pins = request.pins
-    free = Pins(pipeline_module=pins.pipeline_module, micro_batch=pins.micro_batch)
+    free = Pins(
+        pipeline_module=pins.pipeline_module,
+        search_tensor=pins.search_tensor,
+        search_sequence=pins.search_sequence,
+        micro_batch=pins.micro_batch,
+    )
     if pins == free:
         return None
     found = works(replace(request, pins=free))
@@ -225,6 +270,16 @@ def adapters(request: Any, works: Works) -> str | None:
         found = works(replace(request, job=job))
         if found:
             return f"--method {method}: {_words(found)}"
+    return None
+
+
+def more_parallel(request: Any, works: Works) -> str | None:
+    """Tensor or sequence parallel, which the script must do its part for."""
+    for way in BY_SCRIPT:
+        pins = way.searched(request.pins)
+        found = works(replace(request, pins=pins)) if pins is not None else None
+        if found:
+            return f"--{way.option} {way.degree(found.strategy)}: {_words(found)}; {way.needs}"
     return None
 
 

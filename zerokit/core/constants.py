@@ -9,6 +9,7 @@ llm-foundry stack; they exist so that published runs of those stacks can judge t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 A100_PEAK_FLOPS = 312e12
@@ -164,6 +165,23 @@ class LayerFactor:
     factor: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFactors:
+    """Measured over predicted step time of one job's strategies.
+
+    Attributes:
+        tried: ``Strategy.family`` of those that ran -> factor.
+        others: the factor of all that did not.
+    """
+
+    tried: Mapping[tuple[object, ...], float]
+    others: float
+
+    def of(self, family: tuple[object, ...]) -> float:
+        """The factor of a strategy's family."""
+        return self.tried.get(family, self.others)
+
+
 _REACH_OCTAVES = 0.35
 """How far, in doublings of a size, a measured layer speaks for another: hardly to the next power of two."""
 
@@ -176,8 +194,8 @@ class Calibration:
     Attributes:
         matmul_flops: largest 16-bit matmul rate.
         allreduce_bytes_per_second: bus bandwidth inside a node for large messages.
-        step_factor: measured over predicted step time of a tuned plan, applied to all.
         layer_factors: measured layers; they speak for layers of nearly the same sizes only.
+        tuned: factors of the very job that is timed; they go before the layers'.
     """
 
     matmul_flops: float | None = None
@@ -187,13 +205,13 @@ class Calibration:
     device_to_host_bytes_per_second: float | None = None
     cpu_adam_parameters_per_second: float | None = None
     nvme_bytes_per_second: float | None = None
-    step_factor: float = 1.0
     layer_factors: tuple[LayerFactor, ...] = ()
+    tuned: JobFactors | None = None
     source: str = ""
 
     def layer_factor(self, hidden: int, tensor_parallel: int, tokens: float) -> float:
         """The factor for a layer of these sizes, from the measured ones near it; 1 far from all."""
-        if not self.layer_factors:
+        if not self.layer_factors or self.tuned is not None:
             return 1.0
         total, weight = 0.0, 0.0
         for point in self.layer_factors:

@@ -16,7 +16,17 @@ from zerokit.core.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """What the user fixed; ``None``: searched."""
+    """What the user fixed; ``None``: searched, but for parallelism that the script must cooperate with.
+
+    An unmodified script runs under any data-parallel plan. Tensor parallel peers must be fed the same batch
+    (DeepSpeed stops at the first that differs, runtime/engine.py:994), sequence parallel batches must carry
+    position_ids (accelerate's Ulysses loader refuses others), pipelines are built by the script. So these
+    degrees are 1 unless fixed, or searched because the user says that the script does its part.
+
+    Attributes:
+        search_tensor, search_sequence: the script does what the degree needs of it.
+        pipeline_module: it builds a PipelineModule; pipelines and tensor parallel are searched.
+    """
 
     zero_stage: int | None = None
     offload_optimizer: str | None = None
@@ -29,9 +39,12 @@ class Pins:
     checkpointing: str | None = None
     reduce_bucket_size: int | None = None
     prefetch_bucket_size: int | None = None
+    persistence_threshold: int | None = None
     sub_group_size: int | None = None
     overlap_comm: bool | None = None
     pipeline_module: bool = False
+    search_tensor: bool = False
+    search_sequence: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,17 +152,17 @@ def divisors(number: int) -> list[int]:
 
 
 def layouts(cluster: Cluster, pins: Pins) -> Iterator[Layout]:
-    """Every division of the GPUs into degrees that the pins allow; pipelines only when asked for."""
+    """Every division of the GPUs into degrees that the pins allow."""
     whole = divisors(cluster.gpus)
 
-    def choices(pinned: int | None, searched: bool = True) -> list[int]:
+    def choices(pinned: int | None, searched: bool) -> list[int]:
         if pinned is not None:
             return [pinned]
         return whole if searched else [1]
 
-    for tensor in choices(pins.tensor_parallel):
+    for tensor in choices(pins.tensor_parallel, pins.search_tensor or pins.pipeline_module):
         for pipeline in choices(pins.pipeline_parallel, pins.pipeline_module):
-            for sequence in choices(pins.sequence_parallel):
+            for sequence in choices(pins.sequence_parallel, pins.search_sequence):
                 used = tensor * pipeline * sequence
                 if cluster.gpus % used == 0:
                     yield Layout(
@@ -167,7 +180,11 @@ class Placement:
 
 
 def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
-    """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse."""
+    """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse.
+
+    Weights quantised to 4 bits leave the GPU only when that is fixed: bitsandbytes keeps their quantisation
+    state beside them, which DeepSpeed does not move.
+    """
     devices = ["none", "cpu", *(["nvme"] if has_nvme else [])]
     found = []
     for stage in [pins.zero_stage] if pins.zero_stage is not None else [0, 1, 2, 3]:
@@ -175,22 +192,26 @@ def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
             for parameters in [pins.offload_param] if pins.offload_param else devices:
                 if job.inference and (stage not in (0, 3) or optimizer != "none"):
                     continue  # without an optimizer stages 1 and 2 are stage 0
+                if job.method == "qlora" and parameters != "none" and pins.offload_param is None:
+                    continue
                 found.append(Placement(stage=stage, optimizer=optimizer, parameters=parameters))
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """Sizes in elements. DeepSpeed's defaults come first in each list of :data:`SEARCHED`."""
+    """Sizes in elements, DeepSpeed's defaults."""
 
     reduce_bucket_size: int = 500_000_000
     overlap_comm: bool | None = None
     sub_group_size: int = 1_000_000_000
     prefetch_bucket_size: int = 50_000_000
+    persistence_threshold: int = 100_000
     reuse_distance: int = 1_000_000_000
 
 
 _BUCKETS = (500_000_000, 200_000_000, 50_000_000, 10_000_000)
+_SMALL_PREFETCH = 5_000_000  # beside the smallest bucket: elsewhere it saves little of what is live
 _SUB_GROUPS = (1_000_000_000, 100_000_000)
 _REUSE = (1_000_000_000, 100_000_000, 0)
 
@@ -210,8 +231,14 @@ def knobs(stage: int, pins: Pins) -> tuple[Knobs, ...]:
     groups = (pins.sub_group_size,) if pins.sub_group_size else _SUB_GROUPS
     prefetch = pins.prefetch_bucket_size or Knobs().prefetch_bucket_size
     overlap = True if pins.overlap_comm is None else pins.overlap_comm
+    persistence = Knobs().persistence_threshold
+    if pins.persistence_threshold is not None:
+        persistence = pins.persistence_threshold
+    pairs = [(bucket, prefetch) for bucket in buckets]
+    if pins.prefetch_bucket_size is None:
+        pairs.append((buckets[-1], _SMALL_PREFETCH))
     return tuple(
-        Knobs(reduce_bucket_size=b, overlap_comm=overlap, sub_group_size=g, prefetch_bucket_size=prefetch,
-              reuse_distance=r)
-        for r in _REUSE for b in buckets for g in groups
+        Knobs(reduce_bucket_size=b, overlap_comm=overlap, sub_group_size=g, prefetch_bucket_size=p,
+              persistence_threshold=persistence, reuse_distance=r)
+        for r in _REUSE for b, p in pairs for g in groups
     )  # fmt: skip

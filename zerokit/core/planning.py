@@ -260,8 +260,13 @@ def _check_batch(found: Found, request: Request) -> None:
     lower = batch // gpus * gpus or gpus
     raise InputError(
         f"--global-batch {batch} cannot be met exactly by any legal division of {gpus} GPUs; "
-        f"use {lower} or {lower + gpus}"
+        f"use {lower} or {lower + gpus}{_divided_by_script(request.pins)}"
     )
+
+
+def _divided_by_script(pins: Pins) -> str:
+    ways = [f"--{way.option} auto" for way in advice.BY_SCRIPT if way.searched(pins) is not None]
+    return f", or {' or '.join(ways)} if the script feeds such peers alike" if ways else ""
 
 
 def _check_placement(space: Space, layout: Layout) -> None:
@@ -292,27 +297,51 @@ def _host_note(chosen: Candidate, request: Request) -> tuple[str, ...]:
 
 
 def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
+    """What a script that does its part could gain: tensor and sequence parallel, pipelines."""
+    if request.cluster.gpus < 2 or request.job.inference or not request.timed:
+        return ()
+    found = []
+    for way in advice.BY_SCRIPT:
+        pins = way.searched(request.pins)
+        best = _fastest(space, pins, chosen) if pins is not None else None
+        if best is not None:
+            words = f"{way.name} {way.degree(best.strategy)} ({advice.strategy_words(best.strategy)})"
+            found.append(
+                f"{_gain(best, chosen)} faster with {words}: {way.needs}; then plan with --{way.option}"
+            )
+    return (*found, *_faster_pipeline(request, space, chosen))
+
+
+def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
     """What a script with a PipelineModule could gain."""
-    if request.pins.pipeline_module or request.cluster.gpus < 2 or request.job.inference or not request.timed:
+    if request.pins.pipeline_module or request.job.method != "full" or request.shape.head != "causal":
         return ()
-    if request.job.method != "full" or request.shape.head != "causal":
-        return ()
-    limit = chosen.time.step_seconds / 1.02
     best: Candidate | None = None
     for degree in divisors(request.cluster.gpus)[1:]:
         pins = replace(request.pins, pipeline_parallel=degree, pipeline_module=True)
-        ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit).ranked
-        if ranked:
-            best, limit = ranked[0], ranked[0].time.step_seconds
+        best = _fastest(space, pins, chosen, best) or best
     if best is None:
         return ()
-    gain = chosen.time.step_seconds / best.time.step_seconds - 1
     s = best.strategy
     return (
-        f"{gain:.0%} faster with {s.pipeline_parallel} pipeline stages (tensor parallel {s.tensor_parallel}, "
-        f"data parallel {s.data_parallel}, ZeRO-{s.settings.zero.stage}): needs a script that builds a "
-        "DeepSpeed PipelineModule; then plan with --pipeline-module",
+        f"{_gain(best, chosen)} faster with {s.pipeline_parallel} pipeline stages (tensor parallel "
+        f"{s.tensor_parallel}, data parallel {s.data_parallel}, ZeRO-{s.settings.zero.stage}): needs a "
+        "script that builds a DeepSpeed PipelineModule; then plan with --pipeline-module",
     )
+
+
+_WORTH_SAYING = 1.02
+
+
+def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None = None) -> Candidate | None:
+    """The fastest under other pins, if it is clearly faster than the choice, and than ``best``."""
+    limit = best.time.step_seconds if best is not None else chosen.time.step_seconds / _WORTH_SAYING
+    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit).ranked
+    return ranked[0] if ranked else None
+
+
+def _gain(best: Candidate, chosen: Candidate) -> str:
+    return f"{chosen.time.step_seconds / best.time.step_seconds - 1:.0%}"
 
 
 def _explain(request: Request, space: Space, found: Found) -> str:
@@ -340,8 +369,8 @@ def nearest_changes(request: Request, space: Space, found: Found) -> list[str]:
         return result.ranked[0] if result.ranked else None
 
     attempts: tuple[Callable[[Request, Callable[[Request], Candidate | None]], str | None], ...] = (
-        advice.unpinned, advice.smaller_batch, advice.shorter_sequence, advice.adapters,
-        advice.more_host_memory, advice.more_gpus,
+        advice.unpinned, advice.smaller_batch, advice.more_parallel, advice.shorter_sequence,
+        advice.adapters, advice.more_host_memory, advice.more_gpus,
     )  # fmt: skip
     sentences = (attempt(request, works) for attempt in attempts)
     return [sentence for sentence in sentences if sentence]

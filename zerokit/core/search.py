@@ -118,6 +118,7 @@ def build_strategy(space: Space, layout: Layout, placement: Placement, checkpoin
         allgather_bucket_size=chosen.reduce_bucket_size,
         sub_group_size=chosen.sub_group_size,
         prefetch_bucket_size=chosen.prefetch_bucket_size,
+        param_persistence_threshold=chosen.persistence_threshold,
         max_reuse_distance=chosen.reuse_distance,
         offload_optimizer=Offload(
             device=placement.optimizer, nvme_path=nvme if placement.optimizer == "nvme" else None

@@ -142,9 +142,14 @@ def _offload(zero: Mapping[str, Any], key: str, default: Offload) -> Offload:
     return Offload(**fields)
 
 
+def _bf16(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``bf16``, or ``bfloat16`` where it is absent (runtime/precision_config.py, get_bfloat16_config)."""
+    return _block(config, "bfloat16" if config.get("bf16") is None else "bf16")
+
+
 def _precision(config: Mapping[str, Any]) -> str:
-    for name, keys in (("bf16", ("bf16", "bfloat16")), ("fp16", ("fp16",))):
-        if any(_block(config, key).get("enabled") is True for key in keys):
+    for name, block in (("bf16", _bf16(config)), ("fp16", _block(config, "fp16"))):
+        if block.get("enabled") is True:
             return name
     return "fp32"
 
@@ -176,7 +181,7 @@ def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
     )
     optimizer = _block(config, "optimizer")
     autocast = _block(config, "torch_autocast")
-    bf16 = _block(config, "bf16")
+    bf16 = _bf16(config)
     return DeepSpeedSettings(
         precision=_precision(config),
         torch_autocast=str(autocast.get("dtype", "bfloat16")) if autocast.get("enabled") is True else None,

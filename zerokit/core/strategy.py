@@ -35,6 +35,16 @@ class Strategy:
         """Sequences per optimizer step."""
         return self.settings.micro_batch * self.settings.gradient_accumulation * self.data_parallel
 
+    @property
+    def family(self) -> tuple[object, ...]:
+        """All but bucket sizes and accumulation: what a measured step time speaks for."""
+        zero = self.settings.zero
+        return (
+            zero.stage, zero.offload_optimizer.device, zero.offload_param.device, self.data_parallel,
+            self.tensor_parallel, self.pipeline_parallel, self.sequence_parallel,
+            self.settings.micro_batch, self.checkpointing, self.settings.precision,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEstimate:

@@ -83,7 +83,9 @@ class TimeModel:
     def estimate(self, strategy: Strategy) -> TimeEstimate:
         """Time of one optimizer step (or of one forward pass, when serving)."""
         parts = self.traffic.step(strategy, self.work(strategy))
-        factor = self.calibration.step_factor
+        factor = 1.0
+        if self.calibration.tuned is not None:
+            factor = self.calibration.tuned.of(strategy.family)
         parts = {name: value * factor for name, value in parts.items() if value > 0}
         total = sum(parts.values())
         tokens = strategy.global_batch * self.job.seq_len

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.strictload.yamldump import dump_yaml
 
 
 def accelerate_config(
-    strategy: Strategy, cluster: Cluster, *, ds_config_path: str | None, job: Job | None = None
+    strategy: Strategy, nodes: int, *, ds_config_path: str | None, attention: str = "sdpa"
 ) -> dict[str, Any]:
     """The configuration as a dictionary; ``ds_config_path=None`` writes plugin keys instead.
 
@@ -38,12 +36,12 @@ def accelerate_config(
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
         "distributed_type": "DEEPSPEED",
-        "deepspeed_config": _deepspeed_block(strategy, cluster, ds_config_path),
+        "deepspeed_config": _deepspeed_block(strategy, nodes, ds_config_path),
         "downcast_bf16": "no",
         "enable_cpu_affinity": False,
         "machine_rank": 0,
         "main_training_function": "main",
-        "num_machines": cluster.nodes,
+        "num_machines": nodes,
         "num_processes": strategy.world_size,
         "rdzv_backend": "static",
         "same_network": True,
@@ -54,25 +52,31 @@ def accelerate_config(
             strategy.settings.precision, strategy.settings.precision
         )
     if strategy.sequence_parallel > 1:
-        config["parallelism_config"] = _parallelism_block(strategy, job)
+        config["parallelism_config"] = _parallelism_block(strategy, attention)
     return config
 
 
 def accelerate_yaml(
-    strategy: Strategy, cluster: Cluster, *, ds_config_path: str | None, job: Job | None = None
+    strategy: Strategy, nodes: int, *, ds_config_path: str | None, attention: str = "sdpa"
 ) -> str:
     """The configuration as YAML text, with what to change by hand as comments."""
-    config = accelerate_config(strategy, cluster, ds_config_path=ds_config_path, job=job)
+    config = accelerate_config(strategy, nodes, ds_config_path=ds_config_path, attention=attention)
     lines = ["For: accelerate launch --config_file THIS train.py"]
     if ds_config_path is not None:
         lines.append("ZeRO, precision, batch and clipping stand in the DeepSpeed file, and only there:")
         lines.append("Accelerate refuses zero_stage, gradient_*, offload_* and mixed_precision beside it.")
+        lines.append("For a Hugging Face Trainer name ds_config.trainer.json instead.")
     else:
-        lines.append("Without a DeepSpeed file, bucket sizes are DeepSpeed's defaults, not this plan's.")
-    if cluster.nodes > 1:
+        lines.append("Without a DeepSpeed file, bucket sizes are DeepSpeed's defaults, not this plan's, and")
         lines.append(
-            "On node k of the cluster add: --machine_rank k --main_process_ip HOST --main_process_port PORT"
+            f"the micro-batch is the batch_size of the script's DataLoader: {strategy.settings.micro_batch}."
         )
+    lines.append(f"num_processes counts the GPUs of all nodes: {_product(strategy)}.")
+    if strategy.settings.zero.stage == 3:
+        lines.append("zero3_init_flag: weights are divided as they are made, so no rank holds the model.")
+    if nodes > 1:
+        lines.append("deepspeed_multinode_launcher standard: a launcher on every node, no ssh between them.")
+        lines.append("On node k add: --machine_rank k --main_process_ip HOST --main_process_port PORT")
     if strategy.sequence_parallel > 1:
         lines.append(
             "Sequence parallel: batches need position_ids; do not add --use_deepspeed, which drops it."
@@ -80,7 +84,13 @@ def accelerate_yaml(
     return dump_yaml(config, header="\n".join(lines))
 
 
-def _deepspeed_block(strategy: Strategy, cluster: Cluster, ds_config_path: str | None) -> dict[str, Any]:
+def _product(strategy: Strategy) -> str:
+    names = ("data", "tensor", "sequence")
+    degrees = ((getattr(strategy, f"{name}_parallel"), name) for name in names)
+    return " × ".join(f"{degree} {name} parallel" for degree, name in degrees if degree > 1) or "1"
+
+
+def _deepspeed_block(strategy: Strategy, nodes: int, ds_config_path: str | None) -> dict[str, Any]:
     zero = strategy.settings.zero
     block: dict[str, Any] = {}
     if ds_config_path is not None:
@@ -93,16 +103,15 @@ def _deepspeed_block(strategy: Strategy, cluster: Cluster, ds_config_path: str |
         block["offload_optimizer_device"] = zero.offload_optimizer.device
         block["offload_param_device"] = zero.offload_param.device
         block["zero3_save_16bit_model"] = zero.gather_16bit_weights_on_model_save
-    if cluster.nodes > 1:
+    if nodes > 1:
         # one torchrun per node; the other launchers go through pdsh or mpirun from one node
         block["deepspeed_multinode_launcher"] = "standard"
     block["zero3_init_flag"] = zero.stage == 3
     return block
 
 
-def _parallelism_block(strategy: Strategy, job: Job | None) -> dict[str, Any]:
+def _parallelism_block(strategy: Strategy, attention: str) -> dict[str, Any]:
     prefix = "parallelism_config_"
-    attention = job.attention if job is not None else "sdpa"
     if attention == "eager":
         raise InputError("--attention eager cannot run with sequence parallel; use sdpa or flash_attention_2")
     return {
@@ -112,4 +121,19 @@ def _parallelism_block(strategy: Strategy, job: Job | None) -> dict[str, Any]:
         f"{prefix}sp_backend": "deepspeed",
         f"{prefix}sp_seq_length_is_variable": True,
         f"{prefix}sp_attn_implementation": attention,
+    }
+
+
+def parallelism_environment(strategy: Strategy, attention: str = "sdpa") -> dict[str, str]:
+    """What ``accelerate launch`` makes of ``parallelism_config``, for scripts that other launchers start.
+
+    ``accelerate/utils/launch.py``, ``prepare_extend_env_parallelism_config``; an ``Accelerator()``, and so a
+    Trainer, reads it. Empty without sequence parallelism.
+    """
+    if strategy.sequence_parallel == 1:
+        return {}
+    block = _parallelism_block(strategy, attention)
+    return {
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        **{name.upper(): str(value) for name, value in block.items()},
     }

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerokit.core.job import Job
+from zerokit.core.rules.known import TRAINER_FILLS, ZERO_TESTED_OPTIMIZERS
 from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.core.strategy import Strategy
 from zerokit.errors import InputError
@@ -40,16 +41,6 @@ OPTIMIZER_PARAMS: Mapping[str, Mapping[str, Any]] = {
 }
 """Lower-case type -> parameters it takes. Starting points for fine-tuning; change them at will:
 neither memory nor step time depends on their values (``momentum`` of SGD excepted)."""
-
-_TRAINER_FILLS = ("lr", "betas", "eps", "weight_decay")
-
-ZERO_TESTED_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
-"""ZERO_SUPPORTED_OPTIMIZERS of deepspeed/runtime/zero/utils.py, lower-cased types."""
-
-DEEPSPEED_OPTIMIZERS = frozenset(
-    {"adagrad", "adam", "adamw", "lamb", "muadam", "muadamw", "musgd", "lion", "muon"}
-)
-"""deepspeed/runtime/config.py, DEEPSPEED_OPTIMIZERS; other types are looked up in torch.optim."""
 
 # stage -> ((field of ZeroSettings, key in the JSON, why), ...), in the order written
 _BUCKETS = "sized for this model: larger buckets send fewer messages and take more memory"
@@ -282,7 +273,7 @@ def _put_optimizer(block: _Block, settings: DeepSpeedSettings, variant: str) -> 
         return
     block.put("optimizer.type", kind, "states and step time are planned for it")
     for name, value in OPTIMIZER_PARAMS.get(kind.lower(), {"lr": 1e-3}).items():
-        filled = variant == "trainer" and name in _TRAINER_FILLS
+        filled = variant == "trainer" and f"optimizer.params.{name}" in TRAINER_FILLS
         block.put(
             f"optimizer.params.{name}",
             "auto" if filled else list(value) if isinstance(value, list) else value,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from zerokit import __version__
-from zerokit.core.settings import DEEPSPEED_VERSION
+from zerokit.core.settings import DEEPSPEED_VERSION, from_config
+from zerokit.core.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml, write_text_atomically
@@ -36,6 +37,8 @@ class PlanFile:
         chosen: STRATEGY of ``plan --json``, with ``deepspeed_config`` and ``estimate``.
         reasons: dotted key of the DeepSpeed configuration -> why it has its value.
         files: kind -> file name, relative to the plan's folder.
+        cluster: ``nodes`` and ``gpu`` (``cpu``: for CPU ranks) that the plan is for.
+        trainer_arguments: what a Hugging Face Trainer script must be given for the plan to hold.
     """
 
     path: pathlib.Path
@@ -44,6 +47,8 @@ class PlanFile:
     assumptions: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    cluster: dict[str, Any] = field(default_factory=dict)
+    trainer_arguments: tuple[str, ...] = ()
     zerokit_version: str = __version__
     deepspeed_version: str = DEEPSPEED_VERSION
 
@@ -61,6 +66,28 @@ class PlanFile:
             product *= int(self.chosen.get(name, 1))
         return product
 
+    @property
+    def nodes(self) -> int:
+        """Nodes the plan is for."""
+        return int(self.cluster.get("nodes", 1))
+
+    def strategy(self) -> Strategy:
+        """The choice as the emitters take it.
+
+        Raises:
+            InputError: a value of the wrong kind in ``chosen``.
+        """
+        degrees = {
+            name: int(self.chosen.get(name, 1))
+            for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
+        }
+        try:
+            settings = from_config(self.chosen["deepspeed_config"])
+        except InputError as error:
+            raise FileInputError(self.path, f"chosen.deepspeed_config: {error}") from None
+        checkpointing = str(self.chosen.get("activation_checkpointing", "none"))
+        return Strategy(settings=settings, checkpointing=checkpointing, **degrees)
+
 
 def write(
     folder: str | pathlib.Path,
@@ -70,6 +97,8 @@ def write(
     assumptions: tuple[str, ...] = (),
     reasons: Mapping[str, str] | None = None,
     files: Mapping[str, str] | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    trainer_arguments: Sequence[str] = (),
 ) -> pathlib.Path:
     """Write ``plan.yaml`` into ``folder`` (made if missing); returns its path.
 
@@ -82,7 +111,9 @@ def write(
         "zerokit": __version__,
         "deepspeed": DEEPSPEED_VERSION,
         "request": dict(request),
+        "cluster": dict(cluster or {}),
         "chosen": dict(chosen),
+        "trainer_arguments": list(trainer_arguments),
         "assumptions": list(assumptions),
         "reasons": dict(reasons or {}),
         "files": {kind: str(name) for kind, name in (files or {}).items()},
@@ -121,6 +152,10 @@ def read(place: str | pathlib.Path) -> PlanFile:
         value = body["chosen"].get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise document.error(("chosen", name), f"{name}: {value!r} must be a whole number of at least 1")
+    cluster = body.get("cluster") or {}
+    nodes = cluster.get("nodes", 1) if isinstance(cluster, dict) else None
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        raise document.error(("cluster", "nodes"), "cluster.nodes must be a whole number of at least 1")
     return PlanFile(
         path=path,
         request=body["request"],
@@ -128,6 +163,8 @@ def read(place: str | pathlib.Path) -> PlanFile:
         assumptions=tuple(str(text) for text in body.get("assumptions") or ()),
         reasons=dict(body.get("reasons") or {}),
         files=dict(body.get("files") or {}),
+        cluster=dict(cluster),
+        trainer_arguments=tuple(str(text) for text in body.get("trainer_arguments") or ()),
         zerokit_version=str(body.get("zerokit", "")),
         deepspeed_version=str(body.get("deepspeed", "")),
     )

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerokit import resources
-from zerokit.core.hardware import Cluster
 from zerokit.core.strategy import Strategy
 from zerokit.errors import InputError
 
-STYLES = ("raw", "trainer", "accelerate")
+STYLES = ("raw", "trainer", "accelerate", "none")
+"""How the script takes its configuration; ``none``: the command says it already, or nothing does."""
+
+CONFIG_IN_POD = "/etc/zerokit/ds_config.json"
+"""Where the Kubernetes manifest mounts the DeepSpeed JSON."""
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -23,25 +26,26 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LINE_BREAKS = re.compile(r"[\r\n\x00]")
 
 
-def hostfile(hosts: Sequence[str], cluster: Cluster) -> str:
+def hostfile(hosts: Sequence[str], strategy: Strategy, nodes: int) -> str:
     """DeepSpeed's hostfile: ``HOST slots=N`` per node.
 
     Raises:
         InputError: not one host per node, a host twice, or a name ssh could read as an option.
     """
-    if len(hosts) != cluster.nodes:
-        raise InputError(f"{len(hosts)} hosts were named for {cluster.nodes} nodes; name one per node")
+    if len(hosts) != nodes:
+        raise InputError(f"{len(hosts)} hosts were named for {nodes} nodes; name one per node")
     for number, host in enumerate(hosts):
         if not _HOST.fullmatch(host):
             raise InputError(f"host {host!r}: use letters, digits, dots and hyphens")
         if host in hosts[:number]:
             raise InputError(f"host {host!r} is named twice")
-    return "".join(f"{host} slots={cluster.gpus_per_node}\n" for host in hosts)
+    slots = _gpus_per_node(strategy, nodes)
+    return "".join(f"{host} slots={slots}\n" for host in hosts)
 
 
 def sbatch_script(
     strategy: Strategy,
-    cluster: Cluster,
+    nodes: int,
     command: Sequence[str],
     *,
     ds_config_path: str,
@@ -66,8 +70,8 @@ def sbatch_script(
         "sbatch.sh.j2",
         job_name=job_name,
         time_limit=time_limit,
-        nodes=cluster.nodes,
-        gpus_per_node=_gpus_per_node(strategy, cluster),
+        nodes=nodes,
+        gpus_per_node=_gpus_per_node(strategy, nodes),
         environment=_environment(style, ds_config_path, environment),
         command=_command(command, style, ds_config_path),
     )
@@ -75,7 +79,7 @@ def sbatch_script(
 
 def kubernetes_manifest(
     strategy: Strategy,
-    cluster: Cluster,
+    nodes: int,
     command: Sequence[str],
     *,
     image: str,
@@ -94,24 +98,23 @@ def kubernetes_manifest(
         raise InputError(f"name {name!r}: use lower-case letters, digits and hyphens, at most 52")
     if not image.strip() or _LINE_BREAKS.search(image):
         raise InputError("--image: name the container image that holds the training script")
-    path = "/etc/zerokit/ds_config.json"
     return _render(
         "kubernetes.yaml.j2",
         name=name,
         image=image,
         gpu_resource=gpu_resource,
-        nodes=cluster.nodes,
-        gpus_per_node=_gpus_per_node(strategy, cluster),
-        environment=_environment(style, path, environment),
-        command=_command(command, style, path),
+        nodes=nodes,
+        gpus_per_node=_gpus_per_node(strategy, nodes),
+        environment=_environment(style, CONFIG_IN_POD, environment),
+        command=_command(command, style, CONFIG_IN_POD),
         ds_config=json.dumps(ds_config, indent=2),
     )
 
 
-def _gpus_per_node(strategy: Strategy, cluster: Cluster) -> int:
-    if strategy.world_size % cluster.nodes:
-        raise InputError(f"{strategy.world_size} ranks do not divide over {cluster.nodes} nodes")
-    return strategy.world_size // cluster.nodes
+def _gpus_per_node(strategy: Strategy, nodes: int) -> int:
+    if strategy.world_size % nodes:
+        raise InputError(f"{strategy.world_size} ranks do not divide over {nodes} nodes")
+    return strategy.world_size // nodes
 
 
 def _command(command: Sequence[str], style: str, ds_config_path: str) -> list[str]:
@@ -128,7 +131,7 @@ def _environment(style: str, ds_config_path: str, more: Mapping[str, str] | None
     if style not in STYLES:
         raise InputError(f"style {style!r}: use one of {', '.join(STYLES)}")
     variables: dict[str, str] = {}
-    if style != "raw":
+    if style in ("trainer", "accelerate"):
         variables["ACCELERATE_USE_DEEPSPEED"] = "true"
         variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = ds_config_path
     variables.update(more or {})

@@ -29,6 +29,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         predicted=run.predicted_vs_measured,
         predicted_rows=render.predicted_rows(run.predicted_vs_measured) if run.predicted_vs_measured else [],
         warnings=render.warnings(run),
+        retries=render.retry_lines(run),
         failure=run.first_failure,
         failure_place=render.failure_place(run.first_failure) if run.first_failure else "",
         failure_lines=render.failure_lines(run.first_failure) if run.first_failure else [],

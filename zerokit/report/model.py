@@ -17,8 +17,10 @@ SCHEMA = "zerokit.report/1"
 _MOST_BYTES = 256 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 
-Outcome = Literal["ok", "rank_failed", "oom", "hung", "launcher_lost", "interrupted", "running"]
-State = Literal["finished", "failed", "terminated", "lost", "running"]
+Outcome = Literal[
+    "ok", "rank_failed", "oom", "hung", "launcher_lost", "interrupted", "stopped", "timed_out", "running"
+]
+State = Literal["finished", "stopped", "failed", "terminated", "lost", "running"]
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
@@ -93,6 +95,7 @@ class OutOfMemory(_Part):
 class NextPlan(_Part):
     """What would fit after an out-of-memory."""
 
+    folder: str | None = None
     min_vram_bytes: Bytes | None = None
     why: str | None = None
 
@@ -109,7 +112,17 @@ class Failure(_Part):
     traceback: str | None = None
     oom: OutOfMemory | None = None
     next_plan: NextPlan | None = None
+    no_next_plan: str | None = None
     try_next: list[str] = []
+
+
+class Retry(_Part):
+    """A further attempt, with a plan that needs less memory; its folder is below the first run's."""
+
+    folder: str
+    outcome: Outcome
+    exit_code: int
+    changes: str | None = None
 
 
 class RankReport(_Part):
@@ -153,6 +166,8 @@ class RunReport(_Part):
     first_failure: Failure | None = None
     predicted_vs_measured: Predicted | None = None
     problems: list[str] = []
+    retries: list[Retry] = []
+    retry_of: str | None = None
 
     @property
     def on_gpu(self) -> bool:

@@ -53,8 +53,10 @@ def compare_with_plan(report: Report, plan: Plan | None) -> dict[str, Any] | Non
     """Predicted beside measured, for the worst rank, by phase, and the step time.
 
     On GPUs it is ``torch.cuda.max_memory_allocated``. On CPU ranks the tensors that a GPU would hold
-    are in host memory, on top of what the Python process itself took (read when DeepSpeed had been
-    imported and no model built yet): that baseline is measured, not predicted, and is said.
+    are in host memory, on top of what the Python process itself takes (read when the engine is made, less
+    the model's tensors): that baseline is measured, not predicted, and is said. Of the phases only the
+    first is compared there: a process keeps much of what its tensors free (glibc's arenas), so the
+    resident memory of a later phase tells of the phases before it as much as of its own tensors.
     """
     estimate = estimate_of(plan)
     ranks = [rank for rank in report["ranks"] if rank["reported"]]
@@ -89,7 +91,7 @@ def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
         "kind": "gpu_memory",
         "rank": worst["rank"],
         "peak_bytes": peak,
-        "phases": _phases(worst, 0),
+        "phases": _phases(worst, 0, _PHASES),
         "per_rank": [
             {"rank": rank["rank"],
              **(_pair(rank["predicted_peak_allocated_bytes"], rank["peak_allocated_bytes"]) or {})}
@@ -105,7 +107,7 @@ def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any
         "rank": worst["rank"],
         "peak_bytes": _pair(_on_host(worst, offloaded_bytes), worst["peak_host_rss_bytes"]),
         "baseline_bytes": worst["baseline_host_rss_bytes"],
-        "phases": _phases(worst, (worst["baseline_host_rss_bytes"] or 0) + offloaded_bytes),
+        "phases": _phases(worst, (worst["baseline_host_rss_bytes"] or 0) + offloaded_bytes, ("init",)),
         "per_rank": [
             {
                 "rank": rank["rank"],
@@ -113,8 +115,8 @@ def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any
             }
             for rank in ranks
         ],
-        "note": "predicted: the plan's tensors, in host memory here, plus the Python process as measured "
-        "before the model was built",
+        "note": "predicted: the plan's tensors, in host memory here, and the process itself as measured when "
+        "DeepSpeed began; not by phase,\nas a process keeps much of what tensors free",
     }  # fmt: skip
 
 
@@ -136,38 +138,17 @@ def _offloaded_bytes(plan: Plan | None) -> int:
     return int(estimate_of(plan).get("host_bytes_per_node") or 0) * nodes // ranks
 
 
-def _phases(rank: Mapping[str, Any], baseline_bytes: int) -> dict[str, Any]:
+def _phases(rank: Mapping[str, Any], baseline_bytes: int, compared: tuple[str, ...]) -> dict[str, Any]:
     predicted: Mapping[str, int] = rank["predicted_phases"]
     names = [*_PHASES, *(name for name in rank["phases"] if name not in _PHASES)]
     pairs = {}
     for name in names:
-        expected = predicted.get(name)
+        expected = predicted.get(name) if name in compared else None
         shifted = expected + baseline_bytes if isinstance(expected, int) else None
         pair = _pair(shifted, rank["phases"].get(name))
         if pair is not None:
             pairs[name] = pair
     return pairs
-
-
-def suggest_smaller(plan: Plan | None) -> dict[str, Any] | None:
-    """The plan's next alternative that needs clearly less memory than the one that ran out.
-
-    What it must stay below is the failed choice's own prediction: that much was too much. Alternatives
-    come in the planner's order, fastest first.
-    """
-    estimate = estimate_of(plan)
-    failed = estimate.get("min_vram_bytes") or estimate.get("peak_allocated_bytes")
-    alternatives = plan.get("alternatives") if isinstance(plan, Mapping) else None
-    for number, alternative in enumerate(alternatives or (), 1):
-        other = alternative.get("estimate") if isinstance(alternative, Mapping) else None
-        if not isinstance(other, Mapping) or other.get("fits") is False:
-            continue
-        needs = other.get("min_vram_bytes") or other.get("peak_allocated_bytes")
-        if failed and needs and needs < failed * 0.97:
-            return {"alternative": number, "min_vram_bytes": needs, "why": alternative.get("why"),
-                    "strategy": {name: value for name, value in alternative.items()
-                                 if name not in ("deepspeed_config", "estimate")}}  # fmt: skip
-    return None
 
 
 def ways_to_need_less(plan: Plan | None) -> list[str]:
@@ -183,6 +164,8 @@ def ways_to_need_less(plan: Plan | None) -> list[str]:
     stage, replicas = chosen.get("zero_stage"), chosen.get("data_parallel")
     if isinstance(stage, int) and stage < 3 and isinstance(replicas, int) and replicas > 1:
         ways.append(f"--zero {stage + 1}")
+    if isinstance(plan, Mapping) and (plan.get("cluster") or {}).get("gpu") == "cpu":
+        return ways  # everything is in host memory already
     if chosen.get("offload_optimizer") == "none":
         ways.append("--offload-optimizer cpu")
     if stage == 3 and chosen.get("offload_param") == "none":

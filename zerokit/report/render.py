@@ -18,8 +18,8 @@ from zerokit.units import MIB, format_gib, format_seconds
 PHASE_ORDER = ("init", "forward", "backward", "step", "other", "eval")
 MOST_RANKS = 64
 _PIPE_WIDTH = 160
-_STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "bold red", "lost": "bold red",
-                "terminated": "yellow"}  # fmt: skip
+_STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
+                "lost": "bold red", "terminated": "yellow"}  # fmt: skip
 OUTCOME_TEXT = {
     "ok": "every rank finished",
     "rank_failed": "a rank failed",
@@ -27,6 +27,8 @@ OUTCOME_TEXT = {
     "hung": "hung: no progress within the heartbeat",
     "launcher_lost": "the launcher was lost, or a rank left no complete report",
     "interrupted": "interrupted",
+    "stopped": "stopped at its step limit",
+    "timed_out": "ended at its time limit",
     "running": "still running",
 }
 
@@ -55,6 +57,7 @@ def parts(report: Mapping[str, Any]) -> list[RenderableType]:
         shown.append(_phase_table(run))
     shown += [Text(line, style="yellow") for line in warnings(run)]
     shown.append(outcome_line(run))
+    shown += [Text(line) for line in retry_lines(run)]
     if run.first_failure is not None:  # last, where people look
         shown += _failure(run.first_failure)
     return shown
@@ -84,7 +87,7 @@ def shown_ranks(run: RunReport) -> tuple[list[RankReport], int]:
     """The ranks worth showing, and how many were left out: those not finished, then the fullest."""
     if len(run.ranks) <= MOST_RANKS:
         return run.ranks, 0
-    by_worth = sorted(run.ranks, key=lambda r: (r.state == "finished", -(measured(r) or 0)))
+    by_worth = sorted(run.ranks, key=lambda r: (r.state in ("finished", "stopped"), -(measured(r) or 0)))
     chosen = {rank.rank for rank in by_worth[:MOST_RANKS]}
     return [rank for rank in run.ranks if rank.rank in chosen], len(run.ranks) - MOST_RANKS
 
@@ -267,12 +270,25 @@ def failure_lines(failure: Failure) -> list[str]:
     following = failure.next_plan
     if following is not None:
         lines.append(f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}")
+        if following.folder:
+            lines.append(f"it is in {following.folder}/ of the run folder, for: zerokit launch --plan")
+    elif failure.no_next_plan:
+        lines.append(f"no next plan: {failure.no_next_plan}")
     return lines + [f"to need less: {text}" for text in failure.try_next]
+
+
+def retry_lines(run: RunReport) -> list[str]:
+    """How the attempts with smaller plans ended, one line each."""
+    lines = [f"Again after the run in {run.retry_of}, which ran out of memory"] if run.retry_of else []
+    for number, retry in enumerate(run.retries, 1):
+        how = f" ({retry.changes})" if retry.changes else ""
+        lines.append(f"Attempt {number + 1} in {retry.folder}{how}: {retry.outcome}")
+    return lines
 
 
 def outcome_line(run: RunReport) -> Text:
     """The last line: how it ended, in words."""
-    good = run.outcome in ("ok", "running")
+    good = run.outcome in ("ok", "stopped", "running")
     took = f", {format_seconds(run.elapsed_seconds)}" if run.elapsed_seconds else ""
     text = f"Outcome: {run.outcome} ({OUTCOME_TEXT[run.outcome]}{took}; exit code {run.exit_code})"
     return Text(text, style="bold green" if good else "bold red")

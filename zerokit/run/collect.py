@@ -16,7 +16,6 @@ from zerokit.report.model import SCHEMA, plain
 from zerokit.report.predicted import (
     compare_with_plan,
     predicted_of_rank,
-    suggest_smaller,
     ways_to_need_less,
 )
 from zerokit.run.rankfile import RankLog, Record, find_rank_files, read_rank_file
@@ -57,7 +56,7 @@ def build_report(
     if len(numbers) > expected_ranks:
         problems.append(f"{len(numbers)} ranks wrote or ended, {expected_ranks} were started")
     ends, first = settle(judge(rank, logs.get(rank), exits.get(rank)) for rank in numbers)
-    if outcome in ("interrupted", "hung"):
+    if outcome in ("interrupted", "hung", "timed_out"):
         ends = [_ended_with_run(end) for end in ends]
     points = max(_FEWEST_POINTS, _TIMELINE_POINTS // max(1, len(numbers)))
     ranks = [_rank_report(end, logs.get(end.rank), exits.get(end.rank), plan, points) for end in ends]
@@ -76,7 +75,6 @@ def build_report(
     }
     report["predicted_vs_measured"] = compare_with_plan(report, plan)
     if outcome == "oom" and report["first_failure"] is not None:
-        report["first_failure"]["next_plan"] = suggest_smaller(plan)
         report["first_failure"]["try_next"] = ways_to_need_less(plan)
     clean: dict[str, Any] = plain(report)
     return clean
@@ -160,7 +158,10 @@ def _truthful(outcome: str, exit_code: int, ends: list[RankEnd], first: RankEnd 
         return outcome, exit_code
     if first is not None and outcome in ("ok", "rank_failed"):
         return ("oom" if first.oom is not None else "rank_failed"), RankFailed.exit_code
-    if outcome == "ok" and (not ends or any(end.state != "finished" for end in ends)):
+    states = {end.state for end in ends}
+    if outcome == "ok" and states == {"stopped"}:
+        return "stopped", 0
+    if outcome == "ok" and states != {"finished"}:
         return "launcher_lost", LauncherLost.exit_code
     return outcome, exit_code
 
@@ -221,6 +222,8 @@ def _rank_report(
         "micro_steps": known.get("micro_steps") or 0,
         "phase": known.get("phase"),
         "median_step_seconds": known.get("median_step_seconds"),
+        "engine": _facts(log, "engine"),
+        "timed": _facts(log, "timed"),
         "leaks": known.get("leaks") or [],
         "last_heard_at": known.get("time"),
         "restarts": max(0, len(set(log.writers())) - 1) if log else 0,
@@ -228,6 +231,12 @@ def _rank_report(
         "timeline": _timeline(log, points) if log else [],
         "timeline_fields": list(_TIMELINE_FIELDS),
     }
+
+
+def _facts(log: RankLog | None, type_: str) -> Record | None:
+    """The rank's last record of a type, without the line's own fields."""
+    found = log.last(type_) if log else None
+    return {k: v for k, v in found.items() if k not in ("type", "rank", "pid", "time")} if found else None
 
 
 def _timeline(log: RankLog, most: int) -> list[list[Any]]:

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zerokit.errors import InputError, NodeUnusable
+from zerokit.errors import InputError
+from zerokit.run import deadman
 from zerokit.run.cluster import SlurmJob, srun_command
 from zerokit.run.devices import Devices, cores_per_rank
 from zerokit.run.hostfile import Host
+from zerokit.run.steplimit import STOP_VARIABLE
 from zerokit.run.style import ScriptFacts
 
 LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
@@ -25,11 +27,13 @@ BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _SCRUBBED = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|LOCAL_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|NODE_RANK|ROLE_RANK|"
     r"ROLE_WORLD_SIZE|ROLE_NAME|CROSS_RANK|CROSS_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|"
-    r"ACCELERATE_(USE_.*|DEEPSPEED_.*|MIXED_PRECISION|CONFIG_DS_FIELDS|GRADIENT_.*|TORCH_DEVICE)|ZEROKIT_.*"
+    r"ACCELERATE_(USE_.*|DEEPSPEED_.*|MIXED_PRECISION|CONFIG_DS_FIELDS|GRADIENT_.*|TORCH_DEVICE)|ZEROKIT_.*|"
+    r"PARALLELISM_CONFIG_.*"
 )
 # What a plan may set: nothing that could load code or change who we are.
 _PLAN_MAY_SET = re.compile(
-    r"(PYTORCH|TORCH|NCCL|RCCL|GLOO|UCX|OMP|MKL|CUDA|DS|TOKENIZERS)_[A-Z0-9_]+|ACCELERATE_PARALLELISM_[A-Z0-9_]+"
+    r"(PYTORCH|TORCH|NCCL|RCCL|GLOO|UCX|OMP|MKL|CUDA|DS|TOKENIZERS)_[A-Z0-9_]+|"
+    r"ACCELERATE_USE_PARALLELISM_CONFIG|PARALLELISM_CONFIG_[A-Z_]+|ZEROKIT_PIPELINE_STAGES"
 )
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -61,11 +65,15 @@ class Target:
 
 @dataclass(slots=True, kw_only=True)
 class Command:
-    """What is run: ``argv``, the variables set and those taken away."""
+    """What is run: ``argv``, the variables set and those taken away.
+
+    ``files``: texts that the run folder must hold, by name.
+    """
 
     argv: list[str]
     set_variables: dict[str, str] = field(default_factory=dict)
     unset_variables: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The complete environment of the launcher."""
@@ -109,6 +117,8 @@ def build(
     hosts: list[Host] | None = None,
     hostfile: Path | None = None,
     slurm: SlurmJob | None = None,
+    stop_after_steps: int | None = None,
+    alive_seconds: float | None = None,
 ) -> Command:
     """Put the command together.
 
@@ -119,6 +129,10 @@ def build(
         raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
     command = Command(argv=[])
     _environment(command, style, devices, run_dir, config, plan, plan_environment, base)
+    if alive_seconds is not None:
+        command.set_variables[deadman.VARIABLE] = f"{alive_seconds:g}"
+    if stop_after_steps is not None:
+        command.set_variables[STOP_VARIABLE] = str(stop_after_steps)
     script = target.bootstrap_argv(extra)
     if hosts is not None and hostfile is not None:
         _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, facts, style)
@@ -215,7 +229,7 @@ def _plan_environment(
             raise InputError(f"plan.yaml: chosen.environment.{name}: {value!r} is not text")
         if not _PLAN_MAY_SET.fullmatch(name) or "\0" in str(value):
             raise InputError(f"plan.yaml: chosen.environment.{name}: a plan may not set this variable")
-        if name in _ALLOCATOR or name in base or name in setting:
+        if name in _ALLOCATOR or name in setting or (name in base and not _SCRUBBED.fullmatch(name)):
             continue
         setting[name] = str(value)
     if devices.kind != "cuda" or any(name in base for name in _ALLOCATOR):
@@ -250,10 +264,7 @@ def _on_hosts(
     # run folder instead of the home folder, and hold no variable of the user's.
     environment_file = run_dir / "deepspeed_env"
     lines = "".join(f"{name}={value}\n" for name, value in command.set_variables.items() if value)
-    try:
-        environment_file.write_text(lines)
-    except OSError as error:
-        raise NodeUnusable(f"{environment_file}: {error.strerror}") from None
+    command.files[environment_file.name] = lines
     command.set_variables["DS_ENV_FILE"] = str(environment_file)
     command.argv = [
         *_program("deepspeed", "deepspeed.launcher.runner"),

@@ -21,6 +21,7 @@ Stats = dict[str, Any]
 _READ = "_cuda_memoryStats"
 _RESET = "_cuda_resetPeakMemoryStats"
 _RESET_TOTALS = "_cuda_resetAccumulatedMemoryStats"
+_HAS_CONTEXT = "_cuda_hasPrimaryContext"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,6 +56,8 @@ class CudaMemory:
         self._read: Callable[[int], Stats] = getattr(self._c, _READ)
         self._reset: Callable[[int], None] = getattr(self._c, _RESET)
         self._reset_totals: Callable[[int], None] | None = getattr(self._c, _RESET_TOTALS, None)
+        # Reading a device's statistics takes some 0.1 ms, and there may be eight that are a peer's.
+        self._has_context: Callable[[int], bool] = getattr(self._c, _HAS_CONTEXT, lambda device: True)
         self._lock = threading.RLock()
         self._peak_places: list[tuple[str, str]] = []  # where the statistics hold peaks: name, pool
         self._since_reset: dict[int, list[int]] = {}  # device -> those since the script's own last reset
@@ -105,18 +108,22 @@ class CudaMemory:
 
     def _in_use(self) -> list[int]:
         """Devices on which this process allocated. Reading statistics makes no CUDA context."""
-        for device in range(self._torch.cuda.device_count() if not self.devices else 0):
-            if _bytes(self._read(device), "reserved_bytes", "peak"):
-                self.devices.setdefault(device, DeviceState())
+        if not self.devices:
+            self._look()
         return list(self.devices)
 
     def look_for_devices(self) -> None:
         """Look again at every visible device: a rank may begin to use a second one."""
         if self.ready():
             with self._lock:
-                for device in range(self._torch.cuda.device_count()):
-                    if device not in self.devices and _bytes(self._read(device), "reserved_bytes", "peak"):
-                        self.devices[device] = DeviceState()
+                self._look()
+
+    def _look(self) -> None:
+        for device in range(self._torch.cuda.device_count()):
+            if device in self.devices or not self._has_context(device):
+                continue
+            if _bytes(self._read(device), "reserved_bytes", "peak"):
+                self.devices[device] = DeviceState()
 
     def _take(self, device: int) -> Peaks:
         stats = self._read(device)

@@ -7,26 +7,19 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from zerokit.catalog.detect import VISIBILITY, Listing, list_gpus
+from zerokit.catalog.visible import FoundGpu, chosen
 from zerokit.errors import InputError, NodeUnusable
 
 DEVICES = ("auto", "cuda", "cpu")
 DEFAULT_CPU_RANKS = 2
 _MOST_CPU_RANKS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSeen:
-    """One GPU as nvidia-smi lists it; ``index`` counts in PCI bus order."""
-
-    index: int
-    uuid: str
-    name: str
+# without persistence mode, nvidia-smi first wakes every GPU
+_LISTING_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,62 +32,32 @@ class Devices:
     why: str
 
 
-def list_gpus() -> list[GpuSeen]:
-    """The NVIDIA GPUs of this machine; empty when there is no driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if done.returncode != 0:
-        return []
-    gpus = []
-    for line in done.stdout.splitlines():
-        parts = [part.strip() for part in line.split(",", 2)]
-        if len(parts) == 3 and parts[0].isdigit():
-            gpus.append(GpuSeen(index=int(parts[0]), uuid=parts[1], name=parts[2]))
-    return gpus
-
-
-def visible_gpus(gpus: list[GpuSeen], variable: str | None) -> list[GpuSeen]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order.
-
-    As CUDA reads it: unset means all; indexes or (shortened) UUIDs; the list ends at the first
-    entry that is no device; an empty value or -1 hides all.
+def visible_gpus(listing: Listing, environment: Mapping[str, str]) -> tuple[tuple[FoundGpu, ...], str]:
+    """The GPUs that a process started here would see, in its order, and the variable that says so.
 
     Raises:
         InputError: a MIG instance, a duplicate, or a UUID that fits several GPUs.
     """
-    if variable is None:
-        return gpus
-    chosen: list[GpuSeen] = []
-    for part in (part.strip() for part in variable.split(",")):
-        if part.startswith("MIG"):
+    gpus, said = listing.gpus, ""
+    for variable in VISIBILITY.get(listing.vendor or "", ()):
+        value = environment.get(variable)
+        if value is None:
+            continue
+        said = f"{variable}={value}"
+        if "MIG-" in value:
             raise InputError(
-                f"CUDA_VISIBLE_DEVICES={variable}: a MIG instance cannot be given to several ranks by index; "
+                f"{said}: a MIG instance cannot be given to several ranks by index; "
                 "use --launcher torchrun --num-ranks 1 with it, or whole GPUs"
             )
-        if part.isdigit():
-            found = [gpu for gpu in gpus if gpu.index == int(part)]
-        elif part.upper().startswith("GPU-"):
-            found = [gpu for gpu in gpus if gpu.uuid.lower().startswith(part.lower())]
-        else:
-            break
-        if not found:
-            break
-        if len(found) > 1:
-            raise InputError(
-                f"CUDA_VISIBLE_DEVICES={variable}: {part} fits {len(found)} GPUs; write more of the UUID"
-            )
-        if found[0] in chosen:
-            raise InputError(
-                f"CUDA_VISIBLE_DEVICES={variable}: names GPU {found[0].index} twice; CUDA would see none"
-            )
-        chosen.append(found[0])
-    return chosen
+        gpus, problem = chosen(gpus, value)
+        if problem:
+            raise InputError(f"{said}: {problem}")
+        if variable == "ROCR_VISIBLE_DEVICES":
+            # stays set, and what comes after counts anew among what it leaves
+            gpus = tuple(replace(gpu, index=number) for number, gpu in enumerate(gpus))
+        elif variable == "HIP_VISIBLE_DEVICES":
+            break  # CUDA_VISIBLE_DEVICES counts only where it is not set
+    return gpus, said
 
 
 def resolve(
@@ -116,36 +79,34 @@ def resolve(
         raise InputError(f"--device {wanted}: use auto, cuda or cpu")
     if planned_ranks is not None and nodes > 1:
         planned_ranks = -(-planned_ranks // nodes)
-    variable = environment.get("CUDA_VISIBLE_DEVICES")
-    all_gpus = list_gpus() if wanted != "cpu" else []
-    gpus = visible_gpus(all_gpus, variable)
-    if wanted == "cuda" or (wanted == "auto" and gpus):
-        return _on_gpus(gpus, all_gpus, variable, num_ranks, planned_ranks)
+    if wanted != "cpu":
+        listing = list_gpus(os.environ, timeout_seconds=_LISTING_SECONDS)
+        gpus, said = visible_gpus(listing, environment)
+        if wanted == "cuda" or gpus:
+            return _on_gpus(gpus, listing, said, num_ranks, planned_ranks)
+        why = "no GPU is visible" if listing.gpus else "no GPU was found"
+    else:
+        why = "--device cpu"
     ranks = num_ranks or planned_ranks or DEFAULT_CPU_RANKS
     if ranks > _MOST_CPU_RANKS:
         raise InputError(
             f"{ranks} ranks on the CPU of one machine: use --num-ranks {_MOST_CPU_RANKS} or fewer, "
             "or run on the GPUs"
         )
-    why = "--device cpu" if wanted == "cpu" else "no GPU " + ("is visible" if all_gpus else "was found")
     source = "asked for" if num_ranks else "as the plan has GPUs" if planned_ranks else "the default"
     return Devices(kind="cpu", ranks=ranks, gpu_indexes=(), why=f"{ranks} CPU ranks ({source}): {why}")
 
 
 def _on_gpus(
-    gpus: list[GpuSeen],
-    all_gpus: list[GpuSeen],
-    variable: str | None,
+    gpus: tuple[FoundGpu, ...],
+    listing: Listing,
+    said: str,
     num_ranks: int | None,
     planned_ranks: int | None,
 ) -> Devices:
     if not gpus:
-        reason = (
-            f"CUDA_VISIBLE_DEVICES={variable} leaves none of {len(all_gpus)}"
-            if all_gpus
-            else "nvidia-smi lists none on this machine"
-        )
-        raise NodeUnusable(f"--device cuda: no GPU: {reason}; use --device cpu for CPU ranks")
+        reason = f"{said} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
+        raise NodeUnusable(f"--device cuda: {reason}; use --device cpu for CPU ranks")
     ranks = num_ranks or planned_ranks or len(gpus)
     if ranks > len(gpus):
         who = "--num-ranks asks for" if num_ranks else "the plan is for"
@@ -153,11 +114,10 @@ def _on_gpus(
             f"{who} {ranks} GPUs, and {len(gpus)} are visible here; plan again with --gpus {len(gpus)}, or "
             "run on CPU ranks with --device cpu"
         )
-    chosen = gpus[:ranks]
-    indexes = tuple(gpu.index for gpu in chosen)
+    indexes = tuple(gpu.index for gpu in gpus[:ranks])
     shown = ",".join(map(str, indexes))
     return Devices(
-        kind="cuda", ranks=ranks, gpu_indexes=indexes, why=f"{ranks} × {chosen[0].name} (GPU {shown})"
+        kind="cuda", ranks=ranks, gpu_indexes=indexes, why=f"{ranks} × {gpus[0].name} (GPU {shown})"
     )
 
 

@@ -9,24 +9,10 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from zerokit.catalog.host import bf16_in_hardware
+from zerokit.core.rules.known import TRAINER_FILLS
 from zerokit.run.style import ScriptFacts
 
-# What the Trainer fills from TrainingArguments, refusing a literal that differs:
-# transformers/integrations/deepspeed.py, trainer_config_process and trainer_config_finalize.
-_TRAINER_FILLS = (
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "train_batch_size",
-    "gradient_clipping",
-    "optimizer.params.lr",
-    "optimizer.params.betas",
-    "optimizer.params.eps",
-    "optimizer.params.weight_decay",
-    "scheduler.params.warmup_min_lr",
-    "scheduler.params.warmup_max_lr",
-    "scheduler.params.warmup_num_steps",
-    "scheduler.params.total_num_steps",
-)
 _COMPILED_FOR_CUDA = (
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
@@ -52,14 +38,16 @@ def adapt(
     planned_ranks: int,
     facts: ScriptFacts,
     script_args: list[str],
+    cpu_has_bf16: bool | None = None,
 ) -> Adapted:
     """The configuration for a script of this style on this device.
 
-    ``planned_ranks``: the world size the configuration was made for.
+    ``planned_ranks``: the world size the configuration was made for. ``cpu_has_bf16``: whether CPU ranks
+    multiply bf16 in hardware; None: as this machine's do.
     """
     adapted = Adapted(config=copy.deepcopy(config))
     if device == "cpu":
-        _for_cpu(adapted)
+        _for_cpu(adapted, bf16_in_hardware() if cpu_has_bf16 is None else cpu_has_bf16)
     if ranks != planned_ranks:
         _for_ranks(adapted, ranks, planned_ranks)
     if style == "trainer":
@@ -69,13 +57,24 @@ def adapt(
     return adapted
 
 
-def _for_cpu(adapted: Adapted) -> None:
+def _for_cpu(adapted: Adapted, has_bf16: bool) -> None:
     """CPU ranks: no fp16, and nothing that has a kernel to be compiled."""
     config = adapted.config
     if _enabled(config, "fp16"):
         config["fp16"] = {"enabled": False}
-        config["bf16"] = {"enabled": True}
-        adapted.changes.append("fp16 → bf16: DeepSpeed refuses fp16 on CPU ranks")
+        if has_bf16:
+            config["bf16"] = {"enabled": True}
+            adapted.changes.append("fp16 → bf16: DeepSpeed refuses fp16 on CPU ranks")
+        else:
+            adapted.changes.append(
+                "fp16 → fp32: DeepSpeed refuses fp16 on CPU ranks, and these CPUs emulate bf16, at a "
+                "twentieth of the speed; weights and activations take twice the planned bytes"
+            )
+    elif _enabled(config, "bf16") and not has_bf16:
+        adapted.warnings.append(
+            "these CPUs emulate bf16, at about a twentieth of the speed of fp32; for speed plan with "
+            "--device cpu, which takes fp32 here"
+        )
     optimizer = config.get("optimizer")
     if isinstance(optimizer, dict) and str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
         parameters = optimizer.setdefault("params", {})
@@ -112,7 +111,7 @@ def _for_trainer(adapted: Adapted, facts: ScriptFacts, script_args: list[str]) -
     config = adapted.config
     _expect_trainer_values(adapted, facts, script_args)
     filled = []
-    for dotted in _TRAINER_FILLS:
+    for dotted in TRAINER_FILLS:
         block: Any = config
         *parents, name = dotted.split(".")
         for parent in parents:

@@ -16,6 +16,17 @@ if __name__ == "__main__":
     sys.path.append(str(_HERE.parents[1]))
 
 
+def _end_remote(run_dir: Path, hosts: list[str], unshared: list[str]) -> None:
+    """Kill what is left of the run on the other machines, and fetch what its ranks wrote there."""
+    import signal
+
+    from zerokit.run.cluster import sweep
+    from zerokit.run.gather import Gatherer
+
+    answers = sweep(hosts, str(run_dir), int(signal.SIGKILL))
+    Gatherer(run_dir, tuple(unshared), 0.0).fetch([h for h in unshared if answers.get(h) is not None])
+
+
 def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
     """Build and write the report: the outcome is a lost launcher, whatever the ranks did.
 
@@ -30,6 +41,7 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
     from zerokit.run.outcome import Outcome, RankExit
 
     command = json.loads((run_dir / COMMAND_FILE).read_text())
+    _end_remote(run_dir, command.get("remote_hosts") or [], command.get("unshared_hosts") or [])
     host = socket.gethostname()
     rank_exits = [
         RankExit(

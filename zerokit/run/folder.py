@@ -16,7 +16,8 @@ COMMAND_FILE = "command.json"
 COMMAND_SCHEMA = "zerokit.command/1"
 _OF_A_RUN = re.compile(
     r"(rank-\d+\.jsonl|stacks-\d+\.txt|report\.(json|html)|command\.json|plan\.yaml|ds_config\.json|"
-    r"accelerate\.yaml|logs|plan|oom-\d+\..*|deepspeed_env)"
+    r"accelerate\.yaml|logs|plan|next-plan|retry-\d+|oom-\d+\..*|deepspeed_env|alive|"
+    r"tune\.json|trial-\d+)"
 )
 
 

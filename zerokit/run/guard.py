@@ -99,6 +99,7 @@ class Guard:
             stdin=subprocess.DEVNULL,
             stdout=self.order["stdout_fd"],
             stderr=self.order["stderr_fd"],
+            start_new_session=True,  # a rank that kills its process group does not kill us
         )
         for name in ("stdout_fd", "stderr_fd"):
             os.close(self.order[name])

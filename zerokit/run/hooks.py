@@ -7,6 +7,7 @@ installed version is left out: the run goes on, with less to report.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from zerokit.run import enginefacts, steplimit
 from zerokit.run.cuda_memory import CudaMemory
 from zerokit.run.oom import OomWatch
 from zerokit.run.probe import Probe
@@ -109,8 +111,6 @@ def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
 def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
     engine = module.DeepSpeedEngine
     torch = sys.modules["torch"]
-    if probe.baseline_host_rss_bytes is None:
-        probe.baseline_host_rss_bytes = probe.host.read()[0]
 
     def forward_phase(self: Any) -> str:
         return "forward" if self.training and torch.is_grad_enabled() else "eval"
@@ -123,10 +123,18 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
         probe.enter("other")
         probe.micro_steps += 1
 
+    limit = steplimit.of_environment(probe)
+
+    def after_model_step(self: Any) -> None:
+        probe.step_done()
+        if limit is not None:
+            limit.step_done()
+
     def after_init(self: Any) -> None:
         oom.know(weakref.ref(self))
         ENGINES.append(weakref.ref(self))
 
+    _note_baseline(probe, engine)
     _wrap(engine, "__init__", after=after_init)
     _wrap(engine, "forward", before=lambda self: probe.enter(forward_phase(self)), after=after_forward)
     _wrap(engine, "backward", before=lambda self: probe.enter("backward"))
@@ -136,8 +144,45 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
         engine,
         "_take_model_step",
         before=lambda self: probe.enter("step"),
-        after=lambda self: probe.step_done(),
+        after=after_model_step,
     )
+    _tell_of_engine(probe, engine)
+
+
+def _note_baseline(probe: Probe, engine: Any) -> None:
+    """When the first engine is made, note what the process takes beside the model's tensors.
+
+    By then the script has imported what it needs and joined its peers; DeepSpeed has yet to allocate.
+    """
+    original = engine.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if probe.baseline_host_rss_bytes is None and probe.mine:
+            with contextlib.suppress(Exception):
+                model = kwargs.get("model", args[1] if len(args) > 1 else None)
+                resident = probe.host.read()[0]
+                probe.baseline_host_rss_bytes = max(0, resident - enginefacts.host_tensor_bytes(model))
+        original(self, *args, **kwargs)
+
+    engine.__init__ = init
+
+
+def _tell_of_engine(probe: Probe, engine: Any) -> None:
+    """At the first training forward of the rank, note what its engine runs with."""
+    original = engine.forward
+    told = False
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal told
+        if not told and self.training:
+            told = True
+            with contextlib.suppress(Exception):
+                probe.event(enginefacts.record(self, args, kwargs))
+        return original(self, *args, **kwargs)
+
+    engine.forward = forward
 
 
 def _hook_pipeline(probe: Probe, module: ModuleType) -> None:

@@ -8,6 +8,7 @@ import resource
 import sys
 
 _STATUS = "/proc/self/status"
+_IO = "/proc/self/io"  # rchar: N, wchar: N, …
 
 
 class HostMemory:
@@ -31,6 +32,15 @@ class HostMemory:
         except (OSError, ValueError):
             self._descriptor = None  # the script may close every descriptor (a daemon does)
             return _portable()
+
+    def moved_bytes(self) -> int:
+        """Bytes that this process has read and written by system calls so far; 0 where nobody counts."""
+        try:
+            with open(_IO, "rb") as file:  # noqa: PTH123 - the ticker's: no Path objects
+                fields = file.read().split()
+            return int(fields[1]) + int(fields[3])
+        except (OSError, ValueError, IndexError):
+            return 0
 
     def close(self) -> None:
         """Give the descriptor back."""

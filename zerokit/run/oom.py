@@ -25,8 +25,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out: the GPU's, or the host's."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    text = str(error)
+    text = _text_of(error)
     return "out of memory" in text or "DefaultCPUAllocator: can't allocate memory" in text
+
+
+def _text_of(error: BaseException) -> str:
+    """What the exception says; a script's own class may raise when asked."""
+    try:
+        return str(error)
+    except Exception:
+        return "<it cannot be shown>"
 
 
 def asked_bytes(text: str) -> int | None:
@@ -133,14 +141,15 @@ class OomWatch:
 
 def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Record:
     """The record of an exception that nobody caught; says so where memory ran out."""
-    text = redact(f"{type(error).__name__}: {error}".strip(": "))[:_TEXT]
+    said = _text_of(error)
+    text = redact(f"{type(error).__name__}: {said}".strip(": "))[:_TEXT]
     record: Record = {
         "type": "error", "error": text, "traceback": redact(traceback_text)[-8000:],
         "phase": probe.named[-1] if probe.named else probe.phase, "step": probe.steps + 1,
     }  # fmt: skip
     if is_out_of_memory(error):
         record["out_of_memory"] = True
-        record["asked_bytes"] = asked_bytes(str(error))
-        on_gpu = type(error).__name__ == "OutOfMemoryError" or "CUDA" in str(error)
+        record["asked_bytes"] = asked_bytes(said)
+        on_gpu = type(error).__name__ == "OutOfMemoryError" or "CUDA" in said
         record["memory"] = "gpu" if on_gpu else "host"
     return record

@@ -20,6 +20,8 @@ class Outcome(str, Enum):
     HUNG = "hung"
     LAUNCHER_LOST = "launcher_lost"
     INTERRUPTED = "interrupted"
+    STOPPED = "stopped"  # after the number of steps that was ordered: no failure, and no finished training
+    TIMED_OUT = "timed_out"  # ended at the time limit that was ordered
 
     def __str__(self) -> str:
         return self.value
@@ -29,7 +31,8 @@ class RankExit(NamedTuple):
     """How one rank's process ended, as the guard saw it.
 
     ``code`` and ``signal`` are both None when the status could not be read. ``at`` is wall
-    time in seconds. ``by_us``: zerokit had already begun to end the run.
+    time in seconds. ``by_us``: zerokit had already begun to end the run. ``out_of_memory_killer``: the
+    kernel killed it because the host's memory ran out.
     """
 
     rank: int
@@ -38,6 +41,7 @@ class RankExit(NamedTuple):
     signal: int | None
     at: float
     by_us: bool = False
+    out_of_memory_killer: bool = False
 
     @property
     def failed(self) -> bool:
@@ -76,6 +80,9 @@ class Evidence:
         hung: which ranks stalled, and since when, in words.
         out_of_memory: rank -> what is known, for ranks that recorded or suffered one.
         reporting: ranks that left a report.
+        stopped: ranks whose last line says that they stopped at the step limit.
+        stop_ordered: whether the run was given a step limit at all.
+        timed_out: the time limit it was ended at, in words.
     """
 
     expected_ranks: int
@@ -86,6 +93,9 @@ class Evidence:
     hung: str | None
     out_of_memory: Mapping[int, str]
     reporting: frozenset[int]
+    stopped: frozenset[int] = frozenset()
+    stop_ordered: bool = False
+    timed_out: str | None = None
 
 
 def signal_name(number: int) -> str:
@@ -111,6 +121,8 @@ def decide(seen: Evidence) -> Verdict:
         return _verdict(Outcome.INTERRUPTED, 128 + number, f"interrupted by {signal_name(number)}")
     if seen.hung is not None:
         return _verdict(Outcome.HUNG, RunHung.exit_code, seen.hung)
+    if seen.timed_out is not None:
+        return _verdict(Outcome.TIMED_OUT, RunHung.exit_code, seen.timed_out)
     failed = [exit_ for exit_ in seen.rank_exits if exit_.failed]
     if seen.out_of_memory and (failed or seen.launcher_code):
         rank, what = next(iter(seen.out_of_memory.items()))
@@ -141,7 +153,24 @@ def _judge_end(seen: Evidence) -> Verdict:
             why=f"{len(missing)} of {seen.expected_ranks} ranks left no report (rank {names}): not a success",
             reports_missing=True,
         )
+    if seen.stopped:
+        return _judge_stopped(seen)
     return _verdict(Outcome.OK, 0, f"all {seen.expected_ranks} ranks finished")
+
+
+def _judge_stopped(seen: Evidence) -> Verdict:
+    """A step limit ends all ranks at the same step, or the run was not what it seems."""
+    others = sorted(set(range(seen.expected_ranks)) - seen.stopped)
+    if seen.stop_ordered and not others:
+        return _verdict(Outcome.STOPPED, 0, f"all {seen.expected_ranks} ranks stopped at the step limit")
+    what = (
+        "that nobody ordered" if not seen.stop_ordered else f"but rank {others[0]} ended without reaching it"
+    )
+    return _verdict(
+        Outcome.LAUNCHER_LOST,
+        LauncherLost.exit_code,
+        f"rank {min(seen.stopped)} stopped at a step limit, {what}",
+    )
 
 
 def _verdict(outcome: Outcome, exit_code: int, why: str) -> Verdict:

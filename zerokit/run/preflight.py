@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.run.cluster import ssh_command
@@ -38,7 +39,9 @@ _PROBE = (
     "try:\n"
     "  s=socket.socket(); s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1); s.bind(('',p)); s.close()\n"
     "except OSError: f=False\n"
-    "print(json.dumps({'python':list(sys.version_info[:2]),'versions':v,'gpus':g,'port_free':f}))\n"
+    "import os\n"
+    "h=os.path.exists(sys.argv[2]) if len(sys.argv)>2 else True\n"
+    "print(json.dumps({'python':list(sys.version_info[:2]),'versions':v,'gpus':g,'port_free':f,'shared':h}))\n"
 )
 
 
@@ -51,6 +54,7 @@ class NodeFacts:
     versions: dict[str, str] | None = None
     gpus: int = 0
     port_free: bool = True
+    shared: bool = True  # it sees the run folder's files
     problem: str | None = None
 
 
@@ -75,11 +79,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def ask_node(host: Host, seconds: float, port: int = 0) -> NodeFacts:
-    """Ask one node over ssh, without ever waiting for a password; ``port``: is it free there (0: any is)."""
+def ask_node(host: Host, seconds: float, port: int = 0, token: Path | None = None) -> NodeFacts:
+    """Ask one node over ssh, without ever waiting for a password.
+
+    ``port``: is it free there (0: any is)? ``token``: a file of the run folder; is it there?
+    """
+    seen = [] if token is None else [str(token)]
     try:
         done = subprocess.run(
-            ssh_command(host.name, seconds, sys.executable, "-", str(port)),
+            ssh_command(host.name, seconds, sys.executable, "-", str(port), *seen),
             input=_PROBE,
             capture_output=True,
             text=True,
@@ -101,13 +109,16 @@ def ask_node(host: Host, seconds: float, port: int = 0) -> NodeFacts:
             versions=dict(answer["versions"]),
             gpus=int(answer["gpus"]),
             port_free=bool(answer["port_free"]),
+            shared=bool(answer["shared"]),
         )
     except (IndexError, ValueError, KeyError, TypeError):
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return NodeFacts(host=host.name, problem=said[:200])
 
 
-def check_nodes(hosts: list[Host], *, need_gpus: bool, port: int = 0) -> list[NodeFacts]:
+def check_nodes(
+    hosts: list[Host], *, need_gpus: bool, port: int = 0, token: Path | None = None
+) -> list[NodeFacts]:
     """Ask all nodes side by side, within ten seconds whatever their number.
 
     Raises:
@@ -117,7 +128,7 @@ def check_nodes(hosts: list[Host], *, need_gpus: bool, port: int = 0) -> list[No
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
         rounds = -(-len(hosts) // 64)
-        facts = list(pool.map(lambda host: ask_node(host, NODES_SECONDS / rounds, port), hosts))
+        facts = list(pool.map(lambda host: ask_node(host, NODES_SECONDS / rounds, port, token), hosts))
     problems = []
     for host, fact in zip(hosts, facts, strict=True):
         problem = fact.problem or _differences(host, fact, need_gpus=need_gpus)

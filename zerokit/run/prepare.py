@@ -11,11 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
-from zerokit.run import cluster, dsconfig, folder, hostfile, ports, preflight, style
+from zerokit.run import (
+    cluster,
+    deadman,
+    dsconfig,
+    folder,
+    gather,
+    hostfile,
+    ports,
+    preflight,
+    scriptargs,
+    style,
+)
 from zerokit.run import command as commands
 from zerokit.run import devices as device_module
 from zerokit.run.masking import Masker
 from zerokit.run.runstate import Launch
+
+_NEEDED_ON_NODES = ["ds_config.json", "plan.yaml"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +48,8 @@ class Wishes:
     hostfile: str | None = None
     master_port: int | None = None
     show_ranks: str = "first"
+    stop_after_steps: int | None = None
+    limit_seconds: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +57,9 @@ class Prepared:
     """A launch that can be shown or started, and what is worth saying about it.
 
     Attributes:
-        plan: the plan file's content: ``request``, ``chosen``; None without one.
+        plan: the plan file's ``request``, ``chosen`` and ``cluster``; None without one.
+        planned_ranks: what it was made for.
+        micro_batch_free: whether the script takes its micro-batch from the configuration.
         notes: one line each, for standard error and command.json.
     """
 
@@ -54,6 +71,8 @@ class Prepared:
     plan_file: Path | None
     notes: list[str] = field(default_factory=list)
     style: str = "none"
+    planned_ranks: int | None = None
+    micro_batch_free: bool = False
 
 
 def read_plan(place: str) -> tuple[Any, dict[str, Any]]:
@@ -96,14 +115,20 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         nodes=node_count,
     )
     port = stack.enter_context(ports.reserve(wishes.master_port))
+    unshared: tuple[str, ...] = ()
+    alive_seconds = deadman.patience_seconds(wishes.heartbeat_seconds)
     if hosts:
         preflight.check_pdsh()
-        preflight.check_nodes(hosts, need_gpus=devices.kind == "cuda", port=port)
+        unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)
     ranks = sum(host.slots for host in hosts) if hosts else devices.ranks * node_count
     notes = [devices.why]
     if slurm is not None:
         notes.append(f"Slurm job {slurm.job_id}: one torchrun on each of {node_count} nodes, through srun")
+    if unshared:
+        notes.append(f"the run folder is not shared with {', '.join(unshared)}: files go over ssh")
     chosen_style = _style(wishes, facts, notes, has_config=config is not None)
+    if plan is not None:
+        notes += _parts_of_the_script(plan.chosen, chosen_style, facts, wishes.target.arguments)
     if config is not None and plan is not None:
         adapted = dsconfig.adapt(
             config,
@@ -134,6 +159,8 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         hosts=hosts,
         hostfile=Path(wishes.hostfile).resolve() if wishes.hostfile else None,
         slurm=slurm,
+        stop_after_steps=wishes.stop_after_steps,
+        alive_seconds=alive_seconds if hosts else None,
     )
     launch = Launch(
         argv=command.argv,
@@ -147,19 +174,29 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         heartbeat_seconds=wishes.heartbeat_seconds,
         remote=bool(hosts) or slurm is not None,
         remote_hosts=tuple(host.name for host in hosts or ()),
+        unshared_hosts=unshared,
+        alive_seconds=alive_seconds,
         show_ranks=wishes.show_ranks,
         predicted_peak_bytes=_predicted(plan, devices.kind),
+        stop_after_steps=wishes.stop_after_steps,
+        limit_seconds=wishes.limit_seconds,
     )
     return Prepared(
         wishes=wishes,
         launch=launch,
         command=command,
         config=config,
-        plan={"request": plan.request, "chosen": plan.chosen} if plan is not None else None,
+        plan=_content(plan) if plan is not None else None,
         plan_file=plan.path if plan is not None else None,
         notes=notes,
         style=chosen_style,
+        planned_ranks=plan.world_size if plan is not None else None,
+        micro_batch_free=chosen_style == "raw" and facts.reads_micro_batch,
     )
+
+
+def _content(plan: Any) -> dict[str, Any]:
+    return {"request": plan.request, "chosen": plan.chosen, "cluster": plan.cluster}
 
 
 def _hosts(wishes: Wishes) -> list[hostfile.Host] | None:
@@ -168,6 +205,20 @@ def _hosts(wishes: Wishes) -> list[hostfile.Host] | None:
             raise InputError(f"--nodes {wishes.nodes} needs --hostfile FILE with the machines' names")
         return None
     return hostfile.choose_hosts(hostfile.read_hostfile(wishes.hostfile), wishes.nodes)
+
+
+def _check_nodes(hosts: list[hostfile.Host], run_dir: Path, *, need_gpus: bool, port: int) -> tuple[str, ...]:
+    """Ask all nodes; returns those that have a run folder of their own (unknown in a dry run)."""
+    token = run_dir / f".shared-{os.urandom(8).hex()}"
+    try:
+        if run_dir.is_dir():
+            folder.write_atomically(token, b"")
+        facts = preflight.check_nodes(
+            hosts, need_gpus=need_gpus, port=port, token=token if token.exists() else None
+        )
+    finally:
+        token.unlink(missing_ok=True)
+    return tuple(fact.host for fact in facts if not fact.shared)
 
 
 def _mapping(value: object) -> dict[str, object]:
@@ -202,11 +253,41 @@ def _style(wishes: Wishes, facts: style.ScriptFacts, notes: list[str], *, has_co
     return facts.style
 
 
+def _parts_of_the_script(
+    chosen: dict[str, Any], chosen_style: str, facts: style.ScriptFacts, arguments: tuple[str, ...]
+) -> list[str]:
+    """Warnings where the plan counts on something that only the script can do.
+
+    Raises:
+        InputError: the script would run, as another strategy than the plan's.
+    """
+    sequence = chosen.get("sequence_parallel", 1)
+    if sequence > 1 and chosen_style not in ("accelerate", "trainer"):
+        raise InputError(
+            f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
+            "script can; plan again with --sp 1"
+        )
+    warnings = []
+    if chosen.get("tensor_parallel", 1) > 1 and chosen_style == "raw":
+        warnings.append(
+            "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "
+            "inconsistency within the TP group': shard the data over data-parallel ranks only"
+        )
+    options = scriptargs.ScriptOptions(facts=facts, style=chosen_style, given=arguments)
+    if chosen.get("activation_checkpointing") == "full" and options.never_checkpoints:
+        warnings.append(
+            "warning: the plan counts on activation checkpointing, and the script shows no sign of turning "
+            "it on: call model.gradient_checkpointing_enable(), or plan again with --checkpointing none"
+        )
+    return warnings
+
+
 def write_files(prepared: Prepared) -> None:
     """Write what the run needs and what it is, into the run folder. No secret is among it.
 
     Raises:
         ReportNotWritten: the disk is full or read-only.
+        NodeUnusable: a node that does not share the folder cannot write it.
     """
     run_dir = prepared.launch.run_dir
     if prepared.config is not None:
@@ -215,7 +296,11 @@ def write_files(prepared: Prepared) -> None:
         folder.write_atomically(run_dir / "plan.yaml", prepared.plan_file.read_bytes())
     if prepared.wishes.launcher == "accelerate":
         folder.write_json(run_dir / "accelerate.yaml", _accelerate_yaml(prepared))
+    for name, text in prepared.command.files.items():
+        folder.write_atomically(run_dir / name, text.encode())
     folder.write_json(run_dir / folder.COMMAND_FILE, describe(prepared))
+    if prepared.launch.unshared_hosts:
+        gather.copy_to(list(prepared.launch.unshared_hosts), run_dir, _NEEDED_ON_NODES)
 
 
 def _accelerate_yaml(prepared: Prepared) -> dict[str, Any]:
@@ -256,7 +341,11 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "launcher": prepared.wishes.launcher,
         "device": prepared.command.set_variables["ZEROKIT_DEVICE"],
         "expected_ranks": prepared.launch.expected_ranks,
+        "remote_hosts": prepared.launch.remote_hosts,
+        "unshared_hosts": prepared.launch.unshared_hosts,
         "grace_seconds": prepared.launch.grace_seconds,
         "heartbeat_seconds": prepared.launch.heartbeat_seconds,
+        "stop_after_steps": prepared.launch.stop_after_steps,
+        "limit_seconds": prepared.launch.limit_seconds,
         "notes": prepared.notes,
     }

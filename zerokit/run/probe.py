@@ -3,6 +3,11 @@
 Runs inside the training process, so it is standard library only, never raises into the script, and
 does its work at phase boundaries (microseconds) and in the ticker thread.
 
+Reading the allocator's peaks at a boundary takes some tens of microseconds, which a step of a few
+milliseconds would feel. So the first steps are split into their phases one and all, and later ones as
+often as :data:`SPLIT_SHARE` of the time allows. A step that is not split is measured whole: its peak
+reaches the run's, and is no phase's, because nobody saw in which one it was.
+
 Phases: ``init`` until the first forward; ``forward`` from the engine's forward to the backward, so with
 a loss computed outside the model; ``backward`` until the optimizer step; ``step``; ``other`` until the
 next forward; ``eval`` for a forward without gradients; and those the script names with
@@ -32,9 +37,14 @@ _MIB = 1 << 20
 _RECENT_STEPS = 64
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
 _MAX_NOTES = 200
+_MOVES_BYTES = 1 << 18  # between two looks: a checkpoint that is written; our own lines are far below
 GPU_LEAK_BYTES = 8 * _MIB
 HOST_LEAK_BYTES = 64 * _MIB
 _CLEAN_EXIT = ("finished", 0)
+SPLIT_SHARE = 0.001
+"""Of the training thread's time, at most so much goes into reading memory at phase boundaries."""
+_MOST_SPARE_SECONDS = 0.02  # what a long wait may save up
+_ALWAYS_READ = 128  # boundaries: some thirty steps, so that a short run is split throughout
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +98,7 @@ class Probe:
         self.peak = PhaseRecord()
         self.peak_device_used_bytes = 0
         self._lock = threading.RLock()
-        self._started = self._phase_began = self._moved = time.monotonic()
+        self._started = self._phase_began = self._moved = self._split_decided = time.monotonic()
         self._last_step_end: float | None = None
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._gpu_growth = GrowthWatch(GPU_LEAK_BYTES)
@@ -96,7 +106,14 @@ class Probe:
         self._host_rss_bytes, self._host_mark_bytes = self.host.read()
         self._main_thread = threading.get_ident()
         self._last_place: object = None
+        self._moved_bytes = 0
+        self.ending = False  # the script ran to its end; its threads and exit handlers may not have
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
+        self._splitting = True  # whether memory is read at the engine's phase boundaries now
+        self._split_step = 0  # the steps done when that was decided
+        self._spare_seconds = 0.0  # that may go into reading memory at boundaries
+        self._reads = 0  # boundaries at which it was read
+        self._mixed = False  # whether a boundary was passed unread since the last reading
         self._mine = True
 
     # -- life ------------------------------------------------------------------------------------
@@ -129,10 +146,26 @@ class Probe:
         if not self._mine or phase == self.phase:
             return
         with self._lock:
-            self._settle()
+            if phase in ("forward", "eval"):
+                self._decide_split(phase)
+            if self._splitting:
+                self._settle()
+            else:
+                self._note_time()
+                self._mixed = True
             self.phase = phase
             self._record(phase).count += 1
             self.progress += 1
+
+    def _decide_split(self, phase: str) -> None:
+        """At the first forward of a step, and at each without gradients: is there time to split it?"""
+        if phase == "forward" and self.steps == self._split_step and self.steps:
+            return  # a further micro-batch of the same step
+        now = time.monotonic()
+        earned_seconds = SPLIT_SHARE * (now - self._split_decided)
+        self._split_step, self._split_decided = self.steps, now
+        self._spare_seconds = min(_MOST_SPARE_SECONDS, self._spare_seconds + earned_seconds)
+        self._splitting = self._spare_seconds > 0 or self._reads < _ALWAYS_READ
 
     @contextmanager
     def named_phase(self, name: str) -> Iterator[None]:
@@ -178,6 +211,7 @@ class Probe:
         """Somebody else resets the peak statistics: what they held is kept first."""
         with self._lock:
             self._charge(peaks)
+            self._mixed = self._mixed and len(self.cuda.devices if self.cuda else ()) > 1
 
     def _record(self, name: str) -> PhaseRecord:
         if name not in self.phases and len(self.phases) >= _MAX_PHASES:
@@ -185,31 +219,46 @@ class Probe:
         return self.phases.setdefault(name, PhaseRecord())
 
     def _running(self) -> list[PhaseRecord]:
-        own = [] if self.named and self.phase in ("init", "other") else [self.phase]
+        if not self.named:
+            return [self.peak, self._record(self.phase)]
+        own = [] if self.phase in ("init", "other") else [self.phase]
         return [self.peak, *(self._record(name) for name in dict.fromkeys([*self.named, *own]))]
 
-    def _settle(self) -> None:
-        """Charge the time and the peaks since the last boundary to the phases that were running."""
+    def _note_time(self) -> None:
         now = time.monotonic()
         for record in self._running():
             record.seconds += now - self._phase_began
         self._phase_began = self._moved = now
+
+    def _settle(self) -> None:
+        """Charge the time and the peaks since the last boundary to the phases that were running."""
+        self._note_time()
+        began = time.perf_counter()
         harvested = self.cuda.harvest() if self.cuda is not None else {}
         for peaks in harvested.values():
             self._charge(peaks)
         if not harvested:  # beside a GPU the ticker's samples of the host do
             self._note_host()
+        self._mixed = False
         if self._step_ended:
             self._step_ended = False
             self._watch_growth()
+        self._reads += 1
+        if self._reads > _ALWAYS_READ:
+            self._spare_seconds -= time.perf_counter() - began
 
     def _charge(self, peaks: Peaks) -> None:
-        for record in self._running():
+        """To what was running since the last reading: the phases the script named were all the while."""
+        running = self._running()
+        if self._mixed:
+            running = [self.peak, *(self._record(name) for name in self.named)]
+        for record in running:
             record.add(peaks)
 
     def _note_host(self) -> None:
         self._host_rss_bytes, mark = self.host.read()
-        reached = mark if mark > self._host_mark_bytes else self._host_rss_bytes
+        rose_here = mark > self._host_mark_bytes and not self._mixed
+        reached = mark if rose_here else self._host_rss_bytes
         self._host_mark_bytes = max(self._host_mark_bytes, mark)
         for record in self._running():
             record.peak_host_rss_bytes = max(record.peak_host_rss_bytes, reached)
@@ -231,9 +280,10 @@ class Probe:
             self.peak_device_used_bytes = max(self.peak_device_used_bytes, used)
             if sum(state.allocations for state in states) != before:
                 self._moved = time.monotonic()
-        place = self._main_thread_place()
-        if place != self._last_place:
+        place, moved_bytes = self._main_thread_place(), self.host.moved_bytes()
+        if place != self._last_place or moved_bytes - self._moved_bytes > _MOVES_BYTES:
             self._last_place, self._moved = place, time.monotonic()
+        self._moved_bytes = moved_bytes
 
     def _main_thread_place(self) -> object:
         frame = sys._current_frames().get(self._main_thread)
@@ -255,6 +305,7 @@ class Probe:
                 "progress": self.progress,
                 "idle_seconds": round(now - self._moved, 3),
                 "cpu_seconds": round(time.process_time(), 3),
+                "ending": self.ending,
                 "steps": self.steps, "micro_steps": self.micro_steps,
                 "host_rss_bytes": self._host_rss_bytes,
                 "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,
@@ -333,7 +384,9 @@ class Probe:
                  "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes")  # fmt: skip
         return {"phase": account["phase"], "step": account["steps"], **{n: account.get(n) for n in names}}
 
-    def end(self, state: str, exit_code: int | None, signal: int | None = None) -> None:
+    def end(
+        self, state: str, exit_code: int | None, signal: int | None = None, reason: str | None = None
+    ) -> None:
         """Write the last line. Only the first call counts."""
         if not self._mine:
             return
@@ -343,7 +396,7 @@ class Probe:
         failure = self.failure or {}
         if failure and (state, exit_code) == _CLEAN_EXIT:
             state = "failed"
-        record.update(state=state, exit_code=exit_code, signal=signal, error=failure.get("error"))
+        record.update(state=state, exit_code=exit_code, signal=signal, error=failure.get("error") or reason)
         self.writer.write(record, last=True)
 
 

@@ -7,12 +7,14 @@ a barrier; a model loads for minutes. So one quiet rank is no hang. A run hangs 
 * a rank's ticker itself is silent (stopped, frozen) and the process uses no CPU, or
 * a rank does nothing while its peers are two or more optimizer steps ahead of it.
 
-"Something new" is a phase change, a step, another place in its Python code. Before the first step
-CPU time counts too (loading, compiling, tokenising in workers happen below Python).
+"Something new" is a phase change, a step, another place in its Python code, data read or written (a
+large checkpoint is one call). Before the first step, and after the script's last line, CPU time counts
+too (loading, compiling, tokenising in workers happen below Python; uploads in threads).
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -41,8 +43,10 @@ class RankProgress:
     progress: int = 0
     cpu_seconds: float = 0.0
     quiet_since_cpu: tuple[float, float] = (0.0, 0.0)  # when it went quiet, its CPU seconds then
-    pid: int | None = None
+    pid: int | None = None  # of a process on this machine
+    host: str | None = None
     gone: bool = False
+    ending: bool = False
     last: dict[str, Any] = field(default_factory=dict)
     silent_cpu_ticks: int | None = None  # at the last look at a silent rank
 
@@ -67,6 +71,7 @@ class Progress:
     def __init__(self, run_dir: Path, ranks: int, heartbeat_seconds: float) -> None:
         self.heartbeat_seconds = heartbeat_seconds
         self.ranks = {r: RankProgress(r, RankTail(rank_file(run_dir, r))) for r in range(ranks)}
+        self._here = socket.gethostname()
         self.started_at = time.monotonic()
         self._polled_at = self.started_at
         self._step_times: list[tuple[float, int]] = []
@@ -100,7 +105,8 @@ class Progress:
 
     def _take(self, state: RankProgress, record: dict[str, Any], now: float) -> None:
         if record["type"] == "start":
-            state.pid = record.get("pid")
+            state.host = record.get("host")
+            state.pid = record.get("pid") if state.host == self._here else None
         steps = int(record.get("steps") or 0)
         progress = int(record.get("progress") or 0)
         cpu_seconds = float(record.get("cpu_seconds") or state.cpu_seconds)
@@ -108,6 +114,7 @@ class Progress:
         moved = steps != state.steps or progress != state.progress
         if moved or idle < 1.0 or state.heard_at is None:
             state.quiet_since_cpu = (now, cpu_seconds)
+        state.ending = bool(record.get("ending"))
         state.steps = max(steps, state.steps)
         state.progress, state.cpu_seconds = max(progress, state.progress), cpu_seconds
         state.heard_at, state.idle_at_hearing = now, idle
@@ -132,7 +139,8 @@ class Progress:
             return f"{_names(unheard)} started no Python within {format_seconds(now - self.started_at)}"
         silent = [s for s in states if s.silent_seconds(now) >= self.heartbeat_seconds and self._frozen(s)]
         if silent:
-            return f"{_names(silent)}: no sign of life for {format_seconds(silent[0].silent_seconds(now))}"
+            seconds = format_seconds(silent[0].silent_seconds(now))
+            return f"{_names(silent)}{self._place(silent)}: no sign of life for {seconds}"
         quiet = [s for s in states if self._quiet(s, now)]
         if len(quiet) == len(states):
             return self._explain(quiet, now)
@@ -144,7 +152,8 @@ class Progress:
         seconds = state.quiet_seconds(now)
         if seconds < self.heartbeat_seconds:
             return False
-        return state.steps > 0 or not state.used_cpu() or seconds > _UNMOVING_FACTOR * self.heartbeat_seconds
+        training = state.steps > 0 and not state.ending
+        return training or not state.used_cpu() or seconds > _UNMOVING_FACTOR * self.heartbeat_seconds
 
     def _frozen(self, state: RankProgress) -> bool:
         """Stopped, or using no CPU; a busy process that holds the interpreter's lock is neither."""
@@ -161,8 +170,15 @@ class Progress:
         least = min((state.steps, state.progress) for state in quiet)
         first = [state for state in quiet if (state.steps, state.progress) == least]
         who = _names(first if len(first) < len(quiet) else quiet)
+        who += self._place(first if len(first) < len(quiet) else quiet)
         behind = " (furthest behind)" if len(first) < len(quiet) else ""
         return f"{who}{behind}: no progress for {format_seconds(seconds)}, at step {least[0]}"
+
+    def _place(self, states: list[RankProgress]) -> str:
+        """`` on node-2``, where the run has several hosts and these ranks are all on one."""
+        hosts = {state.host for state in states}
+        several = len({state.host for state in self.ranks.values()} - {None}) > 1
+        return f" on {hosts.pop()}" if several and len(hosts) == 1 and None not in hosts else ""
 
     # ---- showing
 

@@ -24,9 +24,11 @@ from zerokit.run import probe as probe_module
 from zerokit.run.oom import error_record
 from zerokit.run.probe import Identity, Probe
 from zerokit.run.rankfile import stacks_file
+from zerokit.run.redact import redact
 from zerokit.run.ticker import Ticker
 
 _OURS = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
+_BOOTSTRAP = os.path.join(_OURS, "bootstrap.py")  # noqa: PTH118
 _LOCAL_RANK = ("--local_rank", "--local-rank")
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
@@ -91,10 +93,12 @@ def identify(target: Target) -> Identity | None:
 class RankProcess:
     """Ties the probe to the ways in which a process can end."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, target: Target) -> None:
         self.probe = probe
+        self.target = target
         self.ticker = Ticker(probe)
         self.exit_code = 1  # until the script has run to its end
+        self.exit_reason: str | None = None
         self._before_sigterm: Any = signal.SIG_DFL
         self._os_exit = os._exit
         self._stacks: Any = None
@@ -113,12 +117,17 @@ class RankProcess:
         os.register_at_fork(after_in_child=self._in_child)
         atexit.register(self._at_exit)  # registered first, so it runs after the script's own
         os._exit = self._exit_now  # type: ignore[assignment]
+        for name in ("execv", "execve"):  # the others of the family end in these
+            setattr(os, name, self._measured_again(getattr(os, name)))
         self.ticker.start()
 
     def failed(self, error: BaseException) -> None:
         """An exception leaves the script."""
+        self.probe.ending = True
         if isinstance(error, SystemExit):
             self.exit_code = _exit_code_of(error)
+            if isinstance(error.code, str):  # what Python shows as the reason
+                self.exit_reason = redact(error.code)[:2000]
             return
         self.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -147,6 +156,24 @@ class RankProcess:
             faulthandler.unregister(signal.SIGUSR1)
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
+    def _measured_again(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A script that starts itself anew (to set a variable, say) is measured on."""
+
+        def replaced(path: Any, arguments: Any, *environment: Any) -> Any:
+            if self.probe.mine and os.fspath(path) == sys.executable:
+                arguments = self._through_bootstrap(list(arguments))
+            return original(path, arguments, *environment)
+
+        return replaced
+
+    def _through_bootstrap(self, argv: list[Any]) -> list[Any]:
+        name = self.target.name
+        if not self.target.is_module and argv[1:2] == [name]:
+            return [argv[0], _BOOTSTRAP, "--", *argv[1:]]
+        if self.target.is_module and argv[1:3] == ["-m", name]:
+            return [argv[0], _BOOTSTRAP, "--module", name, "--", *argv[3:]]
+        return argv
+
     def _exit_now(self, status: int) -> None:
         self._end(status & 0xFF)
         self._os_exit(status)
@@ -163,7 +190,8 @@ class RankProcess:
         if not self.probe.mine:
             return
         with contextlib.suppress(Exception):
-            self.probe.end("finished" if exit_code == 0 else "failed", exit_code)
+            state = "finished" if exit_code == 0 else "failed"
+            self.probe.end(state, exit_code, reason=self.exit_reason)
             self.ticker.stop()
             self._drop_empty_stacks()
 
@@ -248,7 +276,7 @@ def main(arguments: list[str]) -> None:
         if identity.device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         probe = probe_module.ACTIVE = Probe(identity, Path(run_dir))
-        process = RankProcess(probe)
+        process = RankProcess(probe, target)
         process.start()
         hooks.install(probe)
     try:
@@ -261,6 +289,7 @@ def main(arguments: list[str]) -> None:
         raise
     if process is not None:
         process.exit_code = 0
+        process.probe.ending = True
 
 
 def _hide_our_frames_when_shown() -> None:

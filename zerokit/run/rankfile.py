@@ -7,6 +7,8 @@ descriptor opened with ``O_APPEND``, so a kill at any moment leaves whole lines 
 ``start``    schema, rank, host, pid, script: who writes, once per process
 ``tick``     every 0.4 s: what is in use now, and everything known so far (peaks, phases, steps), so that
              the last whole line of a killed rank is its full account
+``engine``   what DeepSpeed runs with, at the first training forward (:mod:`zerokit.run.enginefacts`)
+``timed``    steps and seconds of each, measured under a step limit (:mod:`zerokit.run.steplimit`)
 ``oom``      an allocation that failed: what was asked for, what was live
 ``error``    an exception that nobody caught
 ``note``     a snapshot or comparison the script asked for

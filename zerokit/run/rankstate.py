@@ -59,7 +59,8 @@ class Exit:
 class RankEnd:
     """One rank's end.
 
-    ``state``: ``finished``, ``failed``, ``terminated`` (by us, or by a peer's failure) or ``lost``.
+    ``state``: ``finished``, ``stopped`` (at the step limit), ``failed``, ``terminated`` (by us, or by a
+    peer's failure) or ``lost``.
     """
 
     rank: int
@@ -89,12 +90,17 @@ def judge(rank: int, log: RankLog | None, exit_: Exit | None) -> RankEnd:
         at=(error or {}).get("time") or (exit_.at if exit_ else None) or (tick or {}).get("time"),
         phase=(error or tick or {}).get("phase"),
         step=(error or {}).get("step") or ((tick or {}).get("steps", 0) + 1 if tick else None),
-        error=(error or {}).get("error"),
+        error=(error or {}).get("error") or _stated_reason(end),
         traceback=(error or {}).get("traceback"),
         oom=_oom_of(log, error, exit_),
         consequence=bool(error and _BROKEN_PEER.search(str(error.get("error")))),
     )
     return _with_state(base, end, error, exit_)
+
+
+def _stated_reason(end: Record | None) -> str | None:
+    """Why the rank says it failed: the text of its ``sys.exit("...")``."""
+    return end.get("error") if end is not None and end.get("state") == "failed" else None
 
 
 def _with_state(base: RankEnd, end: Record | None, error: Record | None, exit_: Exit | None) -> RankEnd:
@@ -109,12 +115,14 @@ def _with_state(base: RankEnd, end: Record | None, error: Record | None, exit_: 
         if exit_ is not None and exit_.by_us:
             return replace(base, state="terminated", error="ended by zerokit")
         if exit_ is not None and exit_.code == 0:
-            why = "exited with code 0 without finishing its record"
+            why = (
+                "exited with code 0 without finishing its record; did another program take its place (exec)?"
+            )
         return replace(base, state="lost", error=why)
     stated = end.get("state")
     if stated == "failed":
         return replace(base, state="failed", error=base.error or f"exited with code {base.exit_code}")
-    return replace(base, state=stated if stated in ("finished", "terminated") else "lost")
+    return replace(base, state=stated if stated in ("finished", "stopped", "terminated") else "lost")
 
 
 def _signalled(base: RankEnd, end: Record | None, exit_: Exit) -> RankEnd:

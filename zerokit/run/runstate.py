@@ -22,8 +22,12 @@ class Launch:
         local_ranks: how many of the ranks run on this machine.
         remote: ranks on other machines too, which the guard cannot see.
         remote_hosts: their names, where zerokit can reach them itself (not under Slurm).
+        unshared_hosts: those of them that have a run folder of their own.
+        alive_seconds: without a sign of life from here for so long, ranks on other hosts end themselves.
         heartbeat_seconds: without progress for so long, the run counts as hung; 0: never.
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
+        stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
+        limit_seconds: the run is ended after so long; None: never.
     """
 
     argv: list[str]
@@ -37,8 +41,12 @@ class Launch:
     heartbeat_seconds: float = 60.0
     remote: bool = False
     remote_hosts: tuple[str, ...] = ()
+    unshared_hosts: tuple[str, ...] = ()
+    alive_seconds: float = 120.0
     show_ranks: str = "first"
     predicted_peak_bytes: int | None = None
+    stop_after_steps: int | None = None
+    limit_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +72,7 @@ class Seen:
     launcher_lost: str | None = None
     interrupted_by: int | None = None
     hung: str | None = None
+    timed_out: str | None = None
     errors: dict[int, float] = field(default_factory=dict)  # monotonic seconds
     survivors: list[int] = field(default_factory=list)
     stopped_at: float | None = None  # wall time
@@ -84,6 +93,9 @@ def judge(
         hung=seen.hung,
         out_of_memory=_out_of_memory(seen, progress),
         reporting=progress.reporting(),
+        stopped=frozenset(r for r, end in progress.records("end").items() if end.get("state") == "stopped"),
+        stop_ordered=launch.stop_after_steps is not None,
+        timed_out=seen.timed_out,
     )
     verdict = decide(evidence)
     return Ended(
@@ -151,7 +163,9 @@ def _out_of_memory(seen: Seen, progress: Progress) -> dict[int, str]:
     }
     killed = [exit_ for exit_ in seen.exits if exit_.failed and exit_.signal == signal.SIGKILL]
     if killed and oom_kills() > seen.oom_kills_before:
-        found.setdefault(killed[0].rank, "host memory; the kernel's OOM-killer ended it")
+        first = killed[0]
+        found.setdefault(first.rank, "host memory; the kernel's OOM-killer ended it")
+        seen.exits[seen.exits.index(first)] = first._replace(out_of_memory_killer=True)
     return found
 
 
@@ -168,11 +182,26 @@ def _failure_tail(seen: Seen, verdict: Verdict, tails: Mapping[str, str]) -> str
 
 
 def oom_kills() -> int:
-    """How often the kernel's OOM-killer struck in this control group (cgroup v2 memory.events)."""
-    with suppress(OSError, ValueError, IndexError):
-        group = Path("/proc/self/cgroup").read_text().strip().rsplit("::", 1)[-1].splitlines()[-1]
-        for line in Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
+    """How often the kernel's OOM-killer struck in this control group; 0 where nobody counts.
+
+    cgroup v2: ``oom_kill`` of memory.events; v1: of memory.oom_control (kernel 4.13 and later).
+    """
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, group = line.split(":", 2)
+            if number == "0" and not controllers:
+                counts = [Path(f"/sys/fs/cgroup{group}/memory.events")]
+            elif "memory" in controllers.split(","):
+                base = Path("/sys/fs/cgroup/memory")
+                counts = [base / group.lstrip("/") / "memory.oom_control", base / "memory.oom_control"]
+            else:
+                continue
+            for path in counts:
+                with suppress(OSError):
+                    return _oom_kill_in(path.read_text())
     return 0
+
+
+def _oom_kill_in(text: str) -> int:
+    fields = dict(line.split() for line in text.splitlines())
+    return int(fields.get("oom_kill", 0))

@@ -17,6 +17,11 @@ from pathlib import Path
 VARIABLE = "ZEROKIT_STDIO_DIR"
 
 
+def pipe(folder: Path, rank: int, stream: str) -> Path:
+    """The pipe that takes a rank's ``out`` or ``err``."""
+    return folder / f"rank-{rank:05d}.{stream}"
+
+
 def make(folder: Path, ranks: int) -> dict[tuple[int, str], int]:
     """Make the FIFOs of all ranks; returns the reading end by ``(rank, "out"|"err")``.
 
@@ -26,7 +31,7 @@ def make(folder: Path, ranks: int) -> dict[tuple[int, str], int]:
     readers = {}
     for rank in range(ranks):
         for stream in ("out", "err"):
-            path = folder / f"rank-{rank:05d}.{stream}"
+            path = pipe(folder, rank, stream)
             os.mkfifo(path, 0o600)
             readers[rank, stream] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     return readers
@@ -40,7 +45,7 @@ def attach(rank: int) -> bool:
     with suppress(OSError):
         opened = []
         for target, stream in ((1, "out"), (2, "err")):
-            path = Path(folder) / f"rank-{rank:05d}.{stream}"
+            path = pipe(Path(folder), rank, stream)
             if not stat.S_ISFIFO(path.stat().st_mode):
                 return False
             # Not blocking on opening: without a reader (zerokit gone) that would wait for ever.

@@ -21,6 +21,7 @@ from zerokit.errors import InputError
 STYLES = ("raw", "accelerate", "trainer", "none")
 _MOST_FILES = 60
 _LARGEST_SOURCE_BYTES = 4 << 20
+_MICRO_BATCH = "train_micro_batch_size_per_gpu"
 _TRAINER_PACKAGES = ("transformers", "trl")
 
 
@@ -33,6 +34,8 @@ class ScriptFacts:
         flags: those of them that take no value.
         batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
+        reads_micro_batch: it asks the engine or the configuration how large a micro-batch is to be, or has
+            DeepSpeed make its data loader.
     """
 
     path: Path
@@ -46,6 +49,7 @@ class ScriptFacts:
     parses_arguments: bool = False
     batch_arguments: dict[str, object] = field(default_factory=dict)
     mentions: set[str] = field(default_factory=set)
+    reads_micro_batch: bool = False
     unreadable: str | None = None
 
     @property
@@ -179,6 +183,10 @@ class _Reader(ast.NodeVisitor):
         self._mention(node.attr, package)
         self.generic_visit(node)
 
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if node.value == _MICRO_BATCH:
+            self.facts.reads_micro_batch = True
+
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
@@ -193,6 +201,7 @@ class _Reader(ast.NodeVisitor):
             self._add_argument(node)
         elif name in ("parse_args", "parse_known_args", "parse_args_into_dataclasses"):
             self.facts.parses_arguments = True
+        self.facts.reads_micro_batch |= any(k.arg == "training_data" for k in node.keywords)
         for keyword in node.keywords:
             if keyword.arg in BATCH_KEYWORDS and isinstance(keyword.value, ast.Constant):
                 self.facts.batch_arguments[keyword.arg] = keyword.value.value
@@ -202,6 +211,8 @@ class _Reader(ast.NodeVisitor):
 
     def _mention(self, name: str, package: str) -> None:
         self.facts.mentions.add(name)
+        if name in (_MICRO_BATCH, "deepspeed_io"):
+            self.facts.reads_micro_batch = True
         if name == "Accelerator":
             self.facts.uses_accelerator = True
         if package in _TRAINER_PACKAGES and (name.endswith(("Trainer", "TrainingArguments"))):

@@ -24,11 +24,13 @@ from typing import Any
 
 from zerokit.run import cluster, processes, stdio
 from zerokit.run import guard as guard_module
+from zerokit.run.gather import Gatherer
 from zerokit.run.masking import Masker
 from zerokit.run.outcome import RankExit, launcher_status
 from zerokit.run.output import Log, Terminal
 from zerokit.run.progress import Progress
 from zerokit.run.runstate import Ended, Launch, Seen, judge, oom_kills
+from zerokit.units import format_seconds
 
 FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
 ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
@@ -51,6 +53,9 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.logs: dict[str, Log] = {}
         self.guard: subprocess.Popen[bytes] | None = None
+        self.gatherer: Gatherer | None = None
+        if launch.remote_hosts:
+            self.gatherer = Gatherer(launch.run_dir, launch.unshared_hosts, launch.alive_seconds)
         self.connection: socket.socket | None = None
         self.buffer = b""
         self.stopping = False
@@ -67,6 +72,8 @@ class Supervisor:
         old_wakeup, old_handlers = self._catch_signals()
         try:
             with tempfile.TemporaryDirectory(prefix="zerokit-", ignore_cleanup_errors=True) as folder:
+                if self.gatherer is not None:
+                    self.gatherer.start()
                 self._start(Path(folder))
                 while not self.over:
                     self._turn()
@@ -74,6 +81,8 @@ class Supervisor:
                 self._end_remote()
         finally:
             self._end_guard()
+            if self.gatherer is not None:
+                self.gatherer.stop()
             self.terminal.status("")
             self.terminal.close()
             signal.set_wakeup_fd(old_wakeup)
@@ -275,7 +284,14 @@ class Supervisor:
         answers = cluster.sweep(hosts, str(self.launch.run_dir), int(signal.SIGKILL))
         silent = [host for host, met in answers.items() if met is None]
         if silent:
-            self.terminal.say(f"warning: no answer from {', '.join(silent)}: ranks may be alive there")
+            self.terminal.say(
+                f"warning: no answer from {', '.join(silent)}: ranks that are alive there end themselves "
+                f"{self.launch.alive_seconds:.0f} s after they last heard from here"
+            )
+        if self.gatherer is not None:
+            self.gatherer.stop()
+            self.gatherer.fetch([host for host in self.launch.unshared_hosts if host not in silent])
+            self.progress.poll()
 
     def _heed_signals(self) -> None:
         while self.signals:
@@ -308,6 +324,7 @@ class Supervisor:
         if self.stopping or self.seen.hung:
             return
         self._check_error_exits(now)
+        self._check_time_limit()
         hung = self.progress.hung(self._living())
         if hung is not None:
             self._on_hung(hung)
@@ -328,6 +345,15 @@ class Supervisor:
                 )
                 self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
                 self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+
+    def _check_time_limit(self) -> None:
+        limit = self.launch.limit_seconds
+        if limit is None or self.stopping or time.monotonic() - self.progress.started_at < limit:
+            return
+        done = f"{self.progress.steps} steps" if self.progress.steps != 1 else "1 step"
+        self.seen.timed_out = f"not done within {format_seconds(limit)}: {done} until then"
+        self.terminal.say(f"{self.seen.timed_out}; ending the ranks")
+        self._stop(self.launch.grace_seconds)
 
     def _on_hung(self, why: str) -> None:
         self.seen.hung = f"hung: {why}"

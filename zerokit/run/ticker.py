@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from zerokit.run import deadman
 from zerokit.run.probe import Probe
 from zerokit.run.rankfile import COMPACT_BYTES, TICK_SECONDS, Record
 
 _SAMPLE_SECONDS = 0.1  # of host memory on CPU ranks, where it is what is measured
 _TIMELINE_POINTS = 1024
+_ALONE_SECONDS = 5.0  # from SIGTERM to SIGKILL, once zerokit is gone
 _STUCK_SECONDS = 1.0  # how long the training thread gets to run a signal handler
 _TIMELINE_FIELDS = ("uptime_seconds", "phase", "steps", "allocated_bytes", "reserved_bytes",
                     "device_used_bytes", "host_rss_bytes")  # fmt: skip
@@ -67,6 +69,8 @@ class Ticker:
             os.set_blocking(end, False)
         self._sample = probe.identity.device == "cpu"
         self._stuck_since: float | None = None
+        self._watches = deadman.watches(probe.run_dir, probe.identity.rank)
+        self._alone_since: float | None = None
         self.terminates: Callable[[], bool] = lambda: False
         """Whether SIGTERM is still ours: the script may have put its own handler."""
         self.handled = threading.Event()
@@ -132,7 +136,17 @@ class Ticker:
             self._stuck_since = time.monotonic()
             self._tick()
 
+    def _look_for_zerokit(self) -> None:
+        if self._alone_since is None:
+            if any(watch.gone() for watch in self._watches):
+                self._alone_since = time.monotonic()
+                os.kill(os.getpid(), signal.SIGTERM)
+        elif time.monotonic() - self._alone_since > _ALONE_SECONDS:
+            self._probe.end("terminated", None, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def _tick(self) -> None:
+        self._look_for_zerokit()
         probe = self._probe
         probe.watch()
         record = probe.account("tick")

@@ -70,8 +70,11 @@ class Document:
         return FileInputError(self.path, message, line, column)
 
 
-def read_text(path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES) -> str:
-    """Read a regular UTF-8 file of at most ``max_bytes`` bytes; a UTF-8 byte order mark is dropped.
+BYTE_ORDER_MARK = "\ufeff"
+
+
+def read_text(path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES, keep_mark: bool = False) -> str:
+    """Read a regular UTF-8 file of at most ``max_bytes`` bytes; a byte order mark is dropped unless kept.
 
     Pipes, devices and directories are refused without being read.
 
@@ -100,22 +103,22 @@ def read_text(path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES) -> str:
         os.close(handle)
     if len(data) > max_bytes:
         raise FileInputError(path, f"grew past {max_bytes} bytes while it was read")
-    return decode(data, str(path))
+    text = decode(data, str(path))
+    return text if keep_mark else text.removeprefix(BYTE_ORDER_MARK)
 
 
 def decode(data: bytes, path: str) -> str:
-    """Bytes to text: UTF-8 only, with or without byte order mark.
+    """Bytes to text: UTF-8 only; a byte order mark stays.
 
     Raises:
         FileInputError: with line and column of the first byte that is not UTF-8.
     """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise FileInputError(path, "is UTF-16; save it as UTF-8", 1, 1)
-    data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        before = data[: error.start]
+        before = data[: error.start].removeprefix(BYTE_ORDER_MARK.encode())
         line = before.count(b"\n") + 1
         column = len(before.rpartition(b"\n")[2].decode("utf-8")) + 1
         raise FileInputError(

@@ -31,6 +31,7 @@ _STRING_PART = re.compile(r'[^"\\\x00-\x1f]+')
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None}
 _ALMOST = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_RADIX = re.compile(r"[-+]?0[xXoObB][0-9A-Fa-f]+")
 _MAX_DIGITS = 400
 
 
@@ -249,8 +250,7 @@ class _Reader:
             return None
         number = _NUMBER.fullmatch(word)
         if number is None:
-            hint = f"; write {_ALMOST[word]}" if word in _ALMOST else ""
-            raise self.error(f"{word[:40]} is not a JSON value{hint}")
+            raise self.error(f"{word[:40]} is not a JSON value{_hint(word)}")
         self.at = match.end()
         return self.number(number, start)
 
@@ -264,3 +264,18 @@ class _Reader:
         if not math.isfinite(number):
             raise self.error(f"{text} is beyond what a number can hold", start)
         return number
+
+
+def _hint(word: str) -> str:
+    """What a word that is no JSON value was most likely meant to be."""
+    if word in _ALMOST:
+        return f"; write {_ALMOST[word]}"
+    if word[0].isalpha():
+        return "; text takes double quotes"
+    if len(word) > 40:
+        return ""
+    try:
+        number = int(word, 0) if _RADIX.fullmatch(word) else float(word)
+    except ValueError:
+        return ""
+    return f"; write {int(number) if number == int(number) else number}" if math.isfinite(number) else ""

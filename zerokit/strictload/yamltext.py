@@ -249,7 +249,7 @@ class _Reader:
             return text in _TRUE
         if _NOT_FINITE.fullmatch(text):
             raise self.error(event, f"{text} is not a finite number")
-        if len(text) > _MAX_DIGITS and (_INT.fullmatch(text) or _FLOAT.fullmatch(text)):
+        if len(text) > _MAX_DIGITS and any(kind.fullmatch(text) for kind in (_INT, _FLOAT, _RADIX)):
             raise self.error(event, f"a number of {len(text)} digits is too long")
         if _INT.fullmatch(text):
             return int(text.replace("_", ""))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,28 @@ def daemon() -> None:
     spin(600)
 
 
+def together() -> None:
+    """What a collective does: every step waits for the peer (two ranks)."""
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if RANK == 0:
+        peer, _ = socket.create_server(("", place[1])).accept()
+    else:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                peer = socket.create_connection(place, 5)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+    peer.settimeout(None)
+    for _ in range(100_000):
+        peer.sendall(b".")
+        peer.recv(1)
+        spin(0.05)
+
+
 def stubborn() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -53,7 +76,8 @@ def slow_to_end() -> None:
 
 def noisy() -> None:
     for number in range(200_000):
-        print(f"line {number} of rank {RANK} with some text to make it longer", flush=False)
+        # one write a line: longer ones of two ranks would mingle in the pipe that they share
+        os.write(1, f"line {number} of rank {RANK} with some text to make it longer\n".encode())
 
 
 def unreported() -> None:
@@ -64,6 +88,7 @@ def unreported() -> None:
 
 DEEDS = {
     "work": lambda: spin(600),
+    "together": together,
     "short": lambda: spin(1.0),
     "sleep": lambda: time.sleep(600),
     "blocked": lambda: os.read(os.pipe()[0], 1),

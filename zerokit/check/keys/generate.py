@@ -39,6 +39,25 @@ _RECORDED_BLOCKS = (
     "activation_checkpointing", "torch_autocast", "optimizer", "scheduler", "flops_profiler", "autotuning",
     "data_efficiency", "checkpoint", "data_types", "aio", "timers",
 )  # fmt: skip
+_RECORDED_KINDS = {
+    "boolean": (
+        "activation_checkpointing.partition_activations", "activation_checkpointing.cpu_checkpointing",
+        "activation_checkpointing.contiguous_memory_optimization", "activation_checkpointing.profile",
+        "activation_checkpointing.synchronize_checkpoint_boundary", "aio.single_submit", "aio.overlap_events",
+        "aio.use_gds", "flops_profiler.enabled", "flops_profiler.detailed", "torch_autocast.enabled",
+        "checkpoint.load_universal", "checkpoint.use_node_local_storage", "optimizer.legacy_fusion",
+    ),
+    "integer": (
+        "activation_checkpointing.number_checkpoints", "aio.block_size", "aio.queue_depth",
+        "aio.intra_op_parallelism", "flops_profiler.profile_step", "flops_profiler.module_depth",
+        "flops_profiler.top_modules",
+    ),
+    "number": ("flops_profiler.recompute_fwd_factor",),
+    "text": (
+        "optimizer.type", "scheduler.type", "torch_autocast.dtype", "data_types.grad_accum_dtype",
+        "data_types.param_dtype", "checkpoint.tag_validation", "flops_profiler.output_file",
+    ),
+}  # fmt: skip
 _NEEDED = {"type": "AdamW", "enabled": True}
 
 # keys that something other than DeepSpeedConfig reads from the same file
@@ -66,7 +85,10 @@ def generate() -> dict[str, Any]:
         keys[name] = {"kind": "any"}
     blocks[""] = {"unknown": "ignored", "keys": keys}
     for name, found in sorted(nested.items()):
-        blocks[name] = {"unknown": "ignored", "keys": {key: {"kind": "any"} for key in sorted(found)}}
+        blocks[name] = {
+            "unknown": "ignored",
+            "keys": {key: {"kind": _recorded_kind(f"{name}.{key}")} for key in sorted(found)},
+        }
     for name, model in models.items():
         _describe(model, name, blocks)
     blocks["pipeline"] = {"unknown": "any", "keys": {}}
@@ -78,6 +100,10 @@ def generate() -> dict[str, Any]:
         "removed": removed,
         "parameters": {"optimizer": _optimizer_parameters(), "scheduler": _scheduler_parameters()},
     }
+
+
+def _recorded_kind(dotted: str) -> str:
+    return next((kind for kind, names in _RECORDED_KINDS.items() if dotted in names), "any")
 
 
 class _KeysView:

@@ -11,10 +11,11 @@ from zerokit.core.rules.batch import BATCH_RULES
 from zerokit.core.rules.file import FILE_RULES
 from zerokit.core.rules.removed import REMOVED_RULES
 from zerokit.core.rules.strategy import STRATEGY_RULES
+from zerokit.core.rules.training import TRAINING_RULES
 from zerokit.core.rules.types import Edit, Rule, Setup, Violation
 from zerokit.core.strategy import Strategy
 
-RULES: tuple[Rule, ...] = (*STRATEGY_RULES, *BATCH_RULES, *FILE_RULES, *REMOVED_RULES)
+RULES: tuple[Rule, ...] = (*STRATEGY_RULES, *BATCH_RULES, *FILE_RULES, *TRAINING_RULES, *REMOVED_RULES)
 """Every rule, in the order findings are shown."""
 
 __all__ = ["RULES", "Edit", "Rule", "Setup", "Violation", "first_violation", "rule", "violations"]

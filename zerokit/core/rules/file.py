@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.core.rules.known import ALSO_FILLED, TRAINER_FILLS
 from zerokit.core.rules.types import Edit, Rule, Setup
 
-_FILLED_BY_TRAINER_OR_ACCELERATE = frozenset(
-    {
-        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-        "gradient_clipping", "fp16.enabled", "bf16.enabled", "optimizer.params.lr", "optimizer.params.betas",
-        "optimizer.params.eps", "optimizer.params.weight_decay", "scheduler.params.warmup_min_lr",
-        "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps",
-        "scheduler.params.total_num_steps", "zero_optimization.reduce_bucket_size",
-        "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold",
-        # the plugin fills these from its own arguments (accelerate/utils/dataclasses.py, DeepSpeedPlugin)
-        "zero_optimization.stage", "zero_optimization.offload_optimizer.device",
-        "zero_optimization.offload_param.device", "zero_optimization.offload_optimizer.nvme_path",
-        "zero_optimization.offload_param.nvme_path",
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-    }
-)  # fmt: skip
 # fields whose own vocabulary has "auto"
 _AUTO_IS_A_VALUE = (
     "zero_optimization.zenflow.",
@@ -29,7 +15,6 @@ _AUTO_IS_A_VALUE = (
     "data_types.keep_in_fp32_modules",
     "autotuning.",
 )
-_SCHEDULERS = frozenset({"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"})
 _SILENT_STAGE_KEYS = (
     "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
@@ -38,7 +23,6 @@ _SILENT_STAGE_KEYS = (
 _DTYPES = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "torch.float32": "fp32", "fp16": "fp16",
            "float16": "fp16", "half": "fp16", "torch.float16": "fp16", "bf16": "bf16", "bfloat16": "bf16",
            "torch.bfloat16": "bf16"}  # fmt: skip
-_CLIP = "max_grad_norm"
 
 
 def autos(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -54,37 +38,49 @@ def autos(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 def _unfilled_auto(setup: Setup) -> bool | Mapping[str, Any]:
     for key in autos(setup.raw or {}):
-        if key not in _FILLED_BY_TRAINER_OR_ACCELERATE and not key.startswith(_AUTO_IS_A_VALUE):
+        if key not in TRAINER_FILLS and key not in ALSO_FILLED and not key.startswith(_AUTO_IS_A_VALUE):
             return {"key": key, "name": key.rpartition(".")[2]}
     return False
 
 
 def _both(setup: Setup) -> bool:
-    bf16 = setup.get("bf16.enabled") is True or setup.get("bfloat16.enabled") is True
-    return bf16 and setup.get("fp16.enabled") is True
+    return setup.settings.precision == "bf16" and setup.get("fp16.enabled") is True
 
 
-def _scheduler_parameter(setup: Setup, name: str) -> bool:
-    kind = setup.get("scheduler.type")
-    needs = {"total_num_steps": ("WarmupDecayLR", "WarmupCosineLR")}
-    return kind in needs[name] and not setup.has(f"scheduler.params.{name}")
+def _offload_without_device(setup: Setup) -> bool | Mapping[str, Any]:
+    for name in ("offload_optimizer", "offload_param"):
+        block = setup.get(f"zero_optimization.{name}")
+        if isinstance(block, Mapping) and block.get("device") is None:
+            return {"name": name}
+    return False
 
 
-def _warmup(setup: Setup) -> bool:
-    steps = setup.get("scheduler.params.warmup_num_steps")
-    return isinstance(steps, int | float) and not isinstance(steps, bool) and steps < 1
+# zero/config.py: deprecated key -> the one that replaces it, refused together
+_REPLACED = {
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_use_pin_memory": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+}
 
 
-def _offload_flag(old: str, new: str) -> Rule:
+def _deprecated_beside_new(setup: Setup) -> bool | Mapping[str, Any]:
+    for old, new in _REPLACED.items():
+        if setup.has(f"zero_optimization.{old}") and setup.has(f"zero_optimization.{new}"):
+            return {"old": old, "new": new}
+    return False
+
+
+def _offload_flag(old: str, new: str, line: int) -> Rule:
     return Rule(
         id=f"deprecated-{old.replace('_', '-')}",
         severity="warning",
         silent=False,
-        source="deepspeed/runtime/zero/config.py:209",
+        source=f"deepspeed/runtime/zero/config.py:{line}",
         key=f"zero_optimization.{old}",
         message=f"{old} is deprecated (DeepSpeed warns and turns it into {new})",
         mend=f'write "{new}": {{"device": "cpu"}}',
-        broken=lambda s: s.has(f"zero_optimization.{old}"),
+        broken=lambda s: s.has(f"zero_optimization.{old}") and not s.has(f"zero_optimization.{new}"),
         scope="file",
     )
 
@@ -106,17 +102,6 @@ def _precision_mismatch(setup: Setup) -> bool | Mapping[str, Any]:
     if _DTYPES.get(wanted) in (None, setup.settings.precision):
         return False
     return {"wanted": wanted, "precision": setup.settings.precision}
-
-
-def _scaled_before_scatter(setup: Setup) -> bool | Mapping[str, Any]:
-    zero = setup.settings.zero
-    if zero.stage < 2 or not zero.reduce_scatter:
-        return False
-    if setup.get("prescale_gradients") is True:
-        return {"name": "prescale_gradients"}
-    if setup.get("gradient_predivide_factor") not in (None, 1, "auto"):
-        return {"name": "gradient_predivide_factor"}
-    return False
 
 
 def _norm_off(setup: Setup) -> bool | Mapping[str, Any]:
@@ -142,6 +127,17 @@ FILE_RULES: tuple[Rule, ...] = (
         message="fp16 and bf16 are both enabled: DeepSpeed refuses the file",
         mend="enable one of the two (bf16 on Ampere and newer)",
         broken=_both,
+        scope="file",
+    ),
+    Rule(
+        id="bfloat16-beside-bf16",
+        severity="error",
+        silent=True,
+        source="deepspeed/runtime/precision_config.py:35",
+        key="bfloat16",
+        message="bfloat16 is the old name, and ignored beside bf16",
+        mend="keep bf16 alone, and say there what is meant",
+        broken=lambda s: s.get("bf16") is not None and s.has("bfloat16"),
         scope="file",
     ),
     Rule(
@@ -178,62 +174,26 @@ FILE_RULES: tuple[Rule, ...] = (
         scope="file",
     ),
     Rule(
-        id="max-grad-norm-in-optimizer",
-        severity="error",
-        silent=False,
-        source="deepspeed/runtime/engine.py:2483",
-        key="optimizer.params.max_grad_norm",
-        message="DeepSpeed refuses max_grad_norm in the optimizer",
-        mend='write "gradient_clipping" at the top level instead',
-        broken=lambda s: s.has(f"optimizer.params.{_CLIP}"),
+        id="offload-without-device",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/zero/offload_config.py:58",
+        key="zero_optimization.{name}",
+        message="{name} names no device: nothing is offloaded",
+        mend='add "device": "cpu", or remove {name}',
+        broken=_offload_without_device,
         scope="file",
     ),
     Rule(
-        id="unknown-scheduler",
-        severity="error",
+        id="pipeline-block-with-stage-2",
+        severity="warning",
         silent=False,
-        source="deepspeed/runtime/engine.py:1930",
-        key="scheduler.type",
-        message="{name} is no DeepSpeed scheduler: the engine fails to start",
-        mend="use WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or LRRangeTest",
-        broken=lambda s: (
-            isinstance(s.get("scheduler.type"), str)
-            and s.get("scheduler.type") not in _SCHEDULERS
-            and {"name": s.get("scheduler.type")}
-        ),
-        scope="file",
-    ),
-    Rule(
-        id="scheduler-without-total-steps",
-        severity="error",
-        silent=False,
-        source="deepspeed/runtime/lr_schedules.py:791",
-        key="scheduler.type",
-        message="this scheduler needs total_num_steps: the engine fails to start",
-        mend='add "total_num_steps" to its params ("auto" with the Trainer)',
-        broken=lambda s: _scheduler_parameter(s, "total_num_steps"),
-        scope="file",
-    ),
-    Rule(
-        id="warmup-not-positive",
-        severity="error",
-        silent=False,
-        source="deepspeed/runtime/lr_schedules.py:734",
-        key="scheduler.params.warmup_num_steps",
-        message="warmup_num_steps must be at least 1 since DeepSpeed 0.19.6: the engine fails to start",
-        mend="write 1 for no warm-up, or leave the scheduler out",
-        broken=_warmup,
-        scope="file",
-    ),
-    Rule(
-        id="scaling-with-reduce-scatter",
-        severity="error",
-        silent=False,
-        source="deepspeed/runtime/zero/stage_1_and_2.py:350",
-        key="{name}",
-        message="{name} cannot be used with reduce_scatter at stage 2 and 3: the engine fails to start",
-        mend='remove it, or set "reduce_scatter": false',
-        broken=_scaled_before_scatter,
+        source="deepspeed/runtime/pipe/engine.py:77",
+        key="pipeline",
+        message="a pipeline cannot run with ZeRO stage 2 or 3: the engine fails to start with a PipelineModule, "
+        "and without one the block is ignored",
+        mend="use stage 1 or 0, or remove the block",
+        broken=lambda s: s.has("pipeline") and s.settings.zero.stage >= 2,
         scope="file",
     ),
     Rule(
@@ -248,36 +208,6 @@ FILE_RULES: tuple[Rule, ...] = (
         scope="file",
     ),
     Rule(
-        id="allreduce-sum-at-stage-3",
-        severity="error",
-        silent=False,
-        source="deepspeed/runtime/config.py:696",
-        key="gradient_allreduce_op",
-        message="gradient_allreduce_op sum is not supported at stage 3: DeepSpeed refuses the file",
-        mend='use "mean"',
-        broken=lambda s: (
-            s.settings.zero.stage == 3
-            and isinstance(s.get("gradient_allreduce_op"), str)
-            and s.get("gradient_allreduce_op").lower() == "sum"
-        ),
-        scope="file",
-    ),
-    Rule(
-        id="communication-data-type",
-        severity="error",
-        silent=False,
-        source="deepspeed/runtime/config.py:230",
-        key="communication_data_type",
-        message="communication_data_type {value} is not known: DeepSpeed refuses the file",
-        mend="use fp16, bf16 or fp32",
-        broken=lambda s: (
-            isinstance(s.get("communication_data_type"), str)
-            and s.get("communication_data_type").lower() not in ("fp16", "bf16", "fp32")
-            and {"value": s.get("communication_data_type")}
-        ),
-        scope="file",
-    ),
-    Rule(
         id="param-dtype-mismatch",
         severity="error",
         silent=False,
@@ -286,21 +216,6 @@ FILE_RULES: tuple[Rule, ...] = (
         message="param_dtype {wanted} contradicts the enabled precision ({precision}): the engine fails to start",
         mend="enable the matching block, or remove param_dtype",
         broken=_precision_mismatch,
-        scope="file",
-    ),
-    Rule(
-        id="lamb-static-scale",
-        severity="error",
-        silent=False,
-        source="deepspeed/runtime/engine.py:2022",
-        key="fp16.loss_scale",
-        message="Lamb needs dynamic loss scaling: the engine fails to start",
-        mend='set "loss_scale": 0',
-        broken=lambda s: (
-            (s.settings.optimizer or "").lower() == "lamb"
-            and s.settings.precision == "fp16"
-            and s.get("fp16.loss_scale", 0) not in (0, "auto")
-        ),
         scope="file",
     ),
     Rule(
@@ -331,9 +246,21 @@ FILE_RULES: tuple[Rule, ...] = (
         ),
         scope="file",
     ),
-    _offload_flag("cpu_offload", "offload_optimizer"),
-    _offload_flag("cpu_offload_param", "offload_param"),
-    _offload_flag("cpu_offload_use_pin_memory", "offload_optimizer"),
+    Rule(
+        id="deprecated-beside-new",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config_utils.py:91",
+        key="zero_optimization.{old}",
+        message="{old} is deprecated, and DeepSpeed refuses the file when {new} is given as well",
+        mend="remove {old}",
+        broken=_deprecated_beside_new,
+        scope="file",
+        edits=(Edit(kind="remove", key="zero_optimization.{old}"),),
+    ),
+    _offload_flag("cpu_offload", "offload_optimizer", 209),
+    _offload_flag("cpu_offload_param", "offload_param", 188),
+    _offload_flag("cpu_offload_use_pin_memory", "offload_optimizer", 199),
     Rule(
         id="deprecated-gather-fp16",
         severity="warning",
@@ -356,7 +283,7 @@ FILE_RULES: tuple[Rule, ...] = (
         id="stage-3-key-ignored",
         severity="note",
         silent=True,
-        source="deepspeed/runtime/engine.py:2662",
+        source="deepspeed/runtime/engine.py:2655",
         key="zero_optimization.{name}",
         message="{name} is read at stage 3 only; ignored at stage {stage}",
         mend='remove it, or set "stage": 3',

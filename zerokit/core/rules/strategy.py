@@ -8,22 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.core.rules.types import Rule, Setup
-
-_SUPPORTED_OPTIMIZERS = frozenset(
-    {"adagrad", "adam", "adamw", "lamb", "muadam", "muadamw", "musgd", "lion", "muon"}
+from zerokit.core.rules.known import (
+    DEEPSPEED_OPTIMIZERS,
+    HOST_OPTIMIZERS,
+    TORCH_OPTIMIZERS,
+    ZERO_TESTED_OPTIMIZERS,
 )
-# looked up by getattr(torch.optim, name), so their case matters
-_TORCH_OPTIMIZERS = {
-    name.lower(): name
-    for name in (
-        "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
-        "SparseAdam",
-    )
-}  # fmt: skip
-_ZERO_TESTED = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
-_HOST_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion"})
-
+from zerokit.core.rules.types import Rule, Setup
 
 _INSTEAD = "use Adam, AdamW, Adagrad, Lamb, Lion or Muon, or leave the block out and let the script build it"
 
@@ -36,8 +27,8 @@ def _untested(setup: Setup) -> bool:
     return (
         setup.settings.zero.stage > 0
         and setup.settings.optimizer is not None
-        and (_kind(setup) in _SUPPORTED_OPTIMIZERS or _kind(setup) in _TORCH_OPTIMIZERS)
-        and _kind(setup) not in _ZERO_TESTED
+        and (_kind(setup) in DEEPSPEED_OPTIMIZERS or _kind(setup) in TORCH_OPTIMIZERS)
+        and _kind(setup) not in ZERO_TESTED_OPTIMIZERS
         and setup.raw is not None
         and setup.get("zero_allow_untested_optimizer") is not True
     )
@@ -45,9 +36,9 @@ def _untested(setup: Setup) -> bool:
 
 def _unknown_optimizer(setup: Setup) -> bool | Mapping[str, Any]:
     name, kind = setup.settings.optimizer, _kind(setup)
-    if not kind or kind in _SUPPORTED_OPTIMIZERS or _TORCH_OPTIMIZERS.get(kind) == name:
+    if not kind or kind in DEEPSPEED_OPTIMIZERS or TORCH_OPTIMIZERS.get(kind) == name:
         return False
-    right = _TORCH_OPTIMIZERS.get(kind)
+    right = TORCH_OPTIMIZERS.get(kind)
     return {"name": name, "instead": f"write {right}" if right else _INSTEAD}
 
 
@@ -55,7 +46,7 @@ def _slow_host_step(setup: Setup) -> bool | Mapping[str, Any]:
     settings = setup.settings
     if settings.zero.stage == 0 or settings.zero.offload_optimizer.device == "none" or not _kind(setup):
         return False
-    if _kind(setup) in _HOST_OPTIMIZERS and not settings.torch_adam:
+    if _kind(setup) in HOST_OPTIMIZERS and not settings.torch_adam:
         return False
     if not settings.zero_force_ds_cpu_optimizer:
         return False  # it says so itself
@@ -196,7 +187,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         id="offload-slow-host-step",
         severity="warning",
         silent=True,
-        source="deepspeed/runtime/engine.py:2410",
+        source="deepspeed/runtime/engine.py:2380",
         key="optimizer",
         message="the offloaded step runs {name} in plain torch on the host, several times slower than DeepSpeedCPUAdam",
         mend='use "AdamW" without torch_adam, or set "zero_force_ds_cpu_optimizer": false to say it is meant',
@@ -216,7 +207,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         id="quantized-gradients-below-stage-3",
         severity="warning",
         silent=True,
-        source="deepspeed/runtime/engine.py:2765",
+        source="deepspeed/runtime/engine.py:2159",
         key="zero_optimization.zero_quantized_gradients",
         message="quantised gradients (ZeRO++ qgZ) work at stage 3 only; ignored here",
         mend='set "stage": 3, or remove the key',

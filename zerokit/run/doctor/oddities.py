@@ -129,7 +129,7 @@ ODDITIES = (
     Oddity(
         name="SLURM_JOB_ID",
         what="inside a Slurm job; DeepSpeed's own Slurm launcher sets no RANK",
-        mend="use the sbatch file that `zerokit plan` can write: srun with torchrun",
+        mend="use the job script that `zerokit emit sbatch` writes: srun with torchrun",
         state="note",
     ),
     Oddity(

@@ -1,0 +1,227 @@
+"""Writes docs/accuracy.md and its plots from the committed measurements.
+
+    python -m benchmarks.accuracy_page            # predicts every run again (minutes), writes the page
+    python -m benchmarks.accuracy_page --check    # 1 when the page is not what it would write
+
+Needs the ``train`` extra with the Transformers that the runs were made with (``pip install
+transformers==5.17.0``): each run's model is traced as it was. The peers are the installed DeepSpeed's and
+accelerate's own functions. The words are in accuracy.md.j2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from benchmarks import accuracy, peers, plots
+from benchmarks.accuracy_runs import DATA, ROOT, SOURCES, STATUSES, Run, grouped, rows_of, runs
+from benchmarks.measure import limits, quality
+
+PAGE = ROOT / "docs" / "accuracy.md"
+TEMPLATE = Path(__file__).with_name("accuracy.md.j2")
+GIB = 2**30
+BARS = (0.01, 0.03)
+"""Median and 95th percentile that are aimed at."""
+_FIRST_VERSIONS = "torch 2.11.0+cu130, cuda 13.0, transformers 5.17.0, deepspeed 0.19.8, gpu NVIDIA H200"
+"""Of the rows that name none (tests/data/h200/README.md)."""
+
+
+def percent(value: float) -> str:
+    """A share, with digits enough to tell small errors apart."""
+    return f"{value:.3%}" if abs(value) < 0.001 else f"{value:.2%}" if abs(value) < 0.1 else f"{value:.0%}"
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _head(*cells: str) -> list[str]:
+    return [_row(*cells), "|" + "|".join([" --- ", *[" ---: "] * (len(cells) - 1)]) + "|"]
+
+
+def spread(errors: Iterable[float]) -> tuple[str, str, str]:
+    """Median, 95th percentile and worst of the absolute errors."""
+    values = sorted(map(abs, errors))
+    if not values:
+        return ("-", "-", "-")
+    return percent(statistics.median(values)), percent(accuracy.quantile(values, 0.95)), percent(values[-1])
+
+
+def verdict(found: Sequence[Run]) -> str:
+    """Whether the runs meet the bars."""
+    values = [abs(run.error) for run in found]
+    good = statistics.median(values) <= BARS[0] and accuracy.quantile(values, 0.95) <= BARS[1]
+    return "met" if good else "missed"
+
+
+def summary(found: Sequence[Run]) -> list[str]:
+    """All runs, then by how they stand to the model."""
+    lines = _head("runs", "number", "ranks", "median", "95th percentile", "worst")
+    parts = [("**all**", list(found))]
+    parts += [(f"{s}: {words}", [run for run in found if run.status == s]) for s, words in STATUSES.items()]
+    for title, part in parts:
+        ranks = sum(len(run.judged.peaks) for run in part)
+        lines.append(_row(title, len(part), ranks, *spread(run.error for run in part)))
+    recorded = [run for run in found if run.error_before is not None]
+    if recorded:
+        ranks = sum(len(run.judged.peaks) for run in recorded)
+        errors = spread(run.error_before or 0.0 for run in recorded)
+        lines.append(_row("of the blind, as it was predicted before the run", len(recorded), ranks, *errors))
+    return lines
+
+
+def against_peers(found: Sequence[Run]) -> list[str]:
+    """zerokit and the others over the same runs."""
+    lines = _head("says", "runs", "median error", "95th percentile", "worst", "too low", "off by over 10 %")
+    rows = [("**zerokit**", [run.error for run in found])]
+    for key, title in peers.NAMES.items():
+        said = [(run.peers[key], run.measured) for run in found]
+        rows.append((title, [accuracy.error((value, real)) for value, real in said if value is not None]))
+    for title, errors in rows:
+        low = sum(error < -0.001 for error in errors) / len(errors)
+        far = sum(abs(error) > 0.1 for error in errors) / len(errors)
+        lines.append(_row(title, len(errors), *spread(errors), f"{low:.0%}", f"{far:.0%}"))
+    return lines
+
+
+def by_group(found: Sequence[Run]) -> list[str]:
+    """One table of all groups."""
+    lines = _head("group", "runs", "median", "95th percentile", "worst", "blind", "blind: worst")
+    for group, inside in grouped(found).items():
+        for name, part in inside.items():
+            blind = [run.error for run in part if run.status == "blind"]
+            errors = spread(run.error for run in part)
+            lines.append(_row(f"{group}: {name}", len(part), *errors, len(blind), spread(blind)[2]))
+    return lines
+
+
+def phases(found: Sequence[Run]) -> list[str]:
+    """The other quantities that the runs show."""
+    lines = _head("quantity", "figures", "median", "95th percentile", "worst")
+    for name, values in accuracy.errors([run.judged for run in found]).items():
+        lines.append(_row(name, len(values), *spread(values)))
+    return lines
+
+
+def _gib(value: int | None) -> str:
+    return "-" if value is None else f"{value / GIB:.2f}"
+
+
+def all_runs(found: Sequence[Run]) -> list[str]:
+    """Every run."""
+    lines = _head("run", "status", "GPUs", "measured", "zerokit", "error", "DeepSpeed", "accelerate",
+                  "ZeRO paper", "18 bytes")  # fmt: skip
+    for run in found:
+        own = (_gib(run.measured), _gib(run.predicted), f"{run.error:+.2%}")
+        others = (_gib(run.peers[key]) for key in peers.NAMES)
+        lines.append(_row(f"`{run.name}`", run.status, run.row["world_size"], *own, *others))
+    return lines
+
+
+def versions(found: Sequence[Run]) -> list[tuple[str, int]]:
+    """What the runs were made with, and how many were."""
+    named = (run.row.get("versions") or {} for run in found)
+    listed = Counter(", ".join(f"{k} {v}" for k, v in one.items()) or _FIRST_VERSIONS for one in named)
+    return listed.most_common()
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    place = DATA / name
+    lines = place.read_text(encoding="utf-8").splitlines() if place.exists() else []
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def write_text(found: Sequence[Run]) -> str:
+    """The page."""
+    worst = sorted(found, key=lambda run: -abs(run.error))[:5]
+    counts = sorted({run.row["world_size"] for run in found})
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    text: str = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        number=len(found),
+        gpus=", ".join(map(str, counts[:-1])) + f" and {counts[-1]}" if len(counts) > 1 else counts[0],
+        families=len({run.row["hf_config"]["model_type"] for run in found}),
+        bars=[f"{bar:.0%}" for bar in BARS],
+        met=verdict(found),
+        blind_met=verdict([run for run in found if run.status == "blind"]),
+        summary="\n".join(summary(found)),
+        sources=[(source, len(rows)) for source in SOURCES if (rows := rows_of(source))],
+        versions=versions(found),
+        traced_with=f"torch {version('torch')} and transformers {version('transformers')}",
+        peers="\n".join(against_peers(found)),
+        by_group="\n".join(by_group(found)),
+        phases="\n".join(phases(found)),
+        worst="; ".join(f"`{run.name}` {run.error:+.2%}" for run in worst),
+        fits=limits.table(fits)[0] if (fits := _rows("fits.jsonl")) else "",
+        quality=quality.table(compared) if (compared := _rows("quality.jsonl")) else "",
+        all_runs="\n".join(all_runs(found)),
+    )
+    return text
+
+
+def drawings(found: Sequence[Run]) -> dict[str, str]:
+    """File name -> SVG."""
+
+    def points(key: str) -> list[tuple[float, float]]:
+        return [(run.measured / GIB, value / GIB) for run in found if (value := run.peers[key]) is not None]
+
+    def own(*statuses: str) -> list[tuple[float, float]]:
+        return [(run.measured / GIB, run.predicted / GIB) for run in found if run.status in statuses]
+
+    series = [
+        plots.Series(title="18 bytes a parameter", colour="#bbbbbb", points=points("rule"), size=2.5),
+        plots.Series(
+            title="accelerate estimate-memory", colour="#e0a030", points=points("accelerate"), size=2.5
+        ),
+        plots.Series(title="DeepSpeed's estimators", colour="#c0504d", points=points("deepspeed"), size=2.5),
+        plots.Series(title="zerokit, seen or mended", colour="#7fb0dd", points=own("seen", "mended")),
+        plots.Series(title="zerokit, blind", colour="#0b4f8a", points=own("blind")),
+    ]
+    errors = {
+        group: {name: [abs(run.error) for run in part] for name, part in inside.items()}
+        for group, inside in grouped(found).items()
+    }
+    return {
+        "accuracy-peaks.svg": plots.scatter(
+            series, title="Peak memory of a GPU", across="measured, GiB", up="predicted, GiB"
+        ),
+        "accuracy-groups.svg": plots.strips(errors, title="|error| of the peak, every run"),
+    }
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 when the page would change")
+    options = parser.parse_args()
+    found = runs()
+    texts = {PAGE.name: write_text(found), **drawings(found)}
+    if options.check:
+        stale = [name for name, text in texts.items() if not _same(PAGE.parent / name, text)]
+        print(f"would change: {', '.join(stale)}" if stale else "the page is up to date")
+        return 1 if stale else 0
+    PAGE.parent.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (PAGE.parent / name).write_text(text, encoding="utf-8")
+    print("\n".join(summary(found)))
+    return 0
+
+
+def _same(place: Path, text: str) -> bool:
+    return place.exists() and place.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Cases whose plans ``zerokit plan`` made, and cases given to ``zerokit estimate``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure.host import ROOT, Case
+from zerokit.catalog import gpus, models, profiles
+from zerokit.cli.hardware import resized
+from zerokit.cli.inprocess import json_of
+from zerokit.core.hardware import Gpu
+from zerokit.core.memory.fits import outside_allocator_bytes
+from zerokit.core.settings import from_config
+from zerokit.core.strategy import Strategy
+from zerokit.errors import NothingFits
+
+MIB = 2**20
+Options = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model of the catalogue as the planner and the training script are told about it.
+
+    Attributes:
+        argument: of ``--model``: its name, or a file with its configuration where no traced profile is
+            committed, so that it is traced.
+    """
+
+    name: str
+    argument: str
+    head: str
+    hf_config: Mapping[str, Any] = field(repr=False)
+
+
+def subject(name: str, folder: Path) -> Subject:
+    """The catalogue's model ``name``.
+
+    Raises:
+        InputError: there is none.
+    """
+    entry = models.load(name)
+    argument = name
+    if name not in profiles.names():
+        place = folder / "configs" / f"{name}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps(dict(entry.hf_config)), encoding="utf-8")
+        argument = str(place)
+    return Subject(name=name, argument=argument, head=entry.head, hf_config=entry.hf_config)
+
+
+def argv(options: Options) -> list[str]:
+    """Long options as a command takes them."""
+    return [text for name, value in options.items() for text in (f"--{name}", str(value))]
+
+
+def ask_plan(options: Options, folder: Path) -> dict[str, Any] | None:
+    """``zerokit plan --json`` in this process; ``None``: nothing fits."""
+    try:
+        return json_of("plan", [*argv(options), "--out", str(folder)])
+    except NothingFits:
+        return None
+
+
+def write_plan(options: Options, folder: Path) -> dict[str, Any]:
+    """The command itself, as a user gives it: writes the plan into ``folder``.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    command = [sys.executable, "-m", "zerokit", "plan", *argv(options), "--out", str(folder), "--json"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def ask_estimate(options: Options, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """``zerokit estimate --json`` of a DeepSpeed configuration."""
+    place = folder / "ds_config.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps(config), encoding="utf-8")
+    return json_of("estimate", [*argv(options), "--deepspeed", str(place)])
+
+
+def expected(estimate: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an estimate is kept beside a case, as in ``predict``; ``step_seconds`` too."""
+    ranks = estimate["per_rank"]
+    return {
+        "peak_allocated_bytes": [rank["peak_allocated_bytes"] for rank in ranks],
+        "phases": ranks[0]["phases"],
+        "peak_phase": ranks[0]["peak_phase"],
+        "host_bytes_per_node": estimate["host_bytes_per_node"],
+        "min_vram_bytes": estimate["min_vram_bytes"],
+        "step_seconds": estimate["step_seconds"],
+        "basis": estimate["basis"],
+    }
+
+
+def lora_of(options: Options) -> dict[str, Any] | None:
+    """peft's settings for the planner's ``--lora-`` options."""
+    if options.get("method") != "lora":
+        return None
+    rank, targets = int(str(options.get("lora-rank", 16))), str(options.get("lora-targets", "all-linear"))
+    modules: str | list[str] = targets if targets == "all-linear" else targets.split(",")
+    return {"r": rank, "lora_alpha": 2 * rank, "target_modules": modules}
+
+
+def case_of(
+    name: str,
+    model: Subject,
+    options: Options,
+    config: Mapping[str, Any],
+    *,
+    checkpointing: str,
+    estimate: Mapping[str, Any],
+    **more: Any,
+) -> Case:
+    """A case with every column; ``more``: those that the options do not say."""
+    case: Case = {
+        "id": name,
+        "hf_config": dict(model.hf_config),
+        "head": model.head,
+        "deepspeed_config": dict(config),
+        "world_size": int(str(options["gpus"])),
+        "tensor_parallel": config.get("tensor_parallel", {}).get("autotp_size", 1),
+        "micro_batch": config["train_micro_batch_size_per_gpu"],
+        "gradient_accumulation": config["gradient_accumulation_steps"],
+        "seq_len": int(str(options["seq-len"])),
+        "activation_checkpointing": checkpointing == "full",
+        "attention": options.get("attention", "sdpa"),
+        "lora": lora_of(options),
+        "expected": expected(estimate),
+    }
+    return case | more
+
+
+def card(driver_mib: int, like: str = "h200") -> Gpu:
+    """A GPU like another with so much memory by nvidia-smi: what ``--gpu LIKE --vram SIZE`` plans for."""
+    return resized(gpus.load(like), driver_mib * MIB)
+
+
+def allocator_limit(gpu: Gpu, config: Mapping[str, Any], world_size: int) -> int:
+    """What context, libraries and NCCL leave the allocator of a rank on a card. Bytes."""
+    tensor = config.get("tensor_parallel", {}).get("autotp_size", 1)
+    strategy = Strategy(
+        settings=from_config(config), data_parallel=world_size // tensor, tensor_parallel=tensor
+    )
+    return gpu.vram_bytes - outside_allocator_bytes(gpu, strategy)
+
+
+def write_cases(cases: Iterable[Case], place: Path) -> None:
+    """The file that ``launch`` reads."""
+    place.write_text(json.dumps(list(cases), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,184 @@
+"""``zerokit emit``, and the files that ``zerokit plan`` writes for each consumer."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from zerokit.check.deepspeed_file import Context
+from zerokit.check.emitted import verify
+from zerokit.check.files import check_files
+from zerokit.cli import run
+from zerokit.emit import planfile
+from zerokit.emit.files import DEEPSPEED_NAMES
+
+REQUESTS = {
+    "stage 1": ("--params", "8b", "--gpus", "8", "--gpu", "h100-sxm-80gb"),
+    "offload": ("--params", "13b", "--gpus", "2", "--gpu", "a100-40gb"),
+    "nodes": ("--params", "70b", "--gpus", "32", "--nodes", "4", "--gpu", "h100-sxm-80gb", "--zero", "3"),
+    "tensor": ("--params", "8b", "--gpus", "8", "--gpu", "h100-sxm-80gb", "--tp", "2"),
+    "sequence": ("--params", "8b", "--gpus", "8", "--gpu", "h100-sxm-80gb", "--sp", "4"),
+    "fp16": ("--params", "1b", "--gpus", "2", "--gpu", "t4", "--precision", "fp16"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.defpath)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def emit(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run(["emit", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def make_plan(capsys: pytest.CaptureFixture[str], request: str = "nodes") -> None:
+    assert run(["plan", *REQUESTS[request]]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_a_file_for_every_consumer_and_emit_gives_them_again(
+    request_: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_plan(capsys, request_)
+    folder = Path("zerokit-plan")
+    for variant, name in DEEPSPEED_NAMES.items():
+        code, out, err = emit(capsys, "deepspeed", "--variant", variant)
+        assert code == 0, err
+        assert out == (folder / name).read_text()
+    # Accelerate refuses an optimizer in the file beside the script's own
+    assert "optimizer" not in json.loads((folder / DEEPSPEED_NAMES["accelerate"]).read_text())
+    assert json.loads((folder / DEEPSPEED_NAMES["trainer"]).read_text())["gradient_clipping"] == "auto"
+    accelerate = yaml.safe_load((folder / "accelerate.yaml").read_text())
+    assert accelerate["deepspeed_config"]["deepspeed_config_file"] == "zerokit-plan/ds_config.accelerate.json"
+    assert ("parallelism_config" in accelerate) == (request_ == "sequence")
+    assert emit(capsys, "accelerate")[1] == (folder / "accelerate.yaml").read_text()
+    plan = planfile.read(folder)
+    assert {"--per_device_train_batch_size", "--gradient_accumulation_steps"} <= set(plan.trainer_arguments)
+    for file in check_files([str(path) for path in folder.iterdir()], Context(world_size=plan.world_size)):
+        assert not [finding for finding in file.findings if finding.severity != "note"], file
+
+
+def test_the_plugins_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    code, out, _ = emit(capsys, "accelerate", "--form", "plugin", "--out", "conf/plugin.yaml")
+    assert (code, out) == (0, "")
+    text = Path("conf/plugin.yaml").read_text()
+    body = yaml.safe_load(text)
+    assert body["deepspeed_config"]["zero_stage"] == 3 and "deepspeed_config_file" not in text
+    assert (body["num_machines"], body["num_processes"], body["mixed_precision"]) == (4, 32, "bf16")
+    assert "batch_size of the script's DataLoader" in text
+    assert emit(capsys, "accelerate", "--form", "plugin", "--deepspeed", "x")[0] == 2
+
+
+def test_hostfile(capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    assert emit(capsys, "hostfile", "a", "b", "c", "d")[1] == "".join(f"{host} slots=8\n" for host in "abcd")
+    code, _, err = emit(capsys, "hostfile", "a", "b")
+    assert code == 2 and "2 hosts were named for 4 nodes" in err
+
+
+RAW = "import argparse, deepspeed\nparser = argparse.ArgumentParser()\n"
+SCRIPTS = {
+    "raw": RAW + "deepspeed.add_config_arguments(parser)\ndeepspeed.initialize(args=parser.parse_args())\n",
+    "trainer": "from transformers import Trainer\nTrainer().train()\n",
+    "accelerate": "from accelerate import Accelerator\nAccelerator()\n",
+    "none": "print(1)\n",
+}
+
+
+@pytest.mark.parametrize("style", SCRIPTS)
+def test_sbatch_gives_the_script_its_configuration(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    Path("train.py").write_text(SCRIPTS[style])
+    code, out, err = emit(capsys, "sbatch", "--time", "1:00:00", "--env", "A=b c", "train.py", "--lr", "1")
+    if style == "none":
+        assert code == 2 and "--style" in err
+        return
+    assert code == 0 and f"taken as {style}" in err
+    assert "#SBATCH --nodes=4\n" in out and "export A='b c'\n" in out and "PYTORCH_CUDA_ALLOC_CONF" in out
+    last = out.splitlines()[-1].strip()
+    if style == "raw":
+        assert last == "train.py --lr 1 --deepspeed --deepspeed_config zerokit-plan/ds_config.json"
+        assert "ACCELERATE" not in out
+    else:
+        assert last == "train.py --lr 1"
+        assert f"ACCELERATE_DEEPSPEED_CONFIG_FILE=zerokit-plan/{DEEPSPEED_NAMES[style]}\n" in out
+    assert ("--per_device_train_batch_size" in err) == (style == "trainer")
+
+
+def test_sequence_parallel_reaches_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys, "sequence")
+    code, out, _ = emit(capsys, "sbatch", "--style", "trainer", "elsewhere.py")
+    assert code == 0 and "export PARALLELISM_CONFIG_SP_SIZE=4\n" in out
+
+
+def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    for style in ("raw", "trainer"):
+        code, out, _ = emit(capsys, "kubernetes", "--image", "r/i:1", "--style", style, "/app/train.py", "-x")
+        assert code == 0
+        config_map, _, job = yaml.safe_load_all(out)
+        held = json.loads(config_map["data"]["ds_config.json"])
+        assert held == json.loads(Path("zerokit-plan", DEEPSPEED_NAMES[style]).read_text())
+        container = job["spec"]["template"]["spec"]["containers"][0]
+        assert (job["spec"]["completions"], container["image"]) == (4, "r/i:1")
+        named = "--deepspeed_config" in container["command"]
+        assert named == (style == "raw")
+        names = {variable["name"] for variable in container["env"]}
+        assert ("ACCELERATE_DEEPSPEED_CONFIG_FILE" in names) == (style == "trainer")
+    assert emit(capsys, "kubernetes", "train.py")[0] == 2  # no image
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("deepspeed", "--plan", "nowhere"), "there is no plan; make one with: zerokit plan --out nowhere"),
+        (("deepspeed", "--variant", "fsdp"), "use one of raw, trainer, accelerate"),
+        (("sbatch", "absent.py"), "there is no such file; with --style raw"),
+        (("sbatch", "--style", "x", "absent.py"), "--style x: use auto, raw"),
+        (("sbatch", "--style", "raw", "--env", "A", "absent.py"), "--env A: write NAME=VALUE"),
+        (("accelerate", "--out", "file/x.yaml"), "--out file/x.yaml: cannot be written"),
+    ],
+)
+def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    Path("file").write_text("")
+    code, out, err = emit(capsys, *arguments)
+    assert code == 2 and words in err and out == ""
+
+
+def test_a_pipeline_is_for_raw_scripts_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = ("--params", "8b", "--gpus", "8", "--gpu", "h200", "--pipeline-module", "--pp", "4")
+    assert run(["plan", *pipeline]) == 0
+    capsys.readouterr()
+    assert {path.name for path in Path("zerokit-plan").iterdir()} == {"ds_config.json", "plan.yaml"}
+    assert emit(capsys, "sbatch", "--style", "raw", "t.py")[0] == 0
+    for arguments in (("sbatch", "--style", "trainer", "t.py"), ("accelerate",)):
+        code, _, err = emit(capsys, *arguments)
+        assert code == 2 and "PipelineModule" in err
+
+
+def test_a_plan_for_cpu_ranks_has_no_job_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--params", "20m", "--gpus", "2", "--device", "cpu", "--seq-len", "64"]) == 0
+    capsys.readouterr()
+    code, _, err = emit(capsys, "sbatch", "--style", "raw", "t.py")
+    assert code == 2 and "CPU ranks" in err
+
+
+def test_what_plan_writes_is_linted_first() -> None:
+    good = {"train_batch_size": 8, "gradient_accumulation_steps": 1, "train_micro_batch_size_per_gpu": 1}
+    verify({"ds.json": json.dumps(good)}, ranks=8)
+    with pytest.raises(RuntimeError, match=r"ds.json of this plan breaks batch-arithmetic \(line 1\)"):
+        verify({"ds.json": json.dumps(good)}, ranks=4)
+    yaml_text = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  zero_stag: 1\n"
+    with pytest.raises(RuntimeError, match="accelerate-ignored-key"):
+        verify({"accelerate.yaml": yaml_text}, ranks=8)

@@ -1,0 +1,153 @@
+"""How a script is told of a plan's batch and checkpointing: only by what it declares or the user wrote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.rankprocess import write_script
+from zerokit.core.layouts import Pins
+from zerokit.core.settings import DeepSpeedSettings
+from zerokit.core.strategy import Strategy
+from zerokit.run.scriptargs import ScriptOptions
+from zerokit.run.style import read_script
+
+RAW = """
+    import argparse, deepspeed
+    parser = argparse.ArgumentParser()
+    deepspeed.add_config_arguments(parser)
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--micro-batch-size", type=int)
+    deepspeed.initialize()
+"""
+PLAIN_RAW = """
+    import argparse, deepspeed
+    parser = argparse.ArgumentParser()
+    deepspeed.add_config_arguments(parser)
+    deepspeed.initialize()
+"""
+TRAINER = """
+    from transformers import HfArgumentParser, Trainer, TrainingArguments
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    Trainer(args=args).train()
+"""
+FIXED_TRAINER = """
+    from transformers import Trainer, TrainingArguments
+    args = TrainingArguments(per_device_train_batch_size=4, gradient_checkpointing=True)
+    Trainer(args=args).train()
+"""
+
+
+def options(folder: Path, text: str, *given: str) -> ScriptOptions:
+    facts = read_script(write_script(folder, text), None)
+    return ScriptOptions(facts=facts, style=facts.style, given=given)
+
+
+def strategy(checkpointing: str = "full", precision: str = "bf16") -> Strategy:
+    settings = DeepSpeedSettings(
+        precision=precision, micro_batch=4, gradient_accumulation=2, gradient_clipping=1.0
+    )
+    return Strategy(settings=settings, data_parallel=2, checkpointing=checkpointing)
+
+
+def test_declared_options_are_given_and_the_users_come_first(tmp_path: Path) -> None:
+    found = options(tmp_path, RAW, "--lr", "0.1", "--", "data.txt")
+    assert found.arguments(strategy()) == (
+        "--lr", "0.1", "--micro-batch-size", "4", "--gradient-checkpointing", "--", "data.txt",
+    )  # fmt: skip
+    assert "--gradient-checkpointing" not in found.arguments(strategy("none"))
+    assert found.pins(Pins()) == (Pins(), ())
+
+
+def test_what_the_user_gives_is_fixed_and_not_given_twice(tmp_path: Path) -> None:
+    found = options(tmp_path, RAW, "--gradient-checkpointing", "--micro-batch-size=2")
+    pins, notes = found.pins(Pins())
+    assert (pins.checkpointing, pins.micro_batch) == ("full", 2) and len(notes) == 2
+    assert found.arguments(strategy()) == found.given
+
+
+def test_placeholders_are_filled_in(tmp_path: Path) -> None:
+    given = (
+        "--bs={micro_batch}",
+        "--acc",
+        "{gradient_accumulation}",
+        "--ckpt",
+        "{checkpointing}",
+        '{"a": 1}',
+    )
+    found = options(tmp_path, PLAIN_RAW, *given)
+    assert found.pins(Pins()) == (Pins(), ())
+    assert found.arguments(strategy()) == ("--bs=4", "--acc", "2", "--ckpt", "true", '{"a": 1}')
+    assert found.arguments(strategy("none"))[4] == "false"
+
+
+def test_a_script_that_cannot_be_told_fixes_checkpointing(tmp_path: Path) -> None:
+    pins, notes = options(tmp_path, PLAIN_RAW).pins(Pins())
+    assert pins.checkpointing == "none" and "no option" in notes[0]
+    enabled = PLAIN_RAW + "    model.gradient_checkpointing_enable()\n"
+    assert options(tmp_path, enabled).pins(Pins())[0].checkpointing == "full"
+    # what the user pinned stays
+    assert options(tmp_path, PLAIN_RAW).pins(Pins(checkpointing="full")) == (Pins(checkpointing="full"), ())
+
+
+def test_a_trainer_that_parses_its_arguments_gets_them(tmp_path: Path) -> None:
+    found = options(tmp_path, TRAINER, "--output_dir", "out")
+    assert found.pins(Pins()) == (Pins(search_tensor=True), ())
+    assert found.arguments(strategy()) == (
+        "--output_dir", "out", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2",
+        "--max_grad_norm", "1.0", "--bf16", "True", "--gradient_checkpointing", "True",
+    )  # fmt: skip
+    assert "--bf16" not in found.arguments(strategy(precision="fp32"))
+    placed = options(tmp_path, TRAINER, "--per_device_train_batch_size", "{micro_batch}")
+    assert placed.arguments(strategy())[:2] == ("--per_device_train_batch_size", "4")
+    assert placed.arguments(strategy()).count("--per_device_train_batch_size") == 1
+
+
+def test_a_trainer_fed_from_a_file_is_not_added_to(tmp_path: Path) -> None:
+    found = options(tmp_path, TRAINER, "arguments.json")
+    assert found.arguments(strategy()) == ("arguments.json",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "precision"),
+    [
+        ("", "fp32"),
+        ("bf16=True", "bf16"),
+        ("fp16=True", "fp16"),
+        ("bf16=False", "fp32"),
+        ("bf16=can()", "auto"),
+    ],
+)
+def test_a_trainer_decides_its_precision(tmp_path: Path, arguments: str, precision: str) -> None:
+    text = FIXED_TRAINER.replace("gradient_checkpointing=True", arguments)
+    assert options(tmp_path, text).precision("auto")[0] == precision
+    assert options(tmp_path, text).precision("fp16") == ("fp16", ())
+    assert (
+        options(tmp_path, TRAINER).precision("auto")
+        == options(tmp_path, RAW).precision("auto")
+        == ("auto", ())
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FIXED_TRAINER, Pins(micro_batch=4, gradient_accumulation=1, checkpointing="full")),
+        # the Trainer's defaults
+        (
+            FIXED_TRAINER.replace("per_device_train_batch_size=4, gradient_checkpointing=True", ""),
+            Pins(micro_batch=8, gradient_accumulation=1, checkpointing="none"),
+        ),
+        # computed: only the run will tell
+        (
+            FIXED_TRAINER.replace("size=4", "size=compute()"),
+            Pins(micro_batch=None, gradient_accumulation=1, checkpointing="full"),
+        ),
+    ],
+)
+def test_a_trainer_without_options_fixes_its_batch(tmp_path: Path, text: str, expected: Pins) -> None:
+    found = options(tmp_path, text)
+    assert found.pins(Pins())[0] == replace(expected, search_tensor=True)
+    assert found.arguments(strategy()) == ()

@@ -1,0 +1,134 @@
+"""Step times that ``zerokit tune`` measured on this machine, kept for later plans. Imports no torch.
+
+One JSON file per host name in the user's cache folder, beside what ``doctor --measure`` keeps:
+``$XDG_CACHE_HOME/zerokit/tuned/HOST.json``. It is read strictly: a file with anything unknown, missing
+or impossible in it is not used at all, and said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from zerokit import __version__
+from zerokit.catalog import measured
+from zerokit.core.calibrating import Observation
+from zerokit.strictload.yamldump import write_text_atomically
+
+SCHEMA = "zerokit.tuned/1"
+_MOST = 4000
+_NOT_USED = ", and is not used"
+_TEXTS = frozenset({"gpu", "method", "attention", "offload_optimizer", "offload_param", "checkpointing",
+                    "precision", "measured_at"})  # fmt: skip
+_SECONDS = frozenset({"predicted_step_seconds", "measured_step_seconds"})
+_NAMES = frozenset(field.name for field in fields(Observation))
+
+
+def path(environment: Mapping[str, str] | None = None, host: str | None = None) -> Path:
+    """Where this machine's tuned step times are kept."""
+    beside = measured.path(environment, host)
+    return beside.parent.parent / "tuned" / beside.name
+
+
+def load(at: Path | None = None) -> tuple[tuple[Observation, ...], str | None]:
+    """What was tuned on this machine, and a warning when a file is there that cannot be used."""
+    at = at or path()
+    try:
+        body = json.loads(at.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except FileNotFoundError:
+        return (), None
+    except (OSError, ValueError, RecursionError) as error:
+        return (), _warning(at, f"cannot be read ({error.__class__.__name__})")
+    try:
+        return from_dict(body), None
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        return (), _warning(at, f"is not this version's file of tuned step times ({error})")
+
+
+def _warning(at: Path, why: str) -> str:
+    return f"warning: {at} {why}{_NOT_USED}; tune again, or delete it"
+
+
+def from_dict(body: Any) -> tuple[Observation, ...]:
+    """Read back what :func:`save` wrote.
+
+    Raises:
+        ValueError, TypeError, KeyError: something is missing, unknown or impossible.
+    """
+    if not isinstance(body, dict) or body.keys() != {"schema", "zerokit", "observations"}:
+        raise ValueError("schema, zerokit and observations are expected")
+    if body["schema"] != SCHEMA:
+        raise ValueError(f"schema {str(body['schema'])[:40]!r}, not {SCHEMA}")
+    if not isinstance(body["zerokit"], str) or not isinstance(body["observations"], list):
+        raise TypeError("observations must be a list")
+    if body["zerokit"] != __version__:
+        # its ratios are to the predictions of another time model
+        raise ValueError(f"written by zerokit {body['zerokit'][:40]}")
+    return tuple(_observation(number, values) for number, values in enumerate(body["observations"]))
+
+
+def _observation(number: int, values: Any) -> Observation:
+    if not isinstance(values, dict) or values.keys() != _NAMES:
+        raise ValueError(f"observations[{number}] has other fields")
+    for name, value in values.items():
+        if name == "layer_factor" and value is None:
+            continue
+        if name in _TEXTS:
+            good = isinstance(value, str)
+        elif name in _SECONDS or name == "layer_factor":
+            real = isinstance(value, int | float) and not isinstance(value, bool)
+            good = real and math.isfinite(value) and 0 < value < 1e9
+        else:
+            least = 0 if name == "zero_stage" else 1
+            good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        if not good:
+            raise ValueError(f"observations[{number}].{name} is {str(value)[:40]!r}")
+    return Observation(**values)
+
+
+def save(observations: Sequence[Observation], at: Path | None = None) -> tuple[Path, str | None]:
+    """Add to the file; of one strategy of one job the newest stays.
+
+    Returns:
+        The file, and a note when one that could not be used was put aside.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    at = at or path()
+    at.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(at.with_suffix(".lock")):
+        kept, warning = load(at)
+        note = None
+        if warning is not None:
+            aside = at.with_suffix(".unusable.json")
+            at.replace(aside)
+            note = f"{warning.removeprefix('warning: ').partition(_NOT_USED)[0]}; put aside as {aside.name}"
+        merged = {each.key: each for each in (*kept, *observations)}
+        newest = sorted(merged.values(), key=lambda each: each.measured_at)[-_MOST:]
+        body = {"schema": SCHEMA, "zerokit": __version__, "observations": [asdict(each) for each in newest]}
+        write_text_atomically(at, json.dumps(body, indent=1, allow_nan=False) + "\n")
+    return at, note
+
+
+@contextlib.contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """Two tunes that end at once must not lose each other's times."""
+    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not a number")

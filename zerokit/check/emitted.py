@@ -1,0 +1,42 @@
+"""What zerokit itself is about to write, through the same lint as anybody's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zerokit.check.accelerate_file import lint_accelerate, named_config
+from zerokit.check.accelerate_pair import lint_pair
+from zerokit.check.deepspeed_file import Context, lint_deepspeed
+from zerokit.check.finding import Finding
+from zerokit.strictload import parse_json, parse_yaml
+
+
+def verify(texts: Mapping[str, str], *, ranks: int, gpus_per_node: int | None = None) -> None:
+    """Lint DeepSpeed JSON and accelerate YAML, by file name, for so many ranks.
+
+    Raises:
+        RuntimeError: an error in them; whoever wrote them has a bug.
+    """
+    context = Context(world_size=ranks, gpus_per_node=gpus_per_node)
+    findings: list[Finding] = []
+    configs = {}
+    for name, text in texts.items():
+        if name.endswith(".json"):
+            document = parse_json(text, name)
+            configs[name] = document.value
+            findings += lint_deepspeed(document, context)
+    for name, text in texts.items():
+        if name.endswith(".json"):
+            continue
+        document = parse_yaml(text, name)
+        findings += lint_accelerate(document, ranks)
+        named = (named_config(document) or "").rpartition("/")[2]
+        if named in configs:
+            findings += lint_pair(document, configs[named], named)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        first = errors[0]
+        raise RuntimeError(
+            f"a bug in zerokit: the {first.path} of this plan breaks {first.rule} (line {first.place.line}): "
+            f"{first.message}; nothing was written, please report it"
+        )

@@ -1,0 +1,199 @@
+"""Values of the wrong kind, for a key whose kind is known."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zerokit.check.finding import Finding, finding_at
+from zerokit.core.rules.types import Edit
+from zerokit.core.settings import DEEPSPEED_VERSION
+from zerokit.strictload import Document, Path
+
+SOURCE = f"keys that DeepSpeed {DEEPSPEED_VERSION} reads"
+_PLAIN_INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.0*)?")
+LARGEST_INTEGER = 2**63 - 1
+"""Beyond it no tensor can be sized, nor element counted."""
+
+finding = functools.partial(finding_at, source=SOURCE)
+"""A finding at a path of a DeepSpeed JSON."""
+
+_NAMES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "text": "text",
+    "block": "an object",
+    "choice": "one of a few values",
+}
+_LIMITS = (
+    ("minimum", operator.lt, "at least"),
+    ("above", operator.le, "more than"),
+    ("maximum", operator.gt, "at most"),
+    ("below", operator.ge, "less than"),
+)
+
+
+def lint_value(
+    document: Document, path: Path, entry: Mapping[str, Any], given: object, *, refused: bool
+) -> Iterator[Finding]:
+    """Findings about one value; ``refused``: DeepSpeed's own class looks at its kind, too."""
+    kind = entry["kind"]
+    if given is None:
+        if refused and not entry.get("null"):
+            yield wrong(document, path, entry, given)
+        return
+    if kind == "integer":
+        yield from _number(document, path, entry, given, whole=True, refused=refused)
+    elif kind == "number":
+        yield from _number(document, path, entry, given, whole=False, refused=refused)
+    elif kind == "boolean":
+        yield from _boolean(document, path, entry, given, refused=refused)
+    elif (kind == "text" and not isinstance(given, str)) or (
+        kind == "choice" and given not in entry["choices"]
+    ):
+        yield from _choice(document, path, entry, given)
+    elif kind == "choice" and isinstance(given, bool):
+        number = int(given)  # equal to one of the choices
+        yield finding(
+            document,
+            path,
+            "wrong-kind",
+            f"{path[-1]} is {shown(given)}: DeepSpeed takes it for {number}",
+            f"write the {path[-1]} that is meant",
+            severity="warning",
+        )
+
+
+def _number(
+    document: Document, path: Path, entry: Mapping[str, Any], given: object, *, whole: bool, refused: bool
+) -> Iterator[Finding]:
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        yield wrong(document, path, entry, given)
+        return
+    if isinstance(given, str):
+        yield from number_as_text(document, path, entry, given, refused=refused)
+        return
+    if whole and given != int(given):
+        yield wrong(document, path, entry, given)
+        return
+    if abs(given) > LARGEST_INTEGER:
+        what = f"{path[-1]} is {shown(given)}: more than can be counted, DeepSpeed fails on it"
+        yield finding(document, path, "out-of-range", what, "use a number below 2**63")
+        return
+    for limit, breaks, words in _LIMITS:
+        if limit in entry and breaks(given, entry[limit]):
+            yield finding(
+                document,
+                path,
+                "out-of-range",
+                f"{path[-1]} is {shown(given)}: DeepSpeed refuses the file",
+                f"use {words} {entry[limit]}",
+            )
+
+
+def number_as_text(
+    document: Document, path: Path, entry: Mapping[str, Any], given: str, *, refused: bool
+) -> Iterator[Finding]:
+    """A number in quotes: ``"4"``, ``"5e8"``."""
+    try:
+        number = float(given.replace("_", ""))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or abs(number) > LARGEST_INTEGER:
+        yield wrong(document, path, entry, given)
+        return
+    value: object = int(number) if number == int(number) else number
+    dotted = ".".join(str(part) for part in path)
+    if not refused:
+        effect = "DeepSpeed takes it as text and fails in arithmetic"
+    elif entry["kind"] == "integer" and not _PLAIN_INTEGER.fullmatch(given):
+        effect = "DeepSpeed refuses the file"  # pydantic reads "2_000", and neither "5e8" nor "2.5"
+    else:
+        effect = "DeepSpeed reads it as a number; Accelerate and the Trainer see text"
+    yield finding(
+        document,
+        path,
+        "number-as-text",
+        f'{path[-1]} is the text "{given}": {effect}',
+        f"write {value} without quotes",
+        edits=(Edit(kind="set", key=dotted, value=value),),
+    )
+
+
+def _boolean(
+    document: Document, path: Path, entry: Mapping[str, Any], given: object, *, refused: bool
+) -> Iterator[Finding]:
+    if isinstance(given, bool):
+        return
+    words = {
+        "true": True,
+        "yes": True,
+        "on": True,
+        "1": True,
+        "false": False,
+        "no": False,
+        "off": False,
+        "0": False,
+    }
+    meant = words.get(str(given).lower()) if isinstance(given, str | int) else None
+    if meant is None:
+        yield wrong(document, path, entry, given)
+        return
+    dotted = ".".join(str(part) for part in path)
+    if refused:
+        effect = f"DeepSpeed reads {str(meant).lower()}; Accelerate and the Trainer compare it with a boolean"
+    elif isinstance(given, str):
+        effect = "DeepSpeed takes any text as true"
+    else:
+        return  # 0 and 1 do what they say
+    if isinstance(given, str):
+        yield finding(
+            document,
+            path,
+            "boolean-as-text",
+            f'{path[-1]} is the text "{given}": {effect}',
+            f"write {str(meant).lower()} without quotes",
+            edits=(Edit(kind="set", key=dotted, value=meant),),
+        )
+
+
+def _choice(document: Document, path: Path, entry: Mapping[str, Any], given: object) -> Iterator[Finding]:
+    choices = entry.get("choices", [])
+    if isinstance(given, str) and given.isdecimal() and int(given) in choices:
+        yield from number_as_text(document, path, entry, given, refused=True)
+        return
+    lower = given.lower() if isinstance(given, str) else None
+    edits: tuple[Edit, ...] = ()
+    if lower in choices:
+        edits = (Edit(kind="set", key=".".join(str(part) for part in path), value=lower),)
+    listed = ", ".join(str(choice) for choice in choices) if choices else _NAMES["text"]
+    yield finding(
+        document,
+        path,
+        "wrong-value",
+        f"{path[-1]} is {shown(given)}: DeepSpeed refuses the file",
+        f"use {listed}",
+        edits=edits,
+    )
+
+
+def wrong(document: Document, path: Path, entry: Mapping[str, Any], given: object) -> Finding:
+    """A value of another kind than its key takes."""
+    wanted = _NAMES.get(entry["kind"], "another value")
+    if entry.get("choices"):
+        wanted = ", ".join(str(choice) for choice in entry["choices"])
+    return finding(
+        document, path, "wrong-kind", f"{path[-1]} is {shown(given)}: DeepSpeed fails on it", f"use {wanted}"
+    )
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut short."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 40 else text[:39] + "…"

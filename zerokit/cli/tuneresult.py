@@ -1,0 +1,126 @@
+"""What ``zerokit tune`` says: its JSON, the command to go on with, and the error when no trial counts."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from zerokit.cli import payload
+from zerokit.cli.tuning import Trial, Tuning
+from zerokit.errors import (
+    InputError,
+    LauncherLost,
+    NodeUnusable,
+    RankFailed,
+    ReportNotWritten,
+    RunHung,
+    ZerokitError,
+)
+from zerokit.run.scriptargs import PLACEHOLDERS
+from zerokit.run.style import read_script
+
+SCHEMA = "zerokit.tune/1"
+_FAILURES = (RankFailed, RunHung, LauncherLost, NodeUnusable, ReportNotWritten)
+
+
+def body(tuning: Tuning) -> dict[str, Any]:
+    """``tune --json``, and tune.json."""
+    best, cluster = tuning.fastest, tuning.request.cluster
+    return {
+        "schema": SCHEMA,
+        "model": tuning.read.model_name,
+        "gpu": cluster.gpu.name,
+        "gpus": cluster.gpus,
+        "request": tuning.given,
+        "script": tuning.target.name,
+        "steps": tuning.wishes.stop_after_steps,
+        "trials": [_row(trial, timed=tuning.request.timed) for trial in tuning.trials],
+        "fastest": best.number if best is not None else None,
+        "interrupted": tuning.interrupted is not None,
+        "folder": str(tuning.folder) if tuning.folder is not None else None,
+        "files": tuning.files,
+        "calibration": tuning.calibration,
+        "assumptions": list(tuning.made.assumptions),
+        "next": _next(tuning, best) if best is not None and tuning.files else None,
+    }
+
+
+def _row(trial: Trial, *, timed: bool) -> dict[str, Any]:
+    found, candidate = trial.measured, trial.candidate
+    row: dict[str, Any] = {
+        "trial": trial.number,
+        "description": trial.words,
+        "strategy": payload.degrees(candidate.strategy),
+        "script_arguments": list(trial.arguments),
+        "predicted_step_seconds": candidate.time.step_seconds if timed else None,
+        "predicted_peak_bytes": candidate.memory.worst.peak_allocated_bytes,
+    }
+    if found is None:
+        return {**row, "outcome": "not_run", "counts": False}
+    if found.predicted_peak_bytes is not None:
+        row["predicted_peak_bytes"] = found.predicted_peak_bytes
+    return {
+        **row,
+        "outcome": found.outcome,
+        "counts": found.counts,
+        "problem": found.problem,
+        "differences": list(found.differences),
+        "steps": found.steps,
+        "measured_step_seconds": found.step_seconds,
+        "measured_peak_bytes": found.peak_bytes,
+        "memory": found.memory,
+        "run_dir": str(found.run_dir),
+    }
+
+
+def _next(tuning: Tuning, best: Trial) -> str:
+    """How to run the plan that was kept."""
+    target = tuning.target
+    where = ["-m", str(target.module)] if target.script is None else [target.script]
+    device = ["--device", "cpu"] if tuning.request.on_cpu else []
+    style = [] if tuning.wishes.style == _style_found(tuning) else ["--style", tuning.wishes.style]
+    return shlex.join(["zerokit", "launch", "--plan", tuning.out, *device, *style, *where, *best.arguments])
+
+
+def _style_found(tuning: Tuning) -> str:
+    script = Path(tuning.target.script) if tuning.target.script is not None else None
+    with suppress(ZerokitError):
+        return read_script(script, tuning.target.module).style
+    return "none"
+
+
+def conclude(tuning: Tuning) -> int:
+    """The exit code of an interruption, or 0 with a fastest plan.
+
+    Raises:
+        ZerokitError: none of the trials counts; the first failure decides which.
+    """
+    if tuning.interrupted is not None:
+        tuning.say(f"interrupted; what was measured is in {tuning.folder}")
+        return tuning.interrupted
+    if tuning.fastest is not None:
+        return 0
+    raise _none_counts(tuning.trials)
+
+
+def _none_counts(trials: list[Trial]) -> ZerokitError:
+    """The error when no trial counts."""
+    found = [(trial.number, trial.measured) for trial in trials if trial.measured is not None]
+    failed = [measured for _, measured in found if measured.problem is not None and measured.exit_code]
+    lines = [
+        f"  trial {number}: {measured.problem or '; '.join(measured.differences)}"
+        for number, measured in found
+    ]
+    text = "\n".join(["none of the plans could be timed:", *lines])
+    if not failed:
+        if any(measured.differences for _, measured in found):
+            text += f"\nGive the script what it decides itself: {', '.join(PLACEHOLDERS)} in its arguments"
+        return InputError(text)
+    if all(measured.outcome == "oom" for measured in failed):
+        text += (
+            "\nAll ran out of memory; try more with --top, or fix less: --checkpointing full, --micro-batch 1"
+        )
+    kind = next((kind for kind in _FAILURES if kind.exit_code == failed[0].exit_code), RankFailed)
+    return kind(text)

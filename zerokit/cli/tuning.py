@@ -1,0 +1,309 @@
+"""The work behind ``zerokit tune``: plans, trials one after another, what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from zerokit.cli import options as shared_options
+from zerokit.cli import payload
+from zerokit.cli.plan import write_files
+from zerokit.core.advice import strategy_words
+from zerokit.core.job import Job
+from zerokit.core.planning import Plan, Request, make_plan, make_space
+from zerokit.core.strategy import Candidate
+from zerokit.errors import InputError
+from zerokit.run.command import Target
+from zerokit.run.prepare import Wishes
+from zerokit.run.scriptargs import ScriptOptions
+from zerokit.run.style import STYLES, read_script
+from zerokit.run.trial import Measured, attempt
+from zerokit.units import format_gib, format_seconds
+
+RESULT_FILE = "tune.json"
+_SAME_PARAMETERS = 0.02
+_SAME_TIME = 0.01
+_LOOKED_THROUGH = 4  # so many ranked plans for each that is run
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """One plan to run, and what came of it."""
+
+    number: int
+    candidate: Candidate
+    arguments: tuple[str, ...]
+    measured: Measured | None = None
+
+    @property
+    def words(self) -> str:
+        """The plan in one line."""
+        return strategy_words(self.candidate.strategy)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it ran as planned, and was timed."""
+        return self.measured is not None and self.measured.counts
+
+    @property
+    def seconds(self) -> float:
+        """Measured time of a step; only for a trial that counts."""
+        assert self.measured is not None and self.measured.step_seconds is not None
+        return self.measured.step_seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class Tuning:
+    """All of one ``zerokit tune``. Seconds; ``interrupted`` is the exit code of a signal."""
+
+    target: Target
+    read: shared_options.Read
+    given: dict[str, Any]
+    made: Plan
+    job: Job
+    trials: list[Trial]
+    wishes: Wishes
+    out: str
+    say: Callable[[str], None]
+    folder: Path | None = None
+    interrupted: int | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    calibration: dict[str, Any] | None = None
+
+    # ---------------------------------------------------------------- before
+
+    @classmethod
+    def prepare(
+        cls, *, script: str | None, module: str | None, arguments: tuple[str, ...], options: dict[str, Any],
+        top: int, steps: int, out: str, launcher: str, style: str, limit_seconds: float,
+        heartbeat_seconds: float, grace_seconds: float, show_ranks: str, say: Callable[[str], None],
+    ) -> Tuning:  # fmt: skip
+        """Plan, and decide what to run.
+
+        Raises:
+            InputError: bad options, or a script that a plan's configuration cannot reach.
+            NothingFits: no plan fits.
+        """
+        target = Target(script=script, module=module, arguments=arguments)
+        facts = read_script(Path(script) if script is not None else None, module)
+        if style == "auto":
+            style = facts.style
+        elif style not in STYLES:
+            raise InputError(f"--style {style}: use auto, {', '.join(STYLES)}")
+        _refuse_own_configuration(style, facts.why, arguments)
+        read = shared_options.read(options)
+        request = read.request
+        if not request.on_cpu and not read.found_here:
+            raise InputError("tune runs here, and no GPU was found; --device cpu tunes on CPU ranks")
+        script_options = ScriptOptions(facts=facts, style=style, given=arguments)
+        pins, notes = script_options.pins(request.pins)
+        precision, more = script_options.precision(request.precision)
+        assumptions = (*request.assumptions, *notes, *more)
+        request = replace(request, pins=pins, precision=precision, assumptions=assumptions)
+        made = make_plan(request, top=top * _LOOKED_THROUGH)
+        job = make_space(request)[0].job
+        candidates = distinct([made.chosen, *made.alternatives], top)
+        memory = request.exact_memory or request.memory
+        trials = [
+            Trial(
+                number=number,
+                candidate=replace(each, memory=memory(job, each.strategy, request.cluster)),
+                arguments=script_options.arguments(each.strategy),
+            )
+            for number, each in enumerate(candidates, 1)
+        ]
+        wishes = Wishes(
+            target=target, device="cpu" if request.on_cpu else "cuda", launcher=launcher, style=style,
+            heartbeat_seconds=heartbeat_seconds, grace_seconds=grace_seconds, show_ranks=show_ranks,
+            stop_after_steps=steps, limit_seconds=limit_seconds,
+        )  # fmt: skip
+        return cls(
+            target=target, read=replace(read, request=request), given=shared_options.given(options),
+            made=made, job=job, trials=trials, wishes=wishes, out=out, say=say,
+        )  # fmt: skip
+
+    @property
+    def request(self) -> Request:
+        """What is planned for."""
+        return self.read.request
+
+    # ---------------------------------------------------------------- the trials
+
+    def run(self, run_dir: str | None) -> None:
+        """Run every trial that an interruption allows, and keep what they measured.
+
+        Raises:
+            InputError, NodeUnusable: no trial can run. ReportNotWritten: the disk is full.
+        """
+        from zerokit.run import folder
+
+        stem = Path(self.target.name).stem if self.target.script else self.target.name
+        self.folder = folder.make_run_folder(run_dir, f"tune-{stem}")
+        self.say(f"tune folder: {self.folder}")
+        try:
+            for trial in self.trials:
+                self._run(trial)
+                self._keep()
+                if self.interrupted is not None:
+                    break
+        except KeyboardInterrupt:  # between two trials; within one the supervisor hears it
+            self.interrupted = 130
+        best = self.fastest
+        if best is not None and self.interrupted is None:
+            self._write(best)
+        self._keep()
+
+    def _run(self, trial: Trial) -> None:
+        assert self.folder is not None
+        from zerokit.run import folder
+
+        predicted = format_seconds(trial.candidate.time.step_seconds)
+        self.say(
+            f"trial {trial.number} of {len(self.trials)}: {trial.words}"
+            + (f"; predicted {predicted} a step" if self.request.timed else "")
+        )
+        place = folder.make_run_folder(str(self.folder / f"trial-{trial.number}"), self.target.name)
+        self._write_plan(trial, place / "plan")
+        wishes = replace(
+            self.wishes,
+            target=replace(self.target, arguments=trial.arguments),
+            plan=str(place / "plan"),
+            run_dir=str(place),
+        )
+        first = trial.number == 1
+        say = self.say if first else lambda note: None
+        trial.measured = found = attempt(wishes, place, say, self.job.seq_len)
+        if found.outcome == "interrupted":
+            self.interrupted = found.exit_code
+        self.say(f"trial {trial.number}: {_result(found)}")
+
+    def _write_plan(
+        self, trial: Trial, place: Path, measured: dict[str, Any] | None = None
+    ) -> dict[str, str]:
+        candidate = trial.candidate
+        body = {
+            "request": self.given,
+            "chosen": payload.strategy(
+                candidate, self.job, self.request.cluster, assumptions=self.made.assumptions,
+                timed=self.request.timed, on_cpu=self.request.on_cpu,
+            ),
+        }  # fmt: skip
+        if measured is not None:
+            body["chosen"]["measured"] = measured
+        made = replace(self.made, chosen=candidate)
+        return write_files(place, body, made, self.job, self.request.cluster)
+
+    @property
+    def fastest(self) -> Trial | None:
+        """Of the trials that count."""
+        return min((t for t in self.trials if t.counts), key=lambda trial: trial.seconds, default=None)
+
+    def _write(self, best: Trial) -> None:
+        """The fastest as the plan, as ``zerokit plan`` writes it, with what was measured."""
+        found = best.measured
+        assert found is not None and found.step_seconds is not None
+        seconds, tried = format_seconds(found.step_seconds), sum(t.measured is not None for t in self.trials)
+        why = f"{best.words}: {seconds} a step measured here, the fastest of {tried} tried"
+        best.candidate = replace(best.candidate, why=why)
+        measured = {"step_seconds": found.step_seconds, "peak_bytes": found.peak_bytes,
+                    "memory": found.memory, "run_dir": str(found.run_dir)}  # fmt: skip
+        self.files = self._write_plan(best, Path(self.out), measured)
+
+    # ---------------------------------------------------------------- what is kept
+
+    def _keep(self) -> None:
+        """The result so far into tune.json, and the step times for later plans."""
+        from zerokit.cli.tuneresult import body
+        from zerokit.run import folder
+
+        assert self.folder is not None
+        self._calibrate()
+        folder.write_json(self.folder / RESULT_FILE, body(self))
+
+    def _calibrate(self) -> None:
+        """Keep the step times of the trials that ran this very job as planned."""
+        from zerokit.catalog import tuned
+        from zerokit.cli.calibration import keep
+
+        ran = [(t.candidate.strategy, t.seconds) for t in self.trials if t.counts]
+        if not ran:
+            return
+        why = self._other_job()
+        if why is not None:
+            self.calibration = {"file": None, "kept": 0, "why": why}
+            return
+        try:
+            place, note = keep(self.request, self.job, ran)
+        except OSError as error:
+            why = f"{error.filename or tuned.path()}: {error.strerror}"
+            self.calibration = {"file": None, "kept": 0, "why": why}
+            return
+        self.calibration = {"file": str(place), "kept": len(ran), "why": note}
+
+    def _other_job(self) -> str | None:
+        """Why the script's job is not the one that was planned for."""
+        trial = next((t for t in self.trials if t.counts), None)
+        if trial is None or (found := trial.measured) is None:
+            return None
+        length, planned = found.batch_columns, self.job.seq_len
+        if length is not None:
+            length *= trial.candidate.strategy.sequence_parallel
+        if self.request.shape.head == "causal" and length is not None and length != planned:
+            return (
+                f"the script's sequences have {length} tokens, planned for {planned}: give --seq-len {length}"
+            )
+        strategies = [t.candidate.strategy for t in self.trials]
+        whole = self.job.method == "full" and all(
+            s.tensor_parallel * s.pipeline_parallel == 1 for s in strategies
+        )
+        expected = self.request.shape.parameters
+        if whole and found.parameters and abs(found.parameters / expected - 1) > _SAME_PARAMETERS:
+            return (
+                f"the script's model has {found.parameters:,} parameters, planned for {expected:,}: "
+                "name it with --model or --params"
+            )
+        return None
+
+
+def distinct(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The first ``count`` that are worth a run each; what they leave over fills up.
+
+    Without sharding to save on, or with little to reduce, stages 0 to 2 are one strategy with three names:
+    such a one is not run again while others wait.
+    """
+    chosen: list[Candidate] = []
+    for candidate in ranked:
+        if not any(_alike(candidate, other) for other in chosen):
+            chosen.append(candidate)
+    rest = [candidate for candidate in ranked if candidate not in chosen]
+    return sorted([*chosen, *rest][:count], key=ranked.index)
+
+
+def _alike(one: Candidate, other: Candidate) -> bool:
+    first, *same = one.strategy.family
+    second, *also = other.strategy.family
+    near = abs(one.time.step_seconds / other.time.step_seconds - 1) < _SAME_TIME
+    return same == also and 3 not in (first, second) and near
+
+
+def _result(found: Measured) -> str:
+    if found.problem is not None:
+        return f"{found.outcome}: {found.problem}"
+    if found.differences:
+        return f"does not count: {'; '.join(found.differences)}"
+    kind = "host" if found.memory == "host" else "GPU"
+    memory = f", {format_gib(found.peak_bytes)} {kind} memory" if found.peak_bytes else ""
+    return f"{format_seconds(found.step_seconds or 0.0)} a step{memory}"
+
+
+def _refuse_own_configuration(style: str, why: str, arguments: tuple[str, ...]) -> None:
+    given = {argument.partition("=")[0] for argument in arguments}
+    if style == "none":
+        raise InputError(
+            f"no plan reaches this script: {why}; if it takes a DeepSpeed configuration, say how with --style"
+        )
+    own = "--deepspeed_config" if style == "raw" else "--deepspeed" if style == "trainer" else None
+    if own in given:
+        raise InputError(f"{own}: the script's own configuration would decide, not the plans; leave it out")

@@ -1,0 +1,226 @@
+"""From measured step times to factors on predicted ones, as ``zerokit tune`` collects them.
+
+Two things carry over, and they are kept apart:
+
+* to the **same job** (model, sequence length, method) on as many GPUs: the ratio of measured to
+  predicted time of each strategy that ran, and for the others the mean of those ratios, so that a
+  strategy does not look faster than a measured one only because it was never tried;
+* to **other jobs with layers of the same width**: a factor per layer (:class:`LayerFactor`). On the
+  published A100 runs these mend times at once, and choices from about four tuned jobs of a width on
+  (``python -m benchmarks.planner``, *jobs of this width tuned before*), so fewer are not used.
+
+To other widths nothing carries over: there a factor makes predictions worse (same table).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from zerokit.core.constants import Calibration, JobFactors, LayerFactor
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.shape import ModelShape
+from zerokit.core.strategy import Strategy, TimeEstimate
+
+FEWEST_JOBS = 4
+"""Of one width, before their layer factors are used for other jobs."""
+_LAYER_PARTS = ("compute", "launch")
+_LAYER_SHARE = 0.5
+"""A step whose layers take less than this share says too little about them."""
+_OVERSHOOT = 1.1  # the kernel of Calibration.layer_factor pulls towards 1; a few rounds make up for it
+_ROUNDS = 3
+
+LayerPoint = tuple[int, int, int]
+"""Hidden width, tensor parallel degree, tokens of one micro-batch on one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One strategy that ran, and its step time. All plain values: it is kept in a file.
+
+    Attributes:
+        gpu: catalogue name, or ``cpu``.
+        hidden, layers, parameters, seq_len, method, attention: model and job.
+        tokens: of one micro-batch on one rank.
+        predicted_step_seconds: without any factor from tuning.
+        layer_factor: measured over predicted time of its layers; None where they are not most of the step.
+    """
+
+    gpu: str
+    gpus: int
+    nodes: int
+    hidden: int
+    layers: int
+    parameters: int
+    seq_len: int
+    method: str
+    attention: str
+    zero_stage: int
+    offload_optimizer: str
+    offload_param: str
+    data_parallel: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    sequence_parallel: int
+    micro_batch: int
+    gradient_accumulation: int
+    checkpointing: str
+    precision: str
+    tokens: int
+    predicted_step_seconds: float
+    measured_step_seconds: float
+    layer_factor: float | None
+    measured_at: str
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted."""
+        return self.measured_step_seconds / self.predicted_step_seconds
+
+    @property
+    def job_key(self) -> tuple[object, ...]:
+        """What makes it the same job."""
+        return (self.hidden, self.layers, self.parameters, self.seq_len, self.method, self.attention)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What a newer observation replaces."""
+        return (
+            self.gpu,
+            self.gpus,
+            self.nodes,
+            *self.job_key,
+            *self.strategy_key,
+            self.gradient_accumulation,
+        )
+
+    @property
+    def strategy_key(self) -> tuple[object, ...]:
+        """The strategy, as ``Strategy.family`` gives it."""
+        return (
+            self.zero_stage, self.offload_optimizer, self.offload_param, self.data_parallel,
+            self.tensor_parallel, self.pipeline_parallel, self.sequence_parallel, self.micro_batch,
+            self.checkpointing, self.precision,
+        )  # fmt: skip
+
+
+def job_key(shape: ModelShape, job: Job) -> tuple[object, ...]:
+    """The job as an observation names it."""
+    layers = sum(stack.layers for stack in shape.stacks)
+    return (shape.hidden, layers, shape.parameters, job.seq_len, job.method, job.attention)
+
+
+def layer_point(shape: ModelShape, job: Job, strategy: Strategy) -> LayerPoint:
+    """Where on the map of layers a strategy's lie."""
+    tokens = strategy.settings.micro_batch * job.seq_len / strategy.sequence_parallel
+    return (shape.hidden, strategy.tensor_parallel, max(1, round(tokens)))
+
+
+def fit_layer_factors(
+    points: Sequence[LayerPoint],
+    measured_seconds: Sequence[float],
+    predict: Callable[[tuple[LayerFactor, ...]], Sequence[float]],
+) -> tuple[LayerFactor, ...]:
+    """The factors, one per point, under which ``predict`` gives the measured step times on average."""
+    found: dict[LayerPoint, float] = {}
+    for _ in range(_ROUNDS):
+        errors = defaultdict(list)
+        for point, measured, seconds in zip(points, measured_seconds, predict(_factors(found)), strict=True):
+            errors[point].append(math.log(measured / seconds))
+        found = {
+            point: found.get(point, 1.0) * math.exp(_OVERSHOOT * _mean(values))
+            for point, values in errors.items()
+        }
+    return _factors(found)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _factors(found: Mapping[LayerPoint, float]) -> tuple[LayerFactor, ...]:
+    return tuple(
+        LayerFactor(hidden=hidden, tensor_parallel=degree, tokens=tokens, factor=factor)
+        for (hidden, degree, tokens), factor in found.items()
+    )
+
+
+def observe(
+    shape: ModelShape,
+    job: Job,
+    cluster: Cluster,
+    measured: Sequence[tuple[Strategy, float]],
+    estimate: Callable[[Strategy, Calibration], TimeEstimate],
+    rates: Calibration,
+    at: str,
+) -> list[Observation]:
+    """Measured step times of a job as observations.
+
+    Args:
+        measured: strategies that ran, with the seconds of a step.
+        estimate: the time model under a calibration.
+        rates: what ``doctor --measure`` found, without factors from tuning.
+        at: time stamp.
+    """
+    plain = {id(strategy): estimate(strategy, rates) for strategy, _ in measured}
+    telling = [
+        (strategy, seconds)
+        for strategy, seconds in measured
+        if sum(plain[id(strategy)].parts.get(name, 0.0) for name in _LAYER_PARTS)
+        >= _LAYER_SHARE * plain[id(strategy)].step_seconds
+    ]
+    points = [layer_point(shape, job, strategy) for strategy, _ in telling]
+    factors = fit_layer_factors(
+        points,
+        [seconds for _, seconds in telling],
+        lambda found: [estimate(s, replace(rates, layer_factors=found)).step_seconds for s, _ in telling],
+    )
+    by_point = {(f.hidden, f.tensor_parallel, round(f.tokens)): f.factor for f in factors}
+    known = dict(zip(map(id, (strategy for strategy, _ in telling)), points, strict=True))
+    found = []
+    for strategy, seconds in measured:
+        zero, settings = strategy.settings.zero, strategy.settings
+        point = known.get(id(strategy))
+        found.append(
+            Observation(
+                gpu=cluster.gpu.name, gpus=cluster.gpus, nodes=cluster.nodes, hidden=shape.hidden,
+                layers=sum(stack.layers for stack in shape.stacks), parameters=shape.parameters,
+                seq_len=job.seq_len, method=job.method, attention=job.attention, zero_stage=zero.stage,
+                offload_optimizer=zero.offload_optimizer.device, offload_param=zero.offload_param.device,
+                data_parallel=strategy.data_parallel, tensor_parallel=strategy.tensor_parallel,
+                pipeline_parallel=strategy.pipeline_parallel, sequence_parallel=strategy.sequence_parallel,
+                micro_batch=settings.micro_batch, gradient_accumulation=settings.gradient_accumulation,
+                checkpointing=strategy.checkpointing, precision=settings.precision,
+                tokens=layer_point(shape, job, strategy)[2],
+                predicted_step_seconds=plain[id(strategy)].step_seconds, measured_step_seconds=seconds,
+                layer_factor=None if point is None else by_point[point], measured_at=at,
+            )
+        )  # fmt: skip
+    return found
+
+
+def calibrate(
+    rates: Calibration, observations: Iterable[Observation], shape: ModelShape, job: Job, cluster: Cluster
+) -> tuple[Calibration, tuple[Observation, ...]]:
+    """``rates`` with the factors that observations of this machine give, and those that gave any."""
+    here = [each for each in observations if each.gpu == cluster.gpu.name]
+    same_size = [each for each in here if (each.gpus, each.nodes) == (cluster.gpus, cluster.nodes)]
+    same_job = tuple(each for each in same_size if each.job_key == job_key(shape, job))
+    if same_job:
+        ratios = defaultdict(list)
+        for each in same_job:
+            ratios[each.strategy_key].append(math.log(each.ratio))
+        tried = {key: math.exp(_mean(values)) for key, values in ratios.items()}
+        mean = math.exp(_mean([math.log(ratio) for ratio in tried.values()]))
+        return replace(rates, tuned=JobFactors(tried=tried, others=mean)), same_job
+    wide = [each for each in here if each.hidden == shape.hidden and each.layer_factor is not None]
+    if len({(each.gpus, each.nodes, each.job_key) for each in wide}) < FEWEST_JOBS:
+        return rates, ()
+    logs = defaultdict(list)
+    for each in wide:
+        logs[each.hidden, each.tensor_parallel, each.tokens].append(math.log(each.layer_factor or 1.0))
+    factors = _factors({point: math.exp(_mean(values)) for point, values in logs.items()})
+    return replace(rates, layer_factors=factors), tuple(wide)

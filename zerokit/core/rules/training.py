@@ -1,0 +1,185 @@
+"""Rules about optimizer, scheduler and the reduction of gradients, as a DeepSpeed JSON says them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.core.rules.known import SCHEDULERS
+from zerokit.core.rules.types import Rule, Setup
+
+_CLIP = "max_grad_norm"
+
+
+def _unknown_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
+    name = setup.get("scheduler.type")
+    if not isinstance(name, str) or name in SCHEDULERS:
+        return False
+    right = next((known for known in SCHEDULERS if known.lower() == name.lower()), None)
+    return {"name": name, "instead": f"write {right}" if right else f"use {', '.join(sorted(SCHEDULERS))}"}
+
+
+def _scheduler_parameter(setup: Setup, name: str) -> bool:
+    kind = setup.get("scheduler.type")
+    needs = {"total_num_steps": ("WarmupDecayLR", "WarmupCosineLR")}
+    return kind in needs[name] and not setup.has(f"scheduler.params.{name}")
+
+
+def _communication_type(setup: Setup) -> bool | Mapping[str, Any]:
+    for name in ("communication_data_type", "seq_parallel_communication_data_type"):
+        value = setup.get(name)
+        if isinstance(value, str) and value.lower() not in ("fp16", "bf16", "fp32"):
+            return {"name": name, "value": value}
+    return False
+
+
+def _warmup_beyond_total(setup: Setup) -> bool | Mapping[str, Any]:
+    warmup, total = (setup.get(f"scheduler.params.{name}_num_steps") for name in ("warmup", "total"))
+    if setup.get("scheduler.type") not in ("WarmupDecayLR", "WarmupCosineLR"):
+        return False
+    if not all(isinstance(steps, int) and not isinstance(steps, bool) for steps in (warmup, total)):
+        return False
+    return warmup > total and {"warmup": warmup, "total": total}
+
+
+def _warmup(setup: Setup) -> bool:
+    steps = setup.get("scheduler.params.warmup_num_steps")
+    return isinstance(steps, int | float) and not isinstance(steps, bool) and steps < 1
+
+
+def _scaled_before_scatter(setup: Setup) -> bool | Mapping[str, Any]:
+    zero = setup.settings.zero
+    if zero.stage < 2 or not zero.reduce_scatter:
+        return False
+    if setup.get("prescale_gradients") is True:
+        return {"name": "prescale_gradients"}
+    if setup.get("gradient_predivide_factor") not in (None, 1, "auto"):
+        return {"name": "gradient_predivide_factor"}
+    return False
+
+
+TRAINING_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="max-grad-norm-in-optimizer",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:2483",
+        key="optimizer.params.max_grad_norm",
+        message="DeepSpeed refuses max_grad_norm in the optimizer",
+        mend='write "gradient_clipping" at the top level instead',
+        broken=lambda s: s.has(f"optimizer.params.{_CLIP}"),
+        scope="file",
+    ),
+    Rule(
+        id="unknown-scheduler",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:1930",
+        key="scheduler.type",
+        message="{name} is no DeepSpeed scheduler: the engine fails to start",
+        mend="{instead}",
+        broken=_unknown_scheduler,
+        scope="file",
+    ),
+    Rule(
+        id="scheduler-without-total-steps",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/lr_schedules.py:791",
+        key="scheduler.type",
+        message="this scheduler needs total_num_steps: the engine fails to start",
+        mend='add "total_num_steps" to its params ("auto" with the Trainer)',
+        broken=lambda s: _scheduler_parameter(s, "total_num_steps"),
+        scope="file",
+    ),
+    Rule(
+        id="warmup-not-positive",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/lr_schedules.py:734",
+        key="scheduler.params.warmup_num_steps",
+        message="warmup_num_steps must be at least 1 since DeepSpeed 0.19.6: the engine fails to start",
+        mend="write 1 for no warm-up, or leave the scheduler out",
+        broken=_warmup,
+        scope="file",
+    ),
+    Rule(
+        id="warmup-beyond-total",
+        severity="warning",
+        silent=False,
+        source="deepspeed/runtime/lr_schedules.py:827",
+        key="scheduler.params.warmup_num_steps",
+        message="warmup_num_steps {warmup} is more than total_num_steps {total}: DeepSpeed only warns, and the "
+        "full learning rate is never reached",
+        mend="warm up for fewer steps",
+        broken=_warmup_beyond_total,
+        scope="file",
+    ),
+    Rule(
+        id="scaling-with-reduce-scatter",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/zero/stage_1_and_2.py:350",
+        key="{name}",
+        message="{name} cannot be used with reduce_scatter at stage 2 and 3: the engine fails to start",
+        mend='remove it, or set "reduce_scatter": false',
+        broken=_scaled_before_scatter,
+        scope="file",
+    ),
+    Rule(
+        id="allreduce-sum-at-stage-3",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:696",
+        key="gradient_allreduce_op",
+        message="gradient_allreduce_op sum is not supported at stage 3: DeepSpeed refuses the file",
+        mend='use "mean"',
+        broken=lambda s: (
+            s.settings.zero.stage == 3
+            and isinstance(s.get("gradient_allreduce_op"), str)
+            and s.get("gradient_allreduce_op").lower() == "sum"
+        ),
+        scope="file",
+    ),
+    Rule(
+        id="gradient-allreduce-op",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:246",
+        key="gradient_allreduce_op",
+        message="gradient_allreduce_op {value} is not known: DeepSpeed refuses the file",
+        mend='use "mean" or "sum"',
+        broken=lambda s: (
+            isinstance(s.get("gradient_allreduce_op"), str)
+            and s.get("gradient_allreduce_op").lower() not in ("mean", "sum")
+            and {"value": s.get("gradient_allreduce_op")}
+        ),
+        scope="file",
+    ),
+    Rule(
+        id="communication-data-type",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:230",
+        key="{name}",
+        message="{name} {value} is not known: DeepSpeed refuses the file",
+        mend="use fp16, bf16 or fp32",
+        broken=_communication_type,
+        scope="file",
+    ),
+    Rule(
+        id="lamb-static-scale",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:2022",
+        key="fp16.loss_scale",
+        message="Lamb needs dynamic loss scaling: the engine fails to start",
+        mend='set "loss_scale": 0',
+        broken=lambda s: (
+            (s.settings.optimizer or "").lower() == "lamb"
+            and s.settings.precision == "fp16"
+            and s.get("fp16.loss_scale", 0) not in (0, "auto")
+        ),
+        scope="file",
+    ),
+)

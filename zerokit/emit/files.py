@@ -1,0 +1,50 @@
+"""The configuration files of one plan: a DeepSpeed JSON per consumer, and the accelerate YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerokit.core.job import Job
+from zerokit.core.strategy import Strategy
+from zerokit.emit.accelerate import accelerate_yaml
+from zerokit.emit.deepspeed import emit_deepspeed
+
+DEEPSPEED_NAMES: Mapping[str, str] = {
+    "raw": "ds_config.json",
+    "trainer": "ds_config.trainer.json",
+    "accelerate": "ds_config.accelerate.json",
+}
+"""Variant -> file name. Only what differs from the raw one is written."""
+ACCELERATE_NAME = "accelerate.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFiles:
+    """File name -> text; kind -> file name; and why each DeepSpeed key has its value."""
+
+    texts: Mapping[str, str]
+    names: Mapping[str, str]
+    reasons: Mapping[str, str]
+
+
+def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> PlanFiles:
+    """The files of a plan in ``folder``, which is written into the accelerate YAML."""
+    # neither a Trainer nor Accelerate can run a pipeline
+    variants = DEEPSPEED_NAMES if strategy.pipeline_parallel == 1 else ("raw",)
+    emitted = {variant: emit_deepspeed(strategy, job, variant=variant) for variant in variants}
+    texts, names = {}, {}
+    for variant, its in emitted.items():
+        if variant == "raw" or its.config != emitted["raw"].config:
+            name = DEEPSPEED_NAMES[variant]
+            texts[name] = json.dumps(its.config, indent=2) + "\n"
+            names["deepspeed" if variant == "raw" else f"deepspeed_{variant}"] = name
+    if "accelerate" in emitted:
+        named = names.get("deepspeed_accelerate", names["deepspeed"])
+        texts[ACCELERATE_NAME] = accelerate_yaml(
+            strategy, nodes, ds_config_path=str(folder / named), attention=job.attention
+        )
+        names["accelerate"] = ACCELERATE_NAME
+    return PlanFiles(texts=texts, names=names, reasons=emitted["raw"].reasons)
