@@ -215,7 +215,7 @@ class Pass:
     afters: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """Activations of one micro-step: bytes above what was there before the forward pass."""
 
@@ -223,6 +223,9 @@ class Timeline:
     backward: Pass
     forward_peak: float
     gradients: Pass  # the backward pass with the stretches between gradients merged into one entry each
+
+    def __hash__(self) -> int:  # of the tuples it would cost more than what is looked up by it
+        return id(self)
 
     @property
     def after_forward(self) -> float:
