@@ -264,3 +264,13 @@ def test_a_plan_beside_a_damaged_file_warns_and_goes_on(
     second = plan(capsys)
     assert any(note.startswith("warning: ") and "is not used" in note for note in second["assumptions"])
     assert degrees(second["chosen"]) == degrees(first["chosen"])
+
+
+def test_doctor_tells_of_tuned_step_times(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep([plan(capsys)["chosen"]], [0.5])
+    assert run(["doctor"]) == 0
+    assert "Tuned step times: 1, of 1 job" in capsys.readouterr().out
+    tuned.path().write_text("{}")
+    assert run(["doctor", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["tuned"]["step_times"] == 0 and "is not used" in body["tuned"]["warning"]

@@ -7,6 +7,7 @@ import json
 import click
 
 from zerokit.catalog import measured as measurements
+from zerokit.catalog import tuned
 from zerokit.catalog.measured import Measured
 from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
 from zerokit.run.doctor import Examination, Finding, examine
@@ -41,11 +42,14 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
         measured, reason = measurements.load()
     if as_json:
         kept = measured.as_dict() if measured else None
-        click.echo(json.dumps({**examination.as_dict(), "measured": kept}, indent=1, allow_nan=False))
+        times, warning = tuned.load()
+        known = {"file": str(tuned.path()), "step_times": len(times), "warning": warning}
+        body = {**examination.as_dict(), "measured": kept, "tuned": known}
+        click.echo(json.dumps(body, indent=1, allow_nan=False))
     else:
         for finding in examination.findings:
             _show(finding)
-        click.echo("\n" + "\n".join(_rates(measured, reason)))
+        click.echo("\n" + "\n".join([*_rates(measured, reason), *_tuned()]))
         click.echo(_verdict(examination))
     if strict and examination.blockers:
         names = ", ".join(finding.check for finding in examination.blockers)
@@ -92,6 +96,18 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
         )
         lines.append(f"  {operation}, bus GB/s: {curve}")
     return lines
+
+
+def _tuned() -> list[str]:
+    """Step times that `tune` keeps for later plans."""
+    times, warning = tuned.load()
+    if warning is not None:
+        return [f"Tuned step times: {warning}"]
+    if not times:
+        return ["Tuned step times: none; `zerokit tune` keeps them"]
+    jobs = len({(each.gpu, each.gpus, each.job_key) for each in times})
+    of = "1 job" if jobs == 1 else f"{jobs} jobs"
+    return [f"Tuned step times: {len(times)}, of {of} ({tuned.path()})"]
 
 
 def _show(finding: Finding) -> None:

@@ -103,6 +103,9 @@ class Tuning:
         assumptions = (*request.assumptions, *notes, *more)
         request = replace(request, pins=pins, precision=precision, assumptions=assumptions)
         made = make_plan(request, top=top * _LOOKED_THROUGH)
+        if more:  # given by the script, not by the user
+            said = [note for note in made.assumptions if note != f"precision {precision}: given"]
+            made = replace(made, assumptions=tuple(said))
         job = make_space(request)[0].job
         candidates = distinct([made.chosen, *made.alternatives], top)
         memory = request.exact_memory or request.memory
@@ -120,7 +123,8 @@ class Tuning:
             stop_after_steps=steps, limit_seconds=limit_seconds,
         )  # fmt: skip
         return cls(
-            target=target, read=replace(read, request=request), given=shared_options.given(options),
+            target=target, read=replace(read, request=request),
+            given={**shared_options.given(options), **_decided(read.request, request)},
             made=made, job=job, trials=trials, wishes=wishes, out=out, say=say,
         )  # fmt: skip
 
@@ -296,6 +300,17 @@ def _result(found: Measured) -> str:
     kind = "host" if found.memory == "host" else "GPU"
     memory = f", {format_gib(found.peak_bytes)} {kind} memory" if found.peak_bytes else ""
     return f"{format_seconds(found.step_seconds or 0.0)} a step{memory}"
+
+
+def _decided(asked: Request, decided: Request) -> dict[str, str]:
+    """What the script decided, as options of ``plan``: planning again from plan.yaml keeps it."""
+    pairs: list[tuple[str, object, object]] = [
+        ("precision", asked.precision, decided.precision),
+        ("micro-batch", asked.pins.micro_batch, decided.pins.micro_batch),
+        ("gradient-accumulation", asked.pins.gradient_accumulation, decided.pins.gradient_accumulation),
+        ("checkpointing", asked.pins.checkpointing, decided.pins.checkpointing),
+    ]
+    return {option: str(value) for option, before, value in pairs if value != before}
 
 
 def _refuse_own_configuration(style: str, why: str, arguments: tuple[str, ...]) -> None:
