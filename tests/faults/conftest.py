@@ -130,6 +130,18 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: Callable[[], s
 
 
 Launch = Callable[..., Run]
+Figure = Callable[[str, float], float]
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None]) -> Figure:
+    """``figure("seconds", 1.2)`` keeps what was measured for the fault table; returns the value."""
+
+    def keep(name: str, value: float) -> float:
+        record_property(name, round(value, 3))
+        return value
+
+    return keep
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import hosts as machines
-from tests.faults.conftest import SCRIPT, Run, wait_for
+from tests.faults.conftest import SCRIPT, Figure, Run, wait_for
 
 REASON = machines.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -76,7 +76,7 @@ def test_a_run_on_two_hosts(cluster: Cluster) -> None:
     wait_for(lambda: not run.left(), 10, lambda: f"left: {run.left()}")
 
 
-def test_a_host_is_cut_off_in_the_middle_of_a_run(cluster: Cluster) -> None:
+def test_a_host_is_cut_off_in_the_middle_of_a_run(cluster: Cluster, figure: Figure) -> None:
     grace = 2.0
     options = ("--heartbeat", str(HEARTBEAT), "--grace", str(grace))
     run = cluster.launch("all:together", options=options)
@@ -89,6 +89,7 @@ def test_a_host_is_cut_off_in_the_middle_of_a_run(cluster: Cluster) -> None:
     assert "no sign of life" in err or "no progress" in err
     if "not shared" in err:  # with its own folder the host has nothing left to reach us by
         assert "rank 1 on node-2: no sign of life" in err
+    figure("seconds", took)
     assert took < HEARTBEAT + grace + 30  # ssh gives up on the silent host after 8 s, twice
     assert "no answer from node-2" in err
     assert run.report()["outcome"] != "ok"
@@ -96,18 +97,19 @@ def test_a_host_is_cut_off_in_the_middle_of_a_run(cluster: Cluster) -> None:
     wait_for(lambda: not run.left(), 2 * HEARTBEAT + 20, lambda: f"left: {run.left()}")
 
 
-def test_zerokit_is_killed_and_nobody_is_left_on_any_host(cluster: Cluster) -> None:
+def test_zerokit_is_killed_and_nobody_is_left_on_any_host(cluster: Cluster, figure: Figure) -> None:
     run = cluster.launch("all:work", options=("--heartbeat", str(HEARTBEAT)))
     run.until_started(2, 180)
     os.kill(run.process.pid, signal.SIGKILL)
-    wait_for(lambda: not run.left(), 2 * HEARTBEAT + 20, lambda: f"left: {run.left()}")
+    took = wait_for(lambda: not run.left(), 2 * HEARTBEAT + 20, lambda: f"left: {run.left()}")
+    figure("seconds", took)
 
 
-def test_a_host_that_does_not_answer_is_named(cluster: Cluster) -> None:
+def test_a_host_that_does_not_answer_is_named(cluster: Cluster, figure: Figure) -> None:
     cluster.hosts[1].cut_off()
     began = time.monotonic()
     run = cluster.launch("all:short")
     code, _, err = run.end(120)
     assert code == 13, err
     assert "node-2 (hostfile line 2)" in err and "node-1 (" not in err
-    assert time.monotonic() - began < 10 + 10
+    assert figure("seconds", time.monotonic() - began) < 10 + 10

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import SCRIPT, Launch, Run, wait_for
+from tests.faults.conftest import SCRIPT, Figure, Launch, Run, wait_for
 
 # What the time limits of the fault table leave to a loaded machine: Python's own start and end.
 SLACK_SECONDS = 4.0
 
 
-def nobody_left(run: Run, seconds: float = 3.0) -> None:
-    wait_for(lambda: not run.left(), seconds + SLACK_SECONDS, lambda: f"left: {run.left()}")
+def nobody_left(run: Run, figure: Figure, seconds: float = 3.0) -> None:
+    took = wait_for(lambda: not run.left(), seconds + SLACK_SECONDS, lambda: f"left: {run.left()}")
+    figure("seconds", took)
 
 
 def test_success_is_reported(launch: Launch) -> None:
@@ -33,13 +34,13 @@ def test_success_is_reported(launch: Launch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_is_killed(launch: Launch, rank: int, number: signal.Signals) -> None:
+def test_a_rank_is_killed(launch: Launch, rank: int, number: signal.Signals, figure: Figure) -> None:
     run = launch("all:work")
     pids = run.until_started(2)
     os.kill(pids[rank], number)
     began = time.monotonic()
     code, _, err = run.end()
-    assert time.monotonic() - began <= 3 + SLACK_SECONDS
+    assert figure("seconds", time.monotonic() - began) <= 3 + SLACK_SECONDS
     assert code == 10, err
     assert f"rank {rank} on " in err and number.name in err
     report = run.report()
@@ -101,14 +102,14 @@ def test_a_rank_without_report_is_no_success(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_zerokit_is_told_to_end(launch: Launch, number: signal.Signals) -> None:
+def test_zerokit_is_told_to_end(launch: Launch, number: signal.Signals, figure: Figure) -> None:
     grace = 5.0
     run = launch("all:saves", options=("--grace", str(grace)))
     run.until_started(2)
     began = time.monotonic()
     os.kill(run.process.pid, number)
     code, _, err = run.end()
-    assert time.monotonic() - began <= grace + 2 + SLACK_SECONDS
+    assert figure("seconds", time.monotonic() - began) <= grace + 2 + SLACK_SECONDS
     assert code == 128 + number, err
     report = run.report()
     assert report["outcome"] == "interrupted" and report["exit_code"] == 128 + number
@@ -116,7 +117,7 @@ def test_zerokit_is_told_to_end(launch: Launch, number: signal.Signals) -> None:
     assert not run.left()
 
 
-def test_a_second_interrupt_skips_the_grace(launch: Launch) -> None:
+def test_a_second_interrupt_skips_the_grace(launch: Launch, figure: Figure) -> None:
     run = launch("all:stubborn", options=("--grace", "120"))
     run.until_started(2)
     os.kill(run.process.pid, signal.SIGINT)
@@ -125,26 +126,26 @@ def test_a_second_interrupt_skips_the_grace(launch: Launch) -> None:
     began = time.monotonic()
     os.kill(run.process.pid, signal.SIGINT)
     assert run.end()[0] == 130
-    assert time.monotonic() - began <= 2 + SLACK_SECONDS
+    assert figure("seconds", time.monotonic() - began) <= 2 + SLACK_SECONDS
     assert not run.left()
 
 
-def test_zerokit_is_killed(launch: Launch) -> None:
+def test_zerokit_is_killed(launch: Launch, figure: Figure) -> None:
     run = launch("all:work")
     run.until_started(2)
     run.process.kill()
-    nobody_left(run)
+    nobody_left(run, figure)
     wait_for((run.run_dir / "report.json").exists, 10, lambda: "no report by the guard")
     report = run.report()
     assert report["outcome"] == "launcher_lost" and report["exit_code"] == 12
 
 
-def test_the_guard_is_killed(launch: Launch) -> None:
+def test_the_guard_is_killed(launch: Launch, figure: Figure) -> None:
     run = launch("all:work")
     run.until_started(2)
     (guard,) = run.children("guard.py")
     os.kill(guard, signal.SIGKILL)
-    nobody_left(run)
+    nobody_left(run, figure)
     code, _, err = run.end()
     assert code == 12, err
     assert run.report()["outcome"] == "launcher_lost"
@@ -171,7 +172,7 @@ def test_the_inner_launcher_is_killed(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("ranks", [8, pytest.param(64, marks=pytest.mark.slow)])
-def test_ranks_that_ignore_sigterm(launch: Launch, ranks: int) -> None:
+def test_ranks_that_ignore_sigterm(launch: Launch, ranks: int, figure: Figure) -> None:
     grace = 2.0
     run = launch("all:stubborn", ranks=ranks, options=("--grace", str(grace)))
     run.until_started(ranks, 180)
@@ -179,14 +180,14 @@ def test_ranks_that_ignore_sigterm(launch: Launch, ranks: int) -> None:
     os.kill(run.process.pid, signal.SIGTERM)
     code, _, _ = run.end(120)
     assert code == 143
-    assert time.monotonic() - began <= grace + 3 + SLACK_SECONDS * (1 + ranks // 32)
+    assert figure("seconds", time.monotonic() - began) <= grace + 3 + SLACK_SECONDS * (1 + ranks // 32)
     assert len(run.report()["ranks"]) == ranks
     assert not run.left()
 
 
 @pytest.mark.parametrize("deed", ["child", "session", "daemon"])
 @pytest.mark.parametrize("how", ["rank", "zerokit"])
-def test_what_a_rank_started_goes_too(launch: Launch, deed: str, how: str) -> None:
+def test_what_a_rank_started_goes_too(launch: Launch, deed: str, how: str, figure: Figure) -> None:
     run = launch(f"all:{deed}")
     pids = run.until_started(2)
     if how == "rank":
@@ -194,11 +195,11 @@ def test_what_a_rank_started_goes_too(launch: Launch, deed: str, how: str) -> No
         assert run.end()[0] == 10
     else:
         run.process.kill()
-    nobody_left(run)
+    nobody_left(run, figure)
 
 
 @pytest.mark.parametrize("how", ["stop", "sleep", "blocked"])
-def test_a_rank_stalls(launch: Launch, how: str) -> None:
+def test_a_rank_stalls(launch: Launch, how: str, figure: Figure) -> None:
     heartbeat, grace = 3.0, 2.0
     deeds = ("all:work",) if how == "stop" else ("all:blocked", f"1:{how}")
     run = launch(*deeds, options=("--heartbeat", str(heartbeat), "--grace", str(grace)))
@@ -208,7 +209,7 @@ def test_a_rank_stalls(launch: Launch, how: str) -> None:
         os.kill(pids[1], signal.SIGSTOP)
     code, _, err = run.end()
     assert code == 11, err
-    assert time.monotonic() - began <= heartbeat + grace + 3 + SLACK_SECONDS
+    assert figure("seconds", time.monotonic() - began) <= heartbeat + grace + 3 + SLACK_SECONDS
     report = run.report()
     assert report["outcome"] == "hung"
     for rank in (0, 1):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Launch, wait_for
+from tests.faults.conftest import Figure, Launch, wait_for
 from tests.rankprocess import read_rank, start_rank, write_script
 from zerokit.run.deadman import PIPE_SECONDS
 
@@ -188,14 +188,15 @@ def test_a_script_that_does_not_end_after_its_last_line(launch: Launch, tmp_path
     assert not run.left()
 
 
-def test_zerokit_and_its_guard_are_killed_together(launch: Launch) -> None:
+def test_zerokit_and_its_guard_are_killed_together(launch: Launch, figure: Figure) -> None:
     run = launch("all:work")
     run.until_started(2)
     (guard,) = run.children("guard.py")
     os.kill(run.process.pid, signal.SIGSTOP)  # or it would see the guard die, and end the ranks
     os.kill(guard, signal.SIGKILL)
     run.process.kill()
-    wait_for(lambda: not run.left(), PIPE_SECONDS + 12, lambda: f"left: {run.left()}")
+    took = wait_for(lambda: not run.left(), PIPE_SECONDS + 12, lambda: f"left: {run.left()}")
+    figure("seconds", took)
 
 
 def test_writing_a_large_checkpoint_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
