@@ -1,32 +1,137 @@
-"""Every recipe plans, to what it says it plans to, and what is written passes our own checks."""
+"""Every recipe plans to what it says it plans to, and what is written passes every tier of validation.
+
+The real ``deepspeed.initialize`` for up to eight ranks of each: ``./launch.sh test -m slow -k recipe``.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zerokit import recipes
+from zerokit.check.deep import DeepCase, DeepResult, run_deep
 from zerokit.check.deepspeed_file import Context
 from zerokit.check.files import check_files
 from zerokit.cli.inprocess import json_of
+from zerokit.emit import planfile
+
+NAMES = recipes.names()
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
 
 
-@pytest.mark.parametrize("name", recipes.names())
-def test_recipe_plans_and_what_is_written_is_valid(name: str, tmp_path: Path) -> None:
-    recipe = recipes.load(name)
-    answer: dict[str, Any] = json_of("plan", ["--recipe", name, "--out", str(tmp_path)])
-    chosen = answer["chosen"]
+@dataclass(frozen=True)
+class Planned:
+    """What one recipe gave."""
+
+    folder: Path
+    chosen: dict[str, Any]
+    plan: planfile.PlanFile
+
+    @property
+    def configs(self) -> list[Path]:
+        """The DeepSpeed file of each consumer."""
+        return sorted(self.folder.glob("ds_config*.json"))
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Planned]:
+    """Every recipe, planned once."""
+    found = {}
+    for name in NAMES:
+        folder = tmp_path_factory.mktemp(name)
+        answer = json_of("plan", ["--recipe", name, "--out", str(folder), "--top", "1"])
+        found[name] = Planned(folder, answer["chosen"], planfile.read(folder))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_plans_to_what_it_says(name: str, planned: dict[str, Planned]) -> None:
+    recipe, chosen = recipes.load(name), planned[name].chosen
     assert chosen["estimate"]["fits"] is True
-    if recipe.expect:
-        assert recipes.differences(recipe, chosen) == [], "run: zerokit recipes check --write"
-    ranks = chosen["data_parallel"] * chosen["tensor_parallel"] * chosen["sequence_parallel"]
-    written = [str(path) for path in tmp_path.iterdir() if path.suffix in (".json", ".yaml")]
-    assert {Path(path).name for path in written} >= {"ds_config.json", "accelerate.yaml", "plan.yaml"}
-    for file in check_files(written, Context(world_size=ranks)):
+    assert set(recipe.expect["strategy"]) == set(recipes.EXPECTED_STRATEGY)
+    assert set(recipe.expect["prediction"]) == set(recipes.EXPECTED_PREDICTION)
+    assert recipes.differences(recipe, chosen) == [], "run: zerokit recipes check --write"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_recipe_writes_passes_our_own_rules(name: str, planned: dict[str, Planned]) -> None:
+    it = planned[name]
+    written = [str(path) for path in it.folder.iterdir()]
+    assert {path.name for path in it.configs} == {
+        "ds_config.json", "ds_config.trainer.json", "ds_config.accelerate.json",
+    }  # fmt: skip
+    assert {Path(path).name for path in written} >= {"accelerate.yaml", "plan.yaml"}
+    for file in check_files(written, Context(world_size=it.plan.world_size)):
         alarms = [finding for finding in file.findings if finding.severity != "note"]
         assert not alarms, alarms
-    config = json.loads((tmp_path / "ds_config.json").read_text())
-    assert config == chosen["deepspeed_config"]
+    assert json.loads((it.folder / "ds_config.json").read_text()) == it.chosen["deepspeed_config"]
+
+
+def ask(planned: dict[str, Planned], mode: str) -> dict[str, list[DeepResult]]:
+    """What DeepSpeed or Accelerate says to each file of each recipe, asked in one process."""
+    cases: list[tuple[str, DeepCase]] = []
+    for name, it in planned.items():
+        strategy = it.plan.strategy()
+        if mode == "accelerate":
+            cases.append((name, DeepCase(mode=mode, path=str(it.folder / "accelerate.yaml"))))
+            continue
+        paths: Sequence[Path] = it.configs if mode == "classes" else [it.folder / "ds_config.json"]
+        for path in paths:
+            case = DeepCase(
+                config=json.loads(path.read_text()),
+                mode=mode,
+                world_size=strategy.world_size,
+                tensor_parallel=strategy.tensor_parallel,
+                pipeline_parallel=strategy.pipeline_parallel,
+                sequence_parallel=strategy.sequence_parallel,
+            )
+            cases.append((name, case))
+    answers: dict[str, list[DeepResult]] = {name: [] for name in planned}
+    for (name, _), result in zip(cases, run_deep([case for _, case in cases]), strict=True):
+        answers[name].append(result)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def classes(planned: dict[str, Planned]) -> dict[str, list[DeepResult]]:
+    return ask(planned, "classes")
+
+
+@pytest.fixture(scope="module")
+def loaded(planned: dict[str, Planned]) -> dict[str, list[DeepResult]]:
+    return ask(planned, "accelerate")
+
+
+@pytest.fixture(scope="module")
+def built(planned: dict[str, Planned]) -> dict[str, list[DeepResult]]:
+    return ask(planned, "initialize")
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_passes_deepspeeds_and_accelerates_classes(
+    name: str, classes: dict[str, list[DeepResult]], loaded: dict[str, list[DeepResult]]
+) -> None:
+    assert len(classes[name]) == 3 and len(loaded[name]) == 1
+    for result in (*classes[name], *loaded[name]):
+        assert result.ok, result.error
+
+
+@needs_deepspeed
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_builds_the_real_engine(
+    name: str, planned: dict[str, Planned], built: dict[str, list[DeepResult]]
+) -> None:
+    (result,) = built[name]
+    assert result.ok, result.error
+    assert result.built["zero_stage"] == planned[name].chosen["zero_stage"]
+    assert result.built["micro_batch"] == planned[name].chosen["micro_batch"]
