@@ -207,3 +207,40 @@ def test_our_own_pause_is_not_the_ranks(tmp_path: Path, monkeypatch: pytest.Monk
     ranks.clock.now += 3600  # Ctrl-Z, or a laptop's lid
     ranks.progress.poll()
     assert ranks.progress.hung([0, 1]) is None
+
+
+def test_a_rank_that_ended_its_script_may_upload_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads = {**quiet(5, cpu_per_second=0.3), "ending": True}
+    assert Ranks(tmp_path, monkeypatch, 1).pass_time(200, r0=uploads) is None
+    (tmp_path / "waits").mkdir()
+    waits = {**quiet(5), "ending": True}
+    assert Ranks(tmp_path / "waits", monkeypatch, 1).pass_time(200, r0=waits) is not None
+
+
+def test_a_hang_on_one_of_several_hosts_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(tmp_path, monkeypatch)
+    for rank in (0, 1):
+        ranks.write(rank, type="start", host=f"node-{rank + 1}", pid=1)
+    verdict = ranks.pass_time(100, r0=busy(lambda s: s))
+    assert verdict is not None and verdict.startswith("rank 1 on node-2: no sign of life")
+
+
+def test_the_status_line_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(tmp_path, monkeypatch)
+    gib = 1 << 30
+    ranks.write(0, steps=3, phase="forward", peak_allocated_bytes=10 * gib, alloc_retries=0)
+    ranks.write(1, steps=3, phase="forward", peak_allocated_bytes=11 * gib, alloc_retries=0)
+    ranks.progress.poll()
+    line = ranks.progress.line(12 * gib)
+    assert "step 3 (forward)" in line and "rank 1: 11.00 GiB GPU peak of 12.00 GiB predicted" in line
+    assert "!" not in line
+    assert "! rank 1 is 10% above the prediction" in ranks.progress.line(10 * gib)
+    leak = {"memory": "gpu", "bytes_per_step": gib / 1000, "growth_bytes": gib, "first_step": 1,
+            "last_step": 9}  # fmt: skip
+    ranks.write(0, steps=4, phase="forward", peak_allocated_bytes=10 * gib, alloc_retries=7, leaks=[leak])
+    ranks.progress.poll()
+    line = ranks.progress.line(12 * gib)
+    assert "! rank 0 ran full 7 times" in line
+    assert "! suspected leak of gpu memory, rank 0: 0.001 GiB a step" in line

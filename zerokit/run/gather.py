@@ -16,7 +16,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -117,7 +116,6 @@ class Gatherer:
         self.run_dir = run_dir
         self.unshared = unshared
         self.alive_seconds = alive_seconds
-        self.heard: dict[str, float] = {}  # monotonic seconds of the last sign of each host's relay
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -189,7 +187,6 @@ class Gatherer:
                 self._processes[host] = process
             try:
                 while not self._over.is_set() and (line := process.stdout.readline(_LONGEST_LINE)):
-                    self.heard[host] = time.monotonic()
                     self._take(line)
             finally:
                 with self._lock:

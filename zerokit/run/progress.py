@@ -29,6 +29,7 @@ _BUSY_CORE_SHARE = 0.05
 _START_SECONDS = 180.0  # importing torch and deepspeed from a cold network disk
 _UNMOVING_FACTOR = 5  # busy but never anywhere new: spinning in a collective during start-up
 _RATE_WINDOW_SECONDS = 30.0
+_MOST_WARNINGS = 2  # of the status line; the report has all
 
 
 @dataclass(slots=True)
@@ -214,6 +215,7 @@ class Progress:
         if pace is not None:
             parts.append(f"{format_seconds(pace)}/step")
         parts.extend(self._memory(heard, predicted_peak_bytes))
+        parts.extend(_warnings(heard, predicted_peak_bytes)[:_MOST_WARNINGS])
         return " · ".join(parts)
 
     def _memory(self, heard: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:
@@ -227,6 +229,27 @@ class Progress:
         if on_gpu and predicted_peak_bytes:
             text += f" of {format_gib(predicted_peak_bytes)} predicted"
         return [text]
+
+
+def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:
+    """What should be known while there is time to act: memory above the prediction, running full, leaking."""
+    found = []
+    peaks = {state.rank: int(state.last.get("peak_allocated_bytes") or 0) for state in states}
+    above = [
+        rank for rank, peak in peaks.items() if predicted_peak_bytes and peak > 1.05 * predicted_peak_bytes
+    ]
+    if above and predicted_peak_bytes:
+        worst = max(above, key=lambda rank: peaks[rank])
+        found.append(f"! rank {worst} is {peaks[worst] / predicted_peak_bytes - 1:.0%} above the prediction")
+    full = [state for state in states if state.last.get("alloc_retries")]
+    if full:
+        found.append(f"! {_names(full)} ran full {max(s.last['alloc_retries'] for s in full)} times")
+    leaking = [state for state in states if state.last.get("leaks")]
+    if leaking:
+        leak = leaking[0].last["leaks"][0]
+        rate = format_gib(float(leak.get("bytes_per_step") or 0), 3)
+        found.append(f"! suspected leak of {leak.get('memory')} memory, {_names(leaking)}: {rate} a step")
+    return found
 
 
 def _names(states: list[RankProgress]) -> str:
