@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import PROGRAMS, Run, wait_for
+from tests.faults.conftest import PROGRAMS, SCRIPT, Run, wait_for
 from tests.planfixture import write_plan
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -102,5 +102,36 @@ def test_faults_on_two_machines(tmp_path: Path, path_of_programs: str, fault: st
         assert code in wanted, out + err
         wait_for(lambda: not run.left(), 10, lambda: f"left: {run.left()}")
         assert run.report()["outcome"] != "ok"
+    finally:
+        run.clean_up()
+
+
+@pytest.mark.parametrize(("deed", "code"), [("all:short", 0), ("1:fail", 10)])
+def test_a_slurm_job_of_two_nodes(tmp_path: Path, deed: str, code: int) -> None:
+    """srun and scontrol are stand-ins; the two torchruns are real, and meet."""
+    pytest.importorskip("torch")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    texts = {
+        "srun": f"#!{sys.executable}\n" + (PROGRAMS / "srun.py").read_text(),
+        "scontrol": "#!/bin/sh\nprintf 'localhost\\n127.0.0.1\\n'\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    run = Run(
+        Path(sys.executable), tmp_path, ["--num-ranks", "1", "--grace", "2", str(SCRIPT), deed],
+        {**job, "PATH": f"{folder}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    try:
+        ended, out, err = run.end(180)
+        assert ended == code, out + err
+        assert "Slurm job 77: one torchrun on each of 2 nodes" in err
+        report = run.report()
+        assert len(report["ranks"]) == 2
+        if code:
+            assert report["first_failure"]["rank"] == 1
+        wait_for(lambda: not run.left(), 10, lambda: f"left: {run.left()}")
     finally:
         run.clean_up()
