@@ -249,3 +249,21 @@ def test_every_published_fsdp_run_is_judged_to_fit() -> None:
 
     runs = planner.fsdp_runs(planner.FSDP_FILE, gpus.load("a100-80gb"))
     assert [run.shape.name for run in runs if not planner.fits(run)] == []
+
+
+def test_weights_on_the_host_are_written_back_after_a_step_on_the_gpu() -> None:
+    """stage3.py:2858: with the optimizer on the GPU each step ends with the weights going back."""
+    shape = shape_of("llama-3.1-8b")
+    host = Offload(device="cpu")
+
+    def pcie(zero: ZeroSettings, down: float) -> float:
+        rate = Calibration(device_to_host_bytes_per_second=down)
+        return step(shape, zero=zero, calibration=rate).parts["pcie"]
+
+    weights = ZeroSettings(stage=3, offload_param=host)
+    both = ZeroSettings(stage=3, offload_param=host, offload_optimizer=host)
+    slow, fast = 1e9, 1e18
+    exposed = pcie(weights, slow) - pcie(weights, fast)
+    assert exposed == pytest.approx(2 * shape.parameters / slow, rel=0.05)
+    # stepped on the host they are where they belong: only the gradients went down, hidden or not
+    assert pcie(both, slow) > 0

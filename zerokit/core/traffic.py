@@ -287,7 +287,8 @@ class Traffic:
             # gradients of this rank's partition go down every micro-batch, and come back to be added to
             again = 2.0 if settings.gradient_accumulation > 1 else 1.0
             found["pcie_per_micro"] += again * width * owned / down
-            found["pcie_per_step"] += width * owned / up
+            if parameters == "none":
+                found["pcie_per_step"] += width * owned / up
             rate = (
                 self.calibration.cpu_adam_parameters_per_second
                 or self.constants.cpu_adam_parameters_per_second
@@ -300,6 +301,10 @@ class Traffic:
             owned_bytes = weights * self._weight_bytes / ranks
             found["pcie_per_micro"] += gathers * owned_bytes / up
             found["pcie_overlaps"] = 1.0
+            if optimizer == "none" and not self.job.inference:
+                # stepped on the GPU, each sub-group's weights go back to the host before the next is
+                # stepped (deepspeed/runtime/zero/stage3.py:2858, 0.19.8)
+                found["pcie_per_step"] += width * trainable / ranks / down
             if parameters == "nvme":
                 found["nvme_per_micro"] += gathers * owned_bytes / disk
         return found
