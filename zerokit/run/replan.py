@@ -177,7 +177,8 @@ def _plan(request: Mapping[str, Any], folder: Path, cwd: Path) -> planfile.PlanF
     try:
         folder.mkdir(parents=True, exist_ok=True)
         asked = folder / "request.yaml"
-        asked.write_text(dump_yaml({"request": dict(request)}, header="What was asked for after the failure"))
+        recipe = {name.replace("-", "_"): value for name, value in request.items()}
+        asked.write_text(dump_yaml({"title": "After an out-of-memory", **recipe}))
         done = subprocess.run(
             [sys.executable, "-m", "zerokit", "plan", "--recipe", str(asked), "--out", str(folder)],
             cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False,
