@@ -20,12 +20,8 @@ from zerokit.core.job import Job
 from zerokit.core.planning import Request, make_plan, make_space, time_model
 from zerokit.core.strategy import Candidate, Strategy, TimeEstimate
 
-JOB = {"model": "config.json", "device": "cpu", "gpus": "2", "seq-len": "128", "host-ram": "32GiB",
+JOB = {"model": "gpt2", "device": "cpu", "gpus": "2", "seq-len": "128", "host-ram": "32GiB",
        "global-batch": "8", "precision": "fp32"}  # fmt: skip
-TINY = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512,
-}  # fmt: skip
 
 
 def tune(request: Request, slowness: list[float], at: str = "2026-01-01T00:00:00") -> list[Observation]:
@@ -203,7 +199,6 @@ def test_tunes_that_end_together_lose_nothing(tmp_path: Path) -> None:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
     return tmp_path
 
 
