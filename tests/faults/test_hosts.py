@@ -97,6 +97,7 @@ def test_a_host_is_cut_off_in_the_middle_of_a_run(cluster: Cluster, figure: Figu
     wait_for(lambda: not run.left(), 2 * HEARTBEAT + 20, lambda: f"left: {run.left()}")
 
 
+@pytest.mark.slow
 def test_zerokit_is_killed_and_nobody_is_left_on_any_host(cluster: Cluster, figure: Figure) -> None:
     run = cluster.launch("all:work", options=("--heartbeat", str(HEARTBEAT)))
     run.until_started(2, 180)
@@ -105,6 +106,7 @@ def test_zerokit_is_killed_and_nobody_is_left_on_any_host(cluster: Cluster, figu
     figure("seconds", took)
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_named(cluster: Cluster, figure: Figure) -> None:
     cluster.hosts[1].cut_off()
     began = time.monotonic()
