@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.run.deadman import BEAT_SECONDS, VARIABLE, DeadMan, of_environment, patience_seconds
+from zerokit.run.deadman import BEAT_SECONDS, VARIABLE, DeadMan, patience_seconds, watches
 from zerokit.run.gather import write_beat
 
 
@@ -50,9 +50,9 @@ def test_a_file_that_was_never_there_or_is_gone_for_a_moment_ends_nobody(tmp_pat
 
 
 def test_it_is_armed_on_order_only_and_outlasts_the_heartbeat(tmp_path: Path) -> None:
-    assert of_environment(tmp_path, {}) is None
-    assert of_environment(tmp_path, {VARIABLE: "soon"}) is None
-    assert of_environment(tmp_path, {VARIABLE: "30"}) is not None
+    assert watches(tmp_path, 0, {}) == []
+    assert watches(tmp_path, 0, {VARIABLE: "soon"}) == []
+    assert [type(watch) for watch in watches(tmp_path, 0, {VARIABLE: "30"})] == [DeadMan]
     assert patience_seconds(60) == 120
     assert patience_seconds(1) >= 10
     assert patience_seconds(0) >= 60
