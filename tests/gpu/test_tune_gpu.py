@@ -26,7 +26,11 @@ def test_tuning_on_gpus(tmp_path: Path, gpus: int) -> None:
         pytest.skip(f"needs {gpus} GPUs")
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     job = ("--model", "config.json", "--gpus", str(gpus), "--seq-len", "1024", "--global-batch", "8")
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    }
 
     def zerokit(command: str, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
