@@ -11,7 +11,7 @@ from zerokit.core.job import Job, Lora
 from zerokit.core.layouts import Pins
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import Candidate, Strategy
-from zerokit.units import format_gib, format_seconds
+from zerokit.units import GIB, format_gib, format_seconds
 
 MemoryModel = Callable[..., Any]
 Works = Callable[[Any], Candidate | None]
@@ -159,6 +159,7 @@ def advise(
             f"(chunked) cross-entropy would save up to {format_gib(loss * 0.8, 1)}"
         )
     found += _stage_advice(chosen, job, cluster, memory)
+    found += _tight_advice(chosen, job, cluster)
     strategy = chosen.strategy
     if strategy.tensor_parallel > 1:
         found.append(
@@ -183,6 +184,27 @@ def advise(
             f"above {strategy.settings.micro_batch})"
         )
     return tuple(found)
+
+
+_COMFORT_FRACTION = 0.1
+_COMFORT_BYTES = 3 * GIB // 2
+"""What the allocator reserves above the peak where nothing holds it back: 8 to 20 % in the runs on H200s of
+``benchmarks/measure/data/quality.jsonl``. The four there that were held to less retried (``alloc_retries``)
+and took 31 to 82 % longer than predicted, where the others took 2 % less."""
+
+
+def _tight_advice(chosen: Candidate, job: Job, cluster: Cluster) -> list[str]:
+    """Where a plan fits, but so narrowly that the allocator has to give memory back and ask again."""
+    spare = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
+    peak = chosen.memory.worst.peak_allocated_bytes
+    if job.inference or cluster.gpu.name == "cpu" or spare >= _COMFORT_FRACTION * peak + _COMFORT_BYTES:
+        return []
+    return [
+        f"it fits with {format_gib(spare, 1)} to spare: so near the limit PyTorch's allocator gives memory "
+        "back and asks again (retries in the report), which the speed does not count and which took a "
+        "quarter to a half of the step in measured runs; `zerokit tune` compares, a smaller --vram plans "
+        "for room"
+    ]
 
 
 def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryModel) -> list[str]:
