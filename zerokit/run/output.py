@@ -19,7 +19,7 @@ from zerokit.run.masking import Masker
 
 _LONGEST_LINE = 1 << 16  # a progress bar without a line end is passed on from here
 _TAIL_BYTES = 16_384
-_QUEUE_CHUNKS = 500
+_MOST_WAITING_BYTES = 16 << 20
 _ERASE = b"\r\x1b[2K"
 
 
@@ -77,7 +77,9 @@ class Terminal:
     def __init__(self) -> None:
         self.is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self.dropped_bytes = 0
-        self._queue: queue.Queue[tuple[int, bytes] | None] = queue.Queue(_QUEUE_CHUNKS)
+        self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="terminal", daemon=True)
         self._closed_fds: set[int] = set()
         self._status = b""
@@ -100,27 +102,29 @@ class Terminal:
         """Replace the status line (on a terminal only)."""
         if self.is_terminal:
             width = max(20, shutil.get_terminal_size().columns - 1)
-            with suppress(queue.Full):
-                self._queue.put_nowait((0, text[:width].encode("utf-8", "replace")))
+            self._put(0, text[:width].encode("utf-8", "replace"))
 
     def close(self) -> None:
         """Write what is waiting (at most two seconds), and end the status line."""
-        with suppress(queue.Full):
-            self._queue.put((0, b""), timeout=1)
-            self._queue.put(None, timeout=1)
-            self._thread.join(2)
+        self._queue.put((0, b""))
+        self._queue.put(None)
+        self._thread.join(2)
 
     def _put(self, fd: int, data: bytes) -> None:
         if not data:
             return
-        try:
-            self._queue.put_nowait((fd, data))
-        except queue.Full:
-            self.dropped_bytes += len(data)
+        with self._lock:  # ours and the callers' threads
+            if self._waiting_bytes + len(data) > _MOST_WAITING_BYTES:
+                self.dropped_bytes += len(data)
+                return
+            self._waiting_bytes += len(data)
+        self._queue.put((fd, data))
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             fd, data = item
+            with self._lock:
+                self._waiting_bytes -= len(data)
             if fd == 0:
                 if self._at_line_start and data != self._status:
                     self._write(2, _ERASE + data)
