@@ -473,13 +473,32 @@ def from_json(data: Mapping[str, Any]) -> ModelProfile:
         head=data["head"],
         hf_config=data["hf_config"],
         parameters=_unpack_parameters(data["parameters"]),
-        parameter_sets={key: _unpack_parameters(rows) for key, rows in data["parameter_sets"].items()},
+        parameter_sets=_LazyParameters(data["parameter_sets"]),
         ties=data["ties"],
         traces=_LazyTraces(data),
         buffer_bytes=data.get("buffer_bytes", 0),
         torch_version=data["torch_version"],
         transformers_version=data["transformers_version"],
     )
+
+
+class _LazyParameters(Mapping[str, tuple[Parameter, ...]]):
+    """The parameter sets of a stored profile, unpacked one at a time."""
+
+    def __init__(self, rows: Mapping[str, Any]) -> None:
+        self._rows = rows
+        self._done: dict[str, tuple[Parameter, ...]] = {}
+
+    def __getitem__(self, key: str) -> tuple[Parameter, ...]:
+        if key not in self._done:
+            self._done[key] = _unpack_parameters(self._rows[key])
+        return self._done[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
