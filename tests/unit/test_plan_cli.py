@@ -266,7 +266,7 @@ def test_planning_leaves_heavy_modules_alone(tmp_path: Path) -> None:
 
 
 def test_a_plan_near_the_cards_limit_says_what_that_may_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    """Four runs on H200s held to less than they reserve by themselves took 31 to 82 % longer."""
+    """Four runs on H200s, held to less than they would reserve, took 31 to 82 % longer than predicted."""
     pinned = ("plan", "--model", "llama-3.1-8b", "--method", "lora", "--gpus", "1", "--gpu", "h200", "--zero",
               "0", "--micro-batch", "4", "--seq-len", "2048", "--checkpointing", "full")  # fmt: skip
     roomy = as_json(capsys, *pinned)

@@ -188,9 +188,9 @@ def advise(
 
 _COMFORT_FRACTION = 0.1
 _COMFORT_BYTES = 3 * GIB // 2
-"""What the allocator reserves above the peak where nothing holds it back: 8 to 20 % in the runs on H200s of
-``benchmarks/measure/data/quality.jsonl``. The four there that were held to less retried (``alloc_retries``)
-and took 31 to 82 % longer than predicted, where the others took 2 % less."""
+"""What the allocator reserves above the peak where nothing holds it back: 4 to 30 % in the 14 such runs on
+H200s of ``benchmarks/measure/data/quality.jsonl``. The four there that were held to a card retried
+(``alloc_retries``) and took 31 to 82 % longer than predicted."""
 
 
 def _tight_advice(chosen: Candidate, job: Job, cluster: Cluster) -> list[str]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from zerokit.core.memory.plan import Layout
-from zerokit.core.model import ActivationTrace, Mark, Parameter, Run, Timeline
+from zerokit.core.model import ActivationTrace, Mark, ModelProfile, Parameter, Run, Timeline
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -62,8 +62,10 @@ class Stage:
         return own.raised(extra)
 
 
-def can_be_cut(trace: ActivationTrace) -> bool:
-    """Whether the model is one stack of layers between what comes before and after."""
+def can_be_cut(profile: ModelProfile, trace: ActivationTrace) -> bool:
+    """Whether the model is one stack of layers of a known width between what comes before and after."""
+    if _hidden(profile) is None:
+        return False
     stacks = {run.stack for run in trace.forward if run.stack}
     inside = [bool(run.stack) for run in trace.forward]
     first, last = (
@@ -80,8 +82,9 @@ def stages(shape: Layout, count: int) -> tuple[Stage, ...]:
     Raises:
         ValueError: the model is not one stack of layers (ask :func:`can_be_cut` first).
     """
-    if not can_be_cut(shape.trace):
-        raise ValueError("not one stack of layers")
+    hidden = _hidden(shape.profile)
+    if hidden is None or not can_be_cut(shape.profile, shape.trace):
+        raise ValueError("not one stack of layers of a known width")
     stack = next(run.stack for run in shape.trace.forward if run.stack)
     length = sum(run.count for run in shape.trace.forward if run.stack)
     owned = _owners(shape, stack, length)
@@ -100,19 +103,20 @@ def stages(shape: Layout, count: int) -> tuple[Stage, ...]:
                 count=count,
                 layers=layers,
                 shape=Layout(profile=profile, parameters=parameters, trace=trace),
-                hidden=_hidden(shape),
+                hidden=hidden,
                 vocabulary=int(shape.profile.hf_config.get("vocab_size", 0)),
             )
         )
     return tuple(found)
 
 
-def _hidden(shape: Layout) -> int:
-    config = shape.profile.hf_config
+def _hidden(profile: ModelProfile) -> int | None:
+    """Elements per token between layers, where the config says so at its top."""
+    config = profile.hf_config
     for name in ("hidden_size", "n_embd", "d_model", "dim"):
         if isinstance(config.get(name), int):
             return int(config[name])
-    raise ValueError("the model's config has no hidden size")
+    return None
 
 
 def _owners(shape: Layout, stack: str, length: int) -> list[list[Parameter]]:

@@ -61,7 +61,7 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
     if strategy.settings.torch_autocast or strategy.checkpointing == "selective":
         return False
     found = usable_trace(profile, job, strategy)
-    return found is not None and (strategy.pipeline_parallel == 1 or can_be_cut(found[1]))
+    return found is not None and (strategy.pipeline_parallel == 1 or can_be_cut(profile, found[1]))
 
 
 def usable_trace(
