@@ -335,9 +335,9 @@ class Stage3:
         self.gather_persistent()
 
     def gather_persistent(self) -> None:
-        """``_post_step``: small parameters are gathered for good."""
-        chosen = [i for i, stays in enumerate(self.persistent) if stays]
-        self._gather(chosen)
-        for index in chosen:
-            if self.group[index] is not None:
+        """``_post_step``: small parameters are gathered for good, each into a buffer that then is the
+        parameter (``_allgather_params_coalesced``, partition_parameters.py:2046)."""
+        for index, stays in enumerate(self.persistent):
+            if stays and self.status[index] == ABSENT:
+                self._gather([index])
                 self._arrive(index)
