@@ -278,8 +278,6 @@ def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple
         raise document.error((*prefix, "params"), "model and params both name the model; keep one")
     if "model" not in request and "params" not in request:
         raise document.error(prefix, "model or params is missing")
-    if "gpu" in request and "vram" in request and prefix == ():
-        raise document.error((*prefix, "vram"), "gpu says the memory already; remove vram")
     gpus, nodes = (int(request.get(name, 1)) for name in ("gpus", "nodes"))
     if gpus % nodes:
         raise document.error((*prefix, "nodes"), f"{gpus} GPUs do not divide over {nodes} nodes")

@@ -104,6 +104,35 @@ def test_without_the_option_the_next_plan_is_named_and_not_run(launch: Launcher,
     assert not list(run.run_dir.glob("retry-*"))
 
 
+def test_a_plan_for_this_machines_gpu_is_made_again_for_less_of_its_memory(
+    stub_python: Path, tmp_path: Path
+) -> None:
+    """The GPU is one that only nvidia-smi speaks of: what is planned again is planned for it."""
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho '0, GPU-0, NVIDIA H200, 143771, 4, 580.95.05'\n")
+    smi.chmod(0o755)
+    environment = {"PATH": f"{smi.parent}:{os.environ['PATH']}"}
+    model = str(ROOT / "examples" / "tiny-llama.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", "plan", "--model", model, "--gpus", "1", "--seq-len", "512",
+         "--global-batch", "16", "--micro-batch", "16", "--out", "plan"],
+        cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    options = ["--device", "cuda", "--plan", "plan", "--retry-smaller", str(SCRIPT), "--most", "8"]
+    run = Run(stub_python, tmp_path, options, environment)
+    try:
+        code, _, err = run.end(240)
+    finally:
+        run.clean_up()
+    report = run.report()
+    assert "next_plan" in (report["first_failure"] or {}), (report["first_failure"], err)
+    following = report["first_failure"]["next_plan"]
+    assert following["min_vram_bytes"] <= following["limit_bytes"]
+    assert (code, report["retries"][-1]["outcome"]) == (0, "ok"), err
+
+
 def test_a_configuration_that_zerokit_did_not_make_is_not_retried(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text('{"train_micro_batch_size_per_gpu": 4}')
     options = ["--num-ranks", "1", "--retry-smaller", str(SCRIPT), "--deepspeed_config", "own.json"]

@@ -52,6 +52,21 @@ def test_a_rank_is_killed(launch: Launch, rank: int, number: signal.Signals, fig
     assert not run.left()
 
 
+def test_a_rank_that_looks_dead_while_its_threads_run_is_ended(launch: Launch) -> None:
+    """As a rank does whose GPU's driver still tears down: no process may be left when the launch ends."""
+    run = launch("all:headless", options=("--grace", "1"))
+    pids = run.until_started(2)
+
+    def headless() -> bool:
+        return all("State:\tZ" in Path(f"/proc/{pid}/status").read_text() for pid in pids.values())
+
+    wait_for(headless, 20, lambda: "the main threads end")
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, _, err = run.end()
+    assert code == 143, err
+    assert not [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()]
+
+
 @pytest.mark.parametrize(("deed", "said"), [("fail", "code 7"), ("raise", "lemon"), ("segv", "SIGSEGV")])
 def test_a_rank_fails_by_itself(launch: Launch, deed: str, said: str) -> None:
     run = launch("all:work", f"1:{deed}")

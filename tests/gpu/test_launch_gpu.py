@@ -140,6 +140,7 @@ def test_an_out_of_memory_names_the_next_plan_and_retries_it(tmp_path: Path) -> 
     assert report["outcome"] == "oom", done.stdout + done.stderr
     oom = report["first_failure"]["oom"]
     assert oom["asked_bytes"] > 0 and oom["allocated_bytes"] > 0 and oom["biggest_blocks"]
+    assert "next_plan" in report["first_failure"], report["first_failure"]
     assert report["first_failure"]["next_plan"]["strategy"]["micro_batch"] <= 16
     assert done.returncode == 0, done.stdout + done.stderr
     assert report["retries"][-1]["outcome"] == "ok"

@@ -224,6 +224,7 @@ class Guard:
         left = [p for p in processes.descendants(os.getpid(), table) if p.alive]
         now = time.monotonic()
         if not left:
+            self.reap()  # who died since the last look: a zombie would outlive us where init reaps nobody
             return True
         if self.kill_at is not None and now >= self.kill_at:
             processes.send(left, signal.SIGKILL)

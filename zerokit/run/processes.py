@@ -28,11 +28,13 @@ class Process(NamedTuple):
     start_ticks: int
     cpu_ticks: int
     exit_status: int | None
+    threads: int
 
     @property
     def alive(self) -> bool:
-        """Not a zombie and not gone."""
-        return self.state not in "ZX"
+        """Not gone, and not a zombie; a zombie whose other threads still run holds all that it held (a
+        GPU's memory, say, while its driver tears down)."""
+        return self.state not in "ZX" or (self.state == "Z" and self.threads > 1)
 
 
 def become_subreaper() -> bool:
@@ -60,6 +62,7 @@ def read_process(pid: int) -> Process | None:
         int(fields[19]),
         int(fields[11]) + int(fields[12]),
         exit_status,
+        int(fields[17]),
     )
 
 

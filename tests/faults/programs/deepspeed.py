@@ -59,7 +59,9 @@ def main() -> int:
     while arguments and arguments[0].startswith("--"):
         name, _, value = arguments.pop(0).partition("=")
         values[name] = value
-    command = [sys.executable, __file__, "--inner", values["--num_accelerators"], values["--master_port"]]
+    # --include=localhost:0,1 names GPUs, --num_accelerators counts CPU ranks
+    ranks = values.get("--num_accelerators") or str(len(values["--include"].split(",")))
+    command = [sys.executable, __file__, "--inner", ranks, values["--master_port"]]
     result = subprocess.Popen([*command, *arguments])
     result.wait()
     return result.returncode if result.returncode > 0 else 0

@@ -1,10 +1,12 @@
 """A training script without torch: what it does on which rank is said by ``RANK:DEED`` arguments."""
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -62,6 +64,14 @@ def stubborn() -> None:
     spin(600)
 
 
+def without_main_thread() -> None:
+    """Another thread lives on, deaf to SIGTERM, when the main one has ended: the process shows as a zombie."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=spin, args=(600,)).start()
+    time.sleep(2)
+    ctypes.CDLL(None).pthread_exit(None)
+
+
 def slow_to_end() -> None:
     """Saves for half a second when told to end."""
 
@@ -101,6 +111,7 @@ DEEDS = {
     "session": lambda: child(True),
     "daemon": daemon,
     "stubborn": stubborn,
+    "headless": without_main_thread,
     "saves": slow_to_end,
     "noisy": noisy,
     "secret": lambda: print("token", os.environ["HF_TOKEN"], file=sys.stderr),
