@@ -86,8 +86,8 @@ class Host:
         subprocess.run([_IP, "netns", "del", self.namespace], capture_output=True, check=False)
 
 
-def programs(folder: Path, hosts: list[Host]) -> str:
-    """A PATH with the real ssh client, told where the hosts are, and a pdsh that uses it."""
+def programs(folder: Path, hosts: list[Host], *, real_pdsh: bool) -> str:
+    """A PATH with the real ssh client, told where the hosts are, and pdsh: the real one, or one of ours."""
     import asyncssh
 
     for name in ("host_key", "user_key"):
@@ -105,8 +105,9 @@ def programs(folder: Path, hosts: list[Host]) -> str:
     bin_folder.mkdir()
     ssh = bin_folder / "ssh"
     ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
-    pdsh = bin_folder / "pdsh"
-    pdsh.write_text(f"#!{sys.executable}\n" + (PROGRAMS / "pdsh_ssh.py").read_text())
-    for program in (ssh, pdsh):
-        program.chmod(0o755)
+    ssh.chmod(0o755)
+    if not real_pdsh:
+        pdsh = bin_folder / "pdsh"
+        pdsh.write_text(f"#!{sys.executable}\n" + (PROGRAMS / "pdsh_ssh.py").read_text())
+        pdsh.chmod(0o755)
     return f"{bin_folder}:{os.environ['PATH']}"

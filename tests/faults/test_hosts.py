@@ -1,9 +1,11 @@
 """Two hosts of their own (network, processes, host name) with their own sshd, the real ssh client, and
-the real DeepSpeed launcher; nothing is shared but, where a test says so, the run folder."""
+the real DeepSpeed launcher; nothing is shared but, where a test says so, the run folder. The real pdsh too,
+where it is installed (Debian: ``apt-get install pdsh``), with ``-m slow``."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -22,13 +24,13 @@ HEARTBEAT = 8.0
 
 
 class Cluster:
-    def __init__(self, folder: Path, *, shared: bool) -> None:
+    def __init__(self, folder: Path, *, shared: bool, real_pdsh: bool) -> None:
         self.folder = folder
         self.runs_folder = folder / "runs"
         self.runs_folder.mkdir()
         private = None if shared else self.runs_folder
         self.hosts = [machines.Host(number, folder, private) for number in (1, 2)]
-        self.path = machines.programs(folder, self.hosts)
+        self.path = machines.programs(folder, self.hosts, real_pdsh=real_pdsh)
         self.launched: list[Run] = []
 
     def start(self) -> None:
@@ -54,10 +56,22 @@ class Cluster:
 
 
 @pytest.fixture(
-    params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["shared folder", "local folders"]
+    params=[
+        pytest.param((True, False), marks=pytest.mark.slow, id="shared folder"),
+        pytest.param((False, False), id="local folders"),
+        pytest.param(
+            (False, True),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(shutil.which("pdsh") is None, reason="pdsh is not installed"),
+            ],
+            id="local folders, real pdsh",
+        ),
+    ],
 )
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, shared=request.param)
+    shared, real_pdsh = request.param
+    made = Cluster(tmp_path, shared=shared, real_pdsh=real_pdsh)
     try:
         made.start()
         yield made

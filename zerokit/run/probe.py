@@ -41,7 +41,7 @@ _MOVES_BYTES = 1 << 18  # between two looks: a checkpoint that is written; our o
 GPU_LEAK_BYTES = 8 * _MIB
 HOST_LEAK_BYTES = 64 * _MIB
 _CLEAN_EXIT = ("finished", 0)
-SPLIT_SHARE = 0.001
+SPLIT_SHARE = 0.0005
 """Of the training thread's time, at most so much goes into reading memory at phase boundaries."""
 _MOST_SPARE_SECONDS = 0.02  # what a long wait may save up
 _ALWAYS_READ = 128  # boundaries: some thirty steps, so that a short run is split throughout

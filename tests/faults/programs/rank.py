@@ -65,7 +65,7 @@ def stubborn() -> None:
 
 
 def without_main_thread() -> None:
-    """Another thread lives on, deaf to SIGTERM, when the main one has ended: the process shows as a zombie."""
+    """Another thread, deaf to SIGTERM, outlives the main one: the process shows as a zombie."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=spin, args=(600,)).start()
     time.sleep(2)
