@@ -130,6 +130,7 @@ KEYS: Mapping[str, Check] = {
     "attention": _one_of(*ATTENTIONS),
     "inference": _flag,
     "quant": _one_of(*QUANTIZATIONS),
+    "new_tokens": parse_positive_int,
     "zero": _or_auto(_stage),
     "offload_optimizer": _one_of("auto", *OFFLOAD_DEVICES),
     "offload_param": _one_of("auto", *OFFLOAD_DEVICES),

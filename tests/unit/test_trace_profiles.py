@@ -235,6 +235,9 @@ def test_committed_profiles_are_whole(name: str) -> None:
     for variant, traces in own.traces.items():
         wanted = sorted(p.name for p in own.parameters_for(variant) if p.trainable)
         for trace in traces:
+            if not trace.backward:  # of inference
+                assert trace.forward
+                continue
             assert sorted(key for kind, key in trace.marks_backward if kind == "grad") == wanted
 
 

@@ -13,7 +13,8 @@ from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
 from zerokit.core.memory.analytic import estimate_analytic
 from zerokit.core.memory.floor import least_vram_bytes
-from zerokit.core.memory.traced import covers, estimate_traced, variant_of
+from zerokit.core.memory.serving import traceable
+from zerokit.core.memory.traced import covers, estimate_traced, variants_of
 from zerokit.core.model import ModelProfile
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import MemoryEstimate, Strategy
@@ -57,13 +58,14 @@ class Source:
         """Whether a trace is at hand: for a user's own model exactly the one that is needed."""
         if self.catalogued:
             return covers(profile, job, strategy)
-        return covers(profile, job, strategy) and variant_of(job, strategy) in profile.traces
+        wanted = variants_of(job, strategy, profile.head)
+        return covers(profile, job, strategy) and all(key in profile.traces for key in wanted)
 
     def _may_trace(self, job: Job, strategy: Strategy) -> bool:
-        key = variant_of(job, strategy)
+        key = variants_of(job, strategy, self.head)[0]
         if self.trace == "never" or self.hf_config is None or key in self.given_up:
             return False
-        if job.inference or strategy.checkpointing == "selective":
+        if strategy.checkpointing == "selective" or (job.inference and not traceable(job, strategy)):
             return False
         if self.trace == "some":
             known = 0 if self.profile is None else len(self.profile.traces)
@@ -82,7 +84,7 @@ class Source:
         from zerokit.errors import ZerokitError
         from zerokit.trace.on_demand import cached, complete
 
-        key = variant_of(job, strategy)
+        key = variants_of(job, strategy, self.head)[0]
         assert self.hf_config is not None
         kept = cached(self.hf_config, self.head)
         if kept is None or key not in kept.traces:

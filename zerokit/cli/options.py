@@ -79,6 +79,11 @@ _JOB = (
     _Option(name="--optimizer", metavar="TYPE", help="DeepSpeed optimizer type. Default AdamW."),
     _Option(name="--attention", metavar="|".join(ATTENTIONS), help="Attention implementation. Default sdpa."),
     _Option(name="--quant", metavar="|".join(QUANTIZATIONS), help="Quantised weights when serving."),
+    _Option(
+        name="--new-tokens",
+        metavar="N",
+        help="Of --seq-len, tokens that are generated when serving. Default: the prompt may take all.",
+    ),
 )
 _STRATEGY = (
     _Option(name="--zero", metavar="0-3", help="ZeRO stage."),
@@ -215,6 +220,13 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
         raise InputError(
             f"--quant {quantization}: only with --inference; to train on 4-bit weights use --method qlora"
         )
+    new_tokens = whole(options, "--new-tokens", 10**8)
+    if new_tokens is not None and not inference:
+        raise InputError(f"--new-tokens {new_tokens}: only with --inference")
+    if new_tokens is not None and new_tokens >= length:
+        raise InputError(
+            f"--new-tokens {new_tokens}: --seq-len {length} is prompt and answer together; use fewer"
+        )
     if inference and method != "full":
         raise InputError(
             f"--inference --method {method}: adapters are trained, not served; leave --method out"
@@ -230,6 +242,7 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
         attention=choice(options, "--attention", ATTENTIONS) or "sdpa",
         inference=inference,
         quantization=quantization,
+        new_tokens=new_tokens,
     ), tuple(notes)
 
 

@@ -32,6 +32,7 @@ class Job:
         attention_mask_given: whether batches carry an attention mask with padding.
         weights_loaded_as: dtype of the model handed to DeepSpeed: ``model`` (training dtype) or ``fp32``.
         optimizer: DeepSpeed optimizer type.
+        new_tokens: of ``seq_len``, those that inference generates; ``None``: the prompt may take them all.
     """
 
     seq_len: int = 2048
@@ -45,3 +46,4 @@ class Job:
     weights_loaded_as: str = "model"
     inference: bool = False
     quantization: str = "none"
+    new_tokens: int | None = None

@@ -42,13 +42,16 @@ def variant_key(
     tensor_parallel: int = 1,
     zero3_linear: bool = False,
     quantized: bool = False,
+    phase: str = "train",
+    quantization: str = "none",
 ) -> str:
     """The name of what changes a model's activations apart from batch and sequence.
 
     ``precision`` is ``16`` or ``32``; ``checkpointing`` ``none``, ``full`` or ``reentrant``;
     ``lora`` (rank, target modules); ``zero3_linear``: ZeRO-3's linear layers, which keep the inputs of
-    frozen layers too; ``quantized``: linear layers in NF4 (QLoRA). FlashAttention-2 allocates as the
-    flash kernel of SDPA does.
+    frozen layers too; ``quantized``: linear layers in NF4 (QLoRA); ``phase``: of inference ``prefill`` or
+    ``decode``, with its ``quantization`` (``int8``, ``int4``). FlashAttention-2 allocates as the flash
+    kernel of SDPA does.
     """
     attention = "sdpa" if attention == "flash_attention_2" else attention
     parts = [attention, precision, checkpointing]
@@ -62,6 +65,10 @@ def variant_key(
         parts.append("zero3")
     if quantized:
         parts.append("nf4")
+    if phase != "train":
+        parts.append(phase)
+    if quantization != "none":
+        parts.append(quantization)
     return "/".join(parts)
 
 
@@ -127,12 +134,18 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationTrace:
-    """One variant's forward and backward, as runs of segments."""
+    """One variant's forward and backward, as runs of segments.
+
+    Of inference there is no backward. In ``decode`` the sequence length is that of the key-value cache
+    after the step, and bytes are those above the cache before it; ``cache`` has the marks of ``forward``
+    with nothing counted but the cache that the pass leaves behind.
+    """
 
     segments: tuple[tuple[Mark, ...], ...]
     forward: tuple[Run, ...]
     backward: tuple[Run, ...]
     max_seq_len: int | None = None  # beyond it (a sliding window) another trace holds
+    cache: tuple[Run, ...] = ()
 
     @cached_property
     def marks_forward(self) -> tuple[tuple[str, str], ...]:
@@ -160,6 +173,10 @@ class ActivationTrace:
     def timeline(self, micro_batch: int, seq_len: int) -> Timeline:
         """Live activation bytes at every mark for this micro-batch and sequence length."""
         return _timeline(self, micro_batch, seq_len)
+
+    def cached(self, micro_batch: int, seq_len: int) -> Pass:
+        """Bytes of key-value cache made so far, at every mark of the forward pass."""
+        return _cached(self, micro_batch, seq_len)
 
     def shortened(self, keep: int) -> ActivationTrace:
         """The same with the inside of long runs of layers left out, ``keep`` layers left at either end.
@@ -306,6 +323,11 @@ def _timeline(trace: ActivationTrace, micro_batch: int, seq_len: int) -> Timelin
     )
 
 
+@lru_cache(maxsize=512)
+def _cached(trace: ActivationTrace, micro_batch: int, seq_len: int) -> Pass:
+    return _run_pass(trace, trace.cache, micro_batch, seq_len, 0.0)
+
+
 def _merged(backward: Pass, positions: Sequence[int]) -> Pass:
     """Entries at the positions given, each with the highest peak since the one before."""
     peaks, levels, afters = [], [], []
@@ -361,6 +383,10 @@ class ModelProfile:
             if trace.max_seq_len is None or seq_len <= trace.max_seq_len:
                 return trace
         return None
+
+    def versions_note(self) -> str:
+        """What the model was traced with: another version may run other kernels."""
+        return f"transformers {self.transformers_version}, torch {self.torch_version}"
 
     def __hash__(self) -> int:
         return id(self)
@@ -438,6 +464,7 @@ def to_json(profile: ModelProfile) -> dict[str, Any]:
                 "segments": [segment(marks) for marks in trace.segments],
                 "forward": _pack_runs(trace.forward),
                 "backward": _pack_runs(trace.backward),
+                **({"cache": _pack_runs(trace.cache)} if trace.cache else {}),
             }
             for trace in variants
         ]
@@ -533,6 +560,7 @@ class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
                     forward=_unpack_runs(row["forward"]),
                     backward=_unpack_runs(row["backward"]),
                     max_seq_len=row["max_seq_len"],
+                    cache=_unpack_runs(row.get("cache", ())),
                 )
                 for row in self._data["traces"][key]
             )

@@ -193,11 +193,13 @@ def build(
     lora: tuple[int, tuple[str, ...]] | None = None,
     quantized: bool = False,
     wide_adapters: bool = False,
+    phase: str = "train",
+    quantization: str = "none",
 ) -> BuiltModel:
     """Build the model on the meta device, sharded and with adapters as asked, and cut its layers.
 
     ``lora`` is (rank, target modules); ``quantized``: linear layers in NF4; ``wide_adapters``: adapters
-    in fp32 whatever the model's dtype.
+    in fp32 whatever the model's dtype; ``phase`` and ``quantization``: of inference.
 
     Raises:
         InputError: the config, head or attention cannot be used with the installed Transformers.
@@ -231,6 +233,14 @@ def build(
         from zerokit.trace.nf4 import quantise
 
         packed = quantise(model)
+    elif quantization == "int4":
+        from zerokit.trace.nf4 import quantise
+
+        packed = quantise(model, phase)
+    elif quantization == "int8":
+        from zerokit.trace.int8 import quantise as quantise_int8
+
+        packed = quantise_int8(model)
     parameters = tuple(
         ParameterRecord(
             n,

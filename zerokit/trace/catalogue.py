@@ -1,7 +1,8 @@
-"""``python -m zerokit.trace.catalogue [--whole-only] [NAME…]``: trace catalogue models ahead.
+"""``python -m zerokit.trace.catalogue [--whole-only] [--missing] [NAME…]``: trace catalogue models ahead.
 
 Without names: every catalogue model that has no profile yet. ``--whole-only`` leaves out the
 tensor-parallel shards (three quarters of the time): their memory is then estimated in closed form.
+``--missing``: what a profile has is kept, and only the rest is traced.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 
 from zerokit.catalog import models, profiles
+from zerokit.core.memory.serving import phases_of
 from zerokit.core.model import ModelProfile
 from zerokit.errors import ZerokitError
 from zerokit.trace import store
@@ -37,15 +39,33 @@ def variants(head: str, parameters: int, experts: bool, whole_only: bool = False
             found.append(Variant(checkpointing=checkpointing, lora_rank=16, quantized=True))
             if parameters >= TENSOR_PARALLEL_FROM and not whole_only:
                 found += [Variant(checkpointing=checkpointing, tensor_parallel=t) for t in (2, 4, 8)]
+    return [*found, *_serving(head, parameters, experts, whole_only)]
+
+
+def _serving(head: str, parameters: int, experts: bool, whole_only: bool) -> list[Variant]:
+    if head not in ("causal", "mlm", "image-classification"):
+        return []
+    found = []
+    for phase in phases_of(head):
+        found.append(Variant(phase=phase))
+        if head != "causal":
+            continue
+        found += [Variant(phase=phase, quantization=kind) for kind in ("int8", "int4")]
+        if parameters >= TENSOR_PARALLEL_FROM and not experts and not whole_only:
+            found += [Variant(phase=phase, tensor_parallel=t) for t in (2, 4, 8)]
     return found
 
 
-def trace(name: str, whole_only: bool = False) -> tuple[ModelProfile | None, list[str]]:
-    """The profile of one catalogue model, and what could not be traced and why."""
+def trace(
+    name: str, whole_only: bool = False, known: ModelProfile | None = None
+) -> tuple[ModelProfile | None, list[str]]:
+    """The profile of one catalogue model, and what could not be traced and why; ``known`` is completed."""
     model = models.load(name)
-    done: list[ModelProfile] = []
+    done: list[ModelProfile] = [] if known is None else [known]
     left_out = []
     for variant in variants(model.head, model.parameters, model.experts is not None, whole_only):
+        if known is not None and variant.key in known.traces:
+            continue
         config = copy.deepcopy(dict(model.hf_config))
         try:
             done.append(
@@ -66,11 +86,12 @@ def trace(name: str, whole_only: bool = False) -> tuple[ModelProfile | None, lis
 def main(arguments: list[str]) -> int:
     """Trace the named models; prints what could not be."""
     whole_only = "--whole-only" in arguments
+    missing = "--missing" in arguments
     named = [a for a in arguments if not a.startswith("--")]
-    wanted = named or [n for n in models.names() if n not in profiles.names()]
+    wanted = named or [n for n in models.names() if missing or n not in profiles.names()]
     for name in wanted:
         began = time.monotonic()
-        profile, left_out = trace(name, whole_only)
+        profile, left_out = trace(name, whole_only, profiles.load(name) if missing else None)
         if profile is not None:
             store.write(profile, profiles.FOLDER / f"{name}.json.gz")
         count = 0 if profile is None else len(profile.traces)

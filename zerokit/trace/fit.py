@@ -94,7 +94,10 @@ def _align(traces: Sequence[Sequence[Event]]) -> None:
             )
 
 
-def _flatten(traces: Sequence[Sequence[Event]], lengths: Sequence[int]) -> tuple[list[_Flat], list[_Flat]]:
+def _flatten(
+    traces: Sequence[Sequence[Event]], lengths: Sequence[int], only: frozenset[int] | None = None
+) -> tuple[list[_Flat], list[_Flat]]:
+    """Marks of the forward and of the backward pass; ``only``: of all storages count these."""
     _align(traces)
     sizes: dict[int, Polynomial] = {}
     cache: dict[tuple[int, ...], Polynomial] = {}
@@ -105,11 +108,15 @@ def _flatten(traces: Sequence[Sequence[Event]], lengths: Sequence[int]) -> tuple
     events = list(zip(*traces, strict=True))
     for position, group in enumerate(events):
         event = group[0]
-        if event.kind == "alloc":
+        if event.kind in ("alloc", "held", "free") and only is not None and event.key not in only:
+            continue
+        if event.kind in ("alloc", "held"):
             key = tuple(e.size_bytes for e in group)
             if key not in cache:
                 cache[key] = _polynomial(key, lengths)
             sizes[event.key] = cache[key]
+            if event.kind == "held":
+                continue
             live = _sum(live, cache[key])
             pending.append(live)
         elif event.kind == "free":
@@ -233,8 +240,11 @@ def fit(
     lengths: Sequence[int],
     stacks: Sequence[Stack],
     max_seq_len: int | None = None,
+    kept: frozenset[int] = frozenset(),
 ) -> ActivationTrace:
     """One activation trace from traces at ``points(lengths)``, for the full number of layers.
+
+    ``kept``: storages of the key-value cache, whose share is worked out by itself.
 
     Raises:
         TraceMismatch: the operators differ between the points.
@@ -243,9 +253,13 @@ def fit(
     segments = _Segments()
     forward_runs = _runs(forward, stacks, segments, _ZERO)
     backward_runs = _runs(backward, stacks, segments, forward[-1].after)
+    cache: tuple[Run, ...] = ()
+    if kept:
+        cache = _runs(_flatten(traces, lengths, kept)[0], stacks, segments, _ZERO)
     return ActivationTrace(
         segments=tuple(segments.numbers),
         forward=forward_runs,
         backward=backward_runs,
         max_seq_len=max_seq_len,
+        cache=cache,
     )

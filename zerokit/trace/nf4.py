@@ -1,14 +1,16 @@
-"""Linear layers in NF4 with double quantisation, as bitsandbytes runs them under QLoRA.
+"""Linear layers in NF4 as bitsandbytes runs them: doubly quantised under QLoRA, plainly for inference.
 
 Read from bitsandbytes 0.50.2: ``MatMul4Bit`` (autograd/_functions.py:300) keeps the packed weight alone;
 ``_dequant_linear_fallback`` (backends/cuda/ops.py:904), the path of more than 1,536 tokens, makes the
 block constants and the whole weight again in 16 bits for each forward, ``F.dequantize_4bit``
-(functional.py:992) for each backward. Transformers quantises every linear layer but the output
-embedding; peft clones what a quantised layer gives (tuners/lora/bnb.py).
+(functional.py:992) for each backward. Without gradients ``gemm_4bit`` (ops.py:935) goes that way too beyond
+1,536 tokens, and for the few of a decoding step reads the packed weight itself. Transformers quantises every
+linear layer but the output embedding; peft clones what a quantised layer gives (tuners/lora/bnb.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 
@@ -25,9 +27,11 @@ CODE_BYTES = 4 * 16 + 4 * 256 + 4
 """Code books of both levels and the offset, fp32."""
 
 
-def constants_bytes(weights: int) -> int:
-    """Bytes of a quantised layer's ``QuantState`` beside its packed weight."""
+def constants_bytes(weights: int, nested: bool = True) -> int:
+    """Bytes of a quantised layer's ``QuantState`` beside its weight; ``nested``: double quantisation."""
     blocks = -(-weights // BLOCK)
+    if not nested:
+        return 4 * blocks + 4 * 16
     return blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES
 
 
@@ -58,27 +62,43 @@ def _forward(layer: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     return result.clone() if layer.nf4_adapted else result
 
 
-def quantise(model: nn.Module) -> dict[str, int]:
+def _serve_prompt(layer: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
+    weight = tensor.new_empty(layer.nf4_shape)
+    return torch.nn.functional.linear(tensor, weight, layer.bias)
+
+
+def _serve_token(layer: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty((*tensor.shape[:-1], layer.nf4_shape[0]))
+
+
+def quantisable(model: nn.Module) -> Iterator[tuple[str, Any, tuple[int, int]]]:
+    """(name, layer, (rows, columns)) of the linear layers that Transformers quantises."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    for name, layer in list(model.named_modules()):
+        if not isinstance(layer, nn.Linear | Conv1D) or layer is head or ".lora_" in name:
+            continue
+        rows, columns = layer.weight.shape
+        yield name, layer, (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
+
+
+def quantise(model: nn.Module, phase: str = "train") -> dict[str, int]:
     """Pack the linear layers of a model that has its adapters already; in place, meta tensors.
+
+    ``phase``: ``train`` (under adapters), or of inference ``prefill`` or ``decode``.
 
     Returns:
         Parameter name -> bytes that it and its constants take.
     """
-    from transformers.pytorch_utils import Conv1D
-
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    forward = {"train": _forward, "prefill": _serve_prompt, "decode": _serve_token}[phase]
     found: dict[str, int] = {}
-    for name, layer in list(model.named_modules()):
-        if not isinstance(layer, nn.Linear | Conv1D) or layer is head or ".lora_" in name:
-            continue
-        shape = tuple(layer.weight.shape)
-        if isinstance(layer, Conv1D):
-            shape = (shape[1], shape[0])
+    for name, layer, shape in quantisable(model):
         weights = layer.weight.numel()
         packed = torch.empty((weights + 1) // 2, 1, dtype=torch.uint8, device=layer.weight.device)
         layer.weight = nn.Parameter(packed, requires_grad=False)
         layer.nf4_shape = shape
         layer.nf4_adapted = name.endswith(".base_layer")
-        layer.forward = MethodType(_forward, layer)
-        found[f"{name}.weight"] = packed.numel() + constants_bytes(weights)
+        layer.forward = MethodType(forward, layer)
+        found[f"{name}.weight"] = packed.numel() + constants_bytes(weights, nested=phase == "train")
     return found

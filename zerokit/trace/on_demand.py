@@ -7,10 +7,12 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from zerokit.core.job import Job
-from zerokit.core.memory.traced import variant_of
+from zerokit.core.memory.serving import phases_of
+from zerokit.core.memory.traced import variants_of
 from zerokit.core.model import ModelProfile
 from zerokit.core.strategy import Strategy
 from zerokit.errors import InputError
@@ -40,8 +42,7 @@ def complete(
     place = store.cache_place(hf_config, head)
     known = [p for p in (profile, cached(hf_config, head)) if p is not None]
     merged = store.merged(known) if known else None
-    key = variant_of(job, strategy)
-    if merged is not None and key in merged.traces:
+    if merged is not None and all(key in merged.traces for key in variants_of(job, strategy, merged.head)):
         return merged
     added = _traced(hf_config, job, strategy, name, head)
     result = store.merged([*([merged] if merged is not None else []), added])
@@ -74,12 +75,15 @@ def _traced(
         tensor_parallel=strategy.tensor_parallel,
         zero3_linear=lora is not None and strategy.settings.zero.stage == 3,
         quantized=job.method == "qlora",
+        quantization=job.quantization,
     )
+    phases = phases_of(head) if job.inference else ("train",)
+    variants = [replace(variant, phase=phase) for phase in phases]
     config = copy.deepcopy(dict(hf_config))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return profile_from_config(config, [variant], name=name, head=head)
+            return profile_from_config(config, variants, name=name, head=head)
         except (RuntimeError, TypeError, AttributeError, NotImplementedError, ValueError, KeyError) as error:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"{name} could not be traced ({variant.key}): {line}") from error

@@ -12,6 +12,7 @@ from zerokit.errors import InputError
 from zerokit.trace.build import BuiltModel, build
 from zerokit.trace.fit import fit, points
 from zerokit.trace.record import Variant, record
+from zerokit.trace.serving import record_serving
 
 _LENGTHS = (128, 256, 512)
 
@@ -45,8 +46,11 @@ def _lengths_by_regime(built: BuiltModel) -> list[tuple[tuple[int, ...], int | N
 def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
     traces = []
     for lengths, limit in _lengths_by_regime(built):
-        events = record(built, variant, points(lengths))
-        traces.append(fit(events, lengths, built.stacks, limit))
+        if variant.phase == "train":
+            events, kept = record(built, variant, points(lengths)), frozenset[int]()
+        else:
+            events, kept = record_serving(built, variant, points(lengths))
+        traces.append(fit(events, lengths, built.stacks, limit, kept))
     return tuple(traces)
 
 
@@ -60,6 +64,8 @@ def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant)
         "quantized": variant.quantized,
         "wide_adapters": variant.zero3_linear,
         "lora": (variant.lora_rank, variant.lora_targets) if variant.lora_rank else None,
+        "phase": variant.phase,
+        "quantization": variant.quantization,
     }
     try:
         return build(hf_config, attention=wanted, **options)
@@ -67,6 +73,11 @@ def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant)
         if wanted == "eager" or "attention" not in str(error):
             raise
         return build(hf_config, attention="eager", **options)
+
+
+def _own_parameters(variant: Variant) -> bool:
+    """Whether the parameters of the variant are others than the model's."""
+    return bool(variant.lora_rank) or variant.tensor_parallel > 1 or variant.quantization != "none"
 
 
 def profile_from_config(
@@ -91,7 +102,7 @@ def profile_from_config(
     ties: dict[str, str] = {}
     buffer_bytes = 0
     variants = list(variants)
-    if not any(v.tensor_parallel == 1 and not v.lora_rank for v in variants):
+    if all(_own_parameters(v) for v in variants):
         plain = build(hf_config, head=head, dtype=torch.bfloat16, attention="eager")
         parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in plain.parameters)
         ties = plain.ties
@@ -108,8 +119,10 @@ def profile_from_config(
             for p in built.parameters
         )
         head = built.head
+        if variant.phase == "decode" and head != "causal":
+            continue  # one pass, and nothing is generated
         buffer_bytes = max(buffer_bytes, built.buffer_bytes)
-        if variant.lora_rank or variant.tensor_parallel > 1:
+        if _own_parameters(variant):
             parameter_sets[variant.key] = mine
         else:
             parameters = mine

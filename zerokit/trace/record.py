@@ -29,6 +29,8 @@ class Variant:
     tensor_parallel: int = 1
     zero3_linear: bool = False  # matters where layers are frozen
     quantized: bool = False  # linear layers in NF4, under adapters
+    phase: str = "train"  # or of inference: prefill, decode
+    quantization: str = "none"  # of inference: int8, int4
 
     @property
     def key(self) -> str:
@@ -42,6 +44,8 @@ class Variant:
             tensor_parallel=self.tensor_parallel,
             zero3_linear=self.zero3_linear,
             quantized=self.quantized,
+            phase=self.phase,
+            quantization=self.quantization,
         )
 
     @property
@@ -65,7 +69,7 @@ class _Backward(torch.autograd.Function):
         return grad, None
 
 
-class _Hooks:
+class Hooks:
     """Mark module forwards and backwards, and gradients as they become ready."""
 
     def __init__(self, tracker: StorageTracker, model: nn.Module) -> None:
@@ -150,7 +154,7 @@ def make_inputs(built: BuiltModel, micro_batch: int, seq_len: int, padding: bool
     return inputs
 
 
-def _materialise(model: nn.Module) -> None:
+def materialise(model: nn.Module) -> None:
     """Give parameters and buffers on the meta device (fake) storage on the CPU, ties kept.
 
     ``Module.to_empty`` swaps tensors in place, which fails where something refers weakly to one (an
@@ -180,7 +184,7 @@ class _EveryLayer:
 
 def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
     model = built.model
-    _materialise(model)
+    materialise(model)
     model.tie_weights()
     model.train()
     for module in model.modules():
@@ -214,7 +218,7 @@ def record(built: BuiltModel, variant: Variant, points: list[tuple[int, int]]) -
             inputs = make_inputs(replace_model(built, model), micro_batch, seq_len, variant.padding)
             tracker.ignore([*model.parameters(), *model.buffers()])
             if index == 0:
-                hooks = _Hooks(tracker, model)
+                hooks = Hooks(tracker, model)
             hooks.tracker = tracker
             with tracker:
                 tracker.mark("phase", "forward")

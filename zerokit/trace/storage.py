@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_iter
 class Event:
     """One instant of a trace.
 
-    ``kind`` is ``alloc`` or ``free`` (``key`` a storage number, ``size_bytes`` unrounded), or a
+    ``kind`` is ``alloc`` or ``free`` (``key`` a storage number, ``size_bytes`` unrounded), ``held`` (a
+    storage from before the trace that it may free: what the trace counts is what is above those), or a
     mark: ``fwd_pre``, ``fwd_post``, ``bwd_pre``, ``bwd_post`` (``key`` a module name), ``grad``
     (``key`` a parameter name), ``phase`` (``key`` the phase that begins).
     """
@@ -54,11 +55,21 @@ class StorageTracker(TorchDispatchMode):
         for tensor in tensors:
             self._track(tensor)
 
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Know these tensors' storages, so that their deaths are written, without counting them."""
+        for tensor in tensors:
+            self._track(tensor, "held")
+
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+        """The storage numbers under which these tensors are in the trace."""
+        found = (self._live.get(tensor.untyped_storage()._cdata, -1) for tensor in tensors)
+        return frozenset(number for number in found if number >= 0)
+
     def mark(self, kind: str, key: Any) -> None:
         """Write a mark at this instant."""
         self.events.append(Event(kind, key))
 
-    def _track(self, tensor: torch.Tensor) -> None:
+    def _track(self, tensor: torch.Tensor, kind: str = "alloc") -> None:
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._live:
@@ -67,7 +78,7 @@ class StorageTracker(TorchDispatchMode):
         self._count += 1
         size = storage.nbytes()
         self._live[address] = number
-        self.events.append(Event("alloc", number, size))
+        self.events.append(Event(kind, number, size))
         weakref.finalize(storage, self._died, address, number, size)
 
     def _died(self, address: int, number: int, size: int) -> None:

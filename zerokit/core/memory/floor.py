@@ -12,6 +12,7 @@ from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
 from zerokit.core.memory import fits
 from zerokit.core.memory.plan import Layout, Precision, layout
+from zerokit.core.memory.serving import estimate_serving
 from zerokit.core.memory.states import optimizer_values
 from zerokit.core.memory.traced import usable_trace, variant_of
 from zerokit.core.model import ActivationTrace, ModelProfile, evaluate
@@ -25,6 +26,8 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     Raises:
         KeyError: the profile does not cover the strategy (ask ``traced.covers`` first).
     """
+    if job.inference:
+        return estimate_serving(profile, job, strategy, cluster).min_vram_bytes
     tokens = max(1, job.seq_len // strategy.sequence_parallel)
     found = usable_trace(profile, job, strategy)
     if found is None:

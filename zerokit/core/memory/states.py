@@ -130,7 +130,7 @@ def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int
     trainable, _ = shares(layout, ranks)
     on_gpu = zero.offload_param.device == "none"
     weights = share_bytes(layout, ranks, width.parameter) if on_gpu else 0
-    building = _most_while_building(layout, ranks, on_gpu) * width.parameter
+    building = most_while_building(layout, ranks, on_gpu) * width.parameter
     bucket = zero.reduce_bucket_size * width.communication if zero.contiguous_gradients else 0
     # create_reduce_and_remove_grad_hooks gathers every trainable parameter once, one after the other
     gathered = layout.largest * width.parameter
@@ -145,7 +145,7 @@ def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int
     return max(building, weights + converting, weights + master + bucket + gradients + gathered)
 
 
-def _most_while_building(layout: Layout, ranks: int, on_gpu: bool) -> int:
+def most_while_building(layout: Layout, ranks: int, on_gpu: bool) -> int:
     """Elements at most while ``zero.Init`` makes one parameter after the other; adapters come last."""
     shared = most = 0
     for adapters in (False, True):

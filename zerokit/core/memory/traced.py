@@ -17,6 +17,7 @@ from zerokit.core.memory.lazy import LazyDict
 from zerokit.core.memory.overlay import highest, where
 from zerokit.core.memory.pipeline import can_be_cut, stages
 from zerokit.core.memory.plan import Layout, Precision, layout
+from zerokit.core.memory.serving import estimate_serving, phases_of, serving_traces, serving_variant
 from zerokit.core.memory.stage12 import Partition, partition
 from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
 from zerokit.core.model import ActivationTrace, ModelProfile, Timeline, variant_key
@@ -50,10 +51,17 @@ def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> st
     )
 
 
+def variants_of(job: Job, strategy: Strategy, head: str | None = None) -> tuple[str, ...]:
+    """The traces that this job and strategy need; of inference one for each pass that its head takes."""
+    if not job.inference:
+        return (variant_of(job, strategy),)
+    return tuple(serving_variant(job, strategy, phase) for phase in phases_of(head))
+
+
 def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
     """Whether the profile has what an estimate of this strategy needs."""
     if job.inference:
-        return False
+        return serving_traces(profile, job, strategy) is not None
     if strategy.pipeline_parallel > 1 and strategy.settings.zero.stage > 1:
         return False  # DeepSpeed's pipeline engine has no stage 2 or 3
     if job.method == "qlora" and (strategy.settings.zero.stage == 3 or strategy.tensor_parallel > 1):
@@ -102,6 +110,8 @@ def estimate_traced(
     Raises:
         KeyError: the profile does not cover the strategy (ask :func:`covers` first).
     """
+    if job.inference:
+        return estimate_serving(profile, job, strategy, cluster)
     found = usable_trace(profile, job, strategy)
     if found is None:
         raise KeyError(variant_of(job, strategy))

@@ -1,0 +1,309 @@
+"""Memory of inference from a model's traces: the prompt, then one token at a time over a growing cache.
+
+Weights and what DeepSpeed gathers of them (stage 3, the model under ``DeepSpeedZeRoOffload``), laid over the
+traced passes of ``generate``: the prompt in one pass, and the step at which the key-value cache is longest. A
+``DynamicCache`` grows by concatenation: each layer's old tensor lives until its longer copy is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.memory import fits
+from zerokit.core.memory.host import host_components
+from zerokit.core.memory.lazy import LazyDict
+from zerokit.core.memory.ledger import Ledger
+from zerokit.core.memory.overlay import highest, where
+from zerokit.core.memory.plan import Layout, Overlay, layout
+from zerokit.core.memory.stage3 import Stage3
+from zerokit.core.memory.stage12 import partition
+from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, most_while_building, share_bytes
+from zerokit.core.model import ActivationTrace, ModelProfile, Pass, variant_key
+from zerokit.core.settings import DeepSpeedSettings
+from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.units import format_gib
+
+QUANTIZED = {
+    "int8": "weights of linear layers in 8 bits (bitsandbytes, LLM.int8; few outliers), the head in 16",
+    "int4": "weights of linear layers in NF4 (bitsandbytes, no double quantisation), the head in 16 bits",
+}
+
+
+def phases_of(head: str | None) -> tuple[str, ...]:
+    """The passes that inference with this head takes; of an unknown head all that there may be."""
+    return ("prefill", "decode") if head in (None, "", "causal") else ("prefill",)
+
+
+def serving_variant(job: Job, strategy: Strategy, phase: str) -> str:
+    """The trace that a phase of inference needs."""
+    return variant_key(
+        attention=job.attention,
+        precision="32" if strategy.settings.parameter_bytes == 4 else "16",
+        checkpointing="none",
+        padding=job.attention_mask_given,
+        tensor_parallel=strategy.tensor_parallel,
+        phase=phase,
+        quantization=job.quantization,
+    )
+
+
+def traceable(job: Job, strategy: Strategy) -> bool:
+    """Whether this way of serving is one that DeepSpeed and bitsandbytes have."""
+    zero = strategy.settings.zero
+    if zero.stage not in (0, 3) or zero.offload_optimizer.device != "none":
+        return False
+    if strategy.settings.torch_autocast is not None:
+        return False
+    if strategy.pipeline_parallel > 1 or strategy.sequence_parallel > 1:
+        return False
+    return job.quantization == "none" or (zero.stage == 0 and strategy.tensor_parallel == 1)
+
+
+def tokens(job: Job) -> tuple[int, int]:
+    """(of the prompt, in the cache at its longest). The last token made never enters the cache."""
+    if job.new_tokens is None:
+        return job.seq_len, job.seq_len
+    return max(1, job.seq_len - job.new_tokens), max(1, job.seq_len - 1)
+
+
+def serving_traces(
+    profile: ModelProfile, job: Job, strategy: Strategy
+) -> dict[str, tuple[str, ActivationTrace]] | None:
+    """Phase -> (variant, trace) of all that an estimate needs; ``None``: something is missing."""
+    if not traceable(job, strategy):
+        return None
+    found = {}
+    for phase, length in zip(("prefill", "decode"), tokens(job), strict=True):
+        if phase not in phases_of(profile.head):
+            continue
+        key = serving_variant(job, strategy, phase)
+        trace = profile.trace(key, length)
+        if trace is None:
+            return None
+        found[phase] = (key, trace)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Phase:
+    """One kind of pass: what is live at its marks beside weights, of it the cache, and the weights."""
+
+    name: str
+    shape: Layout
+    above: Pass
+    cached: tuple[float, ...]
+    weights: Overlay
+    ranks: int
+    settings: DeepSpeedSettings
+
+    @property
+    def peak(self) -> int:
+        return round(highest(self.above, self.weights))
+
+    def components(self) -> dict[str, int]:
+        """What is live at the peak; sums to it."""
+        position, between = where(self.above, self.weights)
+        found = _held(self.shape, self.settings, self.ranks, (position, between))
+        rest = self.peak - sum(found.values())
+        cache = min(rest, round(self.cached[position])) if self.cached else 0
+        found |= {"kv_cache": cache, "activations": rest - cache}
+        return {name: size for name, size in found.items() if size}
+
+
+def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+    """Predicted memory of serving; every rank is alike. Bytes.
+
+    Raises:
+        KeyError: the profile has no such trace (ask ``traced.covers`` first).
+    """
+    traces = serving_traces(profile, job, strategy)
+    if traces is None:
+        raise KeyError(serving_variant(job, strategy, "prefill"))
+    settings = strategy.settings
+    prompt, longest = tokens(job)
+    passes = [
+        _phase(profile, name, key, trace, strategy, prompt if name == "prefill" else longest)
+        for name, (key, trace) in traces.items()
+    ]
+    shape = passes[0].shape
+    worst = max(passes, key=lambda one: one.peak)
+    resident = _resident(shape, settings, strategy.data_parallel)
+    level = sum(resident.values())
+    init = _init(shape, job, strategy)
+    peaks = {"init": init, "forward": worst.peak, "backward": level, "step": level}
+    peak = max(peaks.values())
+    components: Mapping[str, int] = LazyDict(worst.components)
+    if init > worst.peak:
+        components = LazyDict(partial(dict, initialisation=init))
+    rank = RankEstimate(
+        first=0,
+        last=strategy.world_size - 1,
+        peak_allocated_bytes=peak,
+        peak_phase=max(peaks, key=peaks.__getitem__),
+        phases=peaks,
+        components=components,
+    )
+    host = _host(shape, strategy, cluster)
+    return MemoryEstimate(
+        ranks=(rank,),
+        min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
+        host_bytes_per_node=sum(size for name, size in host.items() if not name.startswith("nvme")),
+        host_components={name: size for name, size in host.items() if not name.startswith("nvme")},
+        nvme_bytes_per_node=sum(size for name, size in host.items() if name.startswith("nvme")),
+        assumptions=_assumptions(profile, job, strategy, passes),
+        basis=profile.basis,
+    )
+
+
+def _phase(
+    profile: ModelProfile, name: str, key: str, trace: ActivationTrace, strategy: Strategy, length: int
+) -> _Phase:
+    batch = strategy.settings.micro_batch
+    shape = layout(profile, key, trace)
+    above = trace.timeline(batch, length).forward
+    made = trace.cached(batch, length).levels
+    if name == "decode":
+        before = profile.trace(key, max(1, length - 1)) or trace
+        held = before.cached(batch, max(1, length - 1)).levels[-1]
+        above = Pass(
+            peaks=tuple(value + held for value in above.peaks),
+            levels=tuple(value + held for value in above.levels),
+            afters=tuple(value + held for value in above.afters),
+        )
+        made = (made[-1],) * len(made)  # old and new together are never less
+    ranks, settings = strategy.data_parallel, strategy.settings
+    return _Phase(
+        name=name,
+        shape=shape,
+        above=above,
+        cached=made,
+        weights=_overlay(shape, settings, ranks),
+        ranks=ranks,
+        settings=settings,
+    )
+
+
+def _resident(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> dict[str, int]:
+    """What stays allocated, gathered weights left out."""
+    width = settings.parameter_bytes
+    components = {"cublas_workspace": CUBLAS_WORKSPACE_BYTES, "buffers": shape.profile.buffer_bytes}
+    if settings.zero.stage != 3:
+        components["parameters"] = shape.trainable_numel * width + shape.frozen_bytes(width)
+    elif settings.zero.offload_param.device == "none":
+        components["parameters"] = share_bytes(shape, ranks, width)
+    return {name: size for name, size in components.items() if size}
+
+
+class _Gathering:
+    """The weights over forward passes; under stage 3 from the second on, when what follows is known."""
+
+    def __init__(self, shape: Layout, settings: DeepSpeedSettings, ranks: int) -> None:
+        self.marks = shape.trace.marks_forward
+        self.ledger = Ledger()
+        for name, size in _resident(shape, settings, ranks).items():
+            self.ledger.set(name, size)
+        self.stage3 = Stage3(shape, settings, ranks, self.ledger) if settings.zero.stage == 3 else None
+
+    def event(self, kind: str, name: str) -> None:
+        """A module begins or ends."""
+        if self.stage3 is None:
+            return
+        if kind == "fwd_pre":
+            self.stage3.fetch(name, recomputing=False)
+        elif kind == "fwd_post":
+            self.stage3.release(name, backward=False)
+
+    def once(self) -> None:
+        """A whole forward pass."""
+        if self.stage3 is None:
+            return
+        self.stage3.start_of_forward()
+        for mark in self.marks:
+            self.event(*mark)
+
+    def again(self) -> None:
+        """Start the pass that counts."""
+        for _ in range(2):
+            self.once()
+        if self.stage3 is not None:
+            self.stage3.start_of_forward()
+
+
+@lru_cache(maxsize=256)
+def _overlay(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> Overlay:
+    replay = _Gathering(shape, settings, ranks)
+    replay.again()
+    start = replay.ledger.total
+    during, after = [], []
+    for mark in replay.marks:
+        replay.ledger.mark()
+        replay.event(*mark)
+        during.append(replay.ledger.peak)
+        after.append(replay.ledger.total)
+    return Overlay(start=start, during=tuple(during), after=tuple(after))
+
+
+def _held(shape: Layout, settings: DeepSpeedSettings, ranks: int, at: tuple[int, bool]) -> dict[str, int]:
+    """The components of the overlay at a mark, or on the way to it."""
+    position, between = at
+    replay = _Gathering(shape, settings, ranks)
+    replay.again()
+    for index, mark in enumerate(replay.marks):
+        if index == position and between:
+            break
+        replay.ledger.watching = index == position
+        replay.ledger.mark()
+        replay.event(*mark)
+        if index == position:
+            return replay.ledger.composition()
+    return {name: size for name, size in replay.ledger.amounts.items() if size}
+
+
+_WEIGHTS_EACH = {"int8": 1, "int4": 2}
+"""Weights in an element of a quantised parameter."""
+
+
+def _init(shape: Layout, job: Job, strategy: Strategy) -> int:
+    """The most while the model is loaded: with quantised weights one at a time in 16 bits too."""
+    settings, ranks = strategy.settings, strategy.data_parallel
+    if settings.zero.stage == 3:
+        on_gpu = settings.zero.offload_param.device == "none"
+        return most_while_building(shape, ranks, on_gpu) * settings.parameter_bytes
+    resident = _resident(shape, settings, ranks)
+    quantised = (p.numel for p in shape.parameters if p.stored_bytes)
+    whole = max(quantised, default=0) * _WEIGHTS_EACH.get(job.quantization, 0) * settings.parameter_bytes
+    return resident["parameters"] + resident.get("buffers", 0) + whole
+
+
+def _host(shape: Layout, strategy: Strategy, cluster: Cluster) -> dict[str, int]:
+    ranks = strategy.data_parallel
+    found = host_components(shape, strategy.settings, partition(shape, 0, ranks), ranks, strategy.world_size)
+    per_node = max(1, strategy.world_size // cluster.nodes)
+    return {name: size * per_node for name, size in found.items()}
+
+
+def _assumptions(
+    profile: ModelProfile, job: Job, strategy: Strategy, passes: list[_Phase]
+) -> tuple[str, ...]:
+    batch = strategy.settings.micro_batch
+    made = profile.versions_note()
+    if profile.head not in ("", "causal"):
+        return (f"one pass over {batch} × {job.seq_len:,} tokens, traced from the model itself ({made})",)
+    prompt, longest = tokens(job)
+    peaks = {one.name: format_gib(one.peak) for one in passes}
+    notes = [
+        f"generation as Transformers' generate does it, greedy, with its DynamicCache, traced from the model "
+        f"itself ({made}): {peaks['prefill']} over prompts of {batch} × {prompt:,} tokens in one pass, "
+        f"{peaks['decode']} when the cache of {batch} × {longest:,} tokens grows by one"
+    ]
+    if job.new_tokens is None:
+        notes.append(
+            "prompts as long as the whole context: --new-tokens N says how many tokens are generated"
+        )
+    if job.quantization != "none":
+        notes.append(QUANTIZED[job.quantization])
+    return tuple(notes)
