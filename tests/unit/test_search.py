@@ -64,8 +64,10 @@ def everything(space: Space):  # type: ignore[no-untyped-def]
                     strategy, gpus_per_node=space.cluster.gpus_per_node, key_value_heads=space.shape.kv_heads
                 ):
                     continue
-                if fits(space.memory(space.job, strategy, space.cluster), space.cluster) is None:
-                    yield space.timing.estimate(strategy).step_seconds
+                memory = space.memory(space.job, strategy, space.cluster)
+                if fits(memory, space.cluster) is None:
+                    plain = space.timing.estimate(strategy)
+                    yield space.timing.with_retries(plain, strategy, memory).step_seconds
 
 
 SEARCH_ALL = Pins(search_tensor=True, search_sequence=True)

@@ -11,7 +11,7 @@ from zerokit.core.job import Job, Lora
 from zerokit.core.layouts import Pins
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import Candidate, Strategy
-from zerokit.units import GIB, format_gib, format_seconds
+from zerokit.units import format_gib, format_seconds
 
 MemoryModel = Callable[..., Any]
 Works = Callable[[Any], Candidate | None]
@@ -26,6 +26,7 @@ BOUND_WORDS = {
     "nvme": "the NVMe disk",
     "bubble": "the pipeline's filling and draining",
     "optimizer": "the optimizer step",
+    "retries": "the allocator, which gives memory back and maps it anew",
 }
 
 
@@ -159,7 +160,7 @@ def advise(
             f"(chunked) cross-entropy would save up to {format_gib(loss * 0.8, 1)}"
         )
     found += _stage_advice(chosen, job, cluster, memory)
-    found += _tight_advice(chosen, job, cluster)
+    found += _tight_advice(chosen, cluster)
     strategy = chosen.strategy
     if strategy.tensor_parallel > 1:
         found.append(
@@ -186,24 +187,19 @@ def advise(
     return tuple(found)
 
 
-_COMFORT_FRACTION = 0.1
-_COMFORT_BYTES = 3 * GIB // 2
-"""What the allocator reserves above the peak where nothing holds it back: 4 to 30 % in the 14 such runs on
-H200s of ``benchmarks/measure/data/quality.jsonl``. The four there that were held to a card retried
-(``alloc_retries``) and took 31 to 82 % longer than predicted."""
+_WORTH_SAYING = 0.01
 
 
-def _tight_advice(chosen: Candidate, job: Job, cluster: Cluster) -> list[str]:
-    """Where a plan fits, but so narrowly that the allocator has to give memory back and ask again."""
-    spare = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
-    peak = chosen.memory.worst.peak_allocated_bytes
-    if job.inference or cluster.gpu.name == "cpu" or spare >= _COMFORT_FRACTION * peak + _COMFORT_BYTES:
+def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[str]:
+    """Where a plan fits, but so narrowly that the allocator has to give memory back and map it anew."""
+    seconds, step = chosen.time.parts.get("retries", 0.0), chosen.time.step_seconds
+    if seconds < _WORTH_SAYING * step:
         return []
+    spare = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     return [
         f"it fits with {format_gib(spare, 1)} to spare: so near the limit PyTorch's allocator gives memory "
-        "back and asks again (retries in the report), which the speed does not count and which took a "
-        "quarter to a half of the step in measured runs; `zerokit tune` compares, a smaller --vram plans "
-        "for room"
+        f"back and maps it anew (retries in the report), about {format_seconds(seconds)} of each step, which "
+        "the speed counts; whatever leaves more room was slower still; `zerokit tune` compares"
     ]
 
 

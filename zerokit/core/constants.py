@@ -49,6 +49,9 @@ class Constants:
         cpu_adam_parameters_per_second: per node.
         vocab_parallel: the head is cut by vocabulary (no all-reduce of logits).
         tensor_parallel_collectives: all-reduces a layer, forward and backward, without recomputation.
+        remap_seconds_per_byte: to give a page of the allocator back and map it anew, by one process.
+        cached_bytes: what the allocator caches beside the peak, over the size of the largest tensor.
+        most_retries: of each large tensor, with next to nothing to spare.
     """
 
     matmul_efficiency: float
@@ -81,6 +84,9 @@ class Constants:
     cpu_adam_parameters_per_second: float
     vocab_parallel: bool
     tensor_parallel_collectives: int
+    remap_seconds_per_byte: float
+    cached_bytes: float
+    most_retries: float
 
 
 HUGGING_FACE = Constants(
@@ -130,6 +136,12 @@ HUGGING_FACE = Constants(
     vocab_parallel=False,
     # forward and backward of attention and of the feed-forward layer (arXiv 1909.08053)
     tensor_parallel_collectives=4,
+    # 8 GiB in pages of 20 MiB on an H200: 13 to 16 ms to give back and 14 to 22 to map, alone; 30 and 31
+    # with a second GPU of the host doing the same (benchmarks/measure/data/kernels.jsonl, remap)
+    remap_seconds_per_byte=4e-3 / 2**30,
+    # zerokit/core/retries.py says what was measured
+    cached_bytes=0.75 * 2**30,
+    most_retries=2.0,
 )
 MEGATRON = replace(
     HUGGING_FACE,

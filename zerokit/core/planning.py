@@ -210,8 +210,9 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
         raise InputError(f"{violation.key}: {violation.message}; {violation.mend}")
     job = replace(request.job, global_batch=strategy.global_batch)
     memory = (request.exact_memory or request.memory)(job, strategy, request.cluster)
-    timing = time_model(request, job).estimate(strategy)
-    return Candidate(strategy=strategy, memory=memory, time=timing), fits(memory, request.cluster) is None
+    timing = time_model(request, job)
+    time = timing.with_retries(timing.estimate(strategy), strategy, memory)
+    return Candidate(strategy=strategy, memory=memory, time=time), fits(memory, request.cluster) is None
 
 
 def _check_pins(space: Space, request: Request) -> None:

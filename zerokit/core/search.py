@@ -2,8 +2,10 @@
 
 Every legal combination is enumerated. Each family (degrees, placement, checkpointing,
 micro-batch) enters a queue under the time of its fastest knobs, which no other knobs beat; memory
-is asked only of what comes to the front. So the first that fits is the fastest that fits, without
-the memory of the slower ones being computed: exhaustive, and quick.
+is asked only of what comes to the front. What fits, but so narrowly that the allocator's retries cost
+time (``zerokit.core.retries``), enters again under its time with them. So the first that comes to the
+front settled is the fastest that fits, without the memory of the slower ones being computed:
+exhaustive, and quick.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from zerokit.core.layouts import (
     layouts,
     placements,
 )
+from zerokit.core.memory.fits import EXPANDABLE_BYTES
+from zerokit.core.retries import most_spare_bytes, spare_bytes
 from zerokit.core.rules import first_violation
 from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.core.shape import ModelShape
@@ -88,6 +92,14 @@ class _Family:
     micro_batch: int
     accumulation: int
     variants: tuple[Knobs, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """One knob setting of a family. ``seconds``: without the allocator's retries."""
+
+    seconds: float
+    knobs: Knobs
 
 
 def search(space: Space, top: int = 5, limit_seconds: float = math.inf) -> Found:
@@ -185,11 +197,14 @@ class _Search:
     asked: set[tuple[object, ...]] = field(default_factory=set)
     nearest: tuple[float, Strategy, MemoryEstimate] | None = None
     hopeless: tuple[float, Strategy] | None = None
+    # family -> seconds that the allocator's retries take whatever the knobs; those that know it exactly
+    floors: dict[int, float] = field(default_factory=dict)
+    settled: set[int] = field(default_factory=set)
 
     def run(self) -> Found:
         started = time.perf_counter()
         ticket = itertools.count()
-        queue: list[tuple[float, int, int, _Family, Knobs | None]] = []
+        queue: list[tuple[float, int, int, _Family, _Variant | Candidate | None]] = []
         for order, family in enumerate(self._families()):
             seconds = self._seconds(family, family.variants[0])
             if seconds > self.limit_seconds:
@@ -199,18 +214,22 @@ class _Search:
         ranked: list[Candidate] = []
         shown: set[int] = set()
         while queue and len(ranked) < self.top:
-            _, order, _, family, chosen = heapq.heappop(queue)
+            now, order, _, family, chosen = heapq.heappop(queue)
             if order in shown:
                 self.rejected[_SLOWER] += 1
-            elif chosen is None:
-                for seconds, variant in self._expand(family):
-                    heapq.heappush(queue, (seconds, order, next(ticket), family, variant))
+            elif isinstance(chosen, Candidate):
+                ranked.append(chosen)
+                shown.add(order)
             else:
-                candidate = self._try(family, chosen)
-                if candidate is not None:
-                    ranked.append(candidate)
-                    shown.add(order)
-        for _, _, _, family, chosen in queue:
+                entries = (
+                    self._expand(order, family) if chosen is None else self._ask(order, family, chosen, now)
+                )
+                for seconds, entry in entries:
+                    if seconds > self.limit_seconds:
+                        self.rejected[_SLOWER] += 1
+                    else:
+                        heapq.heappush(queue, (seconds, order, next(ticket), family, entry))
+        for *_, family, chosen in queue:
             self.rejected[_SLOWER] += 1 if chosen else len(family.variants)
         return Found(
             ranked=tuple(ranked),
@@ -283,27 +302,55 @@ class _Search:
     def _seconds(self, family: _Family, chosen: Knobs) -> float:
         return self.space.timing.estimate(self._strategy(family, chosen)).step_seconds
 
-    def _expand(self, family: _Family) -> Iterator[tuple[float, Knobs]]:
+    def _expand(self, order: int, family: _Family) -> Iterator[tuple[float, _Variant]]:
         """The family's knob settings with their times; none when a bound shows that no knob helps."""
-        if self._is_hopeless(family):
+        least = self._least_vram(family)
+        if least > self.space.cluster.gpu.driver_vram_bytes:
             self.rejected[_TOO_LARGE] += len(family.variants)
             return
-        timed = [(self._seconds(family, chosen), chosen) for chosen in family.variants]
-        # of equally fast settings the most frugal comes first
-        yield from sorted(((s, c) for s, c in reversed(timed)), key=lambda item: float(f"{item[0]:.9g}"))
+        if least:
+            spare = most_spare_bytes(least, self.space.cluster)
+            self.floors[order] = self._frugal_retries(family, spare)
+        floor = self.floors.get(order, 0.0)
+        timed = [_Variant(seconds=self._seconds(family, chosen), knobs=chosen) for chosen in family.variants]
+        timed.reverse()  # of equally fast settings the most frugal comes first
+        for variant in sorted(timed, key=lambda one: float(f"{one.seconds:.9g}")):
+            yield variant.seconds + floor, variant
 
-    def _is_hopeless(self, family: _Family) -> bool:
-        """Whether the bound from below exceeds the GPU; notes the family that lacks least."""
+    def _ask(
+        self, order: int, family: _Family, variant: _Variant, now: float
+    ) -> Iterator[tuple[float, _Variant | Candidate]]:
+        """The candidate under its time, if it fits; or the setting again, under a later time than ``now``
+        that is known meanwhile: it retries as long as the family's most frugal setting, or longer."""
+        bound = variant.seconds + self.floors.get(order, 0.0)
+        if bound > now:
+            yield bound, variant
+            return
+        candidate = self._try(family, variant.knobs)
+        if candidate is None:
+            return
+        yield candidate.time.step_seconds, candidate
+        if candidate.time.step_seconds > bound and order not in self.settled and len(family.variants) > 1:
+            self.settled.add(order)
+            memory = self._memory(self._strategy(family, family.variants[-1]))
+            spare = spare_bytes(memory, self.space.cluster)
+            self.floors[order] = max(self.floors.get(order, 0.0), self._frugal_retries(family, spare))
+
+    def _least_vram(self, family: _Family) -> int:
+        """The bound from below, 0 where there is none; notes the family that lacks least."""
         space = self.space
         if space.least_vram is None:
-            return False
+            return 0
         strategy = self._strategy(family, family.variants[-1])
-        lack = space.least_vram(space.job, strategy, space.cluster) / space.cluster.gpu.driver_vram_bytes
-        if lack <= 1:
-            return False
-        if self.hopeless is None or lack < self.hopeless[0]:
+        least = space.least_vram(space.job, strategy, space.cluster)
+        lack = least / space.cluster.gpu.driver_vram_bytes
+        if lack > 1 and (self.hopeless is None or lack < self.hopeless[0]):
             self.hopeless = (lack, strategy)
-        return True
+        return least
+
+    def _frugal_retries(self, family: _Family, spare: int) -> float:
+        strategy = self._strategy(family, family.variants[-1])
+        return self.space.timing.retry_seconds(strategy, max(spare, EXPANDABLE_BYTES))
 
     def _try(self, family: _Family, chosen: Knobs) -> Candidate | None:
         """The candidate, if it fits. After a first failure the most frugal knobs are asked, once."""
@@ -320,7 +367,9 @@ class _Search:
         memory = self._memory(strategy)
         reason = fits(memory, self.space.cluster)
         if reason is None:
-            return Candidate(strategy=strategy, memory=memory, time=self.space.timing.estimate(strategy))
+            timing = self.space.timing
+            time = timing.with_retries(timing.estimate(strategy), strategy, memory)
+            return Candidate(strategy=strategy, memory=memory, time=time)
         self.rejected[reason] += 1
         # with as much accumulation, a larger micro-batch needs more
         self.too_large[(base, chosen)] = (family.micro_batch, reason)

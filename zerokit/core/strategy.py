@@ -88,7 +88,7 @@ class MemoryEstimate:
 class TimeEstimate:
     """Predicted time of one optimizer step. Seconds.
 
-    ``bound_by`` is the largest of ``parts``: compute, link, network, pcie, host, nvme, launch.
+    ``bound_by`` is the largest of ``parts``: compute, link, network, pcie, host, nvme, launch, retries.
     """
 
     step_seconds: float

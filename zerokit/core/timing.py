@@ -10,12 +10,14 @@ HBM, and short kernels by the time the host takes to launch them. Communication 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from zerokit.core.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
+from zerokit.core.retries import retry_seconds, spare_bytes
 from zerokit.core.shape import Gemm, ModelShape, Stack
-from zerokit.core.strategy import Strategy, TimeEstimate
+from zerokit.core.strategy import MemoryEstimate, Strategy, TimeEstimate
 from zerokit.core.traffic import Traffic, Work
 
 _QLORA_DEQUANTIZE_BYTES = 5.0  # per weight and pass: NF4 read, bf16 written and read again
@@ -86,7 +88,24 @@ class TimeModel:
         factor = 1.0
         if self.calibration.tuned is not None:
             factor = self.calibration.tuned.of(strategy.family)
-        parts = {name: value * factor for name, value in parts.items() if value > 0}
+        return self._estimate(strategy, {name: value * factor for name, value in parts.items() if value > 0})
+
+    def with_retries(
+        self, estimate: TimeEstimate, strategy: Strategy, memory: MemoryEstimate
+    ) -> TimeEstimate:
+        """The estimate and what the allocator costs where ``memory`` leaves it little of the card."""
+        seconds = self.retry_seconds(strategy, spare_bytes(memory, self.cluster))
+        return self._estimate(strategy, {**estimate.parts, "retries": seconds}) if seconds else estimate
+
+    def retry_seconds(self, strategy: Strategy, spare: int) -> float:
+        """Of a step, with so many bytes left beyond the peak."""
+        tuned = self.calibration.tuned
+        if tuned is not None and strategy.family in tuned.tried:
+            return 0.0  # it ran: its factor holds them
+        owned = self.traffic.owned(strategy)
+        return retry_seconds(self.shape, self.job, strategy, self.cluster, self.constants, owned, spare)
+
+    def _estimate(self, strategy: Strategy, parts: Mapping[str, float]) -> TimeEstimate:
         total = sum(parts.values())
         tokens = strategy.global_batch * self.job.seq_len
         bounds = {name: value for name, value in parts.items() if name not in ("bubble", "optimizer")}

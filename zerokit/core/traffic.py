@@ -135,6 +135,13 @@ class Traffic:
         split = strategy.tensor_parallel * strategy.pipeline_parallel
         return self.shape.parameters / split, self.trainable / split
 
+    def owned(self, strategy: Strategy) -> float:
+        """Trainable elements that a rank's optimizer steps."""
+        owned = self._rank_weights(strategy)[1]
+        if strategy.settings.zero.stage > 0:
+            owned /= strategy.data_parallel * strategy.sequence_parallel
+        return owned
+
     def _data_parallel(self, strategy: Strategy) -> _Flow:
         settings, zero = strategy.settings, strategy.settings.zero
         # sequence-parallel peers average gradients and share ZeRO's partition too
@@ -248,13 +255,11 @@ class Traffic:
         """Adam on the GPU over the owned partition; nothing when the host does it."""
         c, zero = self.constants, strategy.settings.zero
         if zero.offload_optimizer.device != "none" and zero.stage > 0:
-            share = self._rank_weights(strategy)[1] / (strategy.data_parallel * strategy.sequence_parallel)
+            share = self.owned(strategy)
             return c.step_launch_seconds * (
                 max(1, math.ceil(share / zero.sub_group_size)) if zero.stage == 3 else 1
             )
-        owned = self._rank_weights(strategy)[1]
-        if zero.stage > 0:
-            owned /= strategy.data_parallel * strategy.sequence_parallel
+        owned = self.owned(strategy)
         hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
         groups = max(1, math.ceil(owned / zero.sub_group_size)) if zero.stage == 3 else 1
         return groups * c.step_launch_seconds + c.adam_bytes * owned / hbm

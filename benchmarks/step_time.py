@@ -1,0 +1,124 @@
+"""How far the step times of the time model are from measured DeepSpeed runs on H200s.
+
+    python -m benchmarks.step_time                 # the strategies of benchmarks/measure/data/quality.jsonl
+    python -m benchmarks.step_time --all           # every run that had its GPUs to itself, and the indicative
+
+Predicted now, with the constants of the catalogue. *retries*: runs in which the allocator gave memory back
+(they were held to a card); they are judged apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import accuracy
+from benchmarks.measure import planned
+from zerokit.core.constants import HUGGING_FACE, Constants
+from zerokit.core.hf_shape import from_config
+from zerokit.core.memory.fits import allocator_bytes
+from zerokit.core.planning import trainable_parameters
+from zerokit.core.strategy import MemoryEstimate, RankEstimate, TimeEstimate
+from zerokit.core.timing import TimeModel
+
+DATA = Path(__file__).resolve().parent / "measure" / "data"
+WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """A measured run and its prediction. Seconds of a step."""
+
+    name: str
+    measured: float
+    predicted: TimeEstimate
+    retries: int
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted.step_seconds / self.measured - 1
+
+
+def timed(row: Mapping[str, Any], constants: Constants = HUGGING_FACE) -> Timed:
+    """One row of the kit, predicted with the peak that was measured."""
+    case = accuracy.read_case(row)
+    shape = from_config(row["hf_config"], name=row["id"], parameters=row["params"])
+    cluster = case.cluster
+    if row["cap_bytes"]:
+        gpu = cluster.gpu
+        # the card whose allocator is held to as much
+        outside = planned.allocator_limit(gpu, row["deepspeed_config"], row["world_size"])
+        cluster = replace(cluster, gpu=gpu.with_vram(gpu.vram_bytes - outside + row["cap_bytes"]))
+    trainable = trainable_parameters(shape, case.job)
+    model = TimeModel(shape, case.job, cluster, constants, None, trainable)
+    peak = max(peak for peak in row["peak_allocated_bytes"] if peak)
+    limit = planned.allocator_limit(cluster.gpu, row["deepspeed_config"], row["world_size"])
+    needs = peak + allocator_bytes(cluster.gpu, peak)
+    rank = RankEstimate(
+        first=0, last=0, peak_allocated_bytes=peak, peak_phase="backward", phases={}, components={}
+    )
+    memory = MemoryEstimate(
+        ranks=(rank,),
+        min_vram_bytes=min(cluster.gpu.driver_vram_bytes - limit + needs, cluster.gpu.driver_vram_bytes),
+        host_bytes_per_node=0,
+    )
+    estimate = model.with_retries(model.estimate(case.strategy), case.strategy, memory)
+    return Timed(
+        name=row["id"],
+        measured=statistics.median(row["step_seconds_rank0"][WARM_UP:]),
+        predicted=estimate,
+        retries=max(row.get("alloc_retries") or [0]),
+    )
+
+
+def rows(name: str) -> Iterator[dict[str, Any]]:
+    """Runs of a file that went through."""
+    place = accuracy.DATA if name == accuracy.DATA.stem else DATA / f"{name}.jsonl"
+    for line in place.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["ok"] and len(row["step_seconds_rank0"]) > WARM_UP:
+            yield {"cap_bytes": None, **row}
+
+
+def table(title: str, found: list[Timed]) -> str:
+    """Every run, then the errors with and without retries."""
+    lines = [f"{title:<48} {'measured':>8} {'predicted':>9} {'error':>7}  most of it"]
+    for one in found:
+        parts = sorted(one.predicted.parts.items(), key=lambda item: -item[1])[:4]
+        words = ", ".join(f"{name} {value:.3f}" for name, value in parts)
+        lines.append(
+            f"{one.name[-48:]:<48} {one.measured:>8.3f} {one.predicted.step_seconds:>9.3f} "
+            f"{one.error:>+7.1%}  {words}"
+        )
+    for name, group in (("without retries", [t for t in found if not t.retries]),
+                        ("with retries", [t for t in found if t.retries])):  # fmt: skip
+        if group:
+            errors = [one.error for one in group]
+            lines.append(
+                f"{name}: {len(group)} runs, mean |error| {statistics.mean(map(abs, errors)):.1%}, "
+                f"bias {statistics.mean(errors):+.1%}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--all", action="store_true", help="the runs that shared GPUs or hosts too")
+    names = ["quality"]
+    if parser.parse_args().all:
+        names += ["fits", "h200-deepspeed", "held-out-2gpu"]
+    for name in names:
+        print(table(name, [timed(row) for row in rows(name)]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
