@@ -24,6 +24,7 @@ DOCUMENT = ROOT / "docs" / "faults.md"
 PROCESSES, FILES = "tests/faults/test_processes.py", "tests/faults/test_rank_files.py"
 RESOURCES, SCRIPTS = "tests/faults/test_resources.py", "tests/faults/test_scripts.py"
 MEMORY, HOSTS = "tests/faults/test_out_of_memory.py", "tests/faults/test_hosts.py"
+SLURM = "tests/faults/test_slurm.py"
 LOADER, RECIPES = "tests/unit/test_check_strictload.py", "tests/unit/test_recipes.py"
 
 
@@ -97,6 +98,10 @@ ROWS = [
         tests={HOSTS: ("test_a_host_is_cut_off_in_the_middle_of_a_run",)}),
     Row(name="15c", inject="zerokit is killed during a run on two hosts", demand="0 left on both",
         tests={HOSTS: ("test_zerokit_is_killed_and_nobody_is_left_on_any_host",)}),
+    Row(name="15d", inject="a Slurm job: a rank fails or is killed, the job is cancelled, zerokit is killed",
+        demand="the job ends with the launch's exit code; ranks have their grace; 0 left on both nodes",
+        tests={SLURM: ("test_a_job_of_two_nodes", "test_a_cancelled_job_leaves_a_report_and_nobody",
+                       "test_a_rank_is_killed", "test_zerokit_is_killed_and_nobody_is_left")}),
     Row(name="16", inject="numbers: NaN, ±inf, 0, negative, 1e400, bool, “70bb”, 5000 digits",
         demand="exit 2 or 3, no traceback",
         tests={"tests/unit/test_plan_cli.py": ("test_bad_input_is_exit_2_and_names_the_option",

@@ -1,8 +1,10 @@
 """Ranks on other machines: ending them for certain, and starting them under Slurm.
 
 DeepSpeed's pdsh runner ends remote ranks with one ``pkill`` that a stubborn rank ignores, and not at all
-when it is killed itself. So zerokit looks for them itself, over ssh: every process with this
-run's ``ZEROKIT_RUN_DIR`` in its environment.
+when it is killed itself. srun kills a step's tasks at once when it is told to end, and where Slurm tracks
+processes by group (``proctrack/pgid``) not the ranks that torchrun put into sessions of their own. So
+zerokit looks for them itself, over ssh or in a step beside the run's: every process with this run's
+``ZEROKIT_RUN_DIR`` in its environment.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ for name in os.listdir("/proc"):
                 met += 1
         except OSError:
             pass
-print(met)
+print(os.environ.get("SLURMD_NODENAME", "-"), met)
 """
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
@@ -54,11 +56,16 @@ def ssh_command(host: str, seconds: float, *remote: str) -> list[str]:
     return [program, *options, "--", host, *map(quote, remote)]
 
 
-def sweep(hosts: list[str], run_dir: str, number: int) -> dict[str, int | None]:
+def sweep(
+    hosts: list[str], run_dir: str, number: int, slurm_job: str | None = None
+) -> dict[str, int | None]:
     """Send a signal to every process of the run on each host, side by side.
 
-    Returns per host how many were met; None where the host did not answer.
+    ``slurm_job``: the hosts are nodes of this job. Returns per host how many were met; None where the host
+    did not answer.
     """
+    if slurm_job is not None:
+        return _sweep_nodes(slurm_job, hosts, run_dir, number)
 
     def one(host: str) -> int | None:
         try:
@@ -70,7 +77,7 @@ def sweep(hosts: list[str], run_dir: str, number: int) -> dict[str, int | None]:
                 timeout=SWEEP_SECONDS,
                 check=False,
             )
-            return int(done.stdout.strip().splitlines()[-1])
+            return int(done.stdout.split()[-1])
         except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, NodeUnusable):
             return None
 
@@ -78,6 +85,21 @@ def sweep(hosts: list[str], run_dir: str, number: int) -> dict[str, int | None]:
         return {}
     with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
         return dict(zip(hosts, pool.map(one, hosts), strict=True))
+
+
+def _sweep_nodes(job: str, nodes: list[str], run_dir: str, number: int) -> dict[str, int | None]:
+    """A step of its own beside the run's (``--overlap``: Slurm 20.11 or later), one task a node."""
+    count = len(nodes)
+    command = ["srun", f"--jobid={job}", "--overlap", "--quiet", "--input=none", f"--nodes={count}",
+               f"--ntasks={count}", "--ntasks-per-node=1", sys.executable, "-c", _SWEEP]  # fmt: skip
+    try:
+        done = subprocess.run([*command, run_dir, str(number)], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=SWEEP_SECONDS, check=False)  # fmt: skip
+        lines = [line.split() for line in done.stdout.splitlines()]
+    except (OSError, subprocess.TimeoutExpired):
+        lines = []
+    met = {fields[0]: int(fields[1]) for fields in lines if len(fields) == 2 and fields[1].isdigit()}
+    return {node: met.get(node) for node in nodes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

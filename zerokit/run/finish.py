@@ -16,14 +16,14 @@ if __name__ == "__main__":
     sys.path.append(str(_HERE.parents[1]))
 
 
-def _end_remote(run_dir: Path, hosts: list[str], unshared: list[str]) -> None:
+def _end_remote(run_dir: Path, hosts: list[str], unshared: list[str], slurm_job: str | None) -> None:
     """Kill what is left of the run on the other machines, and fetch what its ranks wrote there."""
     import signal
 
     from zerokit.run.cluster import sweep
     from zerokit.run.gather import Gatherer
 
-    answers = sweep(hosts, str(run_dir), int(signal.SIGKILL))
+    answers = sweep(hosts, str(run_dir), int(signal.SIGKILL), slurm_job)
     Gatherer(run_dir, tuple(unshared), 0.0).fetch([h for h in unshared if answers.get(h) is not None])
 
 
@@ -41,7 +41,8 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
     from zerokit.run.outcome import Outcome, RankExit
 
     command = json.loads((run_dir / COMMAND_FILE).read_text())
-    _end_remote(run_dir, command.get("remote_hosts") or [], command.get("unshared_hosts") or [])
+    hosts, unshared = (command.get(name) or [] for name in ("remote_hosts", "unshared_hosts"))
+    _end_remote(run_dir, hosts, unshared, command.get("slurm_job"))
     host = socket.gethostname()
     rank_exits = [
         RankExit(

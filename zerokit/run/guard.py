@@ -35,7 +35,7 @@ FAST_SCAN_SECONDS = 0.05
 SLOW_SCAN_SECONDS = 2.0
 ORPHAN_GRACE_SECONDS = 1.0
 PARENT_LOST_GRACE_SECONDS = 0.8
-LAUNCHER_GONE_SCAN_SECONDS = 0.1
+LAUNCHER_KILLS_SECONDS = 3.0  # for srun to kill its tasks on every node
 
 
 class Guard:
@@ -60,6 +60,7 @@ class Guard:
         self.terminated: set[tuple[int, int]] = set()
         self.give_up_at: float | None = None
         self.spare_launcher = bool(order.get("spare_launcher"))
+        self.launcher_kills = bool(order.get("launcher_kills"))
 
     # ---- talking to zerokit
 
@@ -195,14 +196,20 @@ class Guard:
         self.stopping = True
         self.scan()
         if self.spare_launcher and self.launcher is not None:
-            # It alone can reach the other machines: it must hear of the end.
-            with suppress(ProcessLookupError):
-                self.launcher.send_signal(signal.SIGTERM)
+            # It alone can reach the other machines: it must hear of the end. srun leaves the ranks no
+            # time then (srun(1), SIGNALS): zerokit tells them itself, and srun only after the grace.
+            if not self.launcher_kills:
+                self._tell_launcher()
         elif self.ranks:
             # The launcher would pass the signal on again, wait 30 s for each rank in turn, or
             # start them anew. Without it the ranks are our children, and we hear how they end.
             processes.send(self._launchers(), signal.SIGKILL)
         self.advance_stop()
+
+    def _tell_launcher(self) -> None:
+        if self.launcher is not None:
+            with suppress(ProcessLookupError):
+                self.launcher.send_signal(signal.SIGTERM)
 
     def _below_ranks(self, table: dict[int, processes.Process]) -> set[int]:
         below: set[int] = set()
@@ -226,6 +233,10 @@ class Guard:
         if not left:
             self.reap()  # who died since the last look: a zombie would outlive us where init reaps nobody
             return True
+        if self.kill_at is not None and now >= self.kill_at and self.launcher_kills:
+            self.launcher_kills = False
+            self._tell_launcher()
+            self.kill_at = now + LAUNCHER_KILLS_SECONDS
         if self.kill_at is not None and now >= self.kill_at:
             processes.send(left, signal.SIGKILL)
             self.give_up_at = self.give_up_at or now + 5.0
@@ -311,7 +322,8 @@ class Guard:
 def main() -> None:
     """Read the order from the socket, then guard.
 
-    ``order``: argv, cwd, stdout_fd, stderr_fd, run_dir, expected_ranks, spare_launcher,
+    ``order``: argv, cwd, stdout_fd, stderr_fd, run_dir, expected_ranks, spare_launcher (it is told of
+    the end and not killed at once), launcher_kills (it kills the ranks when it is told),
     when_parent_lost (the command that writes the report should zerokit die).
     """
     connection = socket.socket(fileno=int(sys.argv[1]))

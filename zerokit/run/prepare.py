@@ -160,7 +160,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         hostfile=Path(wishes.hostfile).resolve() if wishes.hostfile else None,
         slurm=slurm,
         stop_after_steps=wishes.stop_after_steps,
-        alive_seconds=alive_seconds if hosts else None,
+        alive_seconds=alive_seconds if hosts or slurm else None,
     )
     launch = Launch(
         argv=command.argv,
@@ -173,7 +173,8 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         grace_seconds=wishes.grace_seconds,
         heartbeat_seconds=wishes.heartbeat_seconds,
         remote=bool(hosts) or slurm is not None,
-        remote_hosts=tuple(host.name for host in hosts or ()),
+        remote_hosts=slurm.nodes if slurm else tuple(host.name for host in hosts or ()),
+        slurm_job=slurm.job_id if slurm else None,
         unshared_hosts=unshared,
         alive_seconds=alive_seconds,
         show_ranks=wishes.show_ranks,
@@ -342,6 +343,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "device": prepared.command.set_variables["ZEROKIT_DEVICE"],
         "expected_ranks": prepared.launch.expected_ranks,
         "remote_hosts": prepared.launch.remote_hosts,
+        "slurm_job": prepared.launch.slurm_job,
         "unshared_hosts": prepared.launch.unshared_hosts,
         "grace_seconds": prepared.launch.grace_seconds,
         "heartbeat_seconds": prepared.launch.heartbeat_seconds,

@@ -21,7 +21,8 @@ class Launch:
         environment: of the launcher, complete.
         local_ranks: how many of the ranks run on this machine.
         remote: ranks on other machines too, which the guard cannot see.
-        remote_hosts: their names, where zerokit can reach them itself (not under Slurm).
+        remote_hosts: their names; zerokit reaches them over ssh, or in a step of ``slurm_job``.
+        slurm_job: the id of the job whose nodes they are.
         unshared_hosts: those of them that have a run folder of their own.
         alive_seconds: without a sign of life from here for so long, ranks on other hosts end themselves.
         heartbeat_seconds: without progress for so long, the run counts as hung; 0: never.
@@ -41,6 +42,7 @@ class Launch:
     heartbeat_seconds: float = 60.0
     remote: bool = False
     remote_hosts: tuple[str, ...] = ()
+    slurm_job: str | None = None
     unshared_hosts: tuple[str, ...] = ()
     alive_seconds: float = 120.0
     show_ranks: str = "first"

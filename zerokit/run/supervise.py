@@ -155,6 +155,7 @@ class Supervisor:
             "run_dir": str(self.launch.run_dir),
             "expected_ranks": self.launch.local_ranks,
             "spare_launcher": self.launch.remote,
+            "launcher_kills": self.launch.slurm_job is not None,
             "when_parent_lost": [
                 sys.executable,
                 str(Path(__file__).with_name("finish.py")),
@@ -275,13 +276,14 @@ class Supervisor:
         """Signal the run's processes on the other machines, without holding up the loop."""
         hosts = list(self.launch.remote_hosts)
         if hosts:
-            arguments = (hosts, str(self.launch.run_dir), number)
+            arguments = (hosts, str(self.launch.run_dir), number, self.launch.slurm_job)
             threading.Thread(target=cluster.sweep, args=arguments, daemon=True).start()
 
     def _end_remote(self) -> None:
         """Kill what is left on the other machines; says which could not be asked."""
         hosts = list(self.launch.remote_hosts)
-        answers = cluster.sweep(hosts, str(self.launch.run_dir), int(signal.SIGKILL))
+        run_dir, job = str(self.launch.run_dir), self.launch.slurm_job
+        answers = cluster.sweep(hosts, run_dir, int(signal.SIGKILL), job)
         silent = [host for host, met in answers.items() if met is None]
         if silent:
             self.terminal.say(
