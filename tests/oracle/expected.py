@@ -20,7 +20,7 @@ from zerokit.core.job import Job
 from zerokit.core.memory.overlay import highest
 from zerokit.core.memory.plan import layout
 from zerokit.core.memory.stage12 import partition
-from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES
+from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, on_device
 from zerokit.core.memory.timeline import rank_bytes
 from zerokit.core.memory.traced import estimate_traced
 from zerokit.core.model import ModelProfile
@@ -101,14 +101,16 @@ def _profile(key: str) -> tuple[ModelProfile, str]:
 
 def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
     """Predicted bytes of a rank: ``init``, ``step``, ``between_steps``, phases of the first and last
-    micro-step; elements trained, of the largest parameter, and of those that touch the rank's partition."""
+    micro-step; elements trained, of the largest parameter, of those that touch the rank's partition, and
+    those whose optimizer stays on the GPU under a partial offload."""
     stage = run["deepspeed_config"]["zero_optimization"]["stage"]
     facts = [run["hf_config"], run["precision"], run["checkpointing"], run["lora"], stage == 3]
     profile, key = _profile(json.dumps(facts))
     trace = profile.trace(key, run["seq_len"])
     assert trace is not None
     shape = layout(profile, key, trace)
-    own = rank_bytes(shape, from_config(run["deepspeed_config"]), run["ranks"], rank)
+    settings = from_config(run["deepspeed_config"])
+    own = rank_bytes(shape, settings, run["ranks"], rank)
     timeline = trace.timeline(run["micro_batch"], run["seq_len"])
     workspace = own.persistent.components["cublas_workspace"]
     micro_steps = []
@@ -135,6 +137,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         "between_steps": own.micro_steps[0].start - workspace,
         "parameters": sum(p.numel for p in shape.trainable),
         "largest": shape.largest,
+        "on_device": sum(on_device(shape, settings.zero, run["ranks"])),
         "touched": partition(shape, rank, run["ranks"]).whole,
     }
 

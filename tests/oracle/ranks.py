@@ -36,10 +36,14 @@ _LAZY = ("torch._inductor.lowering", "torch._export.utils", "torch.fx.experiment
 """What DeepSpeed's first engine pulls in, four seconds of it: once, and not in every fork."""
 
 
+_WITH_HOST_ADAM = ("engine", "zero.stage3", "zero.stage_1_and_2")
+
+
 def prepare() -> None:
     """Import what ranks need, before they are forked; nothing is compiled."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    import deepspeed.accelerator
     import deepspeed.comm.torch as deepspeed_torch
     import torch
     import torch._dynamo
@@ -51,25 +55,33 @@ def prepare() -> None:
             importlib.import_module(name)
     deepspeed_torch.build_shm_op = lambda: None
     _adam_of_torch_for_the_host()
+    deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # slow on a CPU, but right
     torch.set_num_threads(1)
     gc.freeze()
 
 
 def _adam_of_torch_for_the_host() -> None:
     """DeepSpeedCPUAdam is a compiled kernel; what it keeps and how it is called is all that counts here."""
-    import deepspeed.ops.adam as adam
     import torch
 
     class HostAdam(torch.optim.AdamW):  # type: ignore[misc]
         def __init__(self, parameters: Any, adamw_mode: bool = True, fp32_optimizer_states: bool = True,
                      **options: Any) -> None:  # fmt: skip
             super().__init__(parameters, **options)
+            self.fp32_optimizer_states = fp32_optimizer_states
 
-    adam.DeepSpeedCPUAdam = HostAdam
-    import deepspeed.runtime.engine as engine
+        def step(self, closure: Any = None) -> None:
+            for parameter in (p for group in self.param_groups for p in group["params"]):
+                if parameter.grad is None or "exp_avg" in self.state[parameter]:
+                    continue
+                dtype = torch.float32 if self.fp32_optimizer_states else parameter.dtype
+                for name in ("exp_avg", "exp_avg_sq"):
+                    self.state[parameter][name] = torch.zeros_like(parameter, dtype=dtype)
 
-    if hasattr(engine, "DeepSpeedCPUAdam"):
-        engine.DeepSpeedCPUAdam = HostAdam
+    for name in ("deepspeed.ops.adam", *(f"deepspeed.runtime.{m}" for m in _WITH_HOST_ADAM)):
+        module = importlib.import_module(name)
+        if hasattr(module, "DeepSpeedCPUAdam"):
+            module.DeepSpeedCPUAdam = HostAdam
 
 
 def run_case(case: dict[str, Any]) -> list[dict[str, Any]]:
@@ -201,7 +213,11 @@ def live_bytes(explain: bool) -> Any:
             self.makers[maker] -= size
 
         def phase(self) -> dict[str, Any]:
-            """Level now and peak since the last call."""
+            """Level now, once nothing more is let go, and peak since the last call."""
+            before = -1
+            while before != self.live:
+                before = self.live
+                time.sleep(0.003)  # gloo's thread drops its views when it gets the interpreter's lock
             found: dict[str, Any] = {"level": self.live, "peak": self.peak}
             if explain:
                 found["at_peak"] = self.at_peak

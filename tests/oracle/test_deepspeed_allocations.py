@@ -33,6 +33,15 @@ PARAMETERS = OPTIMIZER | {"offload_param": {"device": "cpu", "pin_memory": False
 FAR = {"stage3_max_reuse_distance": 30_000}
 FP32_ACCUMULATION = {"data_types": {"grad_accum_dtype": "fp32"}}
 FP32_COMMUNICATION = {"communication_data_type": "fp32"}
+BF16_MASTER = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
+BF16_STATES = {"bf16": BF16_MASTER["bf16"] | {"bf16_optimizer_states": True}}
+FP16 = {"bf16": {"enabled": False}, "fp16": {"enabled": True, "loss_scale": 1.0}}
+CLIENT = {"zero_allow_untested_optimizer": True}
+SGD = CLIENT | {"optimizer": {"type": "SGD", "params": {"lr": 1e-4, "foreach": True}}}
+MOMENTUM = CLIENT | {"optimizer": {"type": "SGD", "params": {"lr": 1e-4, "momentum": 0.9, "foreach": True}}}
+ADAGRAD = CLIENT | {"optimizer": {"type": "Adagrad", "params": {"lr": 1e-4, "foreach": True}}}
+HOST_ADAM = CLIENT | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}  # ranks.py has one of its own
+TWIN_FLOW = {"offload_optimizer": {"device": "cpu", "pin_memory": False, "ratio": 0.4}}
 
 QUICK = [
     case("z0", {"stage": 0}, ranks=1),
@@ -95,12 +104,32 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
         case("z3 fp32", z3, ranks=ranks, fp32=True),
         case("z3 fp32 accumulation", z3, ranks=ranks, accumulation=2, **FP32_ACCUMULATION),
         case("z3 fp32 communication", z3, ranks=ranks, **FP32_COMMUNICATION),
+        case("z1 bf16 states", z1, ranks=ranks, **BF16_STATES),
+        case("z2 bf16 states", z2, ranks=ranks, accumulation=2, **BF16_STATES),
+        case("z3 bf16 states", z3, ranks=ranks, accumulation=2, **BF16_STATES),
+        case(
+            "z2 bf16 master offload", z2 | OPTIMIZER, ranks=ranks, accumulation=2, **BF16_MASTER | HOST_ADAM
+        ),
+        case("z0 fp16", {"stage": 0}, ranks=ranks, **FP16),
+        case("z2 fp16", z2, ranks=ranks, **FP16),
+        case("z3 fp16", z3, ranks=ranks, **FP16),
+        case("z1 sgd", z1, ranks=ranks, **SGD),
+        case("z2 momentum", z2, ranks=ranks, **MOMENTUM),
+        case("z2 adagrad", z2, ranks=ranks, **ADAGRAD),
+        case("z3 momentum", z3, ranks=ranks, **MOMENTUM),
+        case(
+            "z2 unclipped strict", z2 | {"ignore_unused_parameters": False}, ranks=ranks, gradient_clipping=0
+        ),
+        case("z3 unclipped one stream", z3 | {"overlap_comm": False}, ranks=ranks, gradient_clipping=0),
     ]
     if ranks > 1:  # one rank's gathers from its own host copy are no copies where host and device are one
         runs += [
             case("z3 offload", z3 | OPTIMIZER, ranks=ranks),
             case("z3 offload accumulation", z3 | OPTIMIZER, ranks=ranks, accumulation=2),
             case("z3 offload parameters", z3 | PARAMETERS, ranks=ranks),
+            case("z3 offload parameters accumulation", z3 | PARAMETERS, ranks=ranks, accumulation=2),
+            case("z3 bf16 master offload", z3 | OPTIMIZER, ranks=ranks, **BF16_MASTER | HOST_ADAM),
+            case("z3 twin-flow", z3 | TWIN_FLOW | {"sub_group_size": 40_000}, ranks=ranks, **HOST_ADAM),
         ]
     return runs
 
@@ -121,10 +150,12 @@ def _on_host(run: dict[str, Any], wanted: dict[str, Any]) -> int:
     if "offload_optimizer" not in zero:
         return 0
     share = -(-wanted["parameters"] // (2 * run["ranks"])) * 2
-    size = (4 + 4 + 8 + 2) * share  # master, gradients, Adam; 16-bit staging below stage 3, gradients at 3
+    master = 2 if run["deepspeed_config"]["bf16"].get("bf16_master_weights_and_grads") else 4
+    size = (2 * master + 8) * (share - wanted["on_device"])  # master, gradients, Adam
+    size += 2 * share  # 16-bit staging below stage 3, gradients at 3
     if zero["stage"] < 3:
         size += 2 * wanted["largest"]  # the host end of the transfer buffer
-        if run["gradient_accumulation"] > 1:
+        if run["gradient_accumulation"] > 1 and master == 4:
             size += 2 * wanted["touched"]
     if "offload_param" in zero:
         size += 2 * share
@@ -149,7 +180,9 @@ def compare(run: dict[str, Any], rank: int, measured: dict[str, Any]) -> list[st
     pairs.append(("level between steps", wanted["between_steps"], last[-1]["step"]["level"]))
     if not host:
         pairs.append(("step", wanted["step"], last[-1]["step"]["peak"]))
-        pairs.append(("init", wanted["init"], measured["init"]["peak"]))
+        # at stage 3 the model is built on the GPU already (``zero.Init``), below it in host memory
+        built = measured["built"]["peak"] if run["deepspeed_config"]["zero_optimization"]["stage"] == 3 else 0
+        pairs.append(("init", wanted["init"], max(built, measured["init"]["peak"])))
     found = []
     for what, size, seen in pairs:
         predicted = size + host

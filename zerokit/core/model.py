@@ -139,6 +139,10 @@ class ActivationTrace:
     Of inference there is no backward. In ``decode`` the sequence length is that of the key-value cache
     after the step, and bytes are those above the cache before it; ``cache`` has the marks of ``forward``
     with nothing counted but the cache that the pass leaves behind.
+
+    ``gradients`` is the backward pass below ZeRO-3, one mark a gradient: the autograd functions that ZeRO-3
+    puts around every module (runtime/zero/parameter_offload.py:501) keep gradients of inputs longer. Where
+    it is empty, the marks of ``backward`` at gradients stand for it.
     """
 
     segments: tuple[tuple[Mark, ...], ...]
@@ -146,6 +150,7 @@ class ActivationTrace:
     backward: tuple[Run, ...]
     max_seq_len: int | None = None  # beyond it (a sliding window) another trace holds
     cache: tuple[Run, ...] = ()
+    gradients: tuple[Run, ...] = ()
 
     @cached_property
     def marks_forward(self) -> tuple[tuple[str, str], ...]:
@@ -156,6 +161,13 @@ class ActivationTrace:
     def marks_backward(self) -> tuple[tuple[str, str], ...]:
         """(kind, absolute name) of every mark of the backward pass."""
         return tuple(self._names(self.backward))
+
+    @cached_property
+    def marks_gradients(self) -> tuple[tuple[str, str], ...]:
+        """(kind, absolute name) of every mark of the backward pass below ZeRO-3."""
+        if self.gradients:
+            return tuple(self._names(self.gradients))
+        return tuple(self.marks_backward[i] for i in self.gradient_positions)
 
     @cached_property
     def gradient_positions(self) -> tuple[int, ...]:
@@ -189,6 +201,7 @@ class ActivationTrace:
                 forward=tuple(_shorten(self.forward, keep)),
                 backward=tuple(_shorten(self.backward, keep)),
                 max_seq_len=self.max_seq_len,
+                gradients=tuple(_shorten(self.gradients, keep)),
             )
         return self._shortened[keep]
 
@@ -239,7 +252,7 @@ class Timeline:
     forward: Pass
     backward: Pass
     forward_peak: float
-    gradients: Pass  # the backward pass with the stretches between gradients merged into one entry each
+    gradients: Pass  # the backward pass below ZeRO-3, one entry a gradient
 
     def __hash__(self) -> int:  # of the tuples it would cost more than what is looked up by it
         return id(self)
@@ -315,11 +328,15 @@ class _Sizer:
 def _timeline(trace: ActivationTrace, micro_batch: int, seq_len: int) -> Timeline:
     forward = _run_pass(trace, trace.forward, micro_batch, seq_len, 0.0)
     backward = _run_pass(trace, trace.backward, micro_batch, seq_len, forward.afters[-1])
+    if trace.gradients:
+        gradients = _run_pass(trace, trace.gradients, micro_batch, seq_len, forward.afters[-1])
+    else:
+        gradients = _merged(backward, trace.gradient_positions)
     return Timeline(
         forward=forward,
         backward=backward,
         forward_peak=max(forward.peaks),
-        gradients=_merged(backward, trace.gradient_positions),
+        gradients=gradients,
     )
 
 
@@ -465,6 +482,7 @@ def to_json(profile: ModelProfile) -> dict[str, Any]:
                 "forward": _pack_runs(trace.forward),
                 "backward": _pack_runs(trace.backward),
                 **({"cache": _pack_runs(trace.cache)} if trace.cache else {}),
+                **({"gradients": _pack_runs(trace.gradients)} if trace.gradients else {}),
             }
             for trace in variants
         ]
@@ -561,6 +579,7 @@ class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
                     backward=_unpack_runs(row["backward"]),
                     max_seq_len=row["max_seq_len"],
                     cache=_unpack_runs(row.get("cache", ())),
+                    gradients=_unpack_runs(row.get("gradients", ())),
                 )
                 for row in self._data["traces"][key]
             )

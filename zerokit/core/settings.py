@@ -76,6 +76,7 @@ class DeepSpeedSettings:
     communication_data_type: str | None = None
     optimizer: str | None = "AdamW"
     torch_adam: bool = False
+    momentum: bool = False  # of torch's SGD
     autotp_size: int = 1
     bf16_master_weights_and_grads: bool = False
     bf16_optimizer_states: bool = False
@@ -196,6 +197,7 @@ def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
         communication_data_type=config.get("communication_data_type"),
         optimizer=str(optimizer["type"]) if optimizer.get("type") else None,
         torch_adam=bool(_block(optimizer, "params").get("torch_adam", False)),
+        momentum=bool(_block(optimizer, "params").get("momentum", 0)),
         autotp_size=_number(_block(config, "tensor_parallel").get("autotp_size", 1), "autotp_size") or 1,
         bf16_master_weights_and_grads=bool(bf16.get("bf16_master_weights_and_grads", False)),
         bf16_optimizer_states=bool(bf16.get("bf16_optimizer_states", False)),

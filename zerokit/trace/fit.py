@@ -6,7 +6,7 @@ the others, and each storage's size is an exact polynomial through its sizes the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -27,6 +27,13 @@ class TraceMismatch(ZerokitError):
 def points(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """The (micro_batch, seq_len) points to trace: two micro-batches × three lengths."""
     return [(b, s) for b in MICRO_BATCHES for s in lengths]
+
+
+def plain_point(lengths: Sequence[int]) -> tuple[int, int]:
+    """Where the pass without ZeRO-3's hooks is traced: one point, for its tensors are those of the others,
+    only freed at other instants; a length that is no power of two, as dimensions of models are."""
+    longest = lengths[-1]
+    return MICRO_BATCHES[-1], longest - 8 if longest > 64 else longest
 
 
 def _quadratic(xs: Sequence[int], ys: Sequence[Fraction]) -> list[Fraction]:
@@ -94,13 +101,23 @@ def _align(traces: Sequence[Sequence[Event]]) -> None:
             )
 
 
+def _polynomials(
+    traces: Sequence[Sequence[Event]], lengths: Sequence[int]
+) -> dict[tuple[int, ...], Polynomial]:
+    """A storage's sizes at the points -> its size anywhere."""
+    _align(traces)
+    groups = zip(*traces, strict=True)
+    keys = {tuple(e.size_bytes for e in group) for group in groups if group[0].kind in ("alloc", "held")}
+    return {key: _polynomial(key, lengths) for key in keys}
+
+
 def _flatten(
-    traces: Sequence[Sequence[Event]], lengths: Sequence[int], only: frozenset[int] | None = None
+    traces: Sequence[Sequence[Event]],
+    polynomials: Mapping[tuple[int, ...], Polynomial],
+    only: frozenset[int] | None = None,
 ) -> tuple[list[_Flat], list[_Flat]]:
     """Marks of the forward and of the backward pass; ``only``: of all storages count these."""
-    _align(traces)
     sizes: dict[int, Polynomial] = {}
-    cache: dict[tuple[int, ...], Polynomial] = {}
     live = _ZERO
     pending = [live]
     phases: dict[str, list[_Flat]] = {"forward": [], "backward": []}
@@ -111,13 +128,10 @@ def _flatten(
         if event.kind in ("alloc", "held", "free") and only is not None and event.key not in only:
             continue
         if event.kind in ("alloc", "held"):
-            key = tuple(e.size_bytes for e in group)
-            if key not in cache:
-                cache[key] = _polynomial(key, lengths)
-            sizes[event.key] = cache[key]
+            size = sizes[event.key] = polynomials[tuple(e.size_bytes for e in group)]
             if event.kind == "held":
                 continue
-            live = _sum(live, cache[key])
+            live = _sum(live, size)
             pending.append(live)
         elif event.kind == "free":
             live = _sum(live, sizes.pop(event.key), -1)
@@ -241,25 +255,62 @@ def fit(
     stacks: Sequence[Stack],
     max_seq_len: int | None = None,
     kept: frozenset[int] = frozenset(),
+    plain: Sequence[Event] = (),
 ) -> ActivationTrace:
     """One activation trace from traces at ``points(lengths)``, for the full number of layers.
 
-    ``kept``: storages of the key-value cache, whose share is worked out by itself.
+    ``kept``: storages of the key-value cache, whose share is worked out by itself; ``plain``: the passes
+    at ``plain_point(lengths)`` without ZeRO-3's hooks around modules.
 
     Raises:
         TraceMismatch: the operators differ between the points.
     """
-    forward, backward = _flatten(traces, lengths)
+    polynomials = _polynomials(traces, lengths)
+    forward, backward = _flatten(traces, polynomials)
     segments = _Segments()
     forward_runs = _runs(forward, stacks, segments, _ZERO)
     backward_runs = _runs(backward, stacks, segments, forward[-1].after)
     cache: tuple[Run, ...] = ()
     if kept:
-        cache = _runs(_flatten(traces, lengths, kept)[0], stacks, segments, _ZERO)
+        cache = _runs(_flatten(traces, polynomials, kept)[0], stacks, segments, _ZERO)
+    gradients: tuple[Run, ...] = ()
+    if plain:
+        known = _sizes_at(plain_point(lengths), polynomials.values())
+        gradients = _gradients(plain, known, stacks, segments, backward_runs)
     return ActivationTrace(
         segments=tuple(segments.numbers),
         forward=forward_runs,
         backward=backward_runs,
         max_seq_len=max_seq_len,
         cache=cache,
+        gradients=gradients,
     )
+
+
+def _sizes_at(point: tuple[int, int], polynomials: Iterable[Polynomial]) -> dict[tuple[int, ...], Polynomial]:
+    """A storage's size at one point -> its size anywhere; sizes that two kinds share there left out."""
+    found: dict[tuple[int, ...], set[Polynomial]] = {}
+    for polynomial in polynomials:
+        found.setdefault((round(evaluate(polynomial, *point)),), set()).add(polynomial)
+    return {size: kinds.pop() for size, kinds in found.items() if len(kinds) == 1}
+
+
+def _gradients(
+    plain: Sequence[Event],
+    known: Mapping[tuple[int, ...], Polynomial],
+    stacks: Sequence[Stack],
+    segments: _Segments,
+    backward: Sequence[Run],
+) -> tuple[Run, ...]:
+    """The backward pass without hooks around modules. Empty where a size is not told from another, or where
+    layers without a gradient leave no mark to tell them by."""
+    try:
+        ahead, marks = _flatten([plain], known)
+    except KeyError:
+        return ()
+    seen = {owner for mark in marks if (owner := _owner(mark.name, stacks)) is not None}
+    passed = {run.stack for run in backward if run.stack}
+    for stack in stacks:
+        if stack.path in passed and any((stack.path, layer) not in seen for layer in set(stack.stands_for)):
+            return ()
+    return _runs(marks, stacks, segments, ahead[-1].after)

@@ -10,7 +10,7 @@ import torch
 from zerokit.core.model import ActivationTrace, ModelProfile, Parameter
 from zerokit.errors import InputError
 from zerokit.trace.build import BuiltModel, build
-from zerokit.trace.fit import fit, points
+from zerokit.trace.fit import fit, plain_point, points
 from zerokit.trace.record import Variant, record
 from zerokit.trace.serving import record_serving
 
@@ -47,10 +47,11 @@ def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
     traces = []
     for lengths, limit in _lengths_by_regime(built):
         if variant.phase == "train":
-            events, kept = record(built, variant, points(lengths)), frozenset[int]()
+            events, plain = record(built, variant, points(lengths), plain_point(lengths))
+            traces.append(fit(events, lengths, built.stacks, limit, plain=plain))
         else:
             events, kept = record_serving(built, variant, points(lengths))
-        traces.append(fit(events, lengths, built.stacks, limit, kept))
+            traces.append(fit(events, lengths, built.stacks, limit, kept))
     return tuple(traces)
 
 

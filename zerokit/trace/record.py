@@ -70,15 +70,20 @@ class _Backward(torch.autograd.Function):
 
 
 class Hooks:
-    """Mark module forwards and backwards, and gradients as they become ready."""
+    """Mark gradients as they become ready, and module forwards and backwards."""
 
-    def __init__(self, tracker: StorageTracker, model: nn.Module) -> None:
+    def __init__(self, tracker: StorageTracker, model: nn.Module, modules: bool = True) -> None:
         self.tracker = tracker
-        for name, module in model.named_modules():
-            self._hook_module(name, module)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient(name))
+        if modules:
+            self.hook_modules(model)
+
+    def hook_modules(self, model: nn.Module) -> None:
+        """As ZeRO-3 does: the functions that it puts into the graph move when tensors die."""
+        for name, module in model.named_modules():
+            self._hook_module(name, module)
 
     def _on_gradient(self, name: str) -> Any:
         def hook(parameter: torch.Tensor) -> None:
@@ -200,12 +205,16 @@ def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
     return model
 
 
-def record(built: BuiltModel, variant: Variant, points: list[tuple[int, int]]) -> list[list[Event]]:
+def record(
+    built: BuiltModel, variant: Variant, points: list[tuple[int, int]], plain_point: tuple[int, int]
+) -> tuple[list[list[Event]], list[Event]]:
     """Trace one training step at each (micro_batch, seq_len) of ``points``.
 
     The user's loop keeps only the loss: ``loss = model(**batch).loss; loss.backward()``.
+
+    Returns:
+        With ZeRO-3's hooks around modules; and at ``plain_point`` without, marks of gradients only.
     """
-    traces = []
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         transformers_on_gpu(variant.padding),
@@ -213,25 +222,31 @@ def record(built: BuiltModel, variant: Variant, points: list[tuple[int, int]]) -
         zero3_linear(variant.zero3_linear),
     ):
         model = _prepare(built, variant)
-        for index, (micro_batch, seq_len) in enumerate(points):
-            tracker = StorageTracker()
-            inputs = make_inputs(replace_model(built, model), micro_batch, seq_len, variant.padding)
-            tracker.ignore([*model.parameters(), *model.buffers()])
-            if index == 0:
-                hooks = Hooks(tracker, model)
-            hooks.tracker = tracker
-            with tracker:
-                tracker.mark("phase", "forward")
-                tracker.count(inputs.values())
-                outputs = model(**inputs)
-                loss = outputs.loss
-                del outputs
-                tracker.mark("phase", "backward")
-                loss.backward()
-                del loss
-                tracker.mark("phase", "end")
-            traces.append(tracker.events)
-    return traces
+        hooks = Hooks(StorageTracker(), model, modules=False)
+
+        def step(point: tuple[int, int]) -> list[Event]:
+            return _step(model, hooks, make_inputs(replace_model(built, model), *point, variant.padding))
+
+        plain = [] if variant.zero3_linear else step(plain_point)
+        hooks.hook_modules(model)
+        return [step(point) for point in points], plain
+
+
+def _step(model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor]) -> list[Event]:
+    """The events of one forward and backward."""
+    tracker = hooks.tracker = StorageTracker()
+    tracker.ignore([*model.parameters(), *model.buffers()])
+    with tracker:
+        tracker.mark("phase", "forward")
+        tracker.count(inputs.values())
+        outputs = model(**inputs)
+        loss = outputs.loss
+        del outputs
+        tracker.mark("phase", "backward")
+        loss.backward()
+        del loss
+        tracker.mark("phase", "end")
+    return tracker.events
 
 
 def replace_model(built: BuiltModel, model: nn.Module) -> BuiltModel:

@@ -11,9 +11,9 @@ from functools import lru_cache
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
 from zerokit.core.memory import fits
+from zerokit.core.memory.optimizers import optimizer_bytes
 from zerokit.core.memory.plan import Layout, Precision, layout
 from zerokit.core.memory.serving import estimate_serving
-from zerokit.core.memory.states import optimizer_values
 from zerokit.core.memory.traced import usable_trace, variant_of
 from zerokit.core.model import ActivationTrace, ModelProfile, evaluate
 from zerokit.core.settings import DeepSpeedSettings
@@ -61,7 +61,7 @@ def _states(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tuple[int
     """(bytes at every instant of a step, gradients at its end), without any rounding."""
     zero, width = settings.zero, Precision.of(settings)
     trainable, frozen = shape.trainable_numel, shape.frozen_bytes(width.parameter)
-    optimizer = 4 * optimizer_values(settings)
+    optimizer = optimizer_bytes(settings)
     if width.parameter != width.master:
         optimizer += width.master
     if zero.stage == 3:

@@ -6,9 +6,10 @@ rounds every request up to a power of two and never gives it back (``CachingHost
 
 from __future__ import annotations
 
+from zerokit.core.memory.optimizers import optimizer_bytes, optimizer_values
 from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.memory.stage12 import Partition
-from zerokit.core.memory.states import optimizer_values, shares
+from zerokit.core.memory.states import on_device, shares
 from zerokit.core.settings import DeepSpeedSettings
 from zerokit.units import MIB
 
@@ -62,9 +63,10 @@ def _stage12(
         "gradients": pinned(part.size * width.master, pin),
         "staging": pinned(part.size * width.parameter, pin),
         "offload_buffer": pinned(largest * width.parameter, pin),
-        "optimizer_states": part.size * 4 * optimizer_values(settings),
+        "optimizer_states": part.size * optimizer_bytes(settings),
     }
-    if settings.gradient_accumulation > 1:  # async_accumulate_grad_in_cpu_via_gpu: whole parameters
+    # async_accumulate_grad_in_cpu_via_gpu: whole parameters, unless the master's gradients are as narrow
+    if settings.gradient_accumulation > 1 and width.master == 4:
         sizes = [layout.trainable_sizes[i] * width.gradient for i in part.fragments]
         found["accumulated_gradients"] = sum(pinned(size, pin) for size in sizes)
     return found
@@ -88,12 +90,13 @@ def _stage3(
         found["nvme_parameters"] = (trainable + frozen) * width.parameter
     group = min(trainable, zero.sub_group_size)
     if optimizer.device == "cpu":
-        found["master_weights"] = trainable * width.master
+        on_host = trainable - sum(on_device(layout, zero, ranks))
+        found["master_weights"] = on_host * width.master
         found["gradients"] = pinned(group * width.master, optimizer.pin_memory) * max(
-            1, -(-trainable // max(1, group))
+            1, -(-on_host // max(1, group))
         )
         found["gradient_partition"] = pinned(trainable * width.accumulation, optimizer.pin_memory)
-        found["optimizer_states"] = trainable * 4 * optimizer_values(settings)
+        found["optimizer_states"] = on_host * optimizer_bytes(settings)
     elif optimizer.device == "nvme":
         states = 1 + optimizer_values(settings)
         found["nvme_optimizer"] = trainable * 4 * (states + 1)

@@ -165,6 +165,7 @@ def _cut(trace: ActivationTrace, layers: tuple[int, int], *, before: bool, after
         forward=tuple(clipped(trace.forward, before, after)),
         backward=tuple(clipped(trace.backward, after, before)),
         max_seq_len=trace.max_seq_len,
+        gradients=tuple(clipped(trace.gradients, after, before)),
     )
 
 

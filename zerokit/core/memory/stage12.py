@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from zerokit.core.memory.ledger import Ledger
+from zerokit.core.memory.optimizers import optimizer_temporaries
 from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.settings import DeepSpeedSettings
 
@@ -228,14 +229,10 @@ class Stage12:
                 ledger.add("flat_gradient", -flat)
         ledger.set("gradient_partition", 0 if not self.compact else part.size * 4)
         ledger.set("gradients", 0)
-        if self._foreach():
-            ledger.burst("optimizer_temporaries", part.size * self.bytes.master)
+        temporaries = optimizer_temporaries(self.settings)
+        ledger.burst("optimizer_temporaries", part.size * self.bytes.master * temporaries)
         for name in ("flat_gradient", "fp32_gradient", "gradient_partition"):
             ledger.set(name, 0)
-
-    def _foreach(self) -> bool:
-        """torch's own Adam works on lists of tensors and holds a temporary of their size."""
-        return self.settings.torch_adam
 
 
 def stage0_step(layout: Layout, settings: DeepSpeedSettings, ledger: Ledger) -> None:
@@ -250,6 +247,6 @@ def stage0_step(layout: Layout, settings: DeepSpeedSettings, ledger: Ledger) -> 
         ledger.set("fp32_gradient", 0)
         ledger.set("gradients", 0)
         ledger.set("flat_gradient", 0)
-    elif settings.torch_adam:
-        ledger.burst("optimizer_temporaries", 4 * total)
+    else:
+        ledger.burst("optimizer_temporaries", 4 * total * optimizer_temporaries(settings))
     ledger.set("gradients", 0)

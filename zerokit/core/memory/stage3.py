@@ -13,8 +13,9 @@ from functools import lru_cache
 from itertools import accumulate
 
 from zerokit.core.memory.ledger import Ledger
+from zerokit.core.memory.optimizers import optimizer_temporaries
 from zerokit.core.memory.plan import Layout, Precision
-from zerokit.core.memory.states import sub_groups
+from zerokit.core.memory.states import on_device, sub_groups
 from zerokit.core.settings import DeepSpeedSettings
 
 ABSENT, FLYING, HERE = 0, 1, 2
@@ -319,7 +320,10 @@ class Stage3:
             self._release(index)
         trainable = [s for s, t in zip(self.modules.sizes, self.modules.trainable, strict=True) if t]
         shares = [-(-size // self.ranks) for size in trainable]
-        if not self.offload_optimizer:
+        if self.offload_optimizer:
+            for elements in on_device(self.layout, self.zero, self.ranks):  # torch's AdamW (stage3.py:317)
+                self.ledger.burst("optimizer_temporaries", elements * self.bytes.master)
+        else:
             self.ledger.burst("gradient_norm", 8 * max(shares, default=0))
             for elements in sub_groups(self.layout, self.zero, self.ranks):
                 flat = elements * self.bytes.accumulation if len(trainable) > 1 else 0
@@ -328,8 +332,8 @@ class Stage3:
                     self.ledger.add("fp32_gradient", elements * self.bytes.master)
                     self.ledger.add("flat_gradient", -flat)
                     flat = 0
-                if self.settings.torch_adam:
-                    self.ledger.burst("optimizer_temporaries", elements * self.bytes.master)
+                temporaries = elements * self.bytes.master * optimizer_temporaries(self.settings)
+                self.ledger.burst("optimizer_temporaries", temporaries)
                 self.ledger.add("flat_gradient", -flat)
                 self.ledger.set("fp32_gradient", 0)
         self.gather_persistent()

@@ -6,18 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from zerokit.core.memory.optimizers import optimizer_bytes, optimizer_name
 from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.memory.stage12 import Partition
 from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 
 CUBLAS_WORKSPACE_BYTES = 64 << 20
 """cuBLAS and cuBLASLt workspaces, 32 MiB each on Hopper, allocated at the first matmul (measured)."""
-
-OPTIMIZER_STATES = {
-    "adam": 2, "adamw": 2, "fusedadam": 2, "onebitadam": 2, "lamb": 2, "fusedlamb": 2,
-    "lion": 1, "sgd": 0, "adagrad": 1, "muon": 1, "cpuadam": 2, "deepspeedcpuadam": 2,
-}  # fmt: skip
-"""fp32 values per parameter that the optimizer keeps beside the master weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +27,12 @@ class Persistent:
         return sum(self.components.values())
 
 
-def optimizer_values(settings: DeepSpeedSettings) -> int:
-    """fp32 state values per parameter of the configured optimizer."""
-    name = (settings.optimizer or "AdamW").lower()
-    return OPTIMIZER_STATES.get(name, 2)
+def _first_adagrad_bytes(layout: Layout, settings: DeepSpeedSettings) -> int:
+    """What the engine's own Adagrad keeps: its state is made with it, of the whole model, before ZeRO-1/2
+    make another of the partition (stage_1_and_2.py:948); ``engine.basic_optimizer`` is never let go."""
+    if optimizer_name(settings) != "adagrad" or settings.zero.stage == 3:
+        return 0
+    return layout.trainable_numel * Precision.of(settings).parameter
 
 
 @lru_cache(maxsize=256)
@@ -62,7 +59,7 @@ def share_bytes(layout: Layout, ranks: int, width: int) -> int:
 def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
     """The steady state of one rank, before a step's gradients and activations."""
     zero, width = settings.zero, Precision.of(settings)
-    states = 4 * optimizer_values(settings)
+    states = optimizer_bytes(settings)
     components: dict[str, int] = {"cublas_workspace": CUBLAS_WORKSPACE_BYTES}
     if layout.profile.buffer_bytes:
         components["buffers"] = layout.profile.buffer_bytes
@@ -70,15 +67,22 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
         trainable, _ = shares(layout, ranks)
         if zero.offload_param.device == "none":
             components["parameters"] = share_bytes(layout, ranks, width.parameter)
+        on_gpu = sum(on_device(layout, zero, ranks))
         if zero.offload_optimizer.device == "none":
             # a copy in fp32 training too: _create_fp32_partitions compares a device with its name, in vain
             components["master_weights"] = trainable * width.master
             components["optimizer_states"] = trainable * states
             components["gradient_partition"] = trainable * width.accumulation
+        elif on_gpu:
+            components["master_weights"] = on_gpu * width.master
+            components["optimizer_states"] = on_gpu * states
+            components["fp32_gradient"] = on_gpu * width.master
         if zero.contiguous_gradients:
             components["gradient_bucket"] = zero.reduce_bucket_size * width.communication
         return Persistent(components=components)
     components["parameters"] = layout.trainable_numel * width.parameter + layout.frozen_bytes(width.parameter)
+    if first := _first_adagrad_bytes(layout, settings):
+        components["first_optimizer"] = first
     if zero.stage == 0:
         if width.parameter == 2:
             components["master_weights"] = 4 * layout.trainable_numel
@@ -101,7 +105,7 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
     zero, width = settings.zero, Precision.of(settings)
     parameters = layout.trainable_numel * width.parameter + layout.frozen_bytes(width.parameter)
     flat = layout.trainable_numel * width.parameter
-    states = 4 * optimizer_values(settings)
+    states = optimizer_bytes(settings)
     offload = zero.offload_optimizer.device != "none"
     if zero.stage == 3:
         return _init_stage3(layout, settings, ranks)
@@ -118,11 +122,14 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
             parameters + 2 * master + 2 * flat * states // 4,
         )
     share, master = part.size * width.parameter, part.size * width.master
+    first = _first_adagrad_bytes(layout, settings)
+    parameters += first
     if offload:
         # the clone is converted to fp32 on the GPU before it goes to the CPU
         largest = layout.largest * width.parameter
         return max(parameters + flat, parameters + share, parameters + largest)
-    return max(parameters + flat, parameters + share + master, parameters + 2 * master)
+    state = part.size * states if first else 0  # Adagrad's appears with it, before the first step
+    return max(parameters + flat, parameters + share + master, parameters + 2 * master + state)
 
 
 def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int:
@@ -166,6 +173,13 @@ def sub_groups(layout: Layout, zero: ZeroSettings, ranks: int) -> list[int]:
             groups.append(current)
             current = 0
     return [*groups, current] if current else groups
+
+
+def on_device(layout: Layout, zero: ZeroSettings, ranks: int) -> list[int]:
+    """Elements of the sub-groups whose optimizer step stays on the GPU under a partial offload
+    (``ratio``, ZeRO-Offload++): the first ones, rounded down (stage3.py:1100)."""
+    groups = sub_groups(layout, zero, ranks)
+    return groups[: int((1 - zero.offload_optimizer.ratio) * len(groups))]
 
 
 def _most_while_converting(groups: list[int]) -> int:

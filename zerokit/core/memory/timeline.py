@@ -55,9 +55,8 @@ class _Replay:
             self.ledger.set(name, size)
         if self.stage3 is not None:
             self.stage3.gather_persistent()
-        marks = layout.trace.marks_backward
-        positions = layout.trace.gradient_positions
-        self.backward_marks = marks if self.stage3 is not None else [marks[i] for i in positions]
+        trace = layout.trace
+        self.backward_marks = trace.marks_backward if self.stage3 is not None else trace.marks_gradients
 
     def micro_step(self, boundary: bool, first: bool) -> MicroStep:
         """One forward and backward."""
@@ -208,7 +207,7 @@ class _Watch:
         else:
             if replay.stage3 is not None:
                 replay._forward()
-            marks = tuple(replay.backward_marks)
+            marks = replay.backward_marks
         for index, (kind, name) in enumerate(marks):
             if index == position and between:
                 return {k: v for k, v in ledger.amounts.items() if v}

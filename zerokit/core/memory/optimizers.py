@@ -1,0 +1,42 @@
+"""What optimizers keep beside the master weights, and what their step allocates."""
+
+from __future__ import annotations
+
+from zerokit.core.settings import DeepSpeedSettings
+
+OPTIMIZER_STATES = {
+    "adam": 2, "adamw": 2, "fusedadam": 2, "onebitadam": 2, "lamb": 2, "fusedlamb": 2,
+    "lion": 1, "sgd": 0, "adagrad": 1, "muon": 1, "cpuadam": 2, "deepspeedcpuadam": 2,
+}  # fmt: skip
+"""Values per parameter that the optimizer keeps beside the master weight."""
+
+FOREACH_TEMPORARIES = {"adagrad": 2}
+"""Lists of temporaries of torch's own optimizers that work on lists of tensors, where it is not none."""
+
+
+def optimizer_name(settings: DeepSpeedSettings) -> str:
+    """Its type in the configuration, in lower case."""
+    return (settings.optimizer or "AdamW").lower()
+
+
+def optimizer_values(settings: DeepSpeedSettings) -> int:
+    """State values per parameter of the configured optimizer."""
+    name = optimizer_name(settings)
+    if name == "sgd" and settings.momentum:
+        return 1
+    return OPTIMIZER_STATES.get(name, 2)
+
+
+def optimizer_bytes(settings: DeepSpeedSettings) -> int:
+    """Bytes of optimizer state per parameter: in the master weights' dtype on the GPU and, under
+    ``bf16_optimizer_states``, on the host too (engine.py:2388); otherwise the host's Adam keeps fp32."""
+    return optimizer_values(settings) * (2 if settings.bf16_optimizer_states else 4)
+
+
+def optimizer_temporaries(settings: DeepSpeedSettings) -> int:
+    """Temporaries of the size of what is stepped, in the master weights' dtype. DeepSpeed's fused kernels
+    need none, nor does torch's SGD."""
+    name = optimizer_name(settings)
+    if settings.torch_adam and "adam" in name:
+        return 1
+    return FOREACH_TEMPORARIES.get(name, 0)
