@@ -43,7 +43,8 @@ class Host:
         self.name = f"node-{number}"
         self.namespace = f"zk{os.getpid()}-{number}"
         self.link = f"zk{os.getpid() % 100000}-{number}"
-        self.address = f"10.77.{number}.2"
+        block = os.getpid() % (127 * 25)  # apart from what another, or a killed, test session has made
+        self.address = f"10.{64 + block // 25}.{10 * (block % 25) + number}.2"
         self.folder = folder
         self.private = private
         self.process: subprocess.Popen[bytes] | None = None
