@@ -84,7 +84,7 @@ def _profile(key: str) -> tuple[ModelProfile, str]:
     from zerokit.trace.profile import profile_from_config
     from zerokit.trace.record import Variant
 
-    hf_config, precision, checkpointing, lora, stage3 = json.loads(key)
+    hf_config, precision, checkpointing, lora, stage3, autocast = json.loads(key)
     variant = Variant(
         attention="eager",
         precision=precision,
@@ -92,10 +92,12 @@ def _profile(key: str) -> tuple[ModelProfile, str]:
         lora_rank=lora["rank"] if lora else 0,
         lora_targets=tuple(lora["targets"]) if lora else ("all-linear",),
         zero3_linear=bool(lora) and stage3,
+        autocast=autocast,
     )
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(record, "cuda_kernels", contextlib.nullcontext)
+        patch.setattr(record, "cuda_lists", contextlib.nullcontext)
         return profile_from_config(hf_config, [variant], name="oracle", head="causal"), variant.key
 
 
@@ -105,6 +107,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
     those whose optimizer stays on the GPU under a partial offload."""
     stage = run["deepspeed_config"]["zero_optimization"]["stage"]
     facts = [run["hf_config"], run["precision"], run["checkpointing"], run["lora"], stage == 3]
+    facts.append("torch_autocast" in run["deepspeed_config"])
     profile, key = _profile(json.dumps(facts))
     trace = profile.trace(key, run["seq_len"])
     assert trace is not None
@@ -145,7 +148,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
 def expected_stage(run: dict[str, Any], stage: int) -> dict[str, Any]:
     """Predicted peak of one pipeline stage in bytes; one rank a stage."""
     profile, key = _profile(
-        json.dumps([run["hf_config"], run["precision"], run["checkpointing"], None, False])
+        json.dumps([run["hf_config"], run["precision"], run["checkpointing"], None, False, False])
     )
     assert key in profile.traces
     settings = from_config(run["deepspeed_config"])

@@ -300,3 +300,45 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.strip().endswith("[]"), done.stderr
     assert json.loads(done.stdout)["basis"] == "traced"
+
+
+# ------------------------------------------------------------------ autocast
+
+
+def test_autocast_on_the_cpu_casts_as_cudas_does() -> None:
+    """What both devices do alike (linear layers), and what CUDA does in fp32 (norms, softmax, losses)."""
+    from zerokit.trace.autocast import cuda_lists
+
+    narrow, wide = torch.zeros(2, 8, dtype=torch.bfloat16), torch.zeros(2, 8)
+    weight = torch.zeros(8, 8, requires_grad=True)
+    functional = torch.nn.functional
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outside = functional.layer_norm(narrow, (8,)).dtype
+        with cuda_lists():
+            assert functional.linear(wide, weight).dtype == torch.bfloat16
+            assert functional.layer_norm(narrow, (8,)).dtype == torch.float32
+            assert torch.softmax(narrow, -1).dtype == torch.float32
+            assert narrow.pow(2).dtype == torch.float32
+            assert functional.cross_entropy(narrow, torch.zeros(2, dtype=torch.long)).dtype == torch.float32
+            assert (narrow + wide).dtype == torch.float32
+        assert functional.layer_norm(narrow, (8,)).dtype == outside == torch.bfloat16
+
+
+@pytest.mark.parametrize("checkpointing", ["none", pytest.param("full", marks=SLOW)])
+def test_autocast_of_a_cut_model_is_the_whole_model(checkpointing: str) -> None:
+    """Weights cast in each layer live to the end of the forward pass, however many layers there are."""
+    peaks = []
+    for layers in (9, 5):
+        config = MODELS["llama"][1] | {"num_hidden_layers": layers}
+        variant = Variant(precision="32", checkpointing=checkpointing, autocast=True)
+        own = profile_from_config(config, [variant], name="llama", head="causal")
+        found = own.trace(variant.key, 512)
+        assert found is not None
+        timeline = found.timeline(2, 512)
+        peaks.append((timeline.forward_peak, timeline.after_forward, timeline.backward.afters[-1]))
+    assert peaks[0][2] == peaks[1][2] == 2 * 512 * 8  # token ids alone
+    assert peaks[0][0] > peaks[1][0] > 0
+    cast = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    if checkpointing == "full":
+        assert peaks[0][0] - peaks[1][0] >= 4 * cast
+        assert peaks[0][1] - peaks[1][1] == 4 * 2 * 512 * 64 * 4  # the border of a layer, in fp32

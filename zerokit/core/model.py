@@ -44,14 +44,15 @@ def variant_key(
     quantized: bool = False,
     phase: str = "train",
     quantization: str = "none",
+    autocast: bool = False,
 ) -> str:
     """The name of what changes a model's activations apart from batch and sequence.
 
     ``precision`` is ``16`` or ``32``; ``checkpointing`` ``none``, ``full`` or ``reentrant``;
     ``lora`` (rank, target modules); ``zero3_linear``: ZeRO-3's linear layers, which keep the inputs of
     frozen layers too; ``quantized``: linear layers in NF4 (QLoRA); ``phase``: of inference ``prefill`` or
-    ``decode``, with its ``quantization`` (``int8``, ``int4``). FlashAttention-2 allocates as the flash
-    kernel of SDPA does.
+    ``decode``, with its ``quantization`` (``int8``, ``int4``); ``autocast``: weights in fp32 under
+    ``torch.autocast``. FlashAttention-2 allocates as the flash kernel of SDPA does.
     """
     attention = "sdpa" if attention == "flash_attention_2" else attention
     parts = [attention, precision, checkpointing]
@@ -65,6 +66,8 @@ def variant_key(
         parts.append("zero3")
     if quantized:
         parts.append("nf4")
+    if autocast:
+        parts.append("autocast")
     if phase != "train":
         parts.append(phase)
     if quantization != "none":
@@ -77,7 +80,8 @@ class Parameter:
     """One parameter tensor of the full model.
 
     ``element_bytes``: where its dtype is another than the training dtype; ``stored_bytes``: what it takes
-    with its block constants where it is quantised. 0: neither.
+    with its block constants where it is quantised; ``communication_bytes``: of an element in which its
+    gradient travels, where DeepSpeed's ``torch_autocast`` decides that. 0: none of these.
     """
 
     name: str
@@ -85,6 +89,7 @@ class Parameter:
     trainable: bool = True
     stored_bytes: int = 0
     element_bytes: int = 0
+    communication_bytes: int = 0
 
     @property
     def numel(self) -> int:
@@ -420,8 +425,8 @@ def _pack_parameters(parameters: Sequence[Parameter]) -> list[Any]:
     rows: list[Any] = []
     for p in parameters:
         more: list[int] = []
-        if p.element_bytes or p.stored_bytes or not p.trainable:
-            more = [int(p.trainable), p.stored_bytes, p.element_bytes]
+        if p.element_bytes or p.stored_bytes or p.communication_bytes or not p.trainable:
+            more = [int(p.trainable), p.stored_bytes, p.element_bytes, p.communication_bytes]
             while len(more) > 1 and not more[-1]:
                 more.pop()
         rows.append([p.name, list(p.shape), *more])
@@ -433,7 +438,12 @@ def _unpack_parameters(rows: Iterable[Sequence[Any]]) -> tuple[Parameter, ...]:
 
 
 def _unpack_parameter(
-    name: str, shape: Sequence[int], trainable: int = 1, stored_bytes: int = 0, element_bytes: int = 0
+    name: str,
+    shape: Sequence[int],
+    trainable: int = 1,
+    stored_bytes: int = 0,
+    element_bytes: int = 0,
+    communication_bytes: int = 0,
 ) -> Parameter:
     return Parameter(
         name=name,
@@ -441,6 +451,7 @@ def _unpack_parameter(
         trainable=bool(trainable),
         stored_bytes=stored_bytes,
         element_bytes=element_bytes,
+        communication_bytes=communication_bytes,
     )
 
 

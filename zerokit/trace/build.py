@@ -47,6 +47,7 @@ class ParameterRecord:
     trainable: bool
     stored_bytes: int = 0
     element_bytes: int = 0
+    communication_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -195,11 +196,13 @@ def build(
     wide_adapters: bool = False,
     phase: str = "train",
     quantization: str = "none",
+    autocast: bool = False,
 ) -> BuiltModel:
     """Build the model on the meta device, sharded and with adapters as asked, and cut its layers.
 
     ``lora`` is (rank, target modules); ``quantized``: linear layers in NF4; ``wide_adapters``: adapters
-    in fp32 whatever the model's dtype; ``phase`` and ``quantization``: of inference.
+    in fp32 whatever the model's dtype; ``phase`` and ``quantization``: of inference; ``autocast``:
+    with the precision in which DeepSpeed's ``torch_autocast`` sends gradients.
 
     Raises:
         InputError: the config, head or attention cannot be used with the installed Transformers.
@@ -241,6 +244,7 @@ def build(
         from zerokit.trace.int8 import quantise as quantise_int8
 
         packed = quantise_int8(model)
+    sent = communication_bytes(model) if autocast else {}
     parameters = tuple(
         ParameterRecord(
             n,
@@ -248,6 +252,7 @@ def build(
             p.requires_grad,
             packed.get(n, 0),
             0 if n in packed or p.dtype == dtype else p.element_size(),
+            sent.get(id(p), 0),
         )
         for n, p in model.named_parameters()
     )
@@ -259,6 +264,17 @@ def build(
     for stack in stacks:
         _shorten(model, config, stack)
     return BuiltModel(model, config, head, parameters, stacks, ties, buffer_bytes)
+
+
+def communication_bytes(model: nn.Module) -> dict[int, int]:
+    """Identity of each parameter -> bytes an element in which its gradient is reduced: two for those of
+    ``LOWER_PRECISION_SAFE_MODULES``, by their exact class (``deepspeed/runtime/torch_autocast.py``)."""
+    safe = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    found = {id(p): 4 for p in model.parameters()}
+    for module in model.modules():
+        if type(module) in safe:
+            found |= {id(p): 2 for p in module.parameters(recurse=False)}
+    return found
 
 
 @contextmanager

@@ -6,9 +6,11 @@ the others, and each storage's size is an exact polynomial through its sizes the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 
 from zerokit.core.model import ActivationTrace, Mark, Polynomial, Run, evaluate
 from zerokit.errors import ZerokitError
@@ -101,6 +103,28 @@ def _align(traces: Sequence[Sequence[Event]]) -> None:
             )
 
 
+def _left_behind(events: Sequence[Event], stacks: Sequence[Stack]) -> dict[int, int]:
+    """Storages that a layer makes and that die together at the end of the forward pass (weights that
+    autocast has cast) -> for how many layers of the full model each stands."""
+    following: tuple[str, int] | None = None
+    owners: dict[int, tuple[str, int] | None] = {}
+    freed: dict[int, tuple[str, int] | None] = {}
+    forward = next(i for i, e in enumerate(events) if e.kind == "phase" and e.key == "backward")
+    for event in reversed(events[:forward]):
+        if event.kind == "alloc":
+            owners[event.key] = following
+        elif event.kind == "free":
+            freed[event.key] = following
+        elif event.kind != "held":
+            following = _owner(str(event.key), stacks)
+    lengths = {stack.path: Counter(stack.stands_for) for stack in stacks}
+    return {
+        key: lengths[owner[0]][owner[1]]
+        for key, owner in owners.items()
+        if owner is not None and key in freed and freed[key] is None
+    }
+
+
 def _polynomials(
     traces: Sequence[Sequence[Event]], lengths: Sequence[int]
 ) -> dict[tuple[int, ...], Polynomial]:
@@ -115,8 +139,12 @@ def _flatten(
     traces: Sequence[Sequence[Event]],
     polynomials: Mapping[tuple[int, ...], Polynomial],
     only: frozenset[int] | None = None,
+    layers: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[list[_Flat], list[_Flat]]:
-    """Marks of the forward and of the backward pass; ``only``: of all storages count these."""
+    """Marks of the forward and of the backward pass.
+
+    ``only``: of all storages count these; ``layers``: with these die their like of so many layers.
+    """
     sizes: dict[int, Polynomial] = {}
     live = _ZERO
     pending = [live]
@@ -134,7 +162,7 @@ def _flatten(
             live = _sum(live, size)
             pending.append(live)
         elif event.kind == "free":
-            live = _sum(live, sizes.pop(event.key), -1)
+            live = _sum(live, sizes.pop(event.key), -layers.get(event.key, 1))
         elif event.kind == "phase":
             if event.key != "forward":
                 phases[phase].append(_Flat("end", phase, _envelope([*pending, live]), live, live))
@@ -255,18 +283,21 @@ def fit(
     stacks: Sequence[Stack],
     max_seq_len: int | None = None,
     kept: frozenset[int] = frozenset(),
+    autocast: bool = False,
     plain: Sequence[Event] = (),
 ) -> ActivationTrace:
     """One activation trace from traces at ``points(lengths)``, for the full number of layers.
 
-    ``kept``: storages of the key-value cache, whose share is worked out by itself; ``plain``: the passes
-    at ``plain_point(lengths)`` without ZeRO-3's hooks around modules.
+    ``kept``: storages of the key-value cache, whose share is worked out by itself; ``autocast``: weights
+    that were cast die when the forward pass ends; ``plain``: the passes at ``plain_point(lengths)`` without
+    ZeRO-3's hooks around modules.
 
     Raises:
         TraceMismatch: the operators differ between the points.
     """
+    layers = _left_behind(traces[0], stacks) if autocast else {}
     polynomials = _polynomials(traces, lengths)
-    forward, backward = _flatten(traces, polynomials)
+    forward, backward = _flatten(traces, polynomials, layers=layers)
     segments = _Segments()
     forward_runs = _runs(forward, stacks, segments, _ZERO)
     backward_runs = _runs(backward, stacks, segments, forward[-1].after)

@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 
+from zerokit.trace.autocast import narrow
+
 FLASH_MAX_HEAD_DIM = 256
 
 
@@ -184,6 +186,14 @@ def attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Stand in for ``torch.nn.functional.scaled_dot_product_attention`` on CUDA."""
+    query, key, value, attn_mask = narrow(query, key, value, attn_mask)
+    with torch.autocast("cpu", enabled=False):
+        return _attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+
+
+def _attention(
+    query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
+) -> Any:
     fused = _fused(query, key, value, attn_mask, enable_gqa)
     repeated = key.shape[1] != query.shape[1]
     if not _dense_rows(query, key, value, attn_mask) or (not fused and repeated):
@@ -214,6 +224,8 @@ class _Softmax(torch.autograd.Function):
 
 
 def _softmax(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
+    if dtype is None and torch.is_autocast_enabled("cpu"):
+        dtype = torch.float32
     # only fp16 scores have a kernel with an fp32 result; bf16 ones are converted first
     return _Softmax.apply(input if dtype is None else input.to(dtype))
 

@@ -76,6 +76,7 @@ def _traced(
         zero3_linear=lora is not None and strategy.settings.zero.stage == 3,
         quantized=job.method == "qlora",
         quantization=job.quantization,
+        autocast=strategy.settings.torch_autocast is not None,
     )
     phases = phases_of(head) if job.inference else ("train",)
     variants = [replace(variant, phase=phase) for phase in phases]

@@ -48,7 +48,7 @@ def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
     for lengths, limit in _lengths_by_regime(built):
         if variant.phase == "train":
             events, plain = record(built, variant, points(lengths), plain_point(lengths))
-            traces.append(fit(events, lengths, built.stacks, limit, plain=plain))
+            traces.append(fit(events, lengths, built.stacks, limit, autocast=variant.autocast, plain=plain))
         else:
             events, kept = record_serving(built, variant, points(lengths))
             traces.append(fit(events, lengths, built.stacks, limit, kept))
@@ -67,6 +67,7 @@ def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant)
         "lora": (variant.lora_rank, variant.lora_targets) if variant.lora_rank else None,
         "phase": variant.phase,
         "quantization": variant.quantization,
+        "autocast": variant.autocast,
     }
     try:
         return build(hf_config, attention=wanted, **options)
@@ -78,7 +79,8 @@ def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant)
 
 def _own_parameters(variant: Variant) -> bool:
     """Whether the parameters of the variant are others than the model's."""
-    return bool(variant.lora_rank) or variant.tensor_parallel > 1 or variant.quantization != "none"
+    changed = variant.autocast or variant.quantization != "none"
+    return bool(variant.lora_rank) or variant.tensor_parallel > 1 or changed
 
 
 def profile_from_config(
@@ -116,6 +118,7 @@ def profile_from_config(
                 trainable=p.trainable,
                 stored_bytes=p.stored_bytes,
                 element_bytes=p.element_bytes,
+                communication_bytes=p.communication_bytes,
             )
             for p in built.parameters
         )

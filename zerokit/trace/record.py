@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerokit.core.model import variant_key
+from zerokit.trace.autocast import cuda_lists
 from zerokit.trace.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.kernels import cuda_kernels
 from zerokit.trace.storage import Event, StorageTracker
@@ -31,6 +33,7 @@ class Variant:
     quantized: bool = False  # linear layers in NF4, under adapters
     phase: str = "train"  # or of inference: prefill, decode
     quantization: str = "none"  # of inference: int8, int4
+    autocast: bool = False  # fp32 weights, operators in 16 bits under torch.autocast
 
     @property
     def key(self) -> str:
@@ -46,6 +49,7 @@ class Variant:
             quantized=self.quantized,
             phase=self.phase,
             quantization=self.quantization,
+            autocast=self.autocast,
         )
 
     @property
@@ -220,26 +224,30 @@ def record(
         transformers_on_gpu(variant.padding),
         cuda_kernels(),
         zero3_linear(variant.zero3_linear),
+        cuda_lists() if variant.autocast else nullcontext(),
     ):
         model = _prepare(built, variant)
         hooks = Hooks(StorageTracker(), model, modules=False)
 
         def step(point: tuple[int, int]) -> list[Event]:
-            return _step(model, hooks, make_inputs(replace_model(built, model), *point, variant.padding))
+            inputs = make_inputs(replace_model(built, model), *point, variant.padding)
+            return _step(model, hooks, inputs, variant.autocast)
 
         plain = [] if variant.zero3_linear else step(plain_point)
         hooks.hook_modules(model)
         return [step(point) for point in points], plain
 
 
-def _step(model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor]) -> list[Event]:
+def _step(model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor], autocast: bool) -> list[Event]:
     """The events of one forward and backward."""
     tracker = hooks.tracker = StorageTracker()
     tracker.ignore([*model.parameters(), *model.buffers()])
     with tracker:
         tracker.mark("phase", "forward")
         tracker.count(inputs.values())
-        outputs = model(**inputs)
+        # autocast_if_enabled around the module's forward, engine.py:3006
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            outputs = model(**inputs)
         loss = outputs.loss
         del outputs
         tracker.mark("phase", "backward")

@@ -125,8 +125,6 @@ class Precision:
         parameter = settings.parameter_bytes
         accumulation = DTYPE_BYTES.get(settings.grad_accum_dtype or "", parameter)
         communication = DTYPE_BYTES.get(settings.communication_data_type or "", parameter)
-        if settings.torch_autocast:
-            communication = 2
         low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
         return Precision(
             parameter=parameter,

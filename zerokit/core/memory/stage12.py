@@ -90,8 +90,15 @@ class Stage12:
         self.communication = 4 if sequence_parallel > 1 else self.bytes.communication
         # get_flat_partition keeps an fp32 partition when accumulation is wider than the model
         self.compact = self.bytes.accumulation == 4 and self.bytes.parameter == 2
-        self.bucket: list[int] = []
-        self.bucket_elements = 0
+        # torch_autocast: a bucket for each precision in which gradients travel (ipg_buckets), of the
+        # gradients' own precision (setup_buckets)
+        autocast = settings.torch_autocast is not None
+        self.widths = tuple(
+            (p.communication_bytes or self.bytes.gradient) if autocast else self.bytes.gradient
+            for p in layout.trainable
+        )
+        self.buckets: dict[int, list[int]] = {width: [] for width in sorted(set(self.widths))}
+        self.elements = dict.fromkeys(self.buckets, 0)
         self.copied = False
         self._slices_of_bucket = 0
 
@@ -101,7 +108,7 @@ class Stage12:
         """``setup_buckets``: full size at the first gradient, twice when reductions overlap."""
         if self.contiguous:
             count = 2 if self.zero.overlap_comm else 1
-            size = self.zero.reduce_bucket_size * self.bytes.gradient * count
+            size = self.zero.reduce_bucket_size * self.bytes.gradient * count * len(self.buckets)
             self.ledger.set("gradient_bucket", size)
 
     def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
@@ -123,36 +130,44 @@ class Stage12:
 
     def _into_bucket(self, index: int, boundary: bool, kept: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``; ``kept``: the gradient was held since."""
-        size = self.sizes[index]
-        if self.bucket_elements + size > self.zero.reduce_bucket_size:
-            self.flush(boundary)
+        size, width = self.sizes[index], self.widths[index]
+        if self.elements[width] + size > self.zero.reduce_bucket_size:
+            self.flush(boundary, width)
         own = not self.contiguous or size > self.zero.reduce_bucket_size
         if own and not kept:
             self.ledger.adopt("gradients", size * self.bytes.gradient)
         elif kept and not own:
             self.ledger.add("gradients", -size * self.bytes.gradient)
-        self.bucket.append(index)
-        self.bucket_elements += size
+        self.buckets[width].append(index)
+        self.elements[width] += size
 
-    def flush(self, boundary: bool) -> None:
-        """``reduce_ipg_grads``: average, reduce, and copy this rank's share out of the bucket."""
-        if not self.bucket:
+    def flush(self, boundary: bool, width: int | None = None) -> None:
+        """``reduce_ipg_grads``: average, reduce, and copy this rank's share out of the bucket, or of all."""
+        chosen = [w for w in self.buckets if width in (None, w)]
+        for kind in chosen:
+            self._reduce(kind)
+        for kind in chosen:
+            for index in self.buckets[kind]:
+                self._after_reduction(index, boundary)
+            self.buckets[kind] = []
+            self.elements[kind] = 0
+
+    def _reduce(self, width: int) -> None:
+        bucket, elements = self.buckets[width], self.elements[width]
+        if not bucket:
             return
+        communication = self.communication if width == self.bytes.gradient else width
         copy = 0
-        if self._slices(self.bucket) > 1 or not self.contiguous:
-            copy += self.bucket_elements * self.bytes.gradient
-        if self.communication != self.bytes.gradient:
-            copy += self.bucket_elements * self.communication
+        if self._slices(bucket) > 1 or not self.contiguous:
+            copy += elements * self.bytes.gradient
+        if communication != self.bytes.gradient:
+            copy += elements * communication
         if self.compact and not self.offload:  # _add_to_grad_partition_buffer converts piece by piece
-            mine = [self.part.fragments[index] for index in self.bucket if index in self.part.fragments]
+            mine = [self.part.fragments[index] for index in bucket if index in self.part.fragments]
             if mine:
                 self.ledger.set("gradient_partition", self.part.size * 4)
                 copy += max(mine) * 4
         self.ledger.burst("reduce_copy", copy)
-        for index in self.bucket:
-            self._after_reduction(index, boundary)
-        self.bucket = []
-        self.bucket_elements = 0
 
     def _slices(self, indexes: Sequence[int]) -> int:
         """Pieces with different owners in a bucket: one piece alone is reduced without a copy."""
@@ -173,7 +188,7 @@ class Stage12:
         own = not self.contiguous or self.sizes[index] > self.zero.reduce_bucket_size
         fragment = self.part.fragments.get(index)
         if fragment is None:
-            if own and (self.zero.stage == 2 or self.contiguous):
+            if own and self.zero.stage == 2:  # stage 1 clears them at the end of backward
                 self.ledger.add("gradients", -size)
             return
         if self.offload:
@@ -203,7 +218,7 @@ class Stage12:
             for index in range(len(self.sizes)):
                 self._into_bucket(index, boundary, kept=True)
         self.flush(boundary)
-        if not self.contiguous and self.zero.stage == 1:
+        if self.zero.stage == 1:
             self.ledger.set("gradients", 0)
         self.ledger.set("gradient_bucket", 0)
         if not first and not self.compact and not self.offload and self.zero.stage == 2:

@@ -48,6 +48,7 @@ def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> st
         tensor_parallel=strategy.tensor_parallel,
         zero3_linear=lora is not None and strategy.settings.zero.stage == 3,
         quantized=job.method == "qlora",
+        autocast=strategy.settings.torch_autocast is not None,
     )
 
 
@@ -66,10 +67,20 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         return False  # DeepSpeed's pipeline engine has no stage 2 or 3
     if job.method == "qlora" and (strategy.settings.zero.stage == 3 or strategy.tensor_parallel > 1):
         return False  # DeepSpeed divides packed weights otherwise
-    if strategy.settings.torch_autocast or strategy.checkpointing == "selective":
+    if strategy.settings.torch_autocast is not None and not _autocast_covered(job, strategy):
+        return False
+    if strategy.checkpointing == "selective":
         return False
     found = usable_trace(profile, job, strategy)
     return found is not None and (strategy.pipeline_parallel == 1 or can_be_cut(profile, found[1]))
+
+
+def _autocast_covered(job: Job, strategy: Strategy) -> bool:
+    """Stage 3 gathers weights of linear layers in 16 bits then, which is not replayed."""
+    zero = strategy.settings.zero
+    alone = strategy.tensor_parallel == strategy.pipeline_parallel == strategy.sequence_parallel == 1
+    plain = zero.contiguous_gradients and zero.offload_optimizer.device == "none"
+    return job.method == "full" and zero.stage < 3 and alone and plain
 
 
 def usable_trace(
