@@ -65,7 +65,9 @@ class Source:
         key = variants_of(job, strategy, self.head)[0]
         if self.trace == "never" or self.hf_config is None or key in self.given_up:
             return False
-        if strategy.checkpointing == "selective" or (job.inference and not traceable(job, strategy)):
+        if strategy.checkpointing == "selective" and job.attention != "eager":
+            return False
+        if job.inference and not traceable(job, strategy):
             return False
         if self.trace == "some":
             known = 0 if self.profile is None else len(self.profile.traces)

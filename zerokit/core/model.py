@@ -48,7 +48,7 @@ def variant_key(
 ) -> str:
     """The name of what changes a model's activations apart from batch and sequence.
 
-    ``precision`` is ``16`` or ``32``; ``checkpointing`` ``none``, ``full`` or ``reentrant``;
+    ``precision`` is ``16`` or ``32``; ``checkpointing`` ``none``, ``full``, ``reentrant`` or ``selective``;
     ``lora`` (rank, target modules); ``zero3_linear``: ZeRO-3's linear layers, which keep the inputs of
     frozen layers too; ``quantized``: linear layers in NF4 (QLoRA); ``phase``: of inference ``prefill`` or
     ``decode``, with its ``quantization`` (``int8``, ``int4``); ``autocast``: weights in fp32 under

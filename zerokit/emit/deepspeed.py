@@ -190,7 +190,7 @@ def trainer_arguments(strategy: Strategy) -> list[str]:
     ]  # fmt: skip
     if settings.precision != "fp32":
         arguments += [f"--{settings.precision}", "True"]
-    if strategy.checkpointing != "none":
+    if strategy.checkpointing == "full":  # the Trainer knows whole layers only
         arguments += ["--gradient_checkpointing", "True"]
     return arguments
 

@@ -82,7 +82,7 @@ class ScriptOptions:
             pins = replace(pins, search_tensor=True)
         if pins.checkpointing is None and (mode := self._fixed_checkpointing()) is not None:
             pins = replace(pins, checkpointing=mode)
-            how = "turns it on" if mode == "full" else "leaves it off"
+            how = "leaves it off" if mode == "none" else "turns it on"
             notes.append(f"checkpointing {mode}: the script {how}, and has no option for it that is known")
         micro, steps = pins.micro_batch, pins.gradient_accumulation
         if micro is None and (micro := self._fixed_number("micro_batch", _MICRO_BATCH)) is not None:
@@ -122,6 +122,8 @@ class ScriptOptions:
         if self._parses_training_arguments or self._declared(_CHECKPOINTING) in self.facts.flags:
             return None
         literal = self.facts.batch_arguments.get("gradient_checkpointing")
+        if "selective_checkpointing" in self.facts.mentions:
+            return "selective"
         return "full" if literal is True or self.facts.mentions & _CHECKPOINTING_CALLS else "none"
 
     @property

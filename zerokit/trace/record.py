@@ -14,6 +14,7 @@ from zerokit.core.model import variant_key
 from zerokit.trace.autocast import cuda_lists
 from zerokit.trace.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.kernels import cuda_kernels
+from zerokit.trace.selective import selective_checkpointing
 from zerokit.trace.storage import Event, StorageTracker
 from zerokit.trace.zero3_linear import zero3_linear
 
@@ -24,7 +25,7 @@ class Variant:
 
     attention: str = "sdpa"
     precision: str = "16"  # 16 (bf16, fp16) or 32
-    checkpointing: str = "none"  # none, full (per layer), reentrant
+    checkpointing: str = "none"  # none, full (per layer), reentrant, selective
     padding: bool = False  # batches carry an attention mask with padding in it
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ("all-linear",)
@@ -199,7 +200,9 @@ def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
     for module in model.modules():
         if isinstance(getattr(module, "layerdrop", None), float):
             module.layerdrop = _EveryLayer()
-    if variant.checkpointing != "none":
+    if variant.checkpointing == "selective":
+        selective_checkpointing(model, preserve_rng_state=False, determinism_check="none")
+    elif variant.checkpointing != "none":
         if variant.lora_rank:
             model.enable_input_require_grads()
         kwargs: dict[str, Any] = {"preserve_rng_state": False, "use_reentrant": True}

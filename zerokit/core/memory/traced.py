@@ -25,6 +25,10 @@ from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
 
 LIST_EVERY_RANK_UP_TO = 64
+SELECTIVE = (
+    "selective checkpointing computes attention scores again in backward: the script calls "
+    "zerokit.selective_checkpointing(model) before deepspeed.initialize"
+)
 CATALOGUE_LORA_RANK = 16
 """The rank at which the catalogue's profiles were traced."""
 
@@ -69,8 +73,8 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         return False  # DeepSpeed divides packed weights otherwise
     if strategy.settings.torch_autocast is not None and not _autocast_covered(job, strategy):
         return False
-    if strategy.checkpointing == "selective":
-        return False
+    if strategy.checkpointing == "selective" and job.attention != "eager":
+        return False  # no scores are kept
     found = usable_trace(profile, job, strategy)
     return found is not None and (strategy.pipeline_parallel == 1 or can_be_cut(profile, found[1]))
 
@@ -138,6 +142,8 @@ def estimate_traced(
     ranks = _ranks(scene, timeline)
     peak = max(rank.peak_allocated_bytes for rank in ranks)
     notes = _with_adapters(scene.assumptions, adapters)
+    if strategy.checkpointing == "selective":
+        notes = (*notes, SELECTIVE)
     return MemoryEstimate(
         ranks=_spread(ranks, scene.degrees, every_rank),
         min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
