@@ -72,6 +72,15 @@ def test_a_trainer_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_trainer_script_with_adapters(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    seen = check_success(launch(tmp_path, "adapters.py", "--steps", "3"))
+    # r (in + out) of q, k, v, o, gate, up and down in each of two layers
+    each = 8 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
+    assert f"trained {2 * each} parameters on 2 processes" in seen["out"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 @pytest.mark.parametrize("script", ["raw.py", "accelerated.py", "trainer.py"])
 def test_other_launchers(tmp_path: Path, launcher: str, script: str) -> None:
