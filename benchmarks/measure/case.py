@@ -22,7 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "micro_batch": 1,
     "seq_len": 1024,
     "gradient_accumulation": 1,
-    "activation_checkpointing": False,
+    "activation_checkpointing": False,  # or "selective": zerokit.selective_checkpointing
     "use_reentrant": False,
     "attention": "sdpa",
     "attention_mask_given": False,  # a mask of ones
@@ -30,6 +30,8 @@ DEFAULTS: dict[str, Any] = {
     "weights_loaded_as": "model",
     "lora": None,
     "quantized": False,  # QLoRA: linear layers in NF4, double quantisation (needs bitsandbytes)
+    "new_tokens": None,  # inference: of seq_len, tokens that generate makes; None: training
+    "quantization": "none",  # of inference: int8, int4 (needs bitsandbytes)
     "steps": 6,
     "alloc_conf": None,
     "cap_bytes": None,
@@ -60,6 +62,8 @@ def complete(case: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         raise InputError(f"case {case['id']}: unknown {', '.join(sorted(unknown))}")
     full = DEFAULTS | dict(case)
+    if full["new_tokens"] is not None:
+        return full
     full["deepspeed_config"] = {
         "train_micro_batch_size_per_gpu": full["micro_batch"],
         "gradient_accumulation_steps": full["gradient_accumulation"],
@@ -90,9 +94,13 @@ def read(place: Path) -> list[dict[str, Any]]:
     return found
 
 
+def _checkpointing(value: bool | str) -> str:
+    return value if isinstance(value, str) else "full" if value else "none"
+
+
 def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
     """What the memory model is asked about a case or a measured row."""
-    settings = from_config(case["deepspeed_config"])
+    settings = from_config({"train_micro_batch_size_per_gpu": case["micro_batch"]} | case["deepspeed_config"])
     lora = None
     if case["lora"]:
         modules = case["lora"]["target_modules"]
@@ -106,11 +114,14 @@ def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
         attention_mask_given=case.get("attention_mask_padded", False),  # ones are dropped by the model
         use_reentrant_checkpointing=case["use_reentrant"],
         weights_loaded_as=case["weights_loaded_as"],
+        inference=case.get("new_tokens") is not None,
+        new_tokens=case.get("new_tokens"),
+        quantization=case.get("quantization", "none"),
     )
     strategy = Strategy(
         settings=settings,
         data_parallel=case["world_size"] // case["tensor_parallel"],
         tensor_parallel=case["tensor_parallel"],
-        checkpointing="full" if case["activation_checkpointing"] else "none",
+        checkpointing=_checkpointing(case["activation_checkpointing"]),
     )
     return job, strategy

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+import zerokit
+
 NOISE_ELEMENTS = 2**20
 AUTO_CLASSES = {
     "causal": "AutoModelForCausalLM",
@@ -120,6 +122,8 @@ def build(case: Mapping[str, Any]) -> torch.nn.Module:
     config.use_cache = False
     settings = case["deepspeed_config"]
     stage = settings.get("zero_optimization", {}).get("stage", 0)
+    if case["new_tokens"] is not None:
+        config.use_cache = True
     dtype = torch.float32 if case["weights_loaded_as"] == "fp32" else training_dtype(settings)
     auto = getattr(transformers, AUTO_CLASSES[case["head"]])
     options = {"dtype": dtype, "attn_implementation": case["attention"]}
@@ -134,7 +138,9 @@ def build(case: Mapping[str, Any]) -> torch.nn.Module:
     model.train()
     if case["quantized"]:
         quantise(model)
-    if case["activation_checkpointing"]:
+    if case["activation_checkpointing"] == "selective":
+        zerokit.selective_checkpointing(model)
+    elif case["activation_checkpointing"]:
         kwargs = {"use_reentrant": case["use_reentrant"]}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     if case["lora"]:

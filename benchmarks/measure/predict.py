@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.measure import case as cases
 from zerokit.catalog import gpus
 from zerokit.core.hardware import Cluster
+from zerokit.core.memory.serving import phase_peaks
 from zerokit.core.memory.traced import estimate_traced
 from zerokit.core.strategy import MemoryEstimate
 from zerokit.errors import ZerokitError
@@ -35,6 +36,17 @@ def estimate(case: Mapping[str, Any], gpu: str = "h200") -> MemoryEstimate:
     return estimate_traced(profile, job, strategy, cluster, every_rank=True)
 
 
+def passes(case: Mapping[str, Any]) -> dict[str, int]:
+    """Predicted peaks of a prompt and of the longest step after it; empty in training."""
+    if case["new_tokens"] is None:
+        return {}
+    job, strategy = cases.job_and_strategy(case)
+    profile = complete(
+        None, case["hf_config"], job, strategy, name=case["hf_config"]["model_type"], head=case["head"]
+    )
+    return phase_peaks(profile, job, strategy)
+
+
 def expected(found: MemoryEstimate) -> dict[str, Any]:
     """What of an estimate is kept beside a case. Bytes; phases of rank 0."""
     return {
@@ -51,6 +63,7 @@ def _one(case: dict[str, Any], gpu: str) -> tuple[dict[str, Any], str | None, fl
     start = time.monotonic()
     try:
         found = case | {"expected": expected(estimate(case, gpu))}
+        found["expected"] |= passes(case)
     except ZerokitError as error:
         return case, str(error), time.monotonic() - start
     except Exception as error:  # a defect in the tracer costs its case, not the others

@@ -89,6 +89,11 @@ def measure(case: Mapping[str, Any], note: Note, turn: Callable[[], None] = lamb
     """
     import deepspeed
 
+    if case["new_tokens"] is not None:
+        from benchmarks.measure.serve import serve
+
+        serve(case, note, turn)
+        return
     rank, shared = int(os.environ["RANK"]), bool(case["shared"])
     stage = case["deepspeed_config"].get("zero_optimization", {}).get("stage", 0)
     torch.manual_seed(1234 + rank // case["tensor_parallel"])  # tensor-parallel peers share their batch

@@ -18,6 +18,7 @@ from tests.unit.test_trace_profiles import MODELS  # noqa: E402
 from zerokit.catalog import gpus  # noqa: E402
 from zerokit.core.hardware import Cluster  # noqa: E402
 from zerokit.core.job import Job  # noqa: E402
+from zerokit.core.memory.serving import phase_peaks  # noqa: E402
 from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES  # noqa: E402
 from zerokit.core.memory.traced import covers, estimate_traced  # noqa: E402
 from zerokit.core.model import ModelProfile, from_json, to_json  # noqa: E402
@@ -91,23 +92,13 @@ def test_every_pass_of_generate(
         job = Job(seq_len=prompt + made + 1, new_tokens=made + 1, attention=attention, inference=True)
         found = estimate(own, job, strategy(batch))
         weights = 2 * own.parameter_count + own.buffer_bytes + CUBLAS_WORKSPACE_BYTES
-        predicted = phase_peak(own, job, batch, "decode" if made else "prefill") - weights
+        predicted = phase_peaks(own, job, strategy(batch))["decode" if made else "prefill"] - weights
         sliding = name in ("gemma2", "gemma3") and prompt > WINDOW
         if made == 1 and sliding:  # whole prompts still lie behind the windows that were cut from them
             assert predicted < seen < measured[0]
         else:
             assert abs(predicted - seen) <= SLACK, (made, predicted, seen)
         assert found.worst.peak_allocated_bytes - weights >= max(measured[: made + 1]) - SLACK
-
-
-def phase_peak(own: ModelProfile, job: Job, batch: int, name: str) -> int:
-    """The peak of one phase alone."""
-    from zerokit.core.memory.serving import _phase, serving_traces, tokens
-
-    traces = serving_traces(own, job, strategy(batch))
-    assert traces is not None
-    prompt, longest = tokens(job)
-    return _phase(own, name, *traces[name], strategy(batch), prompt if name == "prefill" else longest).peak
 
 
 def strategy(

@@ -114,21 +114,34 @@ class _Phase:
         return {name: size for name, size in found.items() if size}
 
 
+def _passes(profile: ModelProfile, job: Job, strategy: Strategy) -> list[_Phase]:
+    traces = serving_traces(profile, job, strategy)
+    if traces is None:
+        raise KeyError(serving_variant(job, strategy, "prefill"))
+    prompt, longest = tokens(job)
+    return [
+        _phase(profile, name, key, trace, strategy, prompt if name == "prefill" else longest)
+        for name, (key, trace) in traces.items()
+    ]
+
+
+def phase_peaks(profile: ModelProfile, job: Job, strategy: Strategy) -> dict[str, int]:
+    """Peak bytes of the pass over the prompt (``prefill``), and of the longest step (``decode``).
+
+    Raises:
+        KeyError: the profile has no such trace.
+    """
+    return {one.name: one.peak for one in _passes(profile, job, strategy)}
+
+
 def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
     """Predicted memory of serving; every rank is alike. Bytes.
 
     Raises:
         KeyError: the profile has no such trace (ask ``traced.covers`` first).
     """
-    traces = serving_traces(profile, job, strategy)
-    if traces is None:
-        raise KeyError(serving_variant(job, strategy, "prefill"))
     settings = strategy.settings
-    prompt, longest = tokens(job)
-    passes = [
-        _phase(profile, name, key, trace, strategy, prompt if name == "prefill" else longest)
-        for name, (key, trace) in traces.items()
-    ]
+    passes = _passes(profile, job, strategy)
     shape = passes[0].shape
     worst = max(passes, key=lambda one: one.peak)
     resident = _resident(shape, settings, strategy.data_parallel)

@@ -1,0 +1,118 @@
+"""One rank that serves: a real model generates, the peak of each of its passes noted.
+
+The second of two generations counts: by then the cuBLAS workspace is there, and ZeRO-3 knows its trace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from benchmarks.measure import meter as meters
+from benchmarks.measure.meter import Meter, Note
+from benchmarks.measure.models import build, device
+
+
+def quantise(model: torch.nn.Module, kind: str) -> None:
+    """Linear layers but the head in 8 bits or NF4 on the GPU, as ``from_pretrained`` puts them there."""
+    import bitsandbytes  # type: ignore[import-not-found]
+
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    for name, layer in list(model.named_modules()):
+        if type(layer) is not torch.nn.Linear or layer is head:
+            continue
+        sizes, bias = (layer.in_features, layer.out_features), layer.bias is not None
+        if kind == "int8":
+            made = bitsandbytes.nn.Linear8bitLt(*sizes, bias=bias, has_fp16_weights=False, threshold=6.0)
+            made.weight = bitsandbytes.nn.Int8Params(
+                layer.weight.data, requires_grad=False, has_fp16_weights=False
+            )
+        else:
+            made = bitsandbytes.nn.Linear4bit(
+                *sizes, bias=bias, compute_dtype=layer.weight.dtype, compress_statistics=False,
+                quant_type="nf4",
+            )  # fmt: skip
+            made.weight = bitsandbytes.nn.Params4bit(
+                layer.weight.data, requires_grad=False, compress_statistics=False, quant_type="nf4"
+            )
+        made.bias = layer.bias
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, made.to("cuda"))
+
+
+def generate(model: Any, case: Mapping[str, Any], meter: Meter) -> dict[str, dict[str, int]]:
+    """Generate once; memory of the pass over the prompt and of the steps after it."""
+    batch, new = case["micro_batch"], case["new_tokens"]
+    length = case["seq_len"] - new
+    tokens = torch.randint(2, model.config.vocab_size, (batch, length), device=device())
+    mask = torch.ones_like(tokens)
+    if case["attention_mask_padded"]:
+        mask[:, : max(1, length // 8)] = 0
+    passes: list[dict[str, int]] = []
+    hook = model.register_forward_pre_hook(lambda *_: passes.append(meter.phase()))
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": new}
+    model.generate(tokens, attention_mask=mask, **options)
+    hook.remove()
+    passes.append(meter.phase())
+    highest = max(passes[2:], key=lambda one: one.get("max_alloc", 0))
+    return {"prefill": passes[1], "decode": highest}
+
+
+def serve(case: Mapping[str, Any], note: Note, turn: Callable[[], None]) -> None:
+    """Load, generate, note. Raises what generating raises.
+
+    Args:
+        case: with ``shared`` and ``limit_bytes``, as for ``worker.measure``.
+        note: where to.
+        turn: called before the device is used; returns when it is this run's turn.
+    """
+    rank, shared = int(os.environ["RANK"]), bool(case["shared"])
+    stage = case["deepspeed_config"].get("zero_optimization", {}).get("stage", 0)
+    torch.manual_seed(1234 + rank)
+    model: Any = build(case) if stage < 3 else None
+    turn()
+    if meters.on_gpu():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.zeros(1, device="cuda")
+        torch.cuda.empty_cache()
+    note.add(device_used_before_model_bytes=meters.device_used_bytes(shared), versions=meters.versions())
+    if case["limit_bytes"]:
+        meters.cap(case["limit_bytes"])
+    meter = Meter()
+    if stage == 3:
+        import deepspeed
+
+        deepspeed.init_distributed()
+        model = build(case).eval()
+        config = {"train_micro_batch_size_per_gpu": case["micro_batch"]} | case["deepspeed_config"]
+        engine, *_ = deepspeed.initialize(model=model, config=config)
+        model = engine.module
+    else:
+        if case["quantization"] != "none":
+            quantise(model, case["quantization"])
+        model = model.to(device())
+    model.eval()
+    note.add(after_init=meter.phase())
+    for number in range(2):
+        found = generate(model, case, meter)
+        note.add(
+            **({"first_step": found} if number == 0 else {}),
+            last_step=found,
+            peak_allocated_bytes=meter.peak_allocated,
+            peak_reserved_bytes=meter.peak_reserved,
+        )
+    note.add(
+        ok=True,
+        device_used_bytes=meters.device_used_bytes(shared),
+        reserved_at_end_bytes=meters.reserved(),
+        alloc_retries=meters.retries(),
+        host_max_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+    if case["expected"] and "prefill" in case["expected"] and meters.on_gpu():
+        said = {name: case["expected"][name] / found[name]["max_alloc"] - 1 for name in found}
+        print(json.dumps({"id": case["id"], "error": said}), flush=True)
