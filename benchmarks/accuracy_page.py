@@ -140,6 +140,24 @@ def _rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip()]
 
 
+def overhead() -> list[str]:
+    """What the probe cost, a row for each measurement of ``benchmarks/probe_overhead.py``."""
+    rows = _rows("probe-overhead.jsonl")
+    if not rows:
+        return []
+    lines = _head("device", "step", "paired difference", "95 % interval", "training thread", "ticker thread")
+    for row in rows:
+        low, high = row["paired_95"]
+        lines.append(
+            _row(
+                row["device"], f"{row['step_seconds'] * 1e3:.0f} ms", f"{row['paired_median']:+.2%}",
+                f"{low:+.2%} to {high:+.2%}", f"{row['training_thread_share']:.2%}",
+                f"{row['ticker_cpu_share']:.2%}",
+            )
+        )  # fmt: skip
+    return lines
+
+
 def write_text(found: Sequence[Run]) -> str:
     """The page."""
     worst = sorted(found, key=lambda run: -abs(run.error))[:5]
@@ -164,6 +182,7 @@ def write_text(found: Sequence[Run]) -> str:
         worst="; ".join(f"`{run.name}` {run.error:+.2%}" for run in worst),
         fits=limits.table(fits)[0] if (fits := _rows("fits.jsonl")) else "",
         quality=quality.table(compared) if (compared := _rows("quality.jsonl")) else "",
+        overhead="\n".join(overhead()),
         all_runs="\n".join(all_runs(found)),
     )
     return text

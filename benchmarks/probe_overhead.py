@@ -3,13 +3,12 @@
     python benchmarks/probe_overhead.py                     # CPU rank
     python benchmarks/probe_overhead.py --device cuda       # GPU rank
 
-On a GPU whose steps take 20 ms and 5 ms, within two minutes each:
+On a GPU whose steps take some 30 ms, as a row of benchmarks/measure/data/probe-overhead.jsonl:
 
-    python benchmarks/probe_overhead.py --device cuda --hidden 2048 --layers 4 --pairs 60
-    python benchmarks/probe_overhead.py --device cuda --pairs 60
+    python benchmarks/probe_overhead.py --device cuda --hidden 2048 --layers 4 --json
 
 Blocks of steps with and without measuring alternate in random order within each pair, so that
-drift of the machine cancels. Three figures:
+drift of the machine cancels; a block is as long as the ticker's period, 0.4 s. Three figures:
 
 - paired: median over pairs of (with - without) / without, with a 95 % bootstrap interval. On a busy
   machine the interval is wider than the effect.
@@ -34,8 +33,8 @@ from typing import Any
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=20, help="steps a block")
+    parser.add_argument("--pairs", type=int, default=120)
+    parser.add_argument("--steps", type=int, help="steps a block; default: as many as take 0.4 s")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=4)
@@ -147,8 +146,11 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    import torch
+
     from zerokit.run import hooks
     from zerokit.run.probe import Identity, Probe
+    from zerokit.run.rankfile import TICK_SECONDS
 
     probe = Probe(
         Identity(rank=0, local_rank=0, world_size=1, host="here", device=args.device, script="-"), folder
@@ -159,7 +161,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     switch.on()
     run_block(engine, tokens, 40)  # past the first steps, which are all split into their phases
     switch.off()
-    run_block(engine, tokens, 5)
+    steps = args.steps or max(1, round(TICK_SECONDS / run_block(engine, tokens, 5)))
     stopwatch.seconds = 0.0
     chance = random.Random(1)
     ratios, with_probe, ticker_shares = [], [], []
@@ -170,16 +172,17 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if measured:
                 switch.on()
                 began = time.perf_counter()
-            seconds[measured] = run_block(engine, tokens, args.steps)
+            seconds[measured] = run_block(engine, tokens, steps)
             if measured:
                 ticker_shares.append(switch.ticker_cpu_seconds() / (time.perf_counter() - began))
                 switch.off()
         ratios.append(seconds[True] / seconds[False] - 1)
         with_probe.append(seconds[True])
     step = statistics.median(with_probe)
-    inside = stopwatch.seconds / (len(ratios) * args.steps)
+    inside = stopwatch.seconds / (len(ratios) * steps)
     return {
-        "device": args.device, "step_seconds": step, "pairs": len(ratios), "steps_per_block": args.steps,
+        "device": torch.cuda.get_device_name(0) if args.device == "cuda" else "CPU rank",
+        "torch": torch.__version__, "step_seconds": step, "pairs": len(ratios), "steps_per_block": steps,
         "paired_median": statistics.median(ratios), "paired_95": interval(ratios),
         "training_thread_seconds_per_step": inside, "training_thread_share": inside / step,
         "ticker_cpu_share": statistics.median(ticker_shares),
@@ -195,7 +198,7 @@ def main() -> None:
         print(json.dumps(result))
         return
     low, high = result["paired_95"]
-    pairs = f"{result['pairs']} pairs of {args.steps}"
+    pairs = f"{result['pairs']} pairs of {result['steps_per_block']} steps"
     print(f"step {result['step_seconds'] * 1e3:.1f} ms on {args.device}, {pairs}")
     print(f"paired:          {result['paired_median']:+.2%}   (95 %: {low:+.2%} … {high:+.2%})")
     print(f"training thread: {result['training_thread_share']:.3%}"
