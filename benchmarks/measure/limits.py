@@ -12,8 +12,6 @@ what such a card leaves it. The first must run; the second must fail or come wit
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -196,23 +194,12 @@ def _gib(row: Mapping[str, Any], key: str) -> str:
 
 def main() -> int:
     """Prepare the cases, list the trials, or print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    making = commands.add_parser("prepare", help="make the plans and the file of cases")
-    making.add_argument("folder", type=Path)
-    making.add_argument("--only", metavar="TEXT", default="", help="trials whose name holds it")
-    commands.add_parser("list", help="the trials")
-    shown = commands.add_parser("table", help="what came of it")
-    shown.add_argument("rows", type=Path, nargs="+")
-    options = parser.parse_args()
+    options = planned.command_line(__doc__, "trials").parse_args()
     if options.command == "list":
         print("\n".join(trial.name for trial in TRIALS))
         return 0
     if options.command == "table":
-        texts = (place.read_text(encoding="utf-8") for place in options.rows)
-        text, good = table([json.loads(line) for part in texts for line in part.splitlines() if line.strip()])
+        text, good = table(planned.rows_of(options.rows))
         print(text)
         return 0 if good else 1
     made: list[Case] = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,25 @@ def versions() -> dict[str, str]:
         "deepspeed": deepspeed.__version__,
         "gpu": torch.cuda.get_device_name() if on_gpu() else "none",
     }
+
+
+def enter(case: Mapping[str, Any], note: Note) -> None:
+    """The rank takes its place on its GPU, with the allocator held to the case's ``limit_bytes``."""
+    if on_gpu():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.zeros(1, device="cuda")
+        torch.cuda.empty_cache()
+    note.add(device_used_before_model_bytes=device_used_bytes(bool(case["shared"])), versions=versions())
+    if case["limit_bytes"]:
+        cap(case["limit_bytes"])
+
+
+def leave(case: Mapping[str, Any], note: Note) -> None:
+    """All went well: what the rank holds at its end."""
+    note.add(
+        ok=True,
+        device_used_bytes=device_used_bytes(bool(case["shared"])),
+        reserved_at_end_bytes=reserved(),
+        alloc_retries=retries(),
+        host_max_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )

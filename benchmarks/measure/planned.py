@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -157,3 +158,24 @@ def allocator_limit(gpu: Gpu, config: Mapping[str, Any], world_size: int) -> int
 def write_cases(cases: Iterable[Case], place: Path) -> None:
     """The file that ``launch`` reads."""
     place.write_text(json.dumps(list(cases), indent=1) + "\n", encoding="utf-8")
+
+
+def command_line(description: str | None, what: str) -> argparse.ArgumentParser:
+    """``prepare FOLDER [--only TEXT]``, ``list`` and ``table ROWS…``; ``what``: plural of what is listed."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("prepare", help="make the plans and the file of cases")
+    making.add_argument("folder", type=Path)
+    making.add_argument("--only", metavar="TEXT", default="", help=f"{what} whose name holds it")
+    commands.add_parser("list", help=f"the {what}")
+    shown = commands.add_parser("table", help="what came of it")
+    shown.add_argument("rows", type=Path, nargs="+")
+    return parser
+
+
+def rows_of(places: Iterable[Path]) -> list[dict[str, Any]]:
+    """The rows of JSONL files."""
+    texts = (place.read_text(encoding="utf-8") for place in places)
+    return [json.loads(line) for text in texts for line in text.splitlines() if line.strip()]

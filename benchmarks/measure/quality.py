@@ -12,7 +12,6 @@ Regret: step time of the choice over that of the fastest possible strategy, less
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -270,24 +269,13 @@ def _short(row: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Prepare the cases, list the jobs, or print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    making = commands.add_parser("prepare", help="make the plans and the file of cases")
-    making.add_argument("folder", type=Path)
-    making.add_argument("--only", metavar="TEXT", default="", help="jobs whose name holds it")
-    commands.add_parser("list", help="the jobs")
-    shown = commands.add_parser("table", help="what came of it")
-    shown.add_argument("rows", type=Path, nargs="+")
-    options = parser.parse_args()
+    options = planned.command_line(__doc__, "jobs").parse_args()
     if options.command == "list":
         for one in COMPARISONS:
             print(f"{one.name}: {one.model}, {one.gpus} GPUs, cards {one.cards}, {len(one.by_hand)} by hand")
         return 0
     if options.command == "table":
-        texts = (place.read_text(encoding="utf-8") for place in options.rows)
-        print(table([json.loads(line) for part in texts for line in part.splitlines() if line.strip()]))
+        print(table(planned.rows_of(options.rows)))
         return 0
     made: list[Case] = []
     for one in COMPARISONS:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,18 +70,12 @@ def serve(case: Mapping[str, Any], note: Note, turn: Callable[[], None]) -> None
         note: where to.
         turn: called before the device is used; returns when it is this run's turn.
     """
-    rank, shared = int(os.environ["RANK"]), bool(case["shared"])
+    rank = int(os.environ["RANK"])
     stage = case["deepspeed_config"].get("zero_optimization", {}).get("stage", 0)
     torch.manual_seed(1234 + rank)
     model: Any = build(case) if stage < 3 else None
     turn()
-    if meters.on_gpu():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.zeros(1, device="cuda")
-        torch.cuda.empty_cache()
-    note.add(device_used_before_model_bytes=meters.device_used_bytes(shared), versions=meters.versions())
-    if case["limit_bytes"]:
-        meters.cap(case["limit_bytes"])
+    meters.enter(case, note)
     meter = Meter()
     if stage == 3:
         import deepspeed
@@ -106,13 +99,7 @@ def serve(case: Mapping[str, Any], note: Note, turn: Callable[[], None]) -> None
             peak_allocated_bytes=meter.peak_allocated,
             peak_reserved_bytes=meter.peak_reserved,
         )
-    note.add(
-        ok=True,
-        device_used_bytes=meters.device_used_bytes(shared),
-        reserved_at_end_bytes=meters.reserved(),
-        alloc_retries=meters.retries(),
-        host_max_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )
+    meters.leave(case, note)
     if case["expected"] and "prefill" in case["expected"] and meters.on_gpu():
         said = {name: case["expected"][name] / found[name]["max_alloc"] - 1 for name in found}
         print(json.dumps({"id": case["id"], "error": said}), flush=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -94,18 +93,12 @@ def measure(case: Mapping[str, Any], note: Note, turn: Callable[[], None] = lamb
 
         serve(case, note, turn)
         return
-    rank, shared = int(os.environ["RANK"]), bool(case["shared"])
+    rank = int(os.environ["RANK"])
     stage = case["deepspeed_config"].get("zero_optimization", {}).get("stage", 0)
     torch.manual_seed(1234 + rank // case["tensor_parallel"])  # tensor-parallel peers share their batch
     model = build(case) if stage < 3 and not case["quantized"] else None  # in host memory alone
     turn()
-    if meters.on_gpu():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.zeros(1, device="cuda")
-        torch.cuda.empty_cache()
-    note.add(device_used_before_model_bytes=meters.device_used_bytes(shared), versions=meters.versions())
-    if case["limit_bytes"]:
-        meters.cap(case["limit_bytes"])
+    meters.enter(case, note)
     deepspeed.init_distributed()
     if model is None:
         model = build(case)
@@ -130,13 +123,7 @@ def measure(case: Mapping[str, Any], note: Note, turn: Callable[[], None] = lamb
             peak_allocated_bytes=meter.peak_allocated,
             peak_reserved_bytes=meter.peak_reserved,
         )
-    note.add(
-        ok=True,
-        device_used_bytes=meters.device_used_bytes(shared),
-        reserved_at_end_bytes=meters.reserved(),
-        alloc_retries=meters.retries(),
-        host_max_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )
+    meters.leave(case, note)
     if case["cap_ladder_mib"] and case["world_size"] == 1 and meters.on_gpu():
         gc.collect()
         peak = max(phase["max_alloc"] for phase in phases.values())
