@@ -56,9 +56,7 @@ def ssh_command(host: str, seconds: float, *remote: str) -> list[str]:
     return [program, *options, "--", host, *map(quote, remote)]
 
 
-def sweep(
-    hosts: list[str], run_dir: str, number: int, slurm_job: str | None = None
-) -> dict[str, int | None]:
+def sweep(hosts: list[str], run_dir: str, number: int, slurm_job: str | None = None) -> dict[str, int | None]:
     """Send a signal to every process of the run on each host, side by side.
 
     ``slurm_job``: the hosts are nodes of this job. Returns per host how many were met; None where the host
