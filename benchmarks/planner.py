@@ -3,6 +3,7 @@
     python -m benchmarks.planner                     # the tables in benchmarks/planner.md
     python -m benchmarks.planner --megatron FILE     # other runs in the same columns
     python -m benchmarks.planner --fsdp FILE --gpu h100-sxm-80gb
+    python -m benchmarks.planner --h200              # the runs measured by the project alone
 
 Needs numpy (for the fits). Regret: measured time of the picked plan over the best measured one, less 1,
 in groups of four or more plans that compete for the same job.
@@ -22,9 +23,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks import step_time
+from benchmarks.measure.quality import possible
 from zerokit.catalog import gpus
 from zerokit.core.calibrating import fit_layer_factors, layer_point
 from zerokit.core.constants import FSDP_TRITON, MEGATRON, Calibration, Constants
@@ -64,6 +68,15 @@ class Run:
     seconds: float
     rivals: tuple[object, ...]
     shape_key: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A run that was predicted elsewhere."""
+
+    seconds: float
+    predicted: float
+    rivals: tuple[object, ...]
 
 
 def megatron_runs(path: Path, gpu: Gpu) -> list[Run]:
@@ -212,7 +225,7 @@ def left_out(
     return [found.get(id(run), math.nan) for run in runs]
 
 
-def regrets(runs: Sequence[Run], predicted: Sequence[float], top: int = 1) -> list[float]:
+def regrets(runs: Sequence[Run | Measured], predicted: Sequence[float], top: int = 1) -> list[float]:
     """Per group of at least four rivals: best measured of the ``top`` picked over the best, less 1."""
     groups = defaultdict(list)
     for run, seconds in zip(runs, predicted, strict=True):
@@ -224,7 +237,7 @@ def regrets(runs: Sequence[Run], predicted: Sequence[float], top: int = 1) -> li
     ]
 
 
-def row(name: str, runs: Sequence[Run], predicted: Sequence[float]) -> str:
+def row(name: str, runs: Sequence[Run | Measured], predicted: Sequence[float]) -> str:
     """One line of the table."""
     error = [abs(seconds / run.seconds - 1) for run, seconds in zip(runs, predicted, strict=True)]
     bias = statistics.mean(seconds / run.seconds - 1 for run, seconds in zip(runs, predicted, strict=True))
@@ -331,6 +344,50 @@ def fsdp(path: Path, gpu: Gpu) -> None:
     )
 
 
+def h200() -> None:
+    """Tables of the DeepSpeed runs on H200s that the project measured."""
+    print(f"\nDeepSpeed 0.19.8 on h200, measured by the project\n{_HEAD}")
+    alone = [(kept, step_time.timed(kept)) for kept in step_time.rows("quality")]
+    runs = [_measured(timed, ()) for _, timed in alone]
+    print(_line("4 GPUs, alone on their host", runs))
+    print(_line("the same, by job and card it was run for", _rivals(alone)))
+    shared = [_measured(step_time.timed(kept), ()) for kept in step_time.rows("h200-deepspeed")]
+    print(_line("1 to 8 GPUs, up to eight runs on a host", shared))
+    busy = [_measured(timed, ()) for timed in step_time.kernels()]
+    print(_line("kernels of forward and backward, GPU seconds", busy))
+    for name, group in (("4 GPUs, alone on their host", runs), ("up to eight runs on a host", shared)):
+        print(f"{'rank correlation: ' + name:<52} {rank_agreement(group):>7.2f}")
+
+
+def _rivals(alone: Iterable[tuple[dict[str, Any], step_time.Timed]]) -> list[Measured]:
+    """Each run once for every card that its measured peak leaves room on."""
+    return [
+        _measured(timed, (kept["about"]["comparison"], card))
+        for kept, timed in alone
+        for card in kept["about"]["cards"]
+        if possible(kept, card)
+    ]
+
+
+def _measured(timed: step_time.Timed, rivals: tuple[object, ...]) -> Measured:
+    return Measured(seconds=timed.measured, predicted=timed.seconds, rivals=rivals)
+
+
+def _line(name: str, runs: Sequence[Measured]) -> str:
+    return row(name, runs, [run.predicted for run in runs])
+
+
+def rank_agreement(runs: Sequence[Measured]) -> float:
+    """Spearman's correlation of predicted and measured times."""
+
+    def ranks(values: list[float]) -> list[float]:
+        return [float(sum(other < value for other in values)) for value in values]
+
+    return statistics.correlation(
+        ranks([run.predicted for run in runs]), ranks([run.seconds for run in runs])
+    )
+
+
 def fits(run: Run) -> bool:
     """Whether the analytic memory model lets the run fit, with llm-foundry's fused loss and FSDP's
     gradients, which are reduced block by block rather than in a bucket of 5e8 elements."""
@@ -351,13 +408,16 @@ def main() -> None:
     )
     parser.add_argument("--megatron", type=Path, help=f"default: {MEGATRON_FILE.name}")
     parser.add_argument("--fsdp", type=Path, help=f"default: {FSDP_FILE.name}")
+    parser.add_argument("--h200", action="store_true", help="the project's own runs")
     parser.add_argument("--gpu", help="of the files given; default: a100-40gb (Megatron), a100-80gb (FSDP)")
     arguments = parser.parse_args()
-    both = arguments.megatron is None and arguments.fsdp is None
-    if both or arguments.megatron:
+    every = arguments.megatron is None and arguments.fsdp is None and not arguments.h200
+    if every or arguments.megatron:
         megatron(arguments.megatron or MEGATRON_FILE, gpus.lookup(arguments.gpu or "a100-40gb"))
-    if both or arguments.fsdp:
+    if every or arguments.fsdp:
         fsdp(arguments.fsdp or FSDP_FILE, gpus.lookup(arguments.gpu or "a100-80gb"))
+    if every or arguments.h200:
+        h200()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
     python -m benchmarks.step_time                 # the strategies of benchmarks/measure/data/quality.jsonl
     python -m benchmarks.step_time --all           # every run that had its GPUs to itself, and the indicative
 
+    python -m benchmarks.step_time --kernels       # GPU seconds of forward and backward, profiled
+
 Predicted now, with the constants of the catalogue. *retries*: runs in which the allocator gave memory back
 (they were held to a card); they are judged apart.
 """
@@ -23,26 +25,31 @@ from zerokit.core.constants import HUGGING_FACE, Constants
 from zerokit.core.hf_shape import from_config
 from zerokit.core.memory.fits import allocator_bytes
 from zerokit.core.planning import trainable_parameters
-from zerokit.core.strategy import MemoryEstimate, RankEstimate, TimeEstimate
+from zerokit.core.strategy import MemoryEstimate, RankEstimate
 from zerokit.core.timing import TimeModel
 
 DATA = Path(__file__).resolve().parent / "measure" / "data"
 WARM_UP = 2
+_FEWEST_TOKENS = 512
+_CASE = {"world_size": 1, "tensor_parallel": 1, "head": "causal", "gradient_accumulation": 1,
+         "use_reentrant": False, "attention": "sdpa", "attention_mask_given": False,
+         "weights_loaded_as": "model", "cap_bytes": None}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """A measured run and its prediction. Seconds of a step."""
+    """A measured run and its prediction. ``seconds``: predicted, of a step (or of its kernels)."""
 
     name: str
     measured: float
-    predicted: TimeEstimate
+    seconds: float
+    parts: Mapping[str, float]
     retries: int
 
     @property
     def error(self) -> float:
         """(predicted - measured) / measured."""
-        return self.predicted.step_seconds / self.measured - 1
+        return self.seconds / self.measured - 1
 
 
 def timed(row: Mapping[str, Any], constants: Constants = HUGGING_FACE) -> Timed:
@@ -72,9 +79,32 @@ def timed(row: Mapping[str, Any], constants: Constants = HUGGING_FACE) -> Timed:
     return Timed(
         name=row["id"],
         measured=statistics.median(row["step_seconds_rank0"][WARM_UP:]),
-        predicted=estimate,
+        seconds=estimate.step_seconds,
+        parts=estimate.parts,
         retries=max(row.get("alloc_retries") or [0]),
     )
+
+
+def kernels(constants: Constants = HUGGING_FACE) -> list[Timed]:
+    """GPU seconds of the kernels of forward and backward, against the model's without host and optimizer.
+
+    Constants were taken from these rows, kind of kernel by kind: this says how well they add up. Runs of a
+    few tokens are left out: theirs are too short to matter.
+    """
+    found = []
+    for line in (DATA / "kernels.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row.get("seq_len", 0) < _FEWEST_TOKENS:
+            continue
+        case = accuracy.read_case({**_CASE, **row})
+        shape = from_config(row["hf_config"], name=row["id"], parameters=row["params"])
+        trainable = trainable_parameters(shape, case.job)
+        model = TimeModel(shape, case.job, case.cluster, constants, None, trainable)
+        work = model.work(case.strategy)
+        busy = sum(sum(row["profiled"][phase]["seconds"].values()) for phase in ("forward", "backward"))
+        parts = {"forward and backward": work.gpu_seconds}
+        found.append(Timed(name=row["id"], measured=busy, seconds=work.gpu_seconds, parts=parts, retries=0))
+    return found
 
 
 def rows(name: str) -> Iterator[dict[str, Any]]:
@@ -90,11 +120,10 @@ def table(title: str, found: list[Timed]) -> str:
     """Every run, then the errors with and without retries."""
     lines = [f"{title:<48} {'measured':>8} {'predicted':>9} {'error':>7}  most of it"]
     for one in found:
-        parts = sorted(one.predicted.parts.items(), key=lambda item: -item[1])[:4]
+        parts = sorted(one.parts.items(), key=lambda item: -item[1])[:4]
         words = ", ".join(f"{name} {value:.3f}" for name, value in parts)
         lines.append(
-            f"{one.name[-48:]:<48} {one.measured:>8.3f} {one.predicted.step_seconds:>9.3f} "
-            f"{one.error:>+7.1%}  {words}"
+            f"{one.name[-48:]:<48} {one.measured:>8.3f} {one.seconds:>9.3f} {one.error:>+7.1%}  {words}"
         )
     for name, group in (("without retries", [t for t in found if not t.retries]),
                         ("with retries", [t for t in found if t.retries])):  # fmt: skip
@@ -113,8 +142,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--all", action="store_true", help="the runs that shared GPUs or hosts too")
+    parser.add_argument("--kernels", action="store_true", help="the profiled runs instead")
+    options = parser.parse_args()
+    if options.kernels:
+        print(table("kernels", kernels()))
+        return
     names = ["quality"]
-    if parser.parse_args().all:
+    if options.all:
         names += ["fits", "h200-deepspeed", "held-out-2gpu"]
     for name in names:
         print(table(name, [timed(row) for row in rows(name)]) + "\n")

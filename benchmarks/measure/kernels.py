@@ -53,7 +53,8 @@ _KINDS = (
 def _case(model: str, layers: int, stage: int, micro: int, length: int, **more: Any) -> dict[str, Any]:
     config = MODELS[model]
     kind = "ck" if more.get("activation_checkpointing") else ""
-    name = f"{model}.l{layers}.z{stage}.b{micro}.s{length}{kind}{'.lora' if more.get('lora') else ''}"
+    ranks = f".w{more['world_size']}" if more.get("world_size", 1) > 1 else ""
+    name = f"{model}.l{layers}.z{stage}.b{micro}.s{length}{kind}{'.lora' if more.get('lora') else ''}{ranks}"
     return complete(
         {
             "id": name,
@@ -85,6 +86,11 @@ CASES = [
     *(_case("llama-2048", layers, 1, 1, 64, lora=_LORA) for layers in (4, 16)),
     _case("llama-2048", 16, 3, 1, 64, lora=_LORA),
     _case("gpt2-1600", 16, 1, 1, 64),
+    *(_case("llama-2048", layers, 3, 1, 64, world_size=2) for layers in (4, 16)),
+    *(_case("llama-2048", layers, 3, 1, 64, lora=_LORA, world_size=2) for layers in (4, 16)),
+    *(_case("llama-2048", layers, 1, 1, 64, world_size=2) for layers in (4, 16)),
+    *(_case("llama-2048", layers, 2, 1, 64, world_size=2) for layers in (16,)),
+    _case("llama-2048", 16, 3, 1, 64, activation_checkpointing=True, world_size=2),
 ]
 CAPPED = {"llama-4096.l6.z1.b4.s2048", "llama-4096.l6.z1.b4.s2048.lora", "llama-4096.l6.z1.b1.s8192ck",
           "llama-2048.l16.z1.b4.s2048", "qwen2-896.l16.z1.b4.s2048", "llama-4096.l6.z3.b4.s2048"}  # fmt: skip
@@ -262,11 +268,17 @@ def one(name: str) -> dict[str, Any]:
 
     from benchmarks.measure.meter import versions
 
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": "29511"}  # fmt: skip
     deepspeed.init_distributed()
     case = next(case for case in CASES if case["id"] == name)
-    keys = ("hf_config", "deepspeed_config", "micro_batch", "seq_len", "activation_checkpointing", "lora")
+    keys = (
+        "world_size",
+        "hf_config",
+        "deepspeed_config",
+        "micro_batch",
+        "seq_len",
+        "activation_checkpointing",
+        "lora",
+    )
     try:
         row = measure(case, name in CAPPED)
     except Exception as error:
@@ -288,6 +300,7 @@ def main() -> int:
     if options.remap or options.case:
         import torch
 
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         torch.zeros(1, device="cuda")
         print(json.dumps(remap(*options.remap) if options.remap else one(options.case)))
         return 0
@@ -306,9 +319,17 @@ def main() -> int:
         if options.only not in case["id"] or time.perf_counter() - started > options.seconds:
             continue
         command = [sys.executable, "-m", "benchmarks.measure.kernels", "--case", case["id"]]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        keep(json.loads(lines[-1]) if lines else {"id": case["id"], "error": f"ended with {done.returncode}"})
+        ranks = []
+        for rank in range(case["world_size"]):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case["world_size"]),
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
+            ranks.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environment, **place})
+            )
+        texts = [rank.communicate()[0] for rank in ranks]
+        lines = [line for line in texts[0].splitlines() if line.startswith("{")]
+        code = ranks[0].returncode
+        keep(json.loads(lines[-1]) if lines else {"id": case["id"], "error": f"ended with {code}"})
     return 0
 
 

@@ -145,7 +145,8 @@ def test_the_pipeline_bubble_is_p_minus_1_over_m() -> None:
     # the bubble holds the layers' time only: the head is on the last stage
     assert estimate.parts["bubble"] == pytest.approx(busy * 3 / 16, rel=0.25)
     longer = step(shape, stage=0, data=1, pipeline=4, accumulation=64, micro=1)
-    assert longer.parts["bubble"] == pytest.approx(estimate.parts["bubble"])
+    # but for the gradients' reduction, which is the last micro-batch's alone
+    assert longer.parts["bubble"] == pytest.approx(estimate.parts["bubble"], rel=0.01)
 
 
 def test_optimizer_offload_takes_the_time_of_cpu_adam() -> None:
@@ -158,10 +159,12 @@ def test_optimizer_offload_takes_the_time_of_cpu_adam() -> None:
 
 
 def test_lora_spends_no_time_on_gradients_of_frozen_weights() -> None:
+    """But on its own kernels: on an H200, layers of width 4,096 took 0.86 of the time that training all
+    weights took (kernels.jsonl, llama-4096.l6)."""
     shape = shape_of("llama-2-13b")
     lora = step(shape, micro=16, job=Job(seq_len=2048, method="lora", lora=Lora()), trainable=60_000_000)
     full = step(shape, micro=16)
-    assert 0.6 < lora.parts["compute"] / full.parts["compute"] < 0.8
+    assert 0.7 < lora.parts["compute"] / full.parts["compute"] < 0.9
 
 
 def test_mixture_of_experts_costs_its_active_parameters() -> None:
@@ -225,6 +228,77 @@ def test_regret_on_published_runs_with_catalogue_constants() -> None:
     assert len(regret) == 60
     assert statistics.mean(regret) <= 0.05
     assert statistics.mean(regret) < statistics.mean(planner.regrets(runs, planner.rule_of_thumb(runs)))
+
+
+@pytest.mark.parametrize(("stage", "micros"), [(0, 1), (1, 1), (2, 4)])
+def test_below_stage_3_gradients_are_all_reduced(stage: int, micros: int) -> None:
+    """stage_1_and_2.py:1695: all ranks' parts in one all-reduce; at stage 2 in every micro-batch. Stages 1
+    and 2 gather the stepped weights, half as much."""
+    shape = shape_of("llama-3.1-8b")
+    rate = Calibration(allreduce_bytes_per_second=1e9)
+    zero = ZeroSettings(stage=stage, overlap_comm=False, reduce_bucket_size=10**10)
+    seconds = step(shape, zero=zero, accumulation=4, calibration=rate).parts["link"]
+    passes = 2 * micros + (1 if stage else 0)
+    assert seconds == pytest.approx(passes * 7 / 8 * 2 * shape.parameters / 1e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("stage", "accumulation", "down", "up"),
+    [(1, 1, 4, 0), (2, 1, 4, 0), (3, 1, 6, 2), (1, 4, 6, 2), (2, 4, 12, 8), (3, 4, 12, 8)],
+)
+def test_gradients_go_to_the_host_as_wide_as_the_master_weights(
+    stage: int, accumulation: int, down: int, up: int
+) -> None:
+    """Bytes per owned weight and step; the sum of micro-batches is kept in 16 bits on the host."""
+    shape = shape_of("llama-3.1-8b")
+    zero = ZeroSettings(stage=stage, offload_optimizer=Offload(device="cpu"))
+
+    def pcie(down_rate: float, up_rate: float) -> float:
+        rate = Calibration(device_to_host_bytes_per_second=down_rate, host_to_device_bytes_per_second=up_rate)
+        return step(shape, data=1, zero=zero, accumulation=accumulation, calibration=rate).parts["pcie"]
+
+    slow, twice = 1e9, 2e9
+    fast = pcie(twice, twice)
+    assert pcie(slow, twice) - fast == pytest.approx(down * shape.parameters / twice, rel=0.01)
+    # and the stepped weights come back
+    assert pcie(twice, slow) - fast == pytest.approx((up + 2) * shape.parameters / twice, rel=0.01)
+
+
+def test_a_vocabulary_that_tensor_cores_cannot_read_costs_the_head_its_speed() -> None:
+    """kernels.jsonl, gpt2-1600: 98 to 137 TFLOP/s where an aligned vocabulary reaches 790."""
+    gpt2 = models.load("gpt2-xl").hf_config
+    odd, even = (from_config({**gpt2, "vocab_size": size}, name=str(size)) for size in (50257, 50304))
+    h200 = Cluster(gpu=gpus.load("h200"), gpus=1)
+    one, other = (step(s, data=1, cluster=h200, job=Job(seq_len=1024)) for s in (odd, even))
+    lost = one.parts["compute"] - other.parts["compute"]
+    assert lost == pytest.approx(6 * 4 * 1024 * 50257 * 1600 * (1 / 120e12 - 1 / 790e12), rel=0.1)
+
+
+def test_recomputing_spares_the_last_product_unless_it_has_an_adapter() -> None:
+    """peft's Linear saves the adapter's input after the product of the weight that it adapts."""
+    shape = shape_of("llama-2-13b")
+
+    def recomputed(lora: Lora) -> float:
+        job = Job(seq_len=2048, method="lora", lora=lora)
+        whole, none = (
+            step(shape, data=1, micro=16, job=job, trainable=10**7, checkpointing=kind).parts["compute"]
+            for kind in ("full", "none")
+        )
+        return whole - none
+
+    everywhere, attention = recomputed(Lora()), recomputed(Lora(targets=("q_proj", "v_proj")))
+    down = 2 * 16 * 2048 * 40 * 5120 * 13824 / (gpus.load("a100-80gb").peak_flops["bf16"] * 0.87)
+    assert everywhere - attention > down
+
+
+@pytest.mark.parametrize(("rows", "bar"), [("kernels", 0.04), ("quality", 0.12), ("h200-deepspeed", 0.18)])
+def test_time_error_on_h200_runs(rows: str, bar: float) -> None:
+    """GPU seconds of profiled kernels; steps of runs alone on their host; of runs that shared theirs."""
+    from benchmarks import step_time
+
+    runs = step_time.kernels() if rows == "kernels" else list(map(step_time.timed, step_time.rows(rows)))
+    assert len(runs) >= 15
+    assert statistics.mean(abs(run.error) for run in runs) <= bar
 
 
 @pytest.mark.slow

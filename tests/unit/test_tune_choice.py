@@ -16,8 +16,8 @@ def ranked(count: int) -> list[Candidate]:
 
 def test_on_one_gpu_a_stage_is_not_tried_again_under_another_name() -> None:
     plans = ranked(1)
-    stages = [c.strategy.settings.zero.stage for c in plans[:3]]
-    assert sorted(stages) == [0, 1, 2]  # one and the same on one GPU
+    stages = [c.strategy.settings.zero.stage for c in plans]
+    assert {0, 1, 2} <= set(stages)  # the same kernels on one GPU, but for those that gather gradients
     chosen = distinct(plans, 3)
     assert chosen[0] == plans[0]
     assert len({(c.strategy.family[1:], c.strategy.settings.zero.stage == 3) for c in chosen}) == 3

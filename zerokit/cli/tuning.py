@@ -274,8 +274,8 @@ class Tuning:
 def distinct(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
     """The first ``count`` that are worth a run each; what they leave over fills up.
 
-    Without sharding to save on, or with little to reduce, stages 0 to 2 are one strategy with three names:
-    such a one is not run again while others wait.
+    With nobody to share with, or with little to reduce, stages 0 to 2 are one strategy with three names: such
+    a one is not run again while others wait.
     """
     chosen: list[Candidate] = []
     for candidate in ranked:
@@ -289,7 +289,8 @@ def _alike(one: Candidate, other: Candidate) -> bool:
     first, *same = one.strategy.family
     second, *also = other.strategy.family
     near = abs(one.time.step_seconds / other.time.step_seconds - 1) < _SAME_TIME
-    return same == also and 3 not in (first, second) and near
+    alone = one.strategy.data_parallel * one.strategy.sequence_parallel == 1
+    return same == also and 3 not in (first, second) and (alone or near)
 
 
 def _result(found: Measured) -> str:

@@ -23,18 +23,34 @@ class Constants:
     Attributes:
         matmul_efficiency: largest matmul rate over the datasheet's, where the catalogue has none.
         gemm_m0, gemm_n0: rows and columns at which a product runs at half its largest rate.
-        attention_efficiency: of the flash kernel, over the largest matmul rate.
+        unaligned_flops: most that the head's product reaches where the vocabulary is no multiple of 8 (the
+            tensor cores read rows of 16 bytes), and half of the largest rate at best.
+        attention_efficiency: of the flash kernel with heads of 128, over the largest matmul rate.
+        attention_head_power: smaller heads reach (width/128) to this power of it.
         attention_backward: backward FLOPs over forward FLOPs (flash recomputes the scores).
         score_bytes: traffic per attention score in forward when scores are materialised (eager).
         hidden_bytes, ffn_bytes: element-wise traffic per token, layer and element of the hidden width
             and of the feed-forward width, forward, in 16-bit training.
+        plain_hidden_bytes: instead of ``hidden_bytes`` in models whose norm is one kernel (LayerNorm).
+        adapter_bytes: more traffic per token, pass and output of a projection that has an adapter.
+        gradient_bytes: traffic per trainable weight and micro-batch: gradients added up.
+        reduce_bytes: more where they are reduced (stage 2 and 3 every micro-batch, else the last): copied
+            to their bucket; with several ranks as much again, scaled and flattened.
         logit_bytes: traffic per logit of loss and gradient together.
-        launch_seconds: host time to launch one layer's kernels in one pass.
+        launch_seconds: host time to launch one layer's kernels in the forward pass.
+        backward_launch, recompute_launch: of the backward pass and of recomputation, over the forward's.
+        hook_seconds: host time per trainable tensor where gradients are reduced.
+        offload_hook_seconds: more per trainable tensor of the rank where its gradient goes to the host.
+        offload_fetch_seconds: more per weight and pass where weights come from the host.
+        adapter_launch: factor with adapters: an adapter adds three kernels to each projection.
         stage3_launch_seconds: on top of it per layer and pass at stage 3 (hooks, fetch, release).
+        stage3_adapter_launch: factor of that with adapters: as many more modules have weights.
         tensor_launch_seconds: on top of it per layer, pass and tensor-parallel peer: the slowest host of
             the group sets the pace of each all-reduce.
         launch_join: power of the smooth maximum of host and GPU time.
         step_launch_seconds: fixed host time of an optimizer step.
+        tensor_step_seconds: host time of an optimizer step per tensor owned below stage 3: some 18 short
+            kernels each (norm, flattening, scaling, copies).
         adam_bytes: GPU traffic of an Adam step per parameter owned.
         hbm_efficiency: reachable share of the memory bandwidth.
         link_efficiency, network_efficiency: reachable share of the datasheet's bus bandwidth.
@@ -57,17 +73,31 @@ class Constants:
     matmul_efficiency: float
     gemm_m0: float
     gemm_n0: float
+    unaligned_flops: float
     attention_efficiency: float
+    attention_head_power: float
     attention_backward: float
     score_bytes: float
     hidden_bytes: float
+    plain_hidden_bytes: float
     ffn_bytes: float
+    adapter_bytes: float
+    gradient_bytes: float
+    reduce_bytes: float
     logit_bytes: float
     launch_seconds: float
+    backward_launch: float
+    recompute_launch: float
+    hook_seconds: float
+    offload_hook_seconds: float
+    offload_fetch_seconds: float
+    adapter_launch: float
     stage3_launch_seconds: float
+    stage3_adapter_launch: float
     tensor_launch_seconds: float
     launch_join: float
     step_launch_seconds: float
+    tensor_step_seconds: float
     adam_bytes: float
     hbm_efficiency: float
     link_efficiency: float
@@ -92,30 +122,60 @@ class Constants:
 HUGGING_FACE = Constants(
     # largest measured over datasheet rate: 271/312 on A100, 790/989 on H100 and H200
     matmul_efficiency=0.80,
-    # A100, fitted to llm-foundry's A100 rows together (benchmarks/planner.py --fit)
-    gemm_m0=480.0,
-    gemm_n0=450.0,
-    # FlashAttention-2 reaches 50-73 % on A100 (arXiv 2307.08691); 0.47 fitted to 45 H200 runs
-    attention_efficiency=0.50,
-    # the backward kernel recomputes the scores: five products instead of two (arXiv 2205.14135)
-    attention_backward=2.5,
+    # H200, kernels.jsonl: 720 of 800 TFLOP/s at 512 rows; all of it at 8,192 rows and widths from 2,048 on
+    gemm_m0=40.0,
+    gemm_n0=70.0,
+    # GPT-2's 50,257 on H200: 98 and 137 TFLOP/s forward and backward, where 50,304 reaches 790
+    unaligned_flops=120e12,
+    # H200: 0.67 with heads of 128 at 2,048 tokens (0.78 at 8,192), 0.43 to 0.48 with heads of 64;
+    # FlashAttention-2 on A100 50-73 % of the datasheet (arXiv 2307.08691)
+    attention_efficiency=0.67,
+    attention_head_power=0.5,
+    # the backward kernel recomputes the scores: five products instead of two (arXiv 2205.14135); 2.8 to 3.2
+    attention_backward=2.9,
     # written by the product; fp32 softmax read and written; cast; mask; read: 16-bit scores
     score_bytes=22.0,
-    # element-wise kernels of Hugging Face's modules counted for Llama (norms in fp32, residuals, rotary
-    # embedding, activation) and fitted to 45 runs of DeepSpeed 0.19.8 on H200: 79, 15.6, 39
-    hidden_bytes=80.0,
-    ffn_bytes=15.0,
-    logit_bytes=39.0,
-    # fitted to the same runs, whose hosts were shared: 2.4 and 6.5 ms
-    launch_seconds=2.0e-3,
-    stage3_launch_seconds=6.0e-3,
+    # Llama of three widths: 189 to 197 with 10 for the activation and its product (two kernels: 4 and 6);
+    # GPT-NeoX and GPT-2: 110 to 160
+    hidden_bytes=192.0,
+    plain_hidden_bytes=125.0,
+    ffn_bytes=10.0,
+    # scaled and added (10), and the thin products: 14.6 forward, 15 backward
+    adapter_bytes=15.0,
+    # 5.4 by kernels, 8.3 by copies at half the bandwidth; with peers div_ and flatten are 4 and 4
+    # (zero/stage_1_and_2.py:1688 and 1545)
+    gradient_bytes=6.0,
+    reduce_bytes=8.0,
+    # upcast, fp32 log-softmax, its gradient and the cast back: 56 at a vocabulary of 152 thousand
+    logit_bytes=57.0,
+    # Host times are 1.5 times those of a quiet host (kernels.jsonl: a 2.1 GHz Xeon, 16 us a kernel): those
+    # of the 45 runs that shared hosts by up to eight come out at twice.
+    # Llama, 40 kernels forward: 0.65 ms alone; 1.56 backward, of which 45 of 103 kernels are those of
+    # DeepSpeed's hooks on 9 gradients; 0.9 more when recomputing
+    launch_seconds=1.0e-3,
+    backward_launch=1.4,
+    recompute_launch=1.4,
+    hook_seconds=0.1e-3,
+    # norm, overflow, copies (zero/stage_1_and_2.py, set_norm_for_param_grad_in_gpu and the two after it):
+    # eight launches; a copy with its events: three
+    offload_hook_seconds=0.2e-3,
+    offload_fetch_seconds=0.07e-3,
+    # 69 kernels instead of 40, and 143 instead of 103
+    adapter_launch=1.7,
+    # 3.5 ms forward and 3.1 backward alone, where nothing is gathered
+    stage3_launch_seconds=5.0e-3,
+    # 23 modules with weights in a Llama layer instead of 9; on a busy host 2.1 times the time forward, 4.3
+    # backward (kernels-shared.jsonl)
+    stage3_adapter_launch=2.5,
     # Megatron-DeepSpeed on A100: 8-way layers launch in 1.4 times the time of whole ones
     tensor_launch_seconds=60e-6,
     launch_join=2.0,
-    step_launch_seconds=5e-3,
-    # fp32 weight, moments and gradient read, three written, 16-bit copies: 30; DeepSpeed's flattening
-    # and unscaling passes come on top
-    adam_bytes=40.0,
+    # 3 ms and 0.13 ms a tensor alone
+    step_launch_seconds=4.5e-3,
+    tensor_step_seconds=0.2e-3,
+    # Adam alone 34 (fp32 weight, moments and gradient read, three written); the norm in fp64, flattening,
+    # unscaling and the 16-bit copies make it 94 to 117
+    adam_bytes=100.0,
     hbm_efficiency=0.85,
     # NCCL on 8 H200: 345 of 450 GB/s at 256 MiB
     link_efficiency=0.77,
@@ -145,15 +205,31 @@ HUGGING_FACE = Constants(
 )
 MEGATRON = replace(
     HUGGING_FACE,
+    # A100, cuBLAS 11; fitted to llm-foundry's A100 rows together
+    gemm_m0=480.0,
+    gemm_n0=450.0,
+    unaligned_flops=math.inf,
+    attention_efficiency=0.50,
+    attention_head_power=0.0,
+    attention_backward=2.5,
     # fused kernels counted: two layer norms, two residual sums with dropout, transposes; bias and GeLU
     hidden_bytes=32.0,
+    plain_hidden_bytes=32.0,
     ffn_bytes=6.0,
+    # gradients are added up where they are written
+    gradient_bytes=0.0,
+    reduce_bytes=0.0,
     # fused scale-mask-softmax: written, read and written once, dropped, read
     score_bytes=12.0,
     # the vocabulary-parallel cross-entropy runs a dozen fp32 passes
     logit_bytes=60.0,
     launch_seconds=0.9e-3,
+    backward_launch=1.0,
+    recompute_launch=1.0,
+    hook_seconds=0.0,
     stage3_launch_seconds=0.0,
+    step_launch_seconds=5e-3,
+    tensor_step_seconds=0.0,
     launch_join=4.0,
     adam_bytes=30.0,
     vocab_parallel=True,

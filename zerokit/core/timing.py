@@ -72,10 +72,12 @@ class TimeModel:
 
     def work(self, strategy: Strategy) -> Work:
         """One micro-batch on the pipeline stage with the most layers."""
-        settings = strategy.settings
+        settings, zero = strategy.settings, strategy.settings.zero
         key = (
             settings.micro_batch, strategy.tensor_parallel, strategy.sequence_parallel,
-            strategy.pipeline_parallel, strategy.checkpointing, settings.precision, settings.zero.stage == 3,
+            strategy.pipeline_parallel, strategy.checkpointing, settings.precision, zero.stage,
+            self._reductions(strategy), strategy.data_parallel, zero.offload_optimizer.device != "none",
+            zero.offload_param.device != "none",
         )  # fmt: skip
         found = self._work.get(key)
         if found is None:
@@ -138,12 +140,17 @@ class TimeModel:
         exchange = self.traffic.activations(strategy)
         crossing = sum(exchange.values())
         part = 1.0 if self.job.inference else 1 / 3 if strategy.checkpointing == "full" else 1 / 2
-        launch = count * self._layer_launch(strategy)
-        passes = 0.0 if self.job.inference else 2.0 if strategy.checkpointing == "full" else 1.0
+        launch, launch_backward = self._layer_launch(strategy)
+        passes = 0.0 if self.job.inference else 1.0
+        hooks = 0.0
+        if passes:
+            # every rank holds and adds up all gradients of its layers, whatever ZeRO does with them after
+            backward += self._gradients(strategy)
+            hooks = self._hooks(strategy)
         power = c.launch_join
         layer_seconds = (
-            _join(forward + part * crossing, launch, power),
-            _join(backward + (1 - part) * crossing, passes * launch, power),
+            _join(forward + part * crossing, count * launch, power),
+            _join(backward + (1 - part) * crossing, passes * count * launch_backward + hooks, power),
         )
         factor = self.calibration.layer_factor(
             self.shape.hidden, strategy.tensor_parallel, self._tokens(self.shape.stacks[0], strategy)
@@ -161,15 +168,54 @@ class TimeModel:
             head_seconds=sum(head_seconds),
         )
 
-    def _layer_launch(self, strategy: Strategy) -> float:
-        """Host time to launch one layer's kernels in one pass."""
+    def _layer_launch(self, strategy: Strategy) -> tuple[float, float]:
+        """Host time to launch one layer's kernels, forward and backward."""
         c, experts = self.constants, self.shape.experts
+        adapted = self.job.method != "full"
         seconds = c.launch_seconds * (1.0 if experts == 1 else 1.0 + 0.1 * min(16, experts))
+        seconds *= c.adapter_launch if adapted else 1.0
+        # what each pass over a layer costs besides
+        more = c.tensor_launch_seconds * (strategy.tensor_parallel - 1)
         if strategy.settings.zero.stage == 3:
-            seconds += c.stage3_launch_seconds
-        seconds += c.tensor_launch_seconds * (strategy.tensor_parallel - 1)
-        # an adapter adds three kernels to each projection
-        return seconds * (1.0 if self.job.method == "full" else 1.7)
+            modules = c.stage3_adapter_launch if adapted else 1.0
+            more += c.stage3_launch_seconds * modules
+            if strategy.settings.zero.offload_param.device != "none":
+                weights = sum(2 * len(stack.gemms) + 1 for stack in self.shape.stacks) / len(
+                    self.shape.stacks
+                )
+                more += c.offload_fetch_seconds * weights * modules
+        backward = c.backward_launch * seconds + more
+        if strategy.checkpointing == "full":
+            backward += c.recompute_launch * seconds + more
+        return seconds + more, backward
+
+    def _reductions(self, strategy: Strategy) -> float:
+        """How often gradients are reduced, per micro-batch (zero/stage_1_and_2.py:2294)."""
+        settings = strategy.settings
+        return 1.0 if settings.zero.stage >= 2 else 1 / settings.gradient_accumulation
+
+    def _hooks(self, strategy: Strategy) -> float:
+        """Host time of DeepSpeed's hooks on gradients, per micro-batch."""
+        c, zero = self.constants, strategy.settings.zero
+        tensors = self.traffic.tensors(strategy)
+        if zero.stage == 0:
+            # cast and added to the flat buffer at once: two kernels of five (runtime/bf16_optimizer.py:523)
+            return 0.4 * c.hook_seconds * tensors
+        seconds = self._reductions(strategy) * c.hook_seconds * tensors
+        if zero.offload_optimizer.device != "none":
+            # below stage 3 a rank sends the gradients of its part; at stage 3 its part of every gradient
+            share = 1 if zero.stage == 3 else strategy.data_parallel * strategy.sequence_parallel
+            seconds += self._reductions(strategy) * c.offload_hook_seconds * tensors / share
+        return seconds
+
+    def _gradients(self, strategy: Strategy) -> float:
+        """GPU seconds of a micro-batch's gradients, products and link left out."""
+        c = self.constants
+        hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
+        peers = 2.0 if strategy.data_parallel * strategy.sequence_parallel > 1 else 1.0
+        traffic = c.gradient_bytes + c.reduce_bytes * peers * self._reductions(strategy)
+        width = strategy.settings.parameter_bytes / 2
+        return traffic * width * self.traffic.rank_weights(strategy)[1] / hbm
 
     def _tokens(self, stack: Stack, strategy: Strategy) -> float:
         micro = strategy.settings.micro_batch
@@ -197,24 +243,40 @@ class TimeModel:
         hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
         width = strategy.settings.parameter_bytes / 2
         active = max((gemm.active for gemm in stack.gemms if gemm.copies > 1), default=1.0)
+        per_hidden = c.hidden_bytes if self.shape.gated else c.plain_hidden_bytes
         elementwise = (
-            tokens * width * (c.hidden_bytes * stack.hidden + c.ffn_bytes * stack.ffn * active / tp) / hbm
+            tokens * width * (per_hidden * stack.hidden + c.ffn_bytes * stack.ffn * active / tp) / hbm
         )
+        adapters = tokens * width * c.adapter_bytes * self._adapted(stack) / hbm
         dequantize = 0.0
         if job.method == "qlora":
             dequantize = _QLORA_DEQUANTIZE_BYTES * sum(g.parameters for g in stack.gemms) / tp / hbm
         # frozen weights get no gradient: their products are done once, not twice, in backward
         backward = products if job.method != "full" else 2 * products
         return (
-            products + attention + elementwise + dequantize,
-            backward + attention_backward + 2 * elementwise + dequantize,
+            products + attention + elementwise + adapters + dequantize,
+            backward + attention_backward + 2 * elementwise + adapters + dequantize,
             attention,
         )
 
+    def _adapted(self, stack: Stack) -> float:
+        """Outputs per token of the projections that have adapters."""
+        outputs = sum(gemm.n * gemm.active for gemm in stack.gemms if gemm.split != "none")
+        return outputs * self._adapter_share()
+
+    def _adapter_share(self) -> float:
+        """Of a layer's linear modules, those that have adapters."""
+        if self.job.method == "full":
+            return 0.0
+        targets = self.job.lora.targets if self.job.lora is not None else ("all-linear",)
+        # a layer has about seven
+        return 1.0 if "all-linear" in targets else min(1.0, len(targets) / 7)
+
     def _not_recomputed(self, stack: Stack, strategy: Strategy) -> float:
         """The layer's last product: non-reentrant checkpointing stops when all that was saved is there
-        again, which is before it (torch/utils/checkpoint.py, ``_StopRecomputationError``)."""
-        if self.job.use_reentrant_checkpointing:
+        again, which is before it (torch/utils/checkpoint.py, ``_StopRecomputationError``); but an adapter
+        saves its own after it (peft/tuners/lora/layer.py, ``Linear.forward``)."""
+        if self.job.use_reentrant_checkpointing or self._adapter_share() == 1.0:
             return 0.0
         last = [gemm for gemm in stack.gemms if gemm.kind == "mlp" and gemm.split == "row"][-1]
         peak = self.peak(strategy.settings.precision)
@@ -237,7 +299,7 @@ class TimeModel:
         causal = 0.5 if stack.causal and not eager else 1.0
         pairs = tokens * span * (2 if stack.cross_attention else 1)  # sequence parallel: all rows, heads / sp
         flops = 4.0 * pairs * stack.attention_width / tp * causal
-        rate = peak * c.attention_efficiency
+        rate = peak * c.attention_efficiency * min(1.0, self.shape.head_dim / 128) ** c.attention_head_power
         if not eager:
             return flops / rate, c.attention_backward * flops / rate
         heads = stack.attention_width / self.shape.head_dim / tp
@@ -255,7 +317,11 @@ class TimeModel:
         if self.job.inference:
             rows = float(micro)
         product = self._gemm(rows, shape.vocab, shape.hidden, peak) / strategy.tensor_parallel
+        if shape.vocab % 8 and c.unaligned_flops < math.inf:
+            product *= max(2.0, peak / c.unaligned_flops)
         logits = rows * shape.vocab / (strategy.tensor_parallel if c.vocab_parallel else 1)
-        loss = c.logit_bytes * logits / (self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency)
+        # only ForCausalLMLoss upcasts the logits
+        per_logit = c.logit_bytes * (1.0 if shape.head == "causal" or c.vocab_parallel else 0.5)
+        loss = per_logit * logits / (self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency)
         backward = product if self.job.method != "full" else 2 * product
         return product + 0.4 * loss, backward + 0.6 * loss

@@ -1,8 +1,8 @@
 """What crosses links, network, PCIe and NVMe in a step, and how much of it compute hides.
 
 Per GPU and step, with W the bytes of its weights and m micro-batches (DeepSpeed 0.19.8): stages 0
-and 1 reduce once at the accumulation boundary (2W); stage 2 reduces every micro-batch and gathers
-the weights once ((m+1)W); stage 3 gathers for forward and for backward and reduces, every
+and 1 all-reduce once, at the accumulation boundary (2W), stage 2 every micro-batch (2mW); stages 1
+and 2 gather the weights once (W). Stage 3 gathers for forward and for backward and reduces, every
 micro-batch (3mW), less what ``stage3_max_reuse_distance`` keeps over the turn.
 """
 
@@ -90,7 +90,8 @@ class Traffic:
         # what crosses per micro-batch runs beside compute where DeepSpeed overlaps
         shown = _overlap(busy, flow.per_micro, flow.overlapped, self.constants.overlap_loss)
         loss = self.constants.overlap_loss
-        extra_pcie = _overlap(busy + shown, offload["pcie_per_micro"], bool(offload["pcie_overlaps"]), loss)
+        extra_pcie = offload["gradients_per_micro"]
+        extra_pcie += _overlap(busy + shown, offload["weights_per_micro"], True, loss)
         extra_nvme = _overlap(busy + shown + extra_pcie, offload["nvme_per_micro"], True, loss)
         launch = max(0.0, busy - work.gpu_seconds - sum(work.exchange_seconds.values()))
         parts = {
@@ -130,14 +131,14 @@ class Traffic:
             self._routes[key] = route(self.cluster, ranks, inner, self.constants, self.calibration, share)
         return self._routes[key]
 
-    def _rank_weights(self, strategy: Strategy) -> tuple[float, float]:
+    def rank_weights(self, strategy: Strategy) -> tuple[float, float]:
         """Elements of weights and of trainable ones on a rank before ZeRO divides them."""
         split = strategy.tensor_parallel * strategy.pipeline_parallel
         return self.shape.parameters / split, self.trainable / split
 
     def owned(self, strategy: Strategy) -> float:
         """Trainable elements that a rank's optimizer steps."""
-        owned = self._rank_weights(strategy)[1]
+        owned = self.rank_weights(strategy)[1]
         if strategy.settings.zero.stage > 0:
             owned /= strategy.data_parallel * strategy.sequence_parallel
         return owned
@@ -147,7 +148,7 @@ class Traffic:
         # sequence-parallel peers average gradients and share ZeRO's partition too
         ranks = strategy.data_parallel * strategy.sequence_parallel
         way = self._route(ranks, strategy.tensor_parallel)
-        weights, trainable = self._rank_weights(strategy)
+        weights, trainable = self.rank_weights(strategy)
         width = settings.parameter_bytes
         gradients = width * trainable
         bucket = width * zero.reduce_bucket_size
@@ -157,14 +158,16 @@ class Traffic:
             return _Flow(route=way, per_micro=way.seconds(gathers, messages=self.shape.layers), per_step=0.0,
                          overlapped=True)  # fmt: skip
         gather_updated = way.seconds(gradients, messages=max(1, math.ceil(gradients / (width * 5e8))))
+        if zero.stage <= 2:
+            # buckets are all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce, which
+            # is DeepSpeed's default; zero/stage_1_and_2.py:1695)
+            reduce = way.seconds(gradients, passes=2, messages=messages)
         if zero.stage <= 1:
-            reduce = way.seconds(gradients, passes=1 if zero.stage == 1 and zero.reduce_scatter else 2,
-                                 messages=messages)  # fmt: skip
             per_step = reduce + (gather_updated if zero.stage == 1 else 0.0)
             return _Flow(route=way, per_micro=0.0, per_step=per_step, overlapped=zero.overlaps)
-        reduce = way.seconds(gradients, messages=messages)
         if zero.stage == 2:
             return _Flow(route=way, per_micro=reduce, per_step=gather_updated, overlapped=zero.overlaps)
+        reduce = way.seconds(gradients, messages=messages)
         return self._stage_3(strategy, way, weights, reduce)
 
     def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> _Flow:
@@ -252,17 +255,31 @@ class Traffic:
     # ---------------------------------------------------------------- the step itself
 
     def _optimizer(self, strategy: Strategy) -> float:
-        """Adam on the GPU over the owned partition; nothing when the host does it."""
+        """Adam on the GPU over the owned partition; only launches when the host does it."""
         c, zero = self.constants, strategy.settings.zero
-        if zero.offload_optimizer.device != "none" and zero.stage > 0:
-            share = self.owned(strategy)
-            return c.step_launch_seconds * (
-                max(1, math.ceil(share / zero.sub_group_size)) if zero.stage == 3 else 1
-            )
         owned = self.owned(strategy)
-        hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
         groups = max(1, math.ceil(owned / zero.sub_group_size)) if zero.stage == 3 else 1
-        return groups * c.step_launch_seconds + c.adam_bytes * owned / hbm
+        kernels = 0.0
+        if zero.stage < 3:
+            # stage 0 keeps its gradients flat: norm and clipping alone, 4 kernels of 18
+            # (runtime/bf16_optimizer.py:384)
+            ranks = strategy.data_parallel * strategy.sequence_parallel if zero.stage else 4.5
+            kernels = c.tensor_step_seconds * self.tensors(strategy) / ranks
+        if zero.offload_optimizer.device == "none" or zero.stage == 0:
+            hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
+            kernels = max(kernels, c.adam_bytes * owned / hbm)
+        return groups * c.step_launch_seconds + kernels
+
+    def tensors(self, strategy: Strategy) -> float:
+        """Trainable tensors of a rank's layers, near enough: each product is two (fused here, or with a
+        bias)."""
+        stacks = self.shape.stacks
+        if self.job.method != "full":
+            total = sum(stack.layers * 3 * len(stack.gemms) for stack in stacks)
+        else:
+            norms = 1 if self.shape.gated else 4
+            total = sum(stack.layers * (2 * len(stack.gemms) + norms) for stack in stacks)
+        return total / strategy.pipeline_parallel
 
     def _pcie(self) -> tuple[float, float]:
         """Host-to-device and device-to-host bytes/s of one GPU when all of the node copy at once."""
@@ -276,22 +293,22 @@ class Traffic:
     def _offload(self, strategy: Strategy) -> dict[str, float]:
         """Seconds over PCIe, on the host and on NVMe; per micro-batch and per step."""
         zero, settings = strategy.settings.zero, strategy.settings
-        found = {"pcie_per_micro": 0.0, "pcie_per_step": 0.0, "host_per_step": 0.0, "nvme_per_micro": 0.0,
-                 "nvme_per_step": 0.0, "pcie_overlaps": 0.0}  # fmt: skip
+        found = {"gradients_per_micro": 0.0, "weights_per_micro": 0.0, "pcie_per_step": 0.0,
+                 "host_per_step": 0.0, "nvme_per_micro": 0.0, "nvme_per_step": 0.0}  # fmt: skip
         optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
         if optimizer == parameters == "none":
             return found
         ranks = strategy.data_parallel * strategy.sequence_parallel
-        weights, trainable = self._rank_weights(strategy)
+        weights, trainable = self.rank_weights(strategy)
         up, down = self._pcie()
         per_node = self.cluster.gpus_per_node
         disk = (self.calibration.nvme_bytes_per_second or self.cluster.nvme_bytes_per_second) / per_node
         width = settings.parameter_bytes
         if optimizer != "none" and not self.job.inference:
             owned = trainable / ranks
-            # gradients of this rank's partition go down every micro-batch, and come back to be added to
-            again = 2.0 if settings.gradient_accumulation > 1 else 1.0
-            found["pcie_per_micro"] += again * width * owned / down
+            down_per_step, per_micro = self._offloaded_gradients(strategy, owned)
+            found["pcie_per_step"] += down_per_step / down
+            found["gradients_per_micro"] += per_micro * (1 / down + 1 / up)
             if parameters == "none":
                 found["pcie_per_step"] += width * owned / up
             rate = (
@@ -304,8 +321,7 @@ class Traffic:
         if parameters != "none":
             gathers = 1 if self.job.inference else 2
             owned_bytes = weights * self._weight_bytes / ranks
-            found["pcie_per_micro"] += gathers * owned_bytes / up
-            found["pcie_overlaps"] = 1.0
+            found["weights_per_micro"] += gathers * owned_bytes / up
             if optimizer == "none" and not self.job.inference:
                 # stepped on the GPU, each sub-group's weights go back to the host before the next is
                 # stepped (deepspeed/runtime/zero/stage3.py:2858, 0.19.8)
@@ -313,6 +329,22 @@ class Traffic:
             if parameters == "nvme":
                 found["nvme_per_micro"] += gathers * owned_bytes / disk
         return found
+
+    def _offloaded_gradients(self, strategy: Strategy, owned: float) -> tuple[float, float]:
+        """Bytes of gradients that go to the host once a step, and both ways each micro-batch.
+
+        At the boundary they go down as wide as the master weights (zero/stage_1_and_2.py:1888,
+        zero/stage3.py:1443). Until then the host keeps the sum: stage 2 brings it back to be added to,
+        stage 1 only where it reduces (zero/stage_1_and_2.py:2166), stage 3 even without accumulation
+        (zero/stage3.py:2021).
+        """
+        settings, stage = strategy.settings, strategy.settings.zero.stage
+        low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
+        step = (2.0 if low else 4.0) * owned
+        if stage < 3 and settings.gradient_accumulation == 1:
+            return step, 0.0
+        times = 1 / settings.gradient_accumulation if stage < 2 else 1.0
+        return step, times * settings.parameter_bytes * owned
 
 
 def _overlap(compute: float, communication: float, overlapped: bool, loss: float) -> float:
