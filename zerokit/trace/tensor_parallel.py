@@ -23,6 +23,9 @@ REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa", "gate", "shared_expert_gate", "r
 
 HEADS = ("lm_head", "embed_out")
 
+IGNORED = -100
+"""Label of positions without a loss."""
+
 
 class _Gather(torch.autograd.Function):
     """``GatherFromTensorParallelRegion``: an all-gather buffer, then the shards side by side."""
@@ -41,30 +44,42 @@ class _Gather(torch.autograd.Function):
 
 
 class _VocabularyLoss(torch.autograd.Function):
-    """``_VocabParallelCrossEntropy`` (deepspeed/sequence/cross_entropy.py): each rank keeps the
-    exponentials of its share of the vocabulary in fp32."""
+    """``_VocabParallelCrossEntropy`` (deepspeed/sequence/cross_entropy.py:61, 0.19.8), no all-reduces:
+    each rank keeps the exponentials of its share of the vocabulary in fp32."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, target: Any) -> Any:
         wide = logits.float()
-        exponentials = torch.exp(wide - wide.amax(dim=-1).unsqueeze(-1))
+        highest = wide.amax(dim=-1)
+        exponentials = torch.exp(wide - highest.unsqueeze(-1))
         total = exponentials.sum(dim=-1)
-        ctx.save_for_backward(exponentials, total, target)
+        valid = target != IGNORED
+        inside = valid & (target < wide.shape[-1])
+        local = target.clamp(min=0, max=wide.shape[-1] - 1)
+        found = wide.gather(-1, local.unsqueeze(-1)).squeeze(-1)
+        found = torch.where(inside, found, torch.zeros_like(found))
+        loss = torch.log(total) + highest - found
+        loss = torch.where(valid, loss, torch.zeros_like(loss))
+        ctx.save_for_backward(exponentials, total, local, inside, valid)
         ctx.dtype = logits.dtype
-        return torch.log(total)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        exponentials, total, target = ctx.saved_tensors
+        exponentials, total, local, inside, valid = ctx.saved_tensors
         result = exponentials / total.unsqueeze(-1)
-        result.scatter_add_(-1, target.unsqueeze(-1), -torch.ones_like(total).unsqueeze(-1))
-        result *= grad.unsqueeze(-1)
+        result.scatter_add_(-1, local.unsqueeze(-1), -inside.unsqueeze(-1).to(dtype=result.dtype))
+        result *= valid.unsqueeze(-1).to(dtype=result.dtype)
+        result *= grad.to(dtype=result.dtype).unsqueeze(-1)
         return result.to(dtype=ctx.dtype), None
 
 
 def _vocabulary_loss(logits: Any, labels: Any, vocab_size: Any = None, **_: Any) -> Any:
-    target = torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
-    return _VocabularyLoss.apply(logits, target).sum() / target.numel()
+    """``VocabParallelCausalLMLoss`` (cross_entropy.py:394): labels and logits are shifted by copies."""
+    target = labels[..., 1:].contiguous()
+    logits = logits[..., :-1, :].contiguous()
+    loss = _VocabularyLoss.apply(logits, target)
+    return loss.sum() / (target != IGNORED).sum().to(dtype=loss.dtype).clamp_min(1)
 
 
 def _matmul(layer: nn.Linear, tensor: torch.Tensor) -> torch.Tensor:
