@@ -63,6 +63,8 @@ def complete(case: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"case {case['id']}: unknown {', '.join(sorted(unknown))}")
     full = DEFAULTS | dict(case)
     if full["new_tokens"] is not None:
+        batch = {"train_micro_batch_size_per_gpu": full["micro_batch"]}
+        full["deepspeed_config"] = batch | full["deepspeed_config"]
         return full
     full["deepspeed_config"] = {
         "train_micro_batch_size_per_gpu": full["micro_batch"],
@@ -100,7 +102,7 @@ def _checkpointing(value: bool | str) -> str:
 
 def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
     """What the memory model is asked about a case or a measured row."""
-    settings = from_config({"train_micro_batch_size_per_gpu": case["micro_batch"]} | case["deepspeed_config"])
+    settings = from_config(case["deepspeed_config"])
     lora = None
     if case["lora"]:
         modules = case["lora"]["target_modules"]

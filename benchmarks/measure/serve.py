@@ -82,8 +82,7 @@ def serve(case: Mapping[str, Any], note: Note, turn: Callable[[], None]) -> None
 
         deepspeed.init_distributed()
         model = build(case).eval()
-        config = {"train_micro_batch_size_per_gpu": case["micro_batch"]} | case["deepspeed_config"]
-        engine, *_ = deepspeed.initialize(model=model, config=config)
+        engine, *_ = deepspeed.initialize(model=model, config=case["deepspeed_config"])
         model = engine.module
     else:
         if case["quantization"] != "none":
