@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from zerokit.core.memory.stage12 import partition
 from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, on_device
 from zerokit.core.memory.timeline import rank_bytes
 from zerokit.core.memory.traced import estimate_traced
+from zerokit.core.memory.ulysses import exchange_of, exchanging
 from zerokit.core.model import ModelProfile
 from zerokit.core.settings import from_config
 from zerokit.core.strategy import Strategy
@@ -52,6 +54,7 @@ def case(
     fp32: bool = False,
     micro_batch: int = 2,
     seq_len: int = 16,
+    sequence_parallel: int = 1,
     **config: Any,
 ) -> dict[str, Any]:
     """One run of ``ranks.py``; ``config``: further keys of the DeepSpeed JSON."""
@@ -63,6 +66,7 @@ def case(
         "gradient_accumulation": accumulation,
         "micro_batch": micro_batch,
         "seq_len": seq_len,
+        "sequence_parallel": sequence_parallel,
         "lora": lora,
         "checkpointing": checkpointing,
         "deepspeed_config": {
@@ -84,9 +88,9 @@ def _profile(key: str) -> tuple[ModelProfile, str]:
     from zerokit.trace.profile import profile_from_config
     from zerokit.trace.record import Variant
 
-    hf_config, precision, checkpointing, lora, stage3, autocast = json.loads(key)
+    hf_config, precision, checkpointing, lora, stage3, autocast, attention = json.loads(key)
     variant = Variant(
-        attention="eager",
+        attention=attention,
         precision=precision,
         checkpointing=checkpointing,
         lora_rank=lora["rank"] if lora else 0,
@@ -108,13 +112,20 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
     stage = run["deepspeed_config"]["zero_optimization"]["stage"]
     facts = [run["hf_config"], run["precision"], run["checkpointing"], run["lora"], stage == 3]
     facts.append("torch_autocast" in run["deepspeed_config"])
+    facts.append("sdpa" if run["sequence_parallel"] > 1 else "eager")
     profile, key = _profile(json.dumps(facts))
     trace = profile.trace(key, run["seq_len"])
     assert trace is not None
-    shape = layout(profile, key, trace)
     settings = from_config(run["deepspeed_config"])
+    degree = run["sequence_parallel"]
+    if degree > 1:
+        exchange = exchange_of(profile, degree, settings)
+        assert exchange is not None
+        trace = exchanging(trace, exchange, run["checkpointing"] != "none")
+        settings = replace(settings, communication_data_type="fp32")  # gloo is not NCCL 2.27.3
+    shape = layout(profile, key, trace)
     own = rank_bytes(shape, settings, run["ranks"], rank)
-    timeline = trace.timeline(run["micro_batch"], run["seq_len"])
+    timeline = trace.timeline(run["micro_batch"], run["seq_len"] // degree)
     workspace = own.persistent.components["cublas_workspace"]
     micro_steps = []
     for micro in (own.micro_steps[0], own.micro_steps[-1]):
@@ -148,7 +159,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
 def expected_stage(run: dict[str, Any], stage: int) -> dict[str, Any]:
     """Predicted peak of one pipeline stage in bytes; one rank a stage."""
     profile, key = _profile(
-        json.dumps([run["hf_config"], run["precision"], run["checkpointing"], None, False, False])
+        json.dumps([run["hf_config"], run["precision"], run["checkpointing"], None, False, False, "eager"])
     )
     assert key in profile.traces
     settings = from_config(run["deepspeed_config"])

@@ -159,7 +159,8 @@ def _collectives_let_go() -> None:
 
         return call
 
-    for name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast", "reduce"):
+    names = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast", "reduce")
+    for name in (*names, "all_to_all_single"):
         setattr(distributed, name, settled(getattr(distributed, name)))
 
 
@@ -257,7 +258,8 @@ def _model(case: dict[str, Any]) -> Any:
     if stage3:
         place = deepspeed.zero.Init(config_dict_or_path=case["deepspeed_config"])
     with place:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+        attention = "sdpa" if case["sequence_parallel"] > 1 else "eager"
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     if case["lora"]:
         import peft
 
@@ -273,6 +275,20 @@ def _model(case: dict[str, Any]) -> Any:
         options = {"use_reentrant": case["checkpointing"] == "reentrant"}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     return model
+
+
+def _ulysses(case: dict[str, Any], model: Any) -> Any:
+    """Put DeepSpeed's exchanges around the model's attention; returns its process groups."""
+    import deepspeed
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    deepspeed.init_distributed("gloo")
+    return UlyssesSPAttentionHF.register_with_transformers(
+        model,
+        core_attn_implementation="sdpa",
+        sequence_parallel_size=case["sequence_parallel"],
+        micro_batch_size=case["micro_batch"],
+    )
 
 
 def _pipeline(case: dict[str, Any]) -> Any:
@@ -352,15 +368,22 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     tracker = live_bytes(bool(case.get("explain")))
-    tokens = torch.randint(0, case["hf_config"]["vocab_size"], (case["micro_batch"], case["seq_len"]))
-    tracker.ignore([tokens])
+    share = case["seq_len"] // case["sequence_parallel"]
+    tokens = torch.randint(0, case["hf_config"]["vocab_size"], (case["micro_batch"], share))
+    given = {}
+    if case["sequence_parallel"] > 1:
+        start = torch.distributed.get_rank() % case["sequence_parallel"] * share
+        given["position_ids"] = torch.arange(start, start + share).repeat(case["micro_batch"], 1)
+    tracker.ignore([tokens, *given.values()])
     with tracker:
         model = _model(case)
         built = tracker.phase()
+        groups = _ulysses(case, model) if case["sequence_parallel"] > 1 else None
         engine, *_ = deepspeed.initialize(
             model=model,
             model_parameters=[p for p in model.parameters() if p.requires_grad],
             config=case["deepspeed_config"],
+            mpu=groups,
         )
         del model
         gc.collect()
@@ -368,12 +391,13 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         for _ in range(STEPS):
             micro_steps = []
             for _ in range(case["gradient_accumulation"]):
-                outputs = engine(input_ids=tokens, labels=tokens)
+                own = tokens.clone()  # as a batch comes to a GPU
+                outputs = engine(input_ids=own, labels=own, **given)
                 loss = outputs.loss
                 del outputs
                 forward = tracker.phase()
                 engine.backward(loss)
-                del loss
+                del loss, own
                 backward = tracker.phase()
                 engine.step()
                 micro_steps.append({"forward": forward, "backward": backward, "step": tracker.phase()})

@@ -27,6 +27,12 @@ pytest.importorskip("peft")
 SLACK = 2048
 AUTOCAST_SLACK = 8192  # one activation of these models: autocast's casts die an instant earlier than traced
 TIED = LLAMA | {"tie_word_embeddings": True}
+ATTENTION = LLAMA | {"vocab_size": 50, "intermediate_size": 32}  # its attention is what peaks
+PHI = {
+    "model_type": "phi", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 50, "max_position_embeddings": 256,
+    "partial_rotary_factor": 0.5, "tie_word_embeddings": False,
+}  # fmt: skip
 ALL_LINEAR = {"rank": 8, "targets": ["all-linear"]}
 LORA = {"rank": 8, "targets": ["q_proj", "v_proj"]}
 OPTIMIZER = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
@@ -141,7 +147,25 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
             case("z3 bf16 master offload", z3 | OPTIMIZER, ranks=ranks, **BF16_MASTER | HOST_ADAM),
             case("z3 twin-flow", z3 | TWIN_FLOW | {"sub_group_size": 40_000}, ranks=ranks, **HOST_ADAM),
         ]
-    return runs
+    return runs + [run for degree in (2, 4) if degree <= ranks for run in _ulysses(ranks, degree)]
+
+
+def _ulysses(ranks: int, degree: int) -> list[dict[str, Any]]:
+    """Sequence parallel ranks: with 4, key-value heads are repeated."""
+    z1, z3 = {"stage": 1} | SMALL, {"stage": 3} | GATHER
+    shared: dict[str, Any] = {"ranks": ranks, "sequence_parallel": degree, "seq_len": 96 * degree}
+    name = f"ulysses {degree}"
+    return [
+        case(f"{name} z1", z1, **shared),
+        case(f"{name} z1 attention", z1, model=ATTENTION, **shared),
+        case(f"{name} z1 attention checkpointing", z1, model=ATTENTION, checkpointing="full", **shared),
+        case(f"{name} z1 one sequence", z1, model=ATTENTION, checkpointing="full", micro_batch=1, **shared),
+        case(f"{name} z1 one head", z1, model=ATTENTION | {"num_key_value_heads": 1}, **shared),
+        case(f"{name} z1 partly rotated", z1, model=PHI, **shared),
+        case(f"{name} z2 accumulation", {"stage": 2} | SMALL, accumulation=2, **shared),
+        case(f"{name} z3", z3, **shared),
+        case(f"{name} z3 attention checkpointing", z3, model=ATTENTION, checkpointing="full", **shared),
+    ]
 
 
 def _run(runs: list[dict[str, Any]], folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -203,6 +227,22 @@ def compare(run: dict[str, Any], rank: int, measured: dict[str, Any]) -> list[st
             line = f"{run['name']}, rank {rank}: {what}: predicted {predicted:,}, allocated {seen:,}"
             found.append(line)
     return found
+
+
+ULYSSES = [_ulysses(2, 2)[1], _ulysses(4, 4)[-1]]
+
+
+@pytest.fixture(scope="module")
+def sequence_parallel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return _run(ULYSSES, tmp_path_factory.mktemp("ulysses"))
+
+
+@pytest.mark.parametrize("run", ULYSSES, ids=lambda run: run["name"])
+def test_exchanges_of_sequence_parallel_ranks(run, sequence_parallel) -> None:  # type: ignore[no-untyped-def]
+    off = [
+        line for rank, seen in enumerate(sequence_parallel[run["name"]]) for line in compare(run, rank, seen)
+    ]
+    assert not off, "\n".join(off)
 
 
 PIPELINE = [

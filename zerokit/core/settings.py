@@ -74,6 +74,7 @@ class DeepSpeedSettings:
     gradient_clipping: float = 0.0
     grad_accum_dtype: str | None = None
     communication_data_type: str | None = None
+    seq_parallel_communication_data_type: str | None = None
     optimizer: str | None = "AdamW"
     torch_adam: bool = False
     momentum: bool = False  # of torch's SGD
@@ -195,6 +196,7 @@ def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
         gradient_clipping=float(config.get("gradient_clipping") or 0.0),
         grad_accum_dtype=_block(config, "data_types").get("grad_accum_dtype"),
         communication_data_type=config.get("communication_data_type"),
+        seq_parallel_communication_data_type=config.get("seq_parallel_communication_data_type"),
         optimizer=str(optimizer["type"]) if optimizer.get("type") else None,
         torch_adam=bool(_block(optimizer, "params").get("torch_adam", False)),
         momentum=bool(_block(optimizer, "params").get("momentum", 0)),

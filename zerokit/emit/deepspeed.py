@@ -248,10 +248,9 @@ def _put_precision(block: _Block, settings: DeepSpeedSettings) -> None:
     if settings.torch_autocast is not None:
         block.put("torch_autocast.enabled", True, "operators run in the low precision; weights stay in fp32")
         block.put("torch_autocast.dtype", settings.torch_autocast, "precision of the operators")
-    if settings.communication_data_type is not None:
-        block.put(
-            "communication_data_type", settings.communication_data_type, "precision of gradients on the wire"
-        )
+    for key in ("communication_data_type", "seq_parallel_communication_data_type"):
+        if getattr(settings, key) is not None:
+            block.put(key, getattr(settings, key), "precision of gradients on the wire")
     if settings.grad_accum_dtype is not None:
         block.put("data_types.grad_accum_dtype", settings.grad_accum_dtype, "precision gradients add up in")
 

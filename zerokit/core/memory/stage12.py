@@ -76,7 +76,6 @@ class Stage12:
         settings: DeepSpeedSettings,
         part: Partition,
         ledger: Ledger,
-        sequence_parallel: int,
     ) -> None:
         self.layout = layout
         self.settings = settings
@@ -87,7 +86,6 @@ class Stage12:
         self.sizes = layout.trainable_sizes
         self.offload = self.zero.offload_optimizer.device != "none"
         self.contiguous = self.zero.contiguous_gradients or self.offload
-        self.communication = 4 if sequence_parallel > 1 else self.bytes.communication
         # get_flat_partition keeps an fp32 partition when accumulation is wider than the model
         self.compact = self.bytes.accumulation == 4 and self.bytes.parameter == 2
         # torch_autocast: a bucket for each precision in which gradients travel (ipg_buckets), of the
@@ -156,7 +154,7 @@ class Stage12:
         bucket, elements = self.buckets[width], self.elements[width]
         if not bucket:
             return
-        communication = self.communication if width == self.bytes.gradient else width
+        communication = self.bytes.communication if width == self.bytes.gradient else width
         copy = 0
         if self._slices(bucket) > 1 or not self.contiguous:
             copy += elements * self.bytes.gradient

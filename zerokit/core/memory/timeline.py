@@ -37,9 +37,7 @@ class RankBytes:
 class _Replay:
     """Run one rank's micro-steps through a stage's bookkeeping and note every total."""
 
-    def __init__(
-        self, layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: int, sequence_parallel: int
-    ) -> None:
+    def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: int) -> None:
         self.layout = layout
         self.settings = settings
         self.ledger = Ledger()
@@ -50,7 +48,7 @@ class _Replay:
         if settings.zero.stage == 3:
             self.stage3 = Stage3(layout, settings, ranks, self.ledger)
         else:
-            self.stage12 = Stage12(layout, settings, self.part, self.ledger, sequence_parallel)
+            self.stage12 = Stage12(layout, settings, self.part, self.ledger)
         for name, size in self.state.components.items():
             self.ledger.set(name, size)
         if self.stage3 is not None:
@@ -141,11 +139,9 @@ def micro_step_kinds(settings: DeepSpeedSettings) -> list[tuple[bool, bool]]:
 
 
 @lru_cache(maxsize=4096)
-def rank_bytes(
-    layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: int, sequence_parallel: int = 1
-) -> RankBytes:
+def rank_bytes(layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: int) -> RankBytes:
     """Replay one optimizer step of one rank, in the steady state (third step on)."""
-    replay = _Replay(layout, settings, ranks, rank, sequence_parallel)
+    replay = _Replay(layout, settings, ranks, rank)
     kinds = micro_step_kinds(settings)
     micro_steps = tuple(replay.micro_step(boundary, first) for boundary, first in kinds)
     step_peak = replay.step()
@@ -164,13 +160,12 @@ def compose(
     rank: int,
     phase: str,
     activation_at: tuple[int, int, bool] | None,
-    sequence_parallel: int = 1,
 ) -> dict[str, int]:
     """The components at the instant of a peak, by replaying up to it.
 
     ``activation_at`` is (which micro-step kind, which mark, whether between the marks).
     """
-    replay = _Replay(layout, settings, ranks, rank, sequence_parallel)
+    replay = _Replay(layout, settings, ranks, rank)
     kinds = micro_step_kinds(settings)
     watcher = _Watch(replay, phase, activation_at)
     return watcher.run(kinds)

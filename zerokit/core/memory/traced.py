@@ -20,6 +20,7 @@ from zerokit.core.memory.plan import Layout, Precision, layout
 from zerokit.core.memory.serving import estimate_serving, phases_of, serving_traces, serving_variant
 from zerokit.core.memory.stage12 import Partition, partition
 from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
+from zerokit.core.memory.ulysses import among_peers, exchange_of, exchanging
 from zerokit.core.model import ActivationTrace, ModelProfile, Timeline, variant_key
 from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
@@ -115,6 +116,11 @@ def _kinds(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     return replace(settings, micro_batch=1, gradient_accumulation=min(settings.gradient_accumulation, 2))
 
 
+def _as_it_runs(strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
+    settings = _kinds(strategy.settings)
+    return settings if strategy.sequence_parallel == 1 else among_peers(settings, cluster.gpu)
+
+
 def estimate_traced(
     profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster, *, every_rank: bool = False
 ) -> MemoryEstimate:
@@ -131,6 +137,8 @@ def estimate_traced(
     if found is None:
         raise KeyError(variant_of(job, strategy))
     key, trace, adapters = found
+    if strategy.sequence_parallel > 1:
+        trace = _with_exchanges(profile, trace, strategy)
     shape = layout(profile, key, trace, adapters)
     if strategy.settings.zero.stage == 3:
         trace = trace.shortened(_layers_kept(shape, strategy.settings.zero))
@@ -138,7 +146,7 @@ def estimate_traced(
     if strategy.pipeline_parallel > 1:
         return _pipeline(shape, job, strategy, cluster, every_rank, adapters)
     timeline = trace.timeline(strategy.settings.micro_batch, _tokens(job, strategy))
-    scene = _scene(shape, _kinds(strategy.settings), _Degrees.of(strategy, cluster), every_rank)
+    scene = _scene(shape, _as_it_runs(strategy, cluster), _Degrees.of(strategy, cluster), every_rank)
     ranks = _ranks(scene, timeline)
     peak = max(rank.peak_allocated_bytes for rank in ranks)
     notes = _with_adapters(scene.assumptions, adapters)
@@ -153,6 +161,13 @@ def estimate_traced(
         assumptions=notes,
         basis=profile.basis,
     )
+
+
+def _with_exchanges(profile: ModelProfile, trace: ActivationTrace, strategy: Strategy) -> ActivationTrace:
+    exchange = exchange_of(profile, strategy.sequence_parallel, strategy.settings)
+    if exchange is None:
+        return trace
+    return exchanging(trace, exchange, strategy.checkpointing != "none")
 
 
 def _with_adapters(notes: tuple[str, ...], adapters: tuple[int, int] | None) -> tuple[str, ...]:
@@ -183,7 +198,7 @@ def _pipeline(
             # BF16_Optimizer (runtime/bf16_optimizer.py:191): gradients of all micro-batches in a flat copy
             flat = stage.shape.trainable_numel * Precision.of(settings).accumulation
             timeline = timeline.raised(flat)
-        scene = _scene(stage.shape, _kinds(settings), degrees, every_rank)
+        scene = _scene(stage.shape, _as_it_runs(strategy, cluster), degrees, every_rank)
         offset = stage.index * degrees.world_size
         found = _spread(_ranks(scene, timeline), degrees, every_rank)
         ranks += (replace(r, first=r.first + offset, last=r.last + offset) for r in found)
@@ -191,7 +206,7 @@ def _pipeline(
     peak = max(rank.peak_allocated_bytes for rank in ranks)
     described = ", ".join(f"{stage.layers[1] - stage.layers[0]}" for stage in cut)
     notes = (
-        *_assumptions(shape.profile, degrees),
+        *_assumptions(shape.profile, settings, degrees),
         f"pipeline stages of {described} layers, divided by parameters as PipelineModule does by default; "
         "embeddings on the first, head and loss on the last",
     )
@@ -262,22 +277,24 @@ def _scene(shape: Layout, settings: DeepSpeedSettings, degrees: _Degrees, every_
         shape=shape,
         settings=settings,
         degrees=degrees,
-        ranks=tuple((r, rank_bytes(shape, settings, ranks, r, degrees.sequence_parallel)) for r in listed),
+        ranks=tuple((r, rank_bytes(shape, settings, ranks, r)) for r in listed),
         host=in_ram,
         host_bytes_per_node=sum(in_ram.values()),
         nvme_bytes_per_node=on_nvme,
-        assumptions=_assumptions(shape.profile, degrees),
+        assumptions=_assumptions(shape.profile, settings, degrees),
     )
 
 
-def _assumptions(profile: ModelProfile, degrees: _Degrees) -> tuple[str, ...]:
+def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: _Degrees) -> tuple[str, ...]:
     notes = [
         f"activations traced from the model itself (transformers {profile.transformers_version}); "
         "the training loop keeps only the loss of a forward pass"
     ]
     if degrees.sequence_parallel > 1:
+        known = exchange_of(profile, degrees.sequence_parallel, settings) is not None
         notes.append(
-            "sequence parallel: activations of the sequence's share; Ulysses' exchange buffers are left out"
+            "sequence parallel: activations of the sequence's share, Ulysses' exchanges "
+            + ("of q, k, v and context counted" if known else "left out: the model's heads are not known")
         )
     return tuple(notes)
 
@@ -361,8 +378,7 @@ def _components(
         at = (number, *where(activations, micro.backward))
     elif phase == "backward":
         at = (number, len(micro.backward.after), False)
-    ranks, sequence_parallel = scene.degrees.ranks, scene.degrees.sequence_parallel
-    found = compose(shape, settings, ranks, rank, phase, at, sequence_parallel)
+    found = compose(shape, settings, scene.degrees.ranks, rank, phase, at)
     frozen = shape.frozen_bytes(settings.parameter_bytes)
     if settings.zero.stage < 3 and frozen and "parameters" in found:
         found["frozen_parameters"] = frozen
