@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure.case import job_and_strategy
 from zerokit.catalog import gpus, profiles
 from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job, Lora
+from zerokit.core.job import Job
 from zerokit.core.memory.overlay import highest
 from zerokit.core.memory.plan import layout
 from zerokit.core.memory.timeline import RankBytes, rank_bytes
@@ -52,8 +53,8 @@ FITTED = (
      "the capped runs of benchmarks/measure/data and tests/data/h200: min_vram only, no peak uses them"),
     ("zerokit/core/memory/host.py", "PROCESS_BYTES, PROCESS_NCCL_BYTES",
      "host_max_rss_bytes of runs without offload: host memory only"),
-    ("zerokit/core/memory/states.py", "CUBLAS_WORKSPACE_BYTES = 64 MiB",
-     "cuBLAS and cuBLASLt workspaces of 32 MiB as PyTorch asks for on Hopper; the same for every family"),
+    ("zerokit/core/memory/states.py", "FORWARD_WORKSPACE_BYTES = 32 MiB",
+     "cuBLAS's workspace as PyTorch asks for on Hopper, one a thread: 64 MiB in training; for every family"),
 )  # fmt: skip
 """Every constant that came from a measurement: file, which, from what."""
 
@@ -97,30 +98,7 @@ def error(pair: tuple[int, int]) -> float:
 
 def read_case(row: Mapping[str, Any]) -> Case:
     """What a row of the measurements asks of the memory model."""
-    settings = from_config(row["deepspeed_config"])
-    tensor = row["tensor_parallel"]
-    strategy = Strategy(
-        settings=replace(settings, gradient_accumulation=row["gradient_accumulation"]),
-        data_parallel=row["world_size"] // tensor,
-        tensor_parallel=tensor,
-        checkpointing="full" if row["activation_checkpointing"] else "none",
-    )
-    lora = row["lora"]
-    targets = lora["target_modules"] if lora else ()
-    job = Job(
-        seq_len=row["seq_len"],
-        global_batch=strategy.global_batch,
-        method="qlora" if row.get("quantized") else "lora" if lora else "full",
-        lora=Lora(rank=lora["r"], targets=(targets,) if isinstance(targets, str) else tuple(targets))
-        if lora
-        else None,
-        attention=row["attention"],
-        # the row's attention_mask_given is a mask of ones, which Transformers drops: but for the mask its run
-        # allocated what the same run without one did. The job's flag means a mask with padding in it.
-        attention_mask_given=row.get("attention_mask_padded", False),
-        use_reentrant_checkpointing=row["use_reentrant"],
-        weights_loaded_as=row["weights_loaded_as"],
-    )
+    job, strategy = job_and_strategy(row)
     cluster = Cluster(gpu=gpus.load("h200"), gpus=row["world_size"])
     return Case(name=row["id"], measured=row, job=job, strategy=strategy, cluster=cluster)
 

@@ -25,6 +25,7 @@ import jinja2
 from benchmarks import accuracy, peers, plots
 from benchmarks.accuracy_runs import DATA, ROOT, SOURCES, STATUSES, Run, grouped, rows_of, runs
 from benchmarks.measure import limits, quality
+from zerokit.core.memory.serving import phase_peaks
 
 PAGE = ROOT / "docs" / "accuracy.md"
 TEMPLATE = Path(__file__).with_name("accuracy.md.j2")
@@ -140,6 +141,27 @@ def _rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip()]
 
 
+def serving() -> list[str]:
+    """Inference: the pass over the prompts and the longest step after it, as predicted now and before."""
+    rows = _rows("serving.jsonl")
+    lines = _head("run", "GPUs", "batch", "prompt", "tokens made", "peak, GiB", "prompt's error", "before",
+                  "steps' error")  # fmt: skip
+    for row in rows:
+        case = accuracy.read_case(row)
+        said = phase_peaks(accuracy.profile_of(case), case.job, case.strategy)
+        seen = {name: phase["max_alloc"] for name, phase in row["last_step_rank0"].items()}
+        errors = {name: accuracy.error((said[name], seen[name])) for name in seen}
+        before = accuracy.error((row["expected"]["prefill"], seen["prefill"]))
+        lines.append(
+            _row(
+                f"`{row['id']}`", row["world_size"], row["micro_batch"], row["seq_len"] - row["new_tokens"],
+                row["new_tokens"], _gib(max(row["peak_allocated_bytes"])), percent(errors["prefill"]),
+                percent(before), percent(errors["decode"]),
+            )
+        )  # fmt: skip
+    return lines if rows else []
+
+
 def overhead() -> list[str]:
     """What the probe cost, a row for each measurement of ``benchmarks/probe_overhead.py``."""
     rows = _rows("probe-overhead.jsonl")
@@ -183,6 +205,7 @@ def write_text(found: Sequence[Run]) -> str:
         fits=limits.table(fits)[0] if (fits := _rows("fits.jsonl")) else "",
         quality=quality.table(compared) if (compared := _rows("quality.jsonl")) else "",
         overhead="\n".join(overhead()),
+        serving="\n".join(serving()),
         all_runs="\n".join(all_runs(found)),
     )
     return text

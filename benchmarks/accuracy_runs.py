@@ -128,12 +128,17 @@ def _offload(row: Mapping[str, Any]) -> str:
 
 
 def _precision(row: Mapping[str, Any]) -> str:
-    return next((p for p in ("bf16", "fp16") if row["deepspeed_config"].get(p, {}).get("enabled")), "fp32")
+    config = row["deepspeed_config"]
+    if config.get("torch_autocast", {}).get("enabled"):
+        return f"fp32, torch_autocast to {config['torch_autocast']['dtype']}"
+    return next((p for p in ("bf16", "fp16") if config.get(p, {}).get("enabled")), "fp32")
 
 
 def _checkpointing(row: Mapping[str, Any]) -> str:
     if not row["activation_checkpointing"]:
         return "none"
+    if row["activation_checkpointing"] == "selective":
+        return "selective"
     return "full, reentrant" if row["use_reentrant"] else "full"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,13 @@ def _checkpointing(value: bool | str) -> str:
 def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
     """What the memory model is asked about a case or a measured row."""
     settings = from_config(case["deepspeed_config"])
+    settings = replace(settings, gradient_accumulation=case["gradient_accumulation"])
+    strategy = Strategy(
+        settings=settings,
+        data_parallel=case["world_size"] // case["tensor_parallel"],
+        tensor_parallel=case["tensor_parallel"],
+        checkpointing=_checkpointing(case["activation_checkpointing"]),
+    )
     lora = None
     if case["lora"]:
         modules = case["lora"]["target_modules"]
@@ -110,20 +118,17 @@ def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
         lora = Lora(rank=case["lora"]["r"], targets=targets)
     job = Job(
         seq_len=case["seq_len"],
+        global_batch=strategy.global_batch,
         method="qlora" if case.get("quantized") else "lora" if lora else "full",
         lora=lora,
         attention=case["attention"],
-        attention_mask_given=case.get("attention_mask_padded", False),  # ones are dropped by the model
+        # attention_mask_given is a mask of ones, which Transformers drops: but for the mask its run allocated
+        # what the same run without one did. The job's flag means a mask with padding in it.
+        attention_mask_given=case.get("attention_mask_padded", False),
         use_reentrant_checkpointing=case["use_reentrant"],
         weights_loaded_as=case["weights_loaded_as"],
         inference=case.get("new_tokens") is not None,
         new_tokens=case.get("new_tokens"),
         quantization=case.get("quantization", "none"),
-    )
-    strategy = Strategy(
-        settings=settings,
-        data_parallel=case["world_size"] // case["tensor_parallel"],
-        tensor_parallel=case["tensor_parallel"],
-        checkpointing=_checkpointing(case["activation_checkpointing"]),
     )
     return job, strategy

@@ -19,7 +19,7 @@ from zerokit.catalog import gpus  # noqa: E402
 from zerokit.core.hardware import Cluster  # noqa: E402
 from zerokit.core.job import Job  # noqa: E402
 from zerokit.core.memory.serving import phase_peaks  # noqa: E402
-from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES  # noqa: E402
+from zerokit.core.memory.states import FORWARD_WORKSPACE_BYTES  # noqa: E402
 from zerokit.core.memory.traced import covers, estimate_traced  # noqa: E402
 from zerokit.core.model import ModelProfile, from_json, to_json  # noqa: E402
 from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings  # noqa: E402
@@ -91,7 +91,7 @@ def test_every_pass_of_generate(
     for made, seen in enumerate(measured):
         job = Job(seq_len=prompt + made + 1, new_tokens=made + 1, attention=attention, inference=True)
         found = estimate(own, job, strategy(batch))
-        weights = 2 * own.parameter_count + own.buffer_bytes + CUBLAS_WORKSPACE_BYTES
+        weights = 2 * own.parameter_count + own.buffer_bytes + FORWARD_WORKSPACE_BYTES
         predicted = phase_peaks(own, job, strategy(batch))["decode" if made else "prefill"] - weights
         sliding = name in ("gemma2", "gemma3") and prompt > WINDOW
         if made == 1 and sliding:  # whole prompts still lie behind the windows that were cut from them

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
+from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
 from zerokit.core.shape import ModelShape, Stack
 from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.units import GIB, MIB
@@ -23,7 +24,6 @@ EAGER_LOSS_BYTES = 12.0
 """Per logit at the worst instant of backward: 16-bit logits, fp32 copy, log-softmax and gradients."""
 FUSED_LOSS_BYTES = 4.0
 """Per logit with a fused cross-entropy that writes the gradient over the 16-bit logits' copy."""
-_CUBLAS_WORKSPACE = 64 * MIB
 _NF4_BYTES = 0.5 + 4 / 64  # 4 bits and an fp32 scale per block of 64 (QLoRA, arXiv 2305.14314)
 _QUANTIZED_BYTES = {"int8": 1.0, "int4": _NF4_BYTES}
 
@@ -144,7 +144,7 @@ def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[str, float]:
         states["offload staging"] = 2 * width * sizes.largest
     if stage == 3:
         states["reduce bucket"] = width * strategy.settings.zero.reduce_bucket_size
-    states["workspace"] = _CUBLAS_WORKSPACE
+    states["workspace"] = CUBLAS_WORKSPACE_BYTES
     return {name: value for name, value in states.items() if value}
 
 
@@ -354,7 +354,7 @@ def _inference(
         "weights": weights,
         "KV cache": cache,
         "activations": work,
-        "workspace": float(_CUBLAS_WORKSPACE),
+        "workspace": float(FORWARD_WORKSPACE_BYTES),
     }
     gathered = _gathered(sizes, strategy)
     phases = {

@@ -21,7 +21,7 @@ from zerokit.core.memory.overlay import highest, where
 from zerokit.core.memory.plan import Layout, Overlay, layout
 from zerokit.core.memory.stage3 import Stage3
 from zerokit.core.memory.stage12 import partition
-from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, most_while_building, share_bytes
+from zerokit.core.memory.states import FORWARD_WORKSPACE_BYTES, most_while_building, share_bytes
 from zerokit.core.model import ActivationTrace, ModelProfile, Pass, variant_key
 from zerokit.core.settings import DeepSpeedSettings
 from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
@@ -203,7 +203,7 @@ def _phase(
 def _resident(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> dict[str, int]:
     """What stays allocated, gathered weights left out."""
     width = settings.parameter_bytes
-    components = {"cublas_workspace": CUBLAS_WORKSPACE_BYTES, "buffers": shape.profile.buffer_bytes}
+    components = {"cublas_workspace": FORWARD_WORKSPACE_BYTES, "buffers": shape.profile.buffer_bytes}
     if settings.zero.stage != 3:
         components["parameters"] = shape.trainable_numel * width + shape.frozen_bytes(width)
     elif settings.zero.offload_param.device == "none":

@@ -11,8 +11,11 @@ from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.memory.stage12 import Partition
 from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 
-CUBLAS_WORKSPACE_BYTES = 64 << 20
-"""cuBLAS and cuBLASLt workspaces, 32 MiB each on Hopper, allocated at the first matmul (measured)."""
+FORWARD_WORKSPACE_BYTES = 32 << 20
+"""cuBLAS's workspace on Hopper, one for each thread that multiplies, from its first product on (measured)."""
+
+CUBLAS_WORKSPACE_BYTES = 2 * FORWARD_WORKSPACE_BYTES
+"""In training autograd's thread has one too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
