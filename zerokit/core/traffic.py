@@ -334,17 +334,15 @@ class Traffic:
         """Bytes of gradients that go to the host once a step, and both ways each micro-batch.
 
         At the boundary they go down as wide as the master weights (zero/stage_1_and_2.py:1888,
-        zero/stage3.py:1443). Until then the host keeps the sum: stage 2 brings it back to be added to,
-        stage 1 only where it reduces (zero/stage_1_and_2.py:2166), stage 3 even without accumulation
+        zero/stage3.py:1443). Until then stage 1 adds them up on the GPU; stage 2 on the host, from which the
+        sum comes back to be added to (zero/stage_1_and_2.py:2166), as stage 3 does even without accumulation
         (zero/stage3.py:2021).
         """
         settings, stage = strategy.settings, strategy.settings.zero.stage
         low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
         step = (2.0 if low else 4.0) * owned
-        if stage < 3 and settings.gradient_accumulation == 1:
-            return step, 0.0
-        times = 1 / settings.gradient_accumulation if stage < 2 else 1.0
-        return step, times * settings.parameter_bytes * owned
+        on_host = stage == 3 or (stage == 2 and settings.gradient_accumulation > 1)
+        return step, settings.parameter_bytes * owned if on_host else 0.0
 
 
 def _overlap(compute: float, communication: float, overlapped: bool, loss: float) -> float:
