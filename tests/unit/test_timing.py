@@ -249,7 +249,7 @@ def test_below_stage_3_gradients_are_all_reduced(stage: int, micros: int) -> Non
 def test_gradients_go_to_the_host_as_wide_as_the_master_weights(
     stage: int, accumulation: int, down: int, up: int
 ) -> None:
-    """Bytes per owned weight and step; stages 2 and 3 keep the sum of micro-batches in 16 bits on the host."""
+    """Bytes per owned weight and step; stages 2 and 3 sum micro-batches on the host, in 16 bits."""
     shape = shape_of("llama-3.1-8b")
     zero = ZeroSettings(stage=stage, offload_optimizer=Offload(device="cpu"))
 
