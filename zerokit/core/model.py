@@ -248,6 +248,8 @@ class Pass:
     peaks: tuple[float, ...]
     levels: tuple[float, ...]
     afters: tuple[float, ...]
+    highest: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of ``peaks`` from one mark to before another, where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

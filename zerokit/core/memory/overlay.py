@@ -13,8 +13,13 @@ def highest(activations: Pass, overlay: Overlay) -> float:
     peaks, levels = activations.peaks, activations.levels
     best = 0.0
     if len(overlay.stretches) * 4 < len(peaks):
-        for first, stop, level in overlay.stretches:
-            best = max(best, max(peaks[first:stop]) + level)
+        known = activations.highest
+        for marks, level in overlay.stretches:
+            top = known.get(marks)
+            if top is None:
+                top = known[marks] = max(peaks[marks[0] : marks[1]])
+            if top + level > best:
+                best = top + level
     else:
         best = max(map(add, peaks, overlay.before))
     for index, during in overlay.bursts:

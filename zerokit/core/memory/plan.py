@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from zerokit.core.model import ActivationTrace, ModelProfile, Parameter
 from zerokit.core.settings import DeepSpeedSettings
@@ -78,6 +78,26 @@ class Layout:
     def trainable_index(self) -> dict[str, int]:
         """Parameter name -> position among the trainable ones."""
         return {p.name: i for i, p in enumerate(self.trainable)}
+
+    @cached_property
+    def gradient_indexes(self) -> tuple[int, ...]:
+        """Of every mark of backward below ZeRO-3 the trainable parameter with a gradient there, or -1."""
+        found = self.trainable_index
+        return tuple(
+            found.get(name, -1) if kind == "grad" else -1 for kind, name in self.trace.marks_gradients
+        )
+
+    def gradients_piled(self, width: int) -> tuple[int, ...]:
+        """Bytes of the gradients up to every such mark; ``width``: of the training dtype."""
+        if width not in self._piled:
+            sizes = self.trainable_sizes
+            each = (sizes[i] * width if i >= 0 else 0 for i in self.gradient_indexes)
+            self._piled[width] = tuple(accumulate(each))
+        return self._piled[width]
+
+    @cached_property
+    def _piled(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
     @cached_property
     def trainable_ends(self) -> list[int]:
@@ -176,21 +196,25 @@ class Overlay:
     during: tuple[int, ...]
     after: tuple[int, ...]
 
+    def raised(self, size: int) -> Overlay:
+        """The same with so many bytes more at every instant."""
+        return Overlay(
+            start=self.start + size,
+            during=tuple([size + d for d in self.during]),
+            after=tuple([size + a for a in self.after]),
+        )
+
     @cached_property
     def before(self) -> tuple[int, ...]:
         """Bytes on the way to each mark."""
         return (self.start, *self.after[:-1])
 
     @cached_property
-    def stretches(self) -> tuple[tuple[int, int, int], ...]:
-        """Marks on the way to which the level is the same: first, one past the last, bytes."""
-        found: list[tuple[int, int, int]] = []
-        for index, level in enumerate(self.before):
-            if found and found[-1][2] == level:
-                found[-1] = (found[-1][0], index + 1, level)
-            else:
-                found.append((index, index + 1, level))
-        return tuple(found)
+    def stretches(self) -> tuple[tuple[tuple[int, int], int], ...]:
+        """Marks on the way to which the level is the same: first, one past the last; bytes."""
+        before = self.before
+        starts = [0, *(i for i in range(1, len(before)) if before[i] != before[i - 1])]
+        return tuple(((a, b), before[a]) for a, b in pairwise([*starts, len(before)]))
 
     @cached_property
     def bursts(self) -> tuple[tuple[int, int], ...]:

@@ -19,7 +19,7 @@ from zerokit.core.memory.lazy import LazyDict
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.overlay import highest, where
 from zerokit.core.memory.plan import Layout, Overlay, layout
-from zerokit.core.memory.stage3 import Stage3
+from zerokit.core.memory.stage3 import Parameters
 from zerokit.core.memory.stage12 import partition
 from zerokit.core.memory.states import FORWARD_WORKSPACE_BYTES, most_while_building, share_bytes
 from zerokit.core.model import ActivationTrace, ModelProfile, Pass, variant_key
@@ -219,16 +219,12 @@ class _Gathering:
         self.ledger = Ledger()
         for name, size in _resident(shape, settings, ranks).items():
             self.ledger.set(name, size)
-        self.stage3 = Stage3(shape, settings, ranks, self.ledger) if settings.zero.stage == 3 else None
+        self.stage3 = Parameters(shape, settings, ranks, self.ledger) if settings.zero.stage == 3 else None
 
     def event(self, kind: str, name: str) -> None:
         """A module begins or ends."""
-        if self.stage3 is None:
-            return
-        if kind == "fwd_pre":
-            self.stage3.fetch(name, recomputing=False)
-        elif kind == "fwd_post":
-            self.stage3.release(name, backward=False)
+        if self.stage3 is not None:
+            self.stage3.in_forward(kind, name)
 
     def once(self) -> None:
         """A whole forward pass."""

@@ -10,18 +10,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.optimizers import optimizer_temporaries
-from zerokit.core.memory.plan import Layout, Precision
+from zerokit.core.memory.plan import Layout, Overlay, Precision
 from zerokit.core.settings import DeepSpeedSettings
 
 STAGE0_REDUCE_ELEMENTS = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
 FP64 = 8  # gradient norms accumulate in fp64 (zero/utils.py:59 get_norm_dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Partition:
     """What of the flat parameter buffer one data-parallel rank owns.
 
@@ -37,6 +38,7 @@ class Partition:
     ends: Sequence[int]
 
 
+@lru_cache(maxsize=1024)
 def partition(layout: Layout, rank: int, count: int, *, round_robin: bool = False) -> Partition:
     """The partition of data-parallel ``rank`` of ``count``; padded to 2·count elements.
 
@@ -98,9 +100,61 @@ class Stage12:
         self.buckets: dict[int, list[int]] = {width: [] for width in sorted(set(self.widths))}
         self.elements = dict.fromkeys(self.buckets, 0)
         self.copied = False
-        self._slices_of_bucket = 0
 
-    # ---------------------------------------------------------------- one gradient
+    # ---------------------------------------------------------------- gradients
+
+    def backward(self, boundary: bool, first: bool) -> Overlay:
+        """Every gradient in the order of the backward pass."""
+        indexes = self.layout.gradient_indexes
+        if self._in_hook(boundary):
+            return self._as_they_come(indexes, boundary, first)
+        return self._held(first)
+
+    def _in_hook(self, boundary: bool) -> bool:
+        """Whether a gradient goes into a bucket as soon as it is there."""
+        return self.zero.stage == 2 or (self.zero.stage == 1 and bool(self.zero.overlap_comm) and boundary)
+
+    def _held(self, first: bool) -> Overlay:
+        """Gradients pile up until the end of backward, or add to those that are there."""
+        ledger, marks = self.ledger, self.layout.gradient_indexes
+        start = ledger.total
+        opening = next((i for i, index in enumerate(marks) if index >= 0), len(marks))
+        if self.zero.stage and opening < len(marks):
+            self._open_buckets()
+        level = ledger.total
+        if first:
+            piled = self.layout.gradients_piled(self.bytes.gradient)
+            after = [level + size for size in piled]
+            ledger.adopt("gradients", piled[-1])
+        else:
+            after = [level] * len(marks)
+        after[:opening] = [start] * opening
+        during = [*after[:opening], *chain([level], after[opening:])][: len(marks)]
+        return Overlay(start=start, during=tuple(during), after=tuple(after))
+
+    def _as_they_come(self, indexes: Sequence[int], boundary: bool, first: bool) -> Overlay:
+        ledger, sizes, widths, buckets, elements = (
+            self.ledger, self.sizes, self.widths, self.buckets, self.elements
+        )  # fmt: skip
+        start, room = ledger.total, self.zero.reduce_bucket_size
+        during, after = [], []
+        simple = False  # nothing but the bucket changes where a gradient has room in it
+        for index in indexes:
+            if index >= 0:
+                size, width = sizes[index], widths[index]
+                if simple and elements[width] + size <= room:
+                    buckets[width].append(index)
+                    elements[width] += size
+                else:
+                    ledger.mark()
+                    self.gradient_ready(index, boundary, first)
+                    during.append(ledger.peak)
+                    after.append(ledger.total)
+                    simple = self.contiguous and (first or self.zero.stage == 2)
+                    continue
+            during.append(ledger.total)
+            after.append(ledger.total)
+        return Overlay(start=start, during=tuple(during), after=tuple(after))
 
     def _open_buckets(self) -> None:
         """``setup_buckets``: full size at the first gradient, twice when reductions overlap."""
@@ -117,8 +171,7 @@ class Stage12:
                 self.ledger.adopt("gradients", size)
             return
         self._open_buckets()
-        in_hook = self.zero.stage == 2 or (bool(self.zero.overlap_comm) and boundary)
-        if not in_hook:
+        if not self._in_hook(boundary):
             if first:
                 self.ledger.adopt("gradients", size)
             return
@@ -141,12 +194,14 @@ class Stage12:
 
     def flush(self, boundary: bool, width: int | None = None) -> None:
         """``reduce_ipg_grads``: average, reduce, and copy this rank's share out of the bucket, or of all."""
-        chosen = [w for w in self.buckets if width in (None, w)]
+        chosen = tuple(self.buckets) if width is None else (width,)
         for kind in chosen:
             self._reduce(kind)
+        fragments, room = self.part.fragments, self.zero.reduce_bucket_size
         for kind in chosen:
             for index in self.buckets[kind]:
-                self._after_reduction(index, boundary)
+                if index in fragments or not self.contiguous or self.sizes[index] > room:
+                    self._after_reduction(index, boundary)
             self.buckets[kind] = []
             self.elements[kind] = 0
 
@@ -156,7 +211,7 @@ class Stage12:
             return
         communication = self.bytes.communication if width == self.bytes.gradient else width
         copy = 0
-        if self._slices(bucket) > 1 or not self.contiguous:
+        if not self.contiguous or self._divided(bucket):
             copy += elements * self.bytes.gradient
         if communication != self.bytes.gradient:
             copy += elements * communication
@@ -167,19 +222,16 @@ class Stage12:
                 copy += max(mine) * 4
         self.ledger.burst("reduce_copy", copy)
 
-    def _slices(self, indexes: Sequence[int]) -> int:
-        """Pieces with different owners in a bucket: one piece alone is reduced without a copy."""
+    def _divided(self, indexes: Sequence[int]) -> bool:
+        """Whether pieces in a bucket have different owners: one piece alone is reduced without a copy."""
         if self.part.count == 1 or not self.zero.reduce_scatter:
-            return 1
-        owners = 0
-        previous = -1
-        ends = self.part.ends
-        for index in indexes:
-            low = (ends[index] - self.sizes[index]) // self.part.size
-            high = (ends[index] - 1) // self.part.size
-            owners += high - low + (low != previous)
-            previous = high
-        return owners
+            return False
+        ends, sizes, share = self.part.ends, self.sizes, self.part.size
+        owner = (ends[indexes[0]] - 1) // share
+        return any(
+            (ends[index] - 1) // share != owner or (ends[index] - sizes[index]) // share != owner
+            for index in indexes
+        )
 
     def _after_reduction(self, index: int, boundary: bool) -> None:
         size = self.sizes[index] * self.bytes.gradient
@@ -213,8 +265,7 @@ class Stage12:
         if self.zero.stage == 1 and not boundary:
             return  # the epilogue runs at the boundary only: an open bucket stays until then
         if self.zero.stage == 1 and not self.zero.overlap_comm:
-            for index in range(len(self.sizes)):
-                self._into_bucket(index, boundary, kept=True)
+            self._kept_into_buckets(boundary)
         self.flush(boundary)
         if self.zero.stage == 1:
             self.ledger.set("gradients", 0)
@@ -223,6 +274,20 @@ class Stage12:
             # the new partition was added into the one held since the first micro-step
             self.ledger.add("gradient_partition", -self.part.whole * self.bytes.gradient)
         self.copied = False
+
+    def _kept_into_buckets(self, boundary: bool) -> None:
+        room, gradient = self.zero.reduce_bucket_size, self.bytes.gradient
+        moved = 0  # bytes whose gradients are in a bucket now; the level counts when one is reduced
+        for index, (size, width) in enumerate(zip(self.sizes, self.widths, strict=True)):
+            if self.contiguous and self.elements[width] + size <= room:
+                self.buckets[width].append(index)
+                self.elements[width] += size
+                moved += size * gradient
+                continue
+            self.ledger.add("gradients", -moved)
+            moved = 0
+            self._into_bucket(index, boundary, kept=True)
+        self.ledger.add("gradients", -moved)
 
     # ---------------------------------------------------------------- optimizer step
 

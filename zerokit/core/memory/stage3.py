@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.optimizers import optimizer_temporaries
-from zerokit.core.memory.plan import Layout, Precision
+from zerokit.core.memory.plan import Layout, Overlay, Precision
 from zerokit.core.memory.states import on_device, sub_groups
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 
 ABSENT, FLYING, HERE = 0, 1, 2
 
@@ -55,6 +56,11 @@ class Modules:
         self.queue = [(index, step) for step, needed in enumerate(self.needed) for index in needed]
         # elements of all modules before each step; steps in which each parameter is needed
         self.numel_before = [0, *accumulate(sum(self.sizes[i] for i in needed) for needed in self.needed)]
+        self.gradients = tuple(  # marks of backward at which a gradient is complete, and whose
+            (mark, self.by_name[name])
+            for mark, (kind, name) in enumerate(layout.trace.marks_backward)
+            if kind == "grad"
+        )
         self.uses: list[list[int]] = [[] for _ in self.sizes]
         for index, step in self.queue:
             self.uses[index].append(step)
@@ -73,24 +79,19 @@ def modules_of(layout: Layout) -> Modules:
     return Modules(layout)
 
 
-class Stage3:
-    """One rank's gathered parameters and gradients. Components go into the ledger given."""
+class Parameters:
+    """One rank's gathered parameters. Components go into the ledger given.
+
+    It looks at nothing of the settings but what :func:`of_gathers` keeps.
+    """
 
     def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
-        self.layout = layout
-        self.settings = settings
         self.zero = settings.zero
         self.ranks = ranks
         self.ledger = ledger
         self.modules = modules = modules_of(layout)
-        self.bytes = Precision.of(settings)
-        self.widths = layout.widths(self.bytes.parameter)
-        self.trained_width = max(
-            (w for w, t in zip(self.widths, modules.trainable, strict=True) if t),
-            default=self.bytes.parameter,
-        )
+        self.widths = layout.widths(settings.parameter_bytes)
         self.offload_param = self.zero.offload_param.device != "none"
-        self.offload_optimizer = self.zero.offload_optimizer.device != "none"
         self.persistent = self._persistent()
         self.status = [ABSENT] * len(modules.sizes)
         self.active: list[set[str]] = [set() for _ in modules.sizes]
@@ -99,8 +100,6 @@ class Stage3:
         self.released: dict[tuple[str, int], frozenset[int]] = {}
         self.backward_stack: dict[str, None] = {}
         self.recompute: dict[str, set[int]] = {}
-        self.bucket: list[int] = []
-        self.bucket_elements = 0
         self.available = 0
         self.step_id = 0
         self.queue: deque[tuple[int, int]] = deque()
@@ -118,8 +117,6 @@ class Stage3:
             total += size if stays else 0
             result.append(stays)
         return result
-
-    # ---------------------------------------------------------------- parameters
 
     def start_of_forward(self) -> None:
         """``reset_step``."""
@@ -260,7 +257,81 @@ class Stage3:
         self.backward_stack[module] = None
         self.fetch(module, recomputing=False)
 
-    # ---------------------------------------------------------------- gradients
+    def in_forward(self, kind: str, name: str) -> None:
+        """What the hooks do at a mark of the forward pass."""
+        if kind == "fwd_pre":
+            self.fetch(name, recomputing=False)
+        elif kind == "fwd_post":
+            self.release(name, backward=False)
+
+    def in_backward(self, kind: str, name: str) -> None:
+        """What the hooks do at a mark of the backward pass."""
+        if kind == "bwd_pre":
+            self.before_backward(name)
+        elif kind == "bwd_post":
+            self.release(name, backward=True)
+        elif kind == "fwd_pre":
+            self.fetch(name, recomputing=True)
+        elif kind == "fwd_post":
+            self.release(name, backward=False)
+
+    def overlay(self, marks: Iterable[tuple[str, str]], handle: Callable[[str, str], None]) -> Overlay:
+        """A pass, mark by mark."""
+        ledger = self.ledger
+        start = ledger.total
+        during, after = [], []
+        for kind, name in marks:
+            ledger.mark()
+            handle(kind, name)
+            during.append(ledger.peak)
+            after.append(ledger.total)
+        return Overlay(start=start, during=tuple(during), after=tuple(after))
+
+    def end_of_backward(self) -> None:
+        """``independent_gradient_partition_epilogue``: leftovers are released."""
+        while self.backward_stack:
+            module, _ = self.backward_stack.popitem()
+            for index in {*self.modules.of.get(module, ()), *self.recompute.pop(module, set())}:
+                self.active[index].discard(module)
+                if not self.persistent[index]:
+                    self._release(index)
+
+    def let_go(self) -> None:
+        """``step``: all are released before the optimizer runs."""
+        for index in range(len(self.status)):
+            self.active[index].clear()
+            if self.group[index] is not None:
+                self._arrive(index)
+            self._release(index)
+
+    def gather_persistent(self) -> None:
+        """``_post_step``: small parameters are gathered for good, each into a buffer that then is the
+        parameter (``_allgather_params_coalesced``, partition_parameters.py:2046)."""
+        for index, stays in enumerate(self.persistent):
+            if stays and self.status[index] == ABSENT:
+                self._gather([index])
+                self._arrive(index)
+
+
+class Gradients:
+    """One rank's gradients, and the optimizer's step. Components go into the ledger given."""
+
+    def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
+        self.layout = layout
+        self.settings = settings
+        self.zero = settings.zero
+        self.ranks = ranks
+        self.ledger = ledger
+        self.bytes = Precision.of(settings)
+        self.modules = modules_of(layout)
+        widths = layout.widths(self.bytes.parameter)
+        self.trained_width = max(
+            (w for w, t in zip(widths, self.modules.trainable, strict=True) if t),
+            default=self.bytes.parameter,
+        )
+        self.offload_optimizer = self.zero.offload_optimizer.device != "none"
+        self.bucket: list[int] = []
+        self.bucket_elements = 0
 
     def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads`` and ``__add_grad_to_ipg_bucket``."""
@@ -299,25 +370,8 @@ class Stage3:
         self.bucket = []
         self.bucket_elements = 0
 
-    def end_of_backward(self, boundary: bool, first: bool) -> None:
-        """``independent_gradient_partition_epilogue``, then leftovers are released."""
-        self.flush(boundary, first)
-        while self.backward_stack:
-            module, _ = self.backward_stack.popitem()
-            for index in {*self.modules.of.get(module, ()), *self.recompute.pop(module, set())}:
-                self.active[index].discard(module)
-                if not self.persistent[index]:
-                    self._release(index)
-
-    # ---------------------------------------------------------------- step
-
     def step(self) -> None:
-        """``step``: release everything, then one sub-group at a time."""
-        for index in range(len(self.status)):
-            self.active[index].clear()
-            if self.group[index] is not None:
-                self._arrive(index)
-            self._release(index)
+        """``step``: one sub-group at a time."""
         trainable = [s for s, t in zip(self.modules.sizes, self.modules.trainable, strict=True) if t]
         shares = [-(-size // self.ranks) for size in trainable]
         if self.offload_optimizer:
@@ -336,12 +390,49 @@ class Stage3:
                 self.ledger.burst("optimizer_temporaries", temporaries)
                 self.ledger.add("flat_gradient", -flat)
                 self.ledger.set("fp32_gradient", 0)
-        self.gather_persistent()
 
-    def gather_persistent(self) -> None:
-        """``_post_step``: small parameters are gathered for good, each into a buffer that then is the
-        parameter (``_allgather_params_coalesced``, partition_parameters.py:2046)."""
-        for index, stays in enumerate(self.persistent):
-            if stays and self.status[index] == ABSENT:
-                self._gather([index])
-                self._arrive(index)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathers:
+    """Bytes of gathered parameters over one step: gradients, buckets and states do not move them."""
+
+    forward: Overlay
+    backward: Overlay
+    after: int  # at the end of backward
+    letting_go: int  # at most while all are released before the optimizer runs
+    again: int  # at most while small parameters are gathered for good after the step
+
+
+def of_gathers(settings: DeepSpeedSettings) -> DeepSpeedSettings:
+    """The settings with all that gathering parameters does not depend on made equal."""
+    zero = settings.zero
+    return DeepSpeedSettings(
+        precision=settings.precision,
+        torch_autocast=settings.torch_autocast,
+        zero=ZeroSettings(
+            stage=zero.stage,
+            prefetch_bucket_size=zero.prefetch_bucket_size,
+            param_persistence_threshold=zero.param_persistence_threshold,
+            model_persistence_threshold=zero.model_persistence_threshold,
+            max_live_parameters=zero.max_live_parameters,
+            max_reuse_distance=zero.max_reuse_distance,
+            offload_param=zero.offload_param,
+        ),
+    )
+
+
+@lru_cache(maxsize=512)
+def gathers(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> Gathers:
+    """What is gathered over one step; ``settings`` from :func:`of_gathers`."""
+    ledger = Ledger()
+    parameters = Parameters(layout, settings, ranks, ledger)
+    parameters.gather_persistent()
+    again = ledger.peak
+    parameters.start_of_forward()
+    forward = parameters.overlay(layout.trace.marks_forward, parameters.in_forward)
+    backward = parameters.overlay(layout.trace.marks_backward, parameters.in_backward)
+    parameters.end_of_backward()
+    after = ledger.total
+    ledger.mark()
+    parameters.let_go()
+    return Gathers(forward=forward, backward=backward, after=after, letting_go=ledger.peak, again=again)

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Overlay
-from zerokit.core.memory.stage3 import Stage3
+from zerokit.core.memory.stage3 import Gradients, Parameters, gathers, of_gathers
 from zerokit.core.memory.stage12 import Partition, Stage12, partition, stage0_step
 from zerokit.core.memory.states import Persistent, init_peak, persistent
 from zerokit.core.settings import DeepSpeedSettings
@@ -35,7 +35,11 @@ class RankBytes:
 
 
 class _Replay:
-    """Run one rank's micro-steps through a stage's bookkeeping and note every total."""
+    """Run one rank's micro-steps through a stage's bookkeeping and note every total.
+
+    Under stage 3 the ledger holds all but gathered parameters, which come from :func:`gathers`: they are the
+    same for every bucket size and optimizer.
+    """
 
     def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: int) -> None:
         self.layout = layout
@@ -43,91 +47,75 @@ class _Replay:
         self.ledger = Ledger()
         self.part: Partition = partition(layout, rank, ranks, round_robin=settings.zero.round_robin_gradients)
         self.state = persistent(layout, settings, self.part, ranks)
-        self.stage3: Stage3 | None = None
+        self.stage3: Gradients | None = None
         self.stage12: Stage12 | None = None
         if settings.zero.stage == 3:
-            self.stage3 = Stage3(layout, settings, ranks, self.ledger)
+            self.stage3 = Gradients(layout, settings, ranks, self.ledger)
+            self.gathers = gathers(layout, of_gathers(settings), ranks)
         else:
             self.stage12 = Stage12(layout, settings, self.part, self.ledger)
         for name, size in self.state.components.items():
             self.ledger.set(name, size)
-        if self.stage3 is not None:
-            self.stage3.gather_persistent()
-        trace = layout.trace
-        self.backward_marks = trace.marks_backward if self.stage3 is not None else trace.marks_gradients
 
     def micro_step(self, boundary: bool, first: bool) -> MicroStep:
         """One forward and backward."""
-        start = self.ledger.total
-        forward = self._forward() if self.stage3 is not None else None
-        backward = self._backward(boundary, first)
-        self.ledger.mark()
-        stage = self.stage3 or self.stage12
+        if self.stage12 is None:
+            return self._micro_step_of_stage3(boundary, first)
+        ledger, start = self.ledger, self.ledger.total
+        backward = self.stage12.backward(boundary, first)
+        ledger.mark()
+        self.stage12.end_of_backward(boundary, first)
+        return MicroStep(forward=None, backward=backward, start=start, end=ledger.peak, after=ledger.total)
+
+    def _micro_step_of_stage3(self, boundary: bool, first: bool) -> MicroStep:
+        stage, ledger, gathered = self.stage3, self.ledger, self.gathers
         assert stage is not None
-        stage.end_of_backward(boundary, first)
+        forward = gathered.forward.raised(ledger.total)
+        backward = self._backward_of_stage3(stage, boundary, first)
+        ledger.mark()
+        stage.flush(boundary, first)
         return MicroStep(
-            forward=forward, backward=backward, start=start, end=self.ledger.peak, after=self.ledger.total
+            forward=forward,
+            backward=backward,
+            start=forward.start,
+            end=ledger.peak + gathered.backward.after[-1],
+            after=ledger.total + gathered.after,
         )
 
-    def _forward(self) -> Overlay:
-        ledger, stage = self.ledger, self.stage3
-        marks = self.layout.trace.marks_forward
-        assert stage is not None
-        stage.start_of_forward()
-        start = ledger.total
-        during, after = [], []
-        for kind, name in marks:
+    def _backward_of_stage3(self, stage: Gradients, boundary: bool, first: bool) -> Overlay:
+        ledger, gathered = self.ledger, self.gathers.backward
+        start = ledger.total + gathered.start
+        during: list[int] = []
+        after: list[int] = []
+        position = 0
+        for mark, index in stage.modules.gradients:
+            during += [ledger.total + size for size in gathered.during[position:mark]]
+            after += [ledger.total + size for size in gathered.after[position:mark]]
             ledger.mark()
-            if kind == "fwd_pre":
-                stage.fetch(name, recomputing=False)
-            elif kind == "fwd_post":
-                stage.release(name, backward=False)
-            during.append(ledger.peak)
-            after.append(ledger.total)
+            stage.gradient_ready(index, boundary, first)
+            during.append(ledger.peak + gathered.after[mark])
+            after.append(ledger.total + gathered.after[mark])
+            position = mark + 1
+        during += [ledger.total + size for size in gathered.during[position:]]
+        after += [ledger.total + size for size in gathered.after[position:]]
         return Overlay(start=start, during=tuple(during), after=tuple(after))
-
-    def _backward(self, boundary: bool, first: bool) -> Overlay:
-        ledger = self.ledger
-        start = ledger.total
-        during, after = [], []
-        for kind, name in self.backward_marks:
-            ledger.mark()
-            if kind == "grad":
-                self._gradient(name, boundary, first)
-            elif self.stage3 is not None:
-                self._module(kind, name)
-            during.append(ledger.peak)
-            after.append(ledger.total)
-        return Overlay(start=start, during=tuple(during), after=tuple(after))
-
-    def _gradient(self, name: str, boundary: bool, first: bool) -> None:
-        if self.stage3 is not None:
-            self.stage3.gradient_ready(self.stage3.modules.by_name[name], boundary, first)
-        elif self.stage12 is not None and name in self.layout.trainable_index:
-            self.stage12.gradient_ready(self.layout.trainable_index[name], boundary, first)
-
-    def _module(self, kind: str, name: str) -> None:
-        stage = self.stage3
-        assert stage is not None
-        if kind == "bwd_pre":
-            stage.before_backward(name)
-        elif kind == "bwd_post":
-            stage.release(name, backward=True)
-        elif kind == "fwd_pre":
-            stage.fetch(name, recomputing=True)
-        elif kind == "fwd_post":
-            stage.release(name, backward=False)
 
     def step(self) -> int:
         """The optimizer step; returns its peak."""
-        self.ledger.mark()
+        ledger = self.ledger
+        ledger.mark()
         if self.stage3 is not None:
+            before = ledger.total + self.gathers.letting_go
             self.stage3.step()
-        elif self.settings.zero.stage == 0:
+            return max(before, ledger.peak, ledger.total + self.gathers.again)
+        self._step_below_stage3()
+        return ledger.peak
+
+    def _step_below_stage3(self) -> None:
+        if self.settings.zero.stage == 0:
             stage0_step(self.layout, self.settings, self.ledger)
         elif self.stage12 is not None:
             self.stage12.step()
-        return self.ledger.peak
 
 
 def micro_step_kinds(settings: DeepSpeedSettings) -> list[tuple[bool, bool]]:
@@ -165,67 +153,87 @@ def compose(
 
     ``activation_at`` is (which micro-step kind, which mark, whether between the marks).
     """
-    replay = _Replay(layout, settings, ranks, rank)
-    kinds = micro_step_kinds(settings)
-    watcher = _Watch(replay, phase, activation_at)
-    return watcher.run(kinds)
+    return _Watch(layout, settings, ranks, rank).composition(phase, activation_at)
 
 
-class _Watch:
-    """Stops a replay at one instant and reads the ledger there."""
+class _Watch(_Replay):
+    """A replay that stops at one instant and reads the ledger there, gathered parameters included."""
 
-    def __init__(self, replay: _Replay, phase: str, at: tuple[int, int, bool] | None) -> None:
-        self.replay = replay
-        self.phase = phase
-        self.at = at
+    def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: int) -> None:
+        super().__init__(layout, settings, ranks, rank)
+        self.parameters: Parameters | None = None
+        if self.stage3 is not None:
+            self.parameters = Parameters(layout, settings, ranks, self.ledger)
+            self.parameters.gather_persistent()
 
-    def run(self, kinds: list[tuple[bool, bool]]) -> dict[str, int]:
-        ledger = self.replay.ledger
-        for number, (boundary, first) in enumerate(kinds):
-            if self.at is not None and self.at[0] == number:
-                found = self._inside(boundary, first)
-                if found is not None:
-                    return found
-            self.replay.micro_step(boundary, first)
-        ledger.watching = True
-        self.replay.step()
-        return ledger.composition()
-
-    def _inside(self, boundary: bool, first: bool) -> dict[str, int] | None:
-        assert self.at is not None
-        replay, ledger = self.replay, self.replay.ledger
-        _, position, between = self.at
-        if self.phase == "forward":
-            marks = replay.layout.trace.marks_forward
-            if replay.stage3 is not None:
-                replay.stage3.start_of_forward()
+    def composition(self, phase: str, at: tuple[int, int, bool] | None) -> dict[str, int]:
+        """The components at the highest instant of the phase, or at the mark given."""
+        for number, (boundary, first) in enumerate(micro_step_kinds(self.settings)):
+            if at is not None and at[0] == number:
+                return self._inside(phase, at[1], at[2], boundary, first)
+            self._whole(boundary, first)
+        self.ledger.watching = True
+        self.ledger.mark()
+        if self.parameters is None or self.stage3 is None:
+            self._step_below_stage3()
         else:
-            if replay.stage3 is not None:
-                replay._forward()
-            marks = replay.backward_marks
-        for index, (kind, name) in enumerate(marks):
+            self.parameters.let_go()
+            self.stage3.step()
+            self.parameters.gather_persistent()
+        return self.ledger.composition()
+
+    def _whole(self, boundary: bool, first: bool) -> None:
+        """A micro-step without looking."""
+        if self.parameters is None:
+            self.micro_step(boundary, first)
+            return
+        self.parameters.start_of_forward()
+        for phase in ("forward", "backward"):
+            for kind, name in self._marks(phase):
+                self._event(phase, kind, name, boundary, first)
+        self._end_of_backward(boundary, first)
+
+    def _marks(self, phase: str) -> tuple[tuple[str, str], ...]:
+        trace = self.layout.trace
+        if phase == "forward":
+            return trace.marks_forward
+        return trace.marks_backward if self.parameters is not None else trace.marks_gradients
+
+    def _inside(
+        self, phase: str, position: int, between: bool, boundary: bool, first: bool
+    ) -> dict[str, int]:
+        ledger = self.ledger
+        if self.parameters is not None:
+            self.parameters.start_of_forward()
+            if phase == "backward":
+                for kind, name in self._marks("forward"):
+                    self._event("forward", kind, name, boundary, first)
+        for index, (kind, name) in enumerate(self._marks(phase)):
             if index == position and between:
                 return {k: v for k, v in ledger.amounts.items() if v}
             ledger.watching = index == position
             ledger.mark()
-            self._event(kind, name, boundary, first)
+            self._event(phase, kind, name, boundary, first)
             if index == position:
                 return ledger.composition()
         ledger.watching = True
         ledger.mark()
-        stage = replay.stage3 or replay.stage12
-        assert stage is not None
-        stage.end_of_backward(boundary, first)
+        self._end_of_backward(boundary, first)
         return ledger.composition()
 
-    def _event(self, kind: str, name: str, boundary: bool, first: bool) -> None:
-        replay = self.replay
-        if self.phase == "forward":
-            if replay.stage3 is not None and kind == "fwd_pre":
-                replay.stage3.fetch(name, recomputing=False)
-            elif replay.stage3 is not None and kind == "fwd_post":
-                replay.stage3.release(name, backward=False)
-        elif kind == "grad":
-            replay._gradient(name, boundary, first)
-        elif replay.stage3 is not None:
-            replay._module(kind, name)
+    def _event(self, phase: str, kind: str, name: str, boundary: bool, first: bool) -> None:
+        if self.parameters is not None and phase == "forward":
+            self.parameters.in_forward(kind, name)
+        elif self.parameters is not None and kind != "grad":
+            self.parameters.in_backward(kind, name)
+        elif self.stage3 is not None and phase == "backward":
+            self.stage3.gradient_ready(self.stage3.modules.by_name[name], boundary, first)
+        elif kind == "grad" and self.stage12 is not None and name in self.layout.trainable_index:
+            self.stage12.gradient_ready(self.layout.trainable_index[name], boundary, first)
+
+    def _end_of_backward(self, boundary: bool, first: bool) -> None:
+        if self.stage12 is not None:
+            self.stage12.end_of_backward(boundary, first)
+        if self.stage3 is not None and self.parameters is not None:
+            self.stage3.flush(boundary, first)
+            self.parameters.end_of_backward()

@@ -18,7 +18,7 @@ from zerokit.core.memory.overlay import highest, where
 from zerokit.core.memory.pipeline import can_be_cut, stages
 from zerokit.core.memory.plan import Layout, Precision, layout
 from zerokit.core.memory.serving import estimate_serving, phases_of, serving_traces, serving_variant
-from zerokit.core.memory.stage12 import Partition, partition
+from zerokit.core.memory.stage12 import partition
 from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
 from zerokit.core.memory.ulysses import among_peers, exchange_of, exchanging
 from zerokit.core.model import ActivationTrace, ModelProfile, Timeline, variant_key
@@ -113,7 +113,11 @@ def _tokens(job: Job, strategy: Strategy) -> int:
 @lru_cache(maxsize=2048)
 def _kinds(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     """The settings with all that DeepSpeed's own bytes do not depend on made equal."""
-    return replace(settings, micro_batch=1, gradient_accumulation=min(settings.gradient_accumulation, 2))
+    zero = settings.zero
+    if zero.stage == 0:  # no buckets
+        zero = replace(zero, reduce_bucket_size=ZeroSettings().reduce_bucket_size)
+    accumulation = 1 if zero.stage == 3 else min(settings.gradient_accumulation, 2)
+    return replace(settings, micro_batch=1, gradient_accumulation=accumulation, zero=zero)
 
 
 def _as_it_runs(strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
@@ -153,7 +157,7 @@ def estimate_traced(
     if strategy.checkpointing == "selective":
         notes = (*notes, SELECTIVE)
     return MemoryEstimate(
-        ranks=_spread(ranks, scene.degrees, every_rank),
+        ranks=ranks,
         min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
         host_bytes_per_node=scene.host_bytes_per_node,
         host_components=scene.host,
@@ -200,7 +204,7 @@ def _pipeline(
             timeline = timeline.raised(flat)
         scene = _scene(stage.shape, _as_it_runs(strategy, cluster), degrees, every_rank)
         offset = stage.index * degrees.world_size
-        found = _spread(_ranks(scene, timeline), degrees, every_rank)
+        found = _ranks(scene, timeline)
         ranks += (replace(r, first=r.first + offset, last=r.last + offset) for r in found)
         host = max(host, scene.host, key=lambda components: sum(components.values()))
     peak = max(rank.peak_allocated_bytes for rank in ranks)
@@ -256,6 +260,7 @@ class _Scene:
     shape: Layout
     settings: DeepSpeedSettings
     degrees: _Degrees
+    every_rank: bool
     ranks: tuple[tuple[int, RankBytes], ...]
     host: dict[str, int]
     host_bytes_per_node: int
@@ -269,7 +274,7 @@ def _scene(shape: Layout, settings: DeepSpeedSettings, degrees: _Degrees, every_
     alike = settings.zero.stage in (0, 3)  # every rank holds as much of every parameter
     every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and not alike
     listed = range(ranks) if every else _worst_ranks(shape, settings, ranks)
-    part = _part(shape, 0, ranks, settings.zero.round_robin_gradients)
+    part = partition(shape, 0, ranks, round_robin=settings.zero.round_robin_gradients)
     host = host_components(shape, settings, part, ranks, degrees.world_size)
     in_ram = {k: size * degrees.per_node for k, size in host.items() if not k.startswith("nvme")}
     on_nvme = sum(size for k, size in host.items() if k.startswith("nvme")) * degrees.per_node
@@ -277,6 +282,7 @@ def _scene(shape: Layout, settings: DeepSpeedSettings, degrees: _Degrees, every_
         shape=shape,
         settings=settings,
         degrees=degrees,
+        every_rank=every_rank,
         ranks=tuple((r, rank_bytes(shape, settings, ranks, r)) for r in listed),
         host=in_ram,
         host_bytes_per_node=sum(in_ram.values()),
@@ -299,11 +305,6 @@ def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: _D
     return tuple(notes)
 
 
-@lru_cache(maxsize=1024)
-def _part(shape: Layout, rank: int, ranks: int, round_robin: bool) -> Partition:
-    return partition(shape, rank, ranks, round_robin=round_robin)
-
-
 @lru_cache(maxsize=256)
 def _worst_ranks(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tuple[int, ...]:
     """Ranks that can have the highest peak: partitions differ in the whole parameters they touch.
@@ -313,7 +314,9 @@ def _worst_ranks(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tupl
     if settings.zero.stage in (0, 3) or ranks == 1:
         return (0,)
     round_robin = settings.zero.round_robin_gradients
-    heaviest = max(range(ranks), key=lambda rank: _part(shape, rank, ranks, round_robin).whole)
+    heaviest = max(
+        range(ranks), key=lambda rank: partition(shape, rank, ranks, round_robin=round_robin).whole
+    )
     return tuple(sorted({0, heaviest, ranks - 1}))
 
 
@@ -345,8 +348,8 @@ def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], tuple[i
 
 @lru_cache(maxsize=16384)
 def _ranks(scene: _Scene, timeline: Timeline) -> tuple[RankEstimate, ...]:
-    """Of every rank listed; candidates that differ in nothing that moves memory share them."""
-    return tuple(_rank(scene, timeline, own) for own in scene.ranks)
+    """Of all GPUs; candidates that differ in nothing that moves memory share them."""
+    return _spread(tuple(_rank(scene, timeline, own) for own in scene.ranks), scene)
 
 
 def _rank(scene: _Scene, timeline: Timeline, entry: tuple[int, RankBytes]) -> RankEstimate:
@@ -389,12 +392,10 @@ def _components(
     return {name: size for name, size in found.items() if size}
 
 
-def _spread(
-    estimates: tuple[RankEstimate, ...], degrees: _Degrees, every_rank: bool
-) -> tuple[RankEstimate, ...]:
+def _spread(estimates: tuple[RankEstimate, ...], scene: _Scene) -> tuple[RankEstimate, ...]:
     """Entries for all GPUs: tensor-parallel peers are neighbours, and alike."""
-    peers = degrees.peers
-    if every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and len(estimates) == degrees.ranks:
+    degrees, peers = scene.degrees, scene.degrees.peers
+    if scene.every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and len(estimates) == degrees.ranks:
         return tuple(
             replace(e, first=e.first * peers + peer, last=e.first * peers + peer)
             for e in estimates
