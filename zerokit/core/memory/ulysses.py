@@ -44,6 +44,7 @@ class Exchange:
         positions: of all ranks, gathered one by one and then side by side.
         batched: a micro-batch has several sequences.
         apart: output and input of the output projection are two tensors anyway.
+        joined: a rank has several heads, which are joined in a copy of the output.
     """
 
     projected: int
@@ -52,6 +53,7 @@ class Exchange:
     positions: int
     batched: bool
     apart: bool
+    joined: bool
 
     @property
     def core(self) -> int:
@@ -65,7 +67,7 @@ class Exchange:
 
     def at_its_end(self, saving: bool) -> int:
         """More when the attention's result is there, which itself counts without exchanges too."""
-        contexts = 2 + self.batched + (saving and not self.apart)
+        contexts = 2 + self.batched + (self.joined - self.apart if saving else 0)
         return self.core + contexts * self.context
 
 
@@ -99,6 +101,7 @@ def _exchange(profile: ModelProfile, degree: int, width: int, batched: bool) -> 
         positions=2 * degree * POSITION_BYTES,
         batched=batched,
         apart=_rotated_in_part(profile.hf_config),
+        joined=shape.heads > degree,
     )
 
 
