@@ -103,7 +103,9 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
         case("z2 autocast accumulation", z2, ranks=ranks, fp32=True, accumulation=2, **AUTOCAST),
         case("z2 autocast checkpointing", z2, ranks=ranks, fp32=True, checkpointing="full", **AUTOCAST),
         case("z1 offload", z1 | OPTIMIZER, ranks=ranks),
+        case("z1 offload accumulation", z1 | OPTIMIZER, ranks=ranks, accumulation=2),
         case("z2 offload", z2 | OPTIMIZER, ranks=ranks),
+        case("z2 offload overlap", z2 | OPTIMIZER | {"overlap_comm": True}, ranks=ranks, accumulation=2),
         case("z2 offload accumulation", z2 | OPTIMIZER, ranks=ranks, accumulation=2),
         case("z3", z3, ranks=ranks),
         case("z3 persistent", {"stage": 3} | SMALL, ranks=ranks),
@@ -189,7 +191,7 @@ def _on_host(run: dict[str, Any], wanted: dict[str, Any]) -> int:
     size += 2 * share  # 16-bit staging below stage 3, gradients at 3
     if zero["stage"] < 3:
         size += 2 * wanted["largest"]  # the host end of the transfer buffer
-        if run["gradient_accumulation"] > 1 and master == 4:
+        if zero["stage"] == 2 and run["gradient_accumulation"] > 1 and master == 4:
             size += 2 * wanted["touched"]
     if "offload_param" in zero:
         size += 2 * share

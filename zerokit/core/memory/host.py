@@ -65,8 +65,9 @@ def _stage12(
         "offload_buffer": pinned(largest * width.parameter, pin),
         "optimizer_states": part.size * optimizer_bytes(settings),
     }
-    # async_accumulate_grad_in_cpu_via_gpu: whole parameters, unless the master's gradients are as narrow
-    if settings.gradient_accumulation > 1 and width.master == 4:
+    # async_accumulate_grad_in_cpu_via_gpu: whole parameters, unless the master's gradients are as narrow;
+    # stage 1 accumulates on the GPU
+    if settings.zero.stage == 2 and settings.gradient_accumulation > 1 and width.master == 4:
         sizes = [layout.trainable_sizes[i] * width.gradient for i in part.fragments]
         found["accumulated_gradients"] = sum(pinned(size, pin) for size in sizes)
     return found

@@ -185,6 +185,9 @@ class Stage12:
         if self.elements[width] + size > self.zero.reduce_bucket_size:
             self.flush(boundary, width)
         own = not self.contiguous or size > self.zero.reduce_bucket_size
+        if own and self.contiguous and self.offload:
+            # cloned, for a storage of its own while the host copies it (stage_1_and_2.py:1446)
+            self.ledger.burst("gradient_copy", size * self.bytes.gradient)
         if own and not kept:
             self.ledger.adopt("gradients", size * self.bytes.gradient)
         elif kept and not own:
