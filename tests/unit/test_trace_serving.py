@@ -21,7 +21,8 @@ from zerokit.core.job import Job  # noqa: E402
 from zerokit.core.memory.serving import phase_peaks  # noqa: E402
 from zerokit.core.memory.states import FORWARD_WORKSPACE_BYTES  # noqa: E402
 from zerokit.core.memory.traced import covers, estimate_traced  # noqa: E402
-from zerokit.core.model import ModelProfile, from_json, to_json  # noqa: E402
+from zerokit.core.model import ModelProfile  # noqa: E402
+from zerokit.core.profile_json import from_json, to_json  # noqa: E402
 from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings  # noqa: E402
 from zerokit.core.strategy import PHASES, MemoryEstimate, Strategy  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from zerokit.core.model import ActivationTrace, ModelProfile, Parameter
+from zerokit.core.activations import ActivationTrace
+from zerokit.core.model import ModelProfile, Parameter
 from zerokit.errors import InputError
 from zerokit.trace.build import BuiltModel, build
 from zerokit.trace.fit import fit, plain_point, points

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zerokit.core.model import FORMAT, ModelProfile, from_json, to_json
+from zerokit.core.model import ModelProfile
+from zerokit.core.profile_json import FORMAT, from_json, to_json
 
 
 def write(profile: ModelProfile, place: Path) -> None:

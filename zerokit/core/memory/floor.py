@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from zerokit.core.activations import ActivationTrace, evaluate
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
 from zerokit.core.memory import fits
@@ -15,7 +16,7 @@ from zerokit.core.memory.optimizers import optimizer_bytes
 from zerokit.core.memory.plan import Layout, Precision, layout
 from zerokit.core.memory.serving import estimate_serving
 from zerokit.core.memory.traced import usable_trace, variant_of
-from zerokit.core.model import ActivationTrace, ModelProfile, evaluate
+from zerokit.core.model import ModelProfile
 from zerokit.core.settings import DeepSpeedSettings
 from zerokit.core.strategy import Strategy
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
-from zerokit.core.model import ActivationTrace, ModelProfile, Parameter
+from zerokit.core.activations import ActivationTrace
+from zerokit.core.model import ModelProfile, Parameter
 from zerokit.core.settings import DeepSpeedSettings
 
 DTYPE_BYTES = {

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from zerokit.core.activations import ActivationTrace, Pass
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
 from zerokit.core.memory import fits
@@ -22,7 +23,7 @@ from zerokit.core.memory.plan import Layout, Overlay, layout
 from zerokit.core.memory.stage3 import Parameters
 from zerokit.core.memory.stage12 import partition
 from zerokit.core.memory.states import FORWARD_WORKSPACE_BYTES, most_while_building, share_bytes
-from zerokit.core.model import ActivationTrace, ModelProfile, Pass, variant_key
+from zerokit.core.model import ModelProfile, variant_key
 from zerokit.core.settings import DeepSpeedSettings
 from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.units import format_gib

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+from zerokit.core.activations import ActivationTrace, Timeline
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
 from zerokit.core.memory import fits
@@ -21,7 +22,7 @@ from zerokit.core.memory.serving import estimate_serving, phases_of, serving_tra
 from zerokit.core.memory.stage12 import partition
 from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
 from zerokit.core.memory.ulysses import among_peers, exchange_of, exchanging
-from zerokit.core.model import ActivationTrace, ModelProfile, Timeline, variant_key
+from zerokit.core.model import ModelProfile, variant_key
 from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
 

@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from zerokit.core.activations import ActivationTrace, Mark, Polynomial, Run
 from zerokit.core.hardware import Gpu
 from zerokit.core.hf_shape import from_config
-from zerokit.core.model import ActivationTrace, Mark, ModelProfile, Polynomial, Run
+from zerokit.core.model import ModelProfile
 from zerokit.core.settings import DeepSpeedSettings
 from zerokit.errors import InputError
 

@@ -1,0 +1,291 @@
+"""Activations instant by instant: what a trace of the real model found, and its bytes at one size.
+
+Sizes are polynomials in micro-batch ``b`` and sequence length ``s`` over the basis
+(1, b, s, b·s, s², b·s²), in bytes: exact for a given model, attention kind, precision and
+checkpointing mode, because every tensor's shape is a product of those and constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+Polynomial = tuple[float, float, float, float, float, float]
+"""Bytes as coefficients of (1, b, s, b·s, s², b·s²)."""
+
+
+def evaluate(polynomial: Sequence[float], micro_batch: int, seq_len: int) -> float:
+    """The polynomial's value in bytes."""
+    one, b, s, bs, ss, bss = polynomial
+    return (
+        one + b * micro_batch + s * seq_len + seq_len * micro_batch * bs
+        + seq_len * seq_len * (ss + bss * micro_batch)
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An event of the trace, with what was live on the way to it.
+
+    Attributes:
+        kind: ``fwd_pre``, ``fwd_post``, ``bwd_pre``, ``bwd_post`` (a module), ``grad`` (a parameter's
+            gradient is complete) or ``end`` (of the segment).
+        name: the module or parameter; ``{n}`` stands for the path of the layer n after this one.
+        peaks: live bytes at the instants since the mark before that can be the largest, relative
+            to the start of the segment.
+        level: live bytes at the mark, the gradient included; relative likewise.
+        after: live bytes after the mark, a gradient that is handed over left out.
+    """
+
+    kind: str
+    name: str
+    peaks: tuple[Polynomial, ...]
+    level: Polynomial
+    after: Polynomial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """``count`` segments alike, for the layers ``start``, ``start + step``, … of ``stack``.
+
+    ``jump`` like segments were left out before it: only what they leave alive counts.
+    """
+
+    segment: int
+    stack: str = ""
+    start: int = 0
+    count: int = 1
+    step: int = 1
+    jump: int = 0
+
+    def layers(self) -> Iterator[int]:
+        """The layer indexes in order of execution."""
+        return iter(range(self.start, self.start + self.step * self.count, self.step))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationTrace:
+    """One variant's forward and backward, as runs of segments.
+
+    Of inference there is no backward. In ``decode`` the sequence length is that of the key-value cache
+    after the step, and bytes are those above the cache before it; ``cache`` has the marks of ``forward``
+    with nothing counted but the cache that the pass leaves behind.
+
+    ``gradients`` is the backward pass below ZeRO-3, one mark a gradient: the autograd functions that ZeRO-3
+    puts around every module (runtime/zero/parameter_offload.py:501) keep gradients of inputs longer. Where
+    it is empty, the marks of ``backward`` at gradients stand for it.
+    """
+
+    segments: tuple[tuple[Mark, ...], ...]
+    forward: tuple[Run, ...]
+    backward: tuple[Run, ...]
+    max_seq_len: int | None = None  # beyond it (a sliding window) another trace holds
+    cache: tuple[Run, ...] = ()
+    gradients: tuple[Run, ...] = ()
+
+    @cached_property
+    def marks_forward(self) -> tuple[tuple[str, str], ...]:
+        """(kind, absolute name) of every mark of the forward pass."""
+        return tuple(self._names(self.forward))
+
+    @cached_property
+    def marks_backward(self) -> tuple[tuple[str, str], ...]:
+        """(kind, absolute name) of every mark of the backward pass."""
+        return tuple(self._names(self.backward))
+
+    @cached_property
+    def marks_gradients(self) -> tuple[tuple[str, str], ...]:
+        """(kind, absolute name) of every mark of the backward pass below ZeRO-3."""
+        if self.gradients:
+            return tuple(self._names(self.gradients))
+        return tuple(self.marks_backward[i] for i in self.gradient_positions)
+
+    @cached_property
+    def gradient_positions(self) -> tuple[int, ...]:
+        """Backward marks at which a gradient is complete, and the last mark."""
+        marks = self.marks_backward
+        last = len(marks) - 1
+        return tuple(i for i, (kind, _) in enumerate(marks) if kind == "grad" or i == last)
+
+    def _names(self, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
+        for run in runs:
+            for layer in run.layers():
+                for mark in self.segments[run.segment]:
+                    yield mark.kind, _absolute(mark.name, run.stack, layer)
+
+    def timeline(self, micro_batch: int, seq_len: int) -> Timeline:
+        """Live activation bytes at every mark for this micro-batch and sequence length."""
+        return _timeline(self, micro_batch, seq_len)
+
+    def cached(self, micro_batch: int, seq_len: int) -> Pass:
+        """Bytes of key-value cache made so far, at every mark of the forward pass."""
+        return _cached(self, micro_batch, seq_len)
+
+    def shortened(self, keep: int) -> ActivationTrace:
+        """The same with the inside of long runs of layers left out, ``keep`` layers left at either end.
+
+        What happens at a time then still has its right level, for far fewer marks.
+        """
+        if keep not in self._shortened:
+            self._shortened[keep] = ActivationTrace(
+                segments=self.segments,
+                forward=tuple(_shorten(self.forward, keep)),
+                backward=tuple(_shorten(self.backward, keep)),
+                max_seq_len=self.max_seq_len,
+                gradients=tuple(_shorten(self.gradients, keep)),
+            )
+        return self._shortened[keep]
+
+    @cached_property
+    def _shortened(self) -> dict[int, ActivationTrace]:
+        return {}
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def _shorten(runs: Iterable[Run], keep: int) -> Iterator[Run]:
+    for run in runs:
+        if not run.stack or run.count <= 2 * keep:
+            yield run
+            continue
+        yield replace(run, count=keep)
+        tail = run.start + run.step * (run.count - keep)
+        yield replace(run, start=tail, count=keep, jump=run.count - 2 * keep)
+
+
+def _absolute(name: str, stack: str, layer: int) -> str:
+    if not name.startswith("{"):
+        return name
+    offset, _, rest = name[1:].partition("}")
+    return f"{stack}.{layer + int(offset)}{rest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Live activation bytes over one pass: one entry a mark.
+
+    ``peaks[i]`` is the largest since mark i−1, ``levels[i]`` at mark i, ``afters[i]`` after it.
+    """
+
+    peaks: tuple[float, ...]
+    levels: tuple[float, ...]
+    afters: tuple[float, ...]
+    highest: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of ``peaks`` from one mark to before another, where that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Activations of one micro-step: bytes above what was there before the forward pass."""
+
+    forward: Pass
+    backward: Pass
+    forward_peak: float
+    gradients: Pass  # the backward pass below ZeRO-3, one entry a gradient
+
+    def __hash__(self) -> int:  # of the tuples it would cost more than what is looked up by it
+        return id(self)
+
+    @property
+    def after_forward(self) -> float:
+        """Live bytes between forward and backward."""
+        return self.forward.afters[-1]
+
+    def raised(self, extra: float) -> Timeline:
+        """The same with so many bytes more at every instant."""
+        return _raised(self, extra)
+
+
+@lru_cache(maxsize=512)
+def _raised(timeline: Timeline, extra: float) -> Timeline:
+    def raised(one: Pass) -> Pass:
+        return Pass(
+            peaks=tuple(v + extra for v in one.peaks),
+            levels=tuple(v + extra for v in one.levels),
+            afters=tuple(v + extra for v in one.afters),
+        )
+
+    return Timeline(
+        forward=raised(timeline.forward),
+        backward=raised(timeline.backward),
+        forward_peak=timeline.forward_peak + extra,
+        gradients=raised(timeline.gradients),
+    )
+
+
+def _run_pass(
+    trace: ActivationTrace, runs: Iterable[Run], micro_batch: int, seq_len: int, level: float
+) -> Pass:
+    size = _Sizer(micro_batch, seq_len)
+    values: dict[int, tuple[list[float], list[float], list[float]]] = {}
+    peaks: list[float] = []
+    levels: list[float] = []
+    afters: list[float] = []
+    for run in runs:
+        if run.segment not in values:
+            marks = trace.segments[run.segment]
+            values[run.segment] = (
+                [max(map(size.of, mark.peaks)) for mark in marks],
+                [size.of(mark.level) for mark in marks],
+                [size.of(mark.after) for mark in marks],
+            )
+        segment_peaks, segment_levels, segment_afters = values[run.segment]
+        level += run.jump * segment_afters[-1]
+        for _ in range(run.count):
+            peaks += [level + value for value in segment_peaks]
+            levels += [level + value for value in segment_levels]
+            afters += [level + value for value in segment_afters]
+            level += segment_afters[-1]
+    return Pass(peaks=tuple(peaks), levels=tuple(levels), afters=tuple(afters))
+
+
+class _Sizer:
+    """Polynomials at one (micro-batch, sequence length); many marks share theirs."""
+
+    def __init__(self, micro_batch: int, seq_len: int) -> None:
+        self.point = (micro_batch, seq_len)
+        self.known: dict[Polynomial, float] = {}
+
+    def of(self, polynomial: Polynomial) -> float:
+        value = self.known.get(polynomial)
+        if value is None:
+            value = self.known[polynomial] = evaluate(polynomial, *self.point)
+        return value
+
+
+@lru_cache(maxsize=512)
+def _timeline(trace: ActivationTrace, micro_batch: int, seq_len: int) -> Timeline:
+    forward = _run_pass(trace, trace.forward, micro_batch, seq_len, 0.0)
+    backward = _run_pass(trace, trace.backward, micro_batch, seq_len, forward.afters[-1])
+    if trace.gradients:
+        gradients = _run_pass(trace, trace.gradients, micro_batch, seq_len, forward.afters[-1])
+    else:
+        gradients = _merged(backward, trace.gradient_positions)
+    return Timeline(
+        forward=forward,
+        backward=backward,
+        forward_peak=max(forward.peaks),
+        gradients=gradients,
+    )
+
+
+@lru_cache(maxsize=512)
+def _cached(trace: ActivationTrace, micro_batch: int, seq_len: int) -> Pass:
+    return _run_pass(trace, trace.cache, micro_batch, seq_len, 0.0)
+
+
+def _merged(backward: Pass, positions: Sequence[int]) -> Pass:
+    """Entries at the positions given, each with the highest peak since the one before."""
+    peaks, levels, afters = [], [], []
+    start = 0
+    for position in positions:
+        peaks.append(max(backward.peaks[start : position + 1]))
+        levels.append(backward.levels[position])
+        afters.append(backward.afters[position])
+        start = position + 1
+    return Pass(peaks=tuple(peaks), levels=tuple(levels), afters=tuple(afters))

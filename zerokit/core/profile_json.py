@@ -1,0 +1,195 @@
+"""A model's profile as JSON, and back. Traces and parameter sets are unpacked when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from zerokit.core.activations import ActivationTrace, Mark, Polynomial, Run
+from zerokit.core.model import ModelProfile, Parameter
+
+FORMAT = "zerokit.profile/2"
+"""Raised with the layout of the file, and with whatever makes a trace of the same model another."""
+
+
+def _pack_parameters(parameters: Sequence[Parameter]) -> list[Any]:
+    """One row a parameter: name, shape, and what is not as usual."""
+    rows: list[Any] = []
+    for p in parameters:
+        more: list[int] = []
+        if p.element_bytes or p.stored_bytes or p.communication_bytes or not p.trainable:
+            more = [int(p.trainable), p.stored_bytes, p.element_bytes, p.communication_bytes]
+            while len(more) > 1 and not more[-1]:
+                more.pop()
+        rows.append([p.name, list(p.shape), *more])
+    return rows
+
+
+def _unpack_parameters(rows: Iterable[Sequence[Any]]) -> tuple[Parameter, ...]:
+    return tuple(_unpack_parameter(*row) for row in rows)
+
+
+def _unpack_parameter(
+    name: str,
+    shape: Sequence[int],
+    trainable: int = 1,
+    stored_bytes: int = 0,
+    element_bytes: int = 0,
+    communication_bytes: int = 0,
+) -> Parameter:
+    return Parameter(
+        name=name,
+        shape=tuple(shape),
+        trainable=bool(trainable),
+        stored_bytes=stored_bytes,
+        element_bytes=element_bytes,
+        communication_bytes=communication_bytes,
+    )
+
+
+def _pack_runs(runs: Iterable[Run]) -> list[list[Any]]:
+    return [[r.segment, r.stack, r.start, r.count, r.step] for r in runs]
+
+
+def _unpack_runs(rows: Iterable[Sequence[Any]]) -> tuple[Run, ...]:
+    return tuple(Run(segment=a, stack=b, start=c, count=d, step=e) for a, b, c, d, e in rows)
+
+
+def to_json(profile: ModelProfile) -> dict[str, Any]:
+    """A JSON-able form; :func:`from_json` is its inverse. Polynomials are stored once each."""
+    table: dict[Polynomial, int] = {}
+
+    def number(polynomial: Polynomial) -> int:
+        return table.setdefault(polynomial, len(table))
+
+    segments: dict[tuple[Mark, ...], int] = {}
+    packed_segments: list[list[Any]] = []
+
+    def segment(marks: tuple[Mark, ...]) -> int:
+        if marks not in segments:
+            segments[marks] = len(packed_segments)
+            packed_segments.append(
+                [
+                    [m.kind, m.name, [number(p) for p in m.peaks], number(m.level), number(m.after)]
+                    for m in marks
+                ]
+            )
+        return segments[marks]
+
+    traces: dict[str, list[Any]] = {}
+    for key, variants in profile.traces.items():
+        traces[key] = [
+            {
+                "max_seq_len": trace.max_seq_len,
+                "segments": [segment(marks) for marks in trace.segments],
+                "forward": _pack_runs(trace.forward),
+                "backward": _pack_runs(trace.backward),
+                **({"cache": _pack_runs(trace.cache)} if trace.cache else {}),
+                **({"gradients": _pack_runs(trace.gradients)} if trace.gradients else {}),
+            }
+            for trace in variants
+        ]
+    return {
+        "format": FORMAT,
+        "name": profile.name,
+        "family": profile.family,
+        "head": profile.head,
+        "hf_config": dict(profile.hf_config),
+        "torch_version": profile.torch_version,
+        "transformers_version": profile.transformers_version,
+        "buffer_bytes": profile.buffer_bytes,
+        "parameters": _pack_parameters(profile.parameters),
+        "parameter_sets": {key: _pack_parameters(value) for key, value in profile.parameter_sets.items()},
+        "ties": dict(profile.ties),
+        "segments": packed_segments,
+        "polynomials": [[int(c) if c == int(c) else c for c in p] for p in table],
+        "traces": traces,
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> ModelProfile:
+    """Read what :func:`to_json` wrote. Traces are unpacked when first asked for.
+
+    Raises:
+        ValueError: another format.
+    """
+    if data.get("format") != FORMAT:
+        raise ValueError(f"profile format {data.get('format')!r}; this zerokit reads {FORMAT}")
+    return ModelProfile(
+        name=data["name"],
+        family=data["family"],
+        head=data["head"],
+        hf_config=data["hf_config"],
+        parameters=_unpack_parameters(data["parameters"]),
+        parameter_sets=_LazyParameters(data["parameter_sets"]),
+        ties=data["ties"],
+        traces=_LazyTraces(data),
+        buffer_bytes=data.get("buffer_bytes", 0),
+        torch_version=data["torch_version"],
+        transformers_version=data["transformers_version"],
+    )
+
+
+class _LazyParameters(Mapping[str, tuple[Parameter, ...]]):
+    """The parameter sets of a stored profile, unpacked one at a time."""
+
+    def __init__(self, rows: Mapping[str, Any]) -> None:
+        self._rows = rows
+        self._done: dict[str, tuple[Parameter, ...]] = {}
+
+    def __getitem__(self, key: str) -> tuple[Parameter, ...]:
+        if key not in self._done:
+            self._done[key] = _unpack_parameters(self._rows[key])
+        return self._done[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
+    """The traces of a stored profile, unpacked one variant at a time: a plan needs few of them."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+        self._done: dict[str, tuple[ActivationTrace, ...]] = {}
+        self._segments: dict[int, tuple[Mark, ...]] = {}
+        self._polynomials = [tuple(p) for p in data["polynomials"]]
+
+    def _segment(self, index: int) -> tuple[Mark, ...]:
+        if index not in self._segments:
+            table = self._polynomials
+            self._segments[index] = tuple(
+                Mark(
+                    kind=kind,
+                    name=name,
+                    peaks=tuple(table[p] for p in peaks),
+                    level=table[level],
+                    after=table[after],
+                )
+                for kind, name, peaks, level, after in self._data["segments"][index]
+            )
+        return self._segments[index]
+
+    def __getitem__(self, key: str) -> tuple[ActivationTrace, ...]:
+        if key not in self._done:
+            self._done[key] = tuple(
+                ActivationTrace(
+                    segments=tuple(self._segment(i) for i in row["segments"]),
+                    forward=_unpack_runs(row["forward"]),
+                    backward=_unpack_runs(row["backward"]),
+                    max_seq_len=row["max_seq_len"],
+                    cache=_unpack_runs(row.get("cache", ())),
+                    gradients=_unpack_runs(row.get("gradients", ())),
+                )
+                for row in self._data["traces"][key]
+            )
+        return self._done[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data["traces"])
+
+    def __len__(self) -> int:
+        return len(self._data["traces"])
