@@ -58,7 +58,7 @@ def everything(space: Space):  # type: ignore[no-untyped-def]
         for spot, mode, (micro, steps) in itertools.product(
             spots, checkpointings(space), list(batches(space, layout))
         ):
-            for chosen in knobs(spot.stage, space.pins):
+            for chosen in knobs(spot.stage, space.pins, space.timing.trainable):
                 strategy = build_strategy(space, layout, spot, mode, micro, steps, chosen)
                 if first_violation(
                     strategy, gpus_per_node=space.cluster.gpus_per_node, key_value_heads=space.shape.kv_heads

@@ -211,20 +211,31 @@ class Knobs:
 
 
 _BUCKETS = (500_000_000, 200_000_000, 50_000_000, 10_000_000)
+_BUCKET_GRAIN = 1_000_000
 _SMALL_PREFETCH = 5_000_000  # beside the smallest bucket: elsewhere it saves little of what is live
 _SUB_GROUPS = (1_000_000_000, 100_000_000)
 _REUSE = (1_000_000_000, 100_000_000, 0)
 
 
-def knobs(stage: int, pins: Pins) -> tuple[Knobs, ...]:
+def _buckets(pins: Pins, trainable: int) -> tuple[int, ...]:
+    """Sizes of the gradients' bucket. One larger than all gradients together has room that nothing fills."""
+    if pins.reduce_bucket_size:
+        return (pins.reduce_bucket_size,)
+    whole = max(1, -(-trainable // _BUCKET_GRAIN)) * _BUCKET_GRAIN
+    return tuple(dict.fromkeys(min(size, whole) for size in _BUCKETS))
+
+
+def knobs(stage: int, pins: Pins, trainable: int) -> tuple[Knobs, ...]:
     """Every setting of the memory-relevant sizes: first the fastest, last the most frugal.
+
+    ``trainable``: elements of the weights that get gradients.
 
     Time never grows towards the first in any knob, and memory never towards the last: larger
     buckets send fewer messages, overlap hides them, a longer reuse distance saves gathers.
     """
     if stage == 0:
         return (Knobs(),)
-    buckets = (pins.reduce_bucket_size,) if pins.reduce_bucket_size else _BUCKETS
+    buckets = _buckets(pins, trainable)
     if stage < 3:
         overlaps = (pins.overlap_comm,) if pins.overlap_comm is not None else (True, False)
         return tuple(Knobs(reduce_bucket_size=b, overlap_comm=o) for o in overlaps for b in buckets)

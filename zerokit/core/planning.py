@@ -280,7 +280,8 @@ def _check_placement(space: Space, layout: Layout) -> None:
         optimizer=pins.offload_optimizer or "none",
         parameters=pins.offload_param or "none",
     )
-    strategy = build_strategy(space, layout, placement, "none", 1, 1, knobs(pins.zero_stage, pins)[0])
+    fastest = knobs(pins.zero_stage, pins, space.timing.trainable)[0]
+    strategy = build_strategy(space, layout, placement, "none", 1, 1, fastest)
     violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
     if violation is not None:
         raise InputError(f"--zero {pins.zero_stage}: {violation.message}; {violation.mend}")

@@ -244,17 +244,18 @@ class _Search:
     def _families(self) -> Iterator[_Family]:
         space = self.space
         spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
+        settings = {spot.stage: knobs(spot.stage, space.pins, space.timing.trainable) for spot in spots}
         modes = checkpointings(space)
         for layout in layouts(space.cluster, space.pins):
             pairs = list(batches(space, layout))
-            size = sum(len(knobs(spot.stage, space.pins)) for spot in spots) * len(modes) * max(1, len(pairs))
+            size = sum(len(settings[spot.stage]) for spot in spots) * len(modes) * max(1, len(pairs))
             self.candidates += size
             rule = broken_rule(layout, space.shape, space.job, space.cluster, space.pins)
             if rule is not None or not pairs:
                 self.rejected[rule.id if rule else BATCH_REASON] += size
                 continue
             for spot in spots:
-                variants = knobs(spot.stage, space.pins)
+                variants = settings[spot.stage]
                 count = len(variants) * len(modes) * len(pairs)
                 reason = self._illegal(layout, spot, pairs[0], variants[0]) or self._states_too_large(
                     layout, spot

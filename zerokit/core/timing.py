@@ -58,6 +58,11 @@ class TimeModel:
         )
         self._work: dict[tuple[object, ...], Work] = {}
 
+    @property
+    def trainable(self) -> int:
+        """Elements of the weights that get gradients, before anything divides them."""
+        return self.traffic.trainable
+
     def peak(self, precision: str) -> float:
         """Largest matmul FLOP/s that the GPU reaches in this precision."""
         gpu = self.cluster.gpu
