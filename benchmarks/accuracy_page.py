@@ -22,7 +22,7 @@ from typing import Any
 
 import jinja2
 
-from benchmarks import accuracy, peers, plots
+from benchmarks import accuracy, peers, plots, step_time
 from benchmarks.accuracy_runs import DATA, ROOT, SOURCES, STATUSES, Run, grouped, rows_of, runs
 from benchmarks.measure import limits, quality
 from zerokit.core.memory.serving import phase_peaks
@@ -141,6 +141,11 @@ def _rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip()]
 
 
+def times_now() -> str:
+    """Mean error of the step times of the runs of plan quality, as predicted now."""
+    return percent(statistics.mean(abs(step_time.timed(row).error) for row in step_time.rows("quality")))
+
+
 def serving() -> list[str]:
     """Inference: the pass over the prompts and the longest step after it, as predicted now and before."""
     rows = _rows("serving.jsonl")
@@ -204,6 +209,7 @@ def write_text(found: Sequence[Run]) -> str:
         worst="; ".join(f"`{run.name}` {run.error:+.2%}" for run in worst),
         fits=limits.table(fits)[0] if (fits := _rows("fits.jsonl")) else "",
         quality=quality.table(compared) if (compared := _rows("quality.jsonl")) else "",
+        times_now=times_now() if compared else "",
         overhead="\n".join(overhead()),
         serving="\n".join(serving()),
         all_runs="\n".join(all_runs(found)),
