@@ -100,6 +100,7 @@ class Stage12:
         self.buckets: dict[int, list[int]] = {width: [] for width in sorted(set(self.widths))}
         self.elements = dict.fromkeys(self.buckets, 0)
         self.copied = False
+        self.reduced = 0  # bytes of others' gradients that the next reduction lets go
 
     # ---------------------------------------------------------------- gradients
 
@@ -209,32 +210,63 @@ class Stage12:
             self.elements[kind] = 0
 
     def _reduce(self, width: int) -> None:
-        bucket, elements = self.buckets[width], self.elements[width]
+        bucket = self.buckets[width]
         if not bucket:
             return
+        self._let_go_of_reduced()
         communication = self.bytes.communication if width == self.bytes.gradient else width
-        copy = 0
-        if not self.contiguous or self._divided(bucket):
-            copy += elements * self.bytes.gradient
+        together, flattened = self._at_a_time(bucket, self.elements[width])
+        copy = together * self.bytes.gradient if flattened else 0
         if communication != self.bytes.gradient:
-            copy += elements * communication
-        if self.compact and not self.offload:  # _add_to_grad_partition_buffer converts piece by piece
+            copy += together * communication
+        if self.compact:
             mine = [self.part.fragments[index] for index in bucket if index in self.part.fragments]
             if mine:
                 self.ledger.set("gradient_partition", self.part.size * 4)
-                copy += max(mine) * 4
+                if communication != 4:  # _add_to_grad_partition_buffer converts piece by piece
+                    copy += max(mine) * 4
         self.ledger.burst("reduce_copy", copy)
 
+    def _let_go_of_reduced(self) -> None:
+        """``_clear_previous_reduced_grads``."""
+        self.ledger.add("gradients", -self.reduced)
+        self.reduced = 0
+
+    def _at_a_time(self, bucket: list[int], elements: int) -> tuple[int, bool]:
+        """Elements reduced at a time at most, and whether they are flattened: copied if several pieces."""
+        if not self.contiguous:  # buffered_reduce_fallback: piece by piece into one
+            return elements, len(bucket) > 1
+        if not self.zero.reduce_scatter:
+            return elements, False
+        if elements <= self.zero.reduce_bucket_size:
+            return elements, self._divided(bucket)
+        return self._scattered(bucket[0])
+
     def _divided(self, indexes: Sequence[int]) -> bool:
-        """Whether pieces in a bucket have different owners: one piece alone is reduced without a copy."""
-        if self.part.count == 1 or not self.zero.reduce_scatter:
-            return False
+        """Whether pieces in a bucket have different owners: one piece alone is reduced without a copy.
+        Pieces of this rank that are added into an fp32 partition stay apart (stage_1_and_2.py:1629)."""
         ends, sizes, share = self.part.ends, self.sizes, self.part.size
         owner = (ends[indexes[0]] - 1) // share
+        if self.compact and owner == self.part.rank and len(indexes) > 1:
+            return True
         return any(
             (ends[index] - 1) // share != owner or (ends[index] - sizes[index]) // share != owner
             for index in indexes
         )
+
+    def _scattered(self, index: int) -> tuple[int, bool]:
+        """``allreduce_and_scatter`` of one gradient larger than a bucket: its owners' pieces go together
+        until they are more than a bucket (stage_1_and_2.py:1533)."""
+        end, share, room = self.part.ends[index], self.part.size, self.zero.reduce_bucket_size
+        place = end - self.sizes[index]
+        most, flattened, together, pieces = 0, False, 0, 0
+        while place < end:
+            border = min(end, (place // share + 1) * share)
+            together, pieces, place = together + border - place, pieces + 1, border
+            if together > room or place == end:
+                most, flattened = max((most, flattened), (together, pieces > 1))
+                together = pieces = 0
+        return most, flattened
 
     def _after_reduction(self, index: int, boundary: bool) -> None:
         size = self.sizes[index] * self.bytes.gradient
@@ -242,18 +274,24 @@ class Stage12:
         fragment = self.part.fragments.get(index)
         if fragment is None:
             if own and self.zero.stage == 2:  # stage 1 clears them at the end of backward
-                self.ledger.add("gradients", -size)
+                if self.zero.overlap_comm and not self.contiguous:
+                    self.reduced += size  # stage_1_and_2.py:2243: the reduction may still read them
+                else:
+                    self.ledger.add("gradients", -size)
             return
         if self.offload:
-            if boundary:  # set_norm_for_param_grad_in_gpu, then async_inplace_copy_grad_to_fp32_buffer
-                self.ledger.burst("offload_copy", fragment * FP64)
+            if not boundary:
+                return  # copied to the host, let go at the end of backward
+            # set_norm_for_param_grad_in_gpu, then async_inplace_copy_grad_to_fp32_buffer
+            self.ledger.burst("offload_copy", fragment * FP64)
+            if not self.compact:
                 self.ledger.burst("offload_copy", fragment * self.bytes.master)
-        elif (
-            not self.compact and self.contiguous and not self.copied
-        ):  # copy_grads_in_partition: whole parameters
+        elif self.compact or not self.contiguous:
+            return  # held until the end of backward at least
+        elif not self.copied:  # copy_grads_in_partition: whole parameters
             self.ledger.add("gradient_partition", self.part.whole * self.bytes.gradient)
             self.copied = True
-        if own and (self.contiguous or self.offload):
+        if own:
             self.ledger.add("gradients", -size)
 
     # ---------------------------------------------------------------- end of backward
@@ -270,11 +308,13 @@ class Stage12:
         if self.zero.stage == 1 and not self.zero.overlap_comm:
             self._kept_into_buckets(boundary)
         self.flush(boundary)
-        if self.zero.stage == 1:
-            self.ledger.set("gradients", 0)
+        self.reduced = 0
+        # all_grad_tensors: this rank's gradients are held as they came unless they were copied; those of
+        # later micro-steps are added into them
+        held = not self.contiguous and not self.compact
+        self.ledger.set("gradients", self.part.whole * self.bytes.gradient if held else 0)
         self.ledger.set("gradient_bucket", 0)
-        if not first and not self.compact and not self.offload and self.zero.stage == 2:
-            # the new partition was added into the one held since the first micro-step
+        if self.copied and not first and self.zero.stage == 2:
             self.ledger.add("gradient_partition", -self.part.whole * self.bytes.gradient)
         self.copied = False
 
