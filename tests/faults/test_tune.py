@@ -93,7 +93,7 @@ def by_stage(body: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def test_the_fastest_is_kept_and_what_fails_is_survived(tune: Start) -> None:
-    run = tune("0=oom", "1=0.06", "2=fail", "3=0.03", options=("--json",))
+    run = tune("0=oom", "1=0.3", "2=fail", "3=0.03", options=("--json",))
     code, out, err = run.end()
     assert code == 0, err
     body = json.loads(out)

@@ -112,7 +112,8 @@ def judge(
 def _unseen_exits(launch: Launch, seen: Seen, progress: Progress) -> list[RankExit]:
     """Exits that the guard did not see, from the ranks' own last lines and the launcher's code.
 
-    A rank may live for less than the guard's look at the process table, or on another machine.
+    A rank may live for less than the guard's look at the process table, or on another machine. A launcher
+    that ends with 0 says so of each of its ranks.
     """
     known = {exit_.rank for exit_ in seen.exits}
     starts, ends, errors = (progress.records(kind) for kind in ("start", "end", "error"))
@@ -126,6 +127,11 @@ def _unseen_exits(launch: Launch, seen: Seen, progress: Progress) -> list[RankEx
         ours = record.get("state") == "terminated" or (seen.stopped_at is not None and at > seen.stopped_at)
         host = str(starts.get(rank, {}).get("host") or launch.host)
         found.append(RankExit(rank=rank, host=host, code=code, signal=number, at=at, by_us=ours))
+        known.add(rank)
+    if seen.launcher_code == 0 and not seen.launcher_lost:
+        for rank in sorted(set(starts) - known):
+            host = str(starts[rank].get("host") or launch.host)
+            found.append(RankExit(rank=rank, host=host, code=0, signal=None, at=time.time()))
     return found
 
 
