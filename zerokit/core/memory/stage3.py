@@ -350,22 +350,25 @@ class Gradients:
             return
         sizes = [self.modules.sizes[i] for i in self.bucket]
         shares = [-(-size // self.ranks) for size in sizes]
-        copy = 0
+        converted = interleaved = 0
         if self.bytes.communication != self.trained_width:
-            copy += sum(sizes) * self.bytes.communication
+            converted = sum(sizes) * self.bytes.communication
         if len(sizes) > 1 or sizes[0] % self.ranks:  # reduce_scatter_coalesced interleaves
-            copy += sum(shares) * self.ranks * self.bytes.communication
-        self.ledger.add("reduce_copy", copy)
+            interleaved = sum(shares) * self.ranks * self.bytes.communication
+        self.ledger.add("reduce_copy", converted + interleaved)
         if self.bytes.accumulation != self.bytes.communication:
-            self.ledger.add("reduce_copy", sum(shares) * self.bytes.accumulation)
-            copy += sum(shares) * self.bytes.accumulation
+            kept = sum(shares) * self.bytes.accumulation
+            self.ledger.add("reduce_copy", kept)
+        else:  # the shares are views
+            kept = interleaved or converted
+        self.ledger.set("reduce_copy", kept)  # __avg_scatter_grads has returned (stage3.py:1678)
         if self.offload_optimizer and boundary:
             # .to(device), the norm in pieces of at most 250e6 elements, the fp32 copy
             share = max(shares)
             self.ledger.add("offload_copy", share * self.bytes.accumulation)
             self.ledger.burst("offload_copy", share * self.bytes.master)
             self.ledger.add("offload_copy", -share * self.bytes.accumulation)
-        self.ledger.add("reduce_copy", -copy)
+        self.ledger.set("reduce_copy", 0)
         self.ledger.set("gradients", 0)
         self.bucket = []
         self.bucket_elements = 0
