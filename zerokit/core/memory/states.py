@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from zerokit.core.memory.bf16 import runs_bf16_optimizer
 from zerokit.core.memory.optimizers import optimizer_bytes, optimizer_name
 from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.memory.stage12 import Partition
@@ -94,6 +95,8 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
     if zero.offload_optimizer.device == "none":
         components["master_weights"] = part.size * width.master
         components["optimizer_states"] = part.size * states
+        if runs_bf16_optimizer(settings):
+            components["fp32_gradient"] = part.size * part.count * 4
     else:
         largest = layout.largest
         components["offload_buffer"] = largest * width.parameter
@@ -131,6 +134,9 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
         # the clone is converted to fp32 on the GPU before it goes to the CPU
         largest = layout.largest * width.parameter
         return max(parameters + flat, parameters + share, parameters + largest)
+    if runs_bf16_optimizer(settings):
+        gradients = part.size * part.count * 4
+        return max(parameters + flat, parameters + share + master, parameters + master + gradients)
     state = part.size * states if first else 0  # Adagrad's appears with it, before the first step
     return max(parameters + flat, parameters + share + master, parameters + 2 * master + state)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from zerokit.core.memory.bf16 import Bf16Gradients, runs_bf16_optimizer
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Overlay
 from zerokit.core.memory.stage3 import Gradients, Parameters, gathers, of_gathers
@@ -53,7 +54,8 @@ class _Replay:
             self.stage3 = Gradients(layout, settings, ranks, self.ledger)
             self.gathers = gathers(layout, of_gathers(settings), ranks)
         else:
-            self.stage12 = Stage12(layout, settings, self.part, self.ledger)
+            kind = Bf16Gradients if runs_bf16_optimizer(settings) else Stage12
+            self.stage12 = kind(layout, settings, self.part, self.ledger)
         for name, size in self.state.components.items():
             self.ledger.set(name, size)
 
