@@ -21,7 +21,7 @@ from zerokit.core.job import Job
 from zerokit.core.memory.overlay import highest
 from zerokit.core.memory.plan import layout
 from zerokit.core.memory.stage12 import partition
-from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, on_device
+from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, on_device, share_bytes
 from zerokit.core.memory.timeline import rank_bytes
 from zerokit.core.memory.traced import estimate_traced
 from zerokit.core.memory.ulysses import exchange_of, exchanging
@@ -108,7 +108,7 @@ def _profile(key: str) -> tuple[ModelProfile, str]:
 def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
     """Predicted bytes of a rank: ``init``, ``step``, ``between_steps``, phases of the first and last
     micro-step; elements trained, of the largest parameter, of those that touch the rank's partition, and
-    those whose optimizer stays on the GPU under a partial offload."""
+    those whose optimizer stays on the GPU under a partial offload; bytes of a ZeRO-3 shard of all."""
     stage = run["deepspeed_config"]["zero_optimization"]["stage"]
     facts = [run["hf_config"], run["precision"], run["checkpointing"], run["lora"], stage == 3]
     facts.append("torch_autocast" in run["deepspeed_config"])
@@ -152,6 +152,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         "parameters": sum(p.numel for p in shape.trainable),
         "largest": shape.largest,
         "on_device": sum(on_device(shape, settings.zero, run["ranks"])),
+        "shares": share_bytes(shape, run["ranks"], settings.parameter_bytes),
         "touched": partition(shape, rank, run["ranks"]).whole,
     }
 

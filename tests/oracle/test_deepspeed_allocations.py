@@ -188,13 +188,14 @@ def _on_host(run: dict[str, Any], wanted: dict[str, Any]) -> int:
     share = -(-wanted["parameters"] // (2 * run["ranks"])) * 2
     master = 2 if run["deepspeed_config"]["bf16"].get("bf16_master_weights_and_grads") else 4
     size = (2 * master + 8) * (share - wanted["on_device"])  # master, gradients, Adam
-    size += 2 * share  # 16-bit staging below stage 3, gradients at 3
+    width = 4 if run["precision"] == "32" else 2
+    size += width * share  # staging of the weights below stage 3 (stage_1_and_2.py:567), gradients at 3
     if zero["stage"] < 3:
-        size += 2 * wanted["largest"]  # the host end of the transfer buffer
+        size += width * wanted["largest"]  # the host end of the transfer buffer
         if zero["stage"] == 2 and run["gradient_accumulation"] > 1 and master == 4:
-            size += 2 * wanted["touched"]
+            size += width * wanted["touched"]
     if "offload_param" in zero:
-        size += 2 * share
+        size += wanted["shares"]
     return size
 
 
