@@ -122,6 +122,16 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
         case("z3 fp32", z3, ranks=ranks, fp32=True),
         case("z3 fp32 accumulation", z3, ranks=ranks, accumulation=2, **FP32_ACCUMULATION),
         case("z3 fp32 communication", z3, ranks=ranks, **FP32_COMMUNICATION),
+        case("z1 fp32 accumulation", z1, ranks=ranks, accumulation=2, **FP32_ACCUMULATION),
+        case("z1 fp16 fp32 accumulation", z1, ranks=ranks, accumulation=2, **FP16 | FP32_ACCUMULATION),
+        case(
+            "z1 offload fp32 accumulation", z1 | OPTIMIZER, ranks=ranks, accumulation=2, **FP32_ACCUMULATION
+        ),
+        case(
+            "z2 offload fp32 accumulation", z2 | OPTIMIZER, ranks=ranks, accumulation=2, **FP32_ACCUMULATION
+        ),
+        case("z1 scattered", z1 | {"contiguous_gradients": False}, ranks=ranks, accumulation=2),
+        case("z2 scattered", z2 | {"contiguous_gradients": False}, ranks=ranks, accumulation=2),
         case("z1 bf16 states", z1, ranks=ranks, **BF16_STATES),
         case("z2 bf16 states", z2, ranks=ranks, accumulation=2, **BF16_STATES),
         case("z3 bf16 states", z3, ranks=ranks, accumulation=2, **BF16_STATES),
@@ -192,7 +202,8 @@ def _on_host(run: dict[str, Any], wanted: dict[str, Any]) -> int:
     size += width * share  # staging of the weights below stage 3 (stage_1_and_2.py:567), gradients at 3
     if zero["stage"] < 3:
         size += width * wanted["largest"]  # the host end of the transfer buffer
-        if zero["stage"] == 2 and run["gradient_accumulation"] > 1 and master == 4:
+        wide = run["deepspeed_config"].get("data_types") == FP32_ACCUMULATION["data_types"]  # on the GPU
+        if zero["stage"] == 2 and run["gradient_accumulation"] > 1 and master == 4 and not wide:
             size += width * wanted["touched"]
     if "offload_param" in zero:
         size += wanted["shares"]

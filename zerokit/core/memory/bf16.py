@@ -27,6 +27,9 @@ class Bf16Gradients(Stage12):
     """One rank's gradients: held as they come until the step, added into the flat buffer after each
     backward pass. The buffer is one of the rank's persistent states."""
 
+    def _accumulates_apart(self) -> bool:
+        return False
+
     def _in_hook(self, boundary: bool) -> bool:
         return False
 

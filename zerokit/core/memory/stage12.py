@@ -90,6 +90,8 @@ class Stage12:
         self.contiguous = self.zero.contiguous_gradients or self.offload
         # get_flat_partition keeps an fp32 partition when accumulation is wider than the model
         self.compact = self.bytes.accumulation == 4 and self.bytes.parameter == 2
+        self.wide = self._accumulates_apart()
+        self.gradient = self.bytes.accumulation if self.wide else self.bytes.gradient  # held, in buckets
         # torch_autocast: a bucket for each precision in which gradients travel (ipg_buckets), of the
         # gradients' own precision (setup_buckets)
         autocast = settings.torch_autocast is not None
@@ -102,12 +104,17 @@ class Stage12:
         self.copied = False
         self.reduced = 0  # bytes of others' gradients that the next reduction lets go
 
+    def _accumulates_apart(self) -> bool:
+        """``use_grad_accum_attribute``: stage 1 holds gradients in fp32 beside a 16-bit model, each made
+        of the gradient that comes and let go with the step (stage_1_and_2.py:1234)."""
+        return self.zero.stage == 1 and self.compact
+
     # ---------------------------------------------------------------- gradients
 
     def backward(self, boundary: bool, first: bool) -> Overlay:
         """Every gradient in the order of the backward pass."""
         indexes = self.layout.gradient_indexes
-        if self._in_hook(boundary):
+        if self.wide or self._in_hook(boundary):
             return self._as_they_come(indexes, boundary, first)
         return self._held(first)
 
@@ -151,7 +158,7 @@ class Stage12:
                     self.gradient_ready(index, boundary, first)
                     during.append(ledger.peak)
                     after.append(ledger.total)
-                    simple = self.contiguous and (first or self.zero.stage == 2)
+                    simple = self.contiguous and (first or self.zero.stage == 2) and not self.wide
                     continue
             during.append(ledger.total)
             after.append(ledger.total)
@@ -161,17 +168,25 @@ class Stage12:
         """``setup_buckets``: full size at the first gradient, twice when reductions overlap."""
         if self.contiguous:
             count = 2 if self.zero.overlap_comm else 1
-            size = self.zero.reduce_bucket_size * self.bytes.gradient * count * len(self.buckets)
+            size = self.zero.reduce_bucket_size * self.gradient * count * len(self.buckets)
             self.ledger.set("gradient_bucket", size)
 
     def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
         """``process_gradients`` for one parameter: its gradient was made by autograd."""
-        size = self.sizes[index] * self.bytes.gradient
+        size = self.sizes[index] * self.gradient
         if self.zero.stage == 0:
             if first:
                 self.ledger.adopt("gradients", size)
             return
         self._open_buckets()
+        if self.wide:
+            if first:
+                self.ledger.add("gradients", size)
+            else:
+                self.ledger.burst("gradient_copy", size)
+            if self._in_hook(boundary):
+                self._into_bucket(index, boundary, kept=True)
+            return
         if not self._in_hook(boundary):
             if first:
                 self.ledger.adopt("gradients", size)
@@ -188,11 +203,11 @@ class Stage12:
         own = not self.contiguous or size > self.zero.reduce_bucket_size
         if own and self.contiguous and self.offload:
             # cloned, for a storage of its own while the host copies it (stage_1_and_2.py:1446)
-            self.ledger.burst("gradient_copy", size * self.bytes.gradient)
+            self.ledger.burst("gradient_copy", size * self.gradient)
         if own and not kept:
-            self.ledger.adopt("gradients", size * self.bytes.gradient)
+            self.ledger.adopt("gradients", size * self.gradient)
         elif kept and not own:
-            self.ledger.add("gradients", -size * self.bytes.gradient)
+            self.ledger.add("gradients", -size * self.gradient)
         self.buckets[width].append(index)
         self.elements[width] += size
 
@@ -216,15 +231,15 @@ class Stage12:
         self._let_go_of_reduced()
         communication = self.bytes.communication if width == self.bytes.gradient else width
         together, flattened = self._at_a_time(bucket, self.elements[width])
-        copy = together * self.bytes.gradient if flattened else 0
-        if communication != self.bytes.gradient:
-            copy += together * communication
+        copy = flat = together * self.gradient if flattened else 0
+        converted = together * communication if communication != self.gradient else 0
+        copy += converted
         if self.compact:
             mine = [self.part.fragments[index] for index in bucket if index in self.part.fragments]
             if mine:
                 self.ledger.set("gradient_partition", self.part.size * 4)
                 if communication != 4:  # _add_to_grad_partition_buffer converts piece by piece
-                    copy += max(mine) * 4
+                    copy = max(copy, (converted or flat) + max(mine) * 4)
         self.ledger.burst("reduce_copy", copy)
 
     def _let_go_of_reduced(self) -> None:
@@ -269,7 +284,7 @@ class Stage12:
         return most, flattened
 
     def _after_reduction(self, index: int, boundary: bool) -> None:
-        size = self.sizes[index] * self.bytes.gradient
+        size = self.sizes[index] * self.gradient
         own = not self.contiguous or self.sizes[index] > self.zero.reduce_bucket_size
         fragment = self.part.fragments.get(index)
         if fragment is None:
@@ -286,10 +301,10 @@ class Stage12:
             self.ledger.burst("offload_copy", fragment * FP64)
             if not self.compact:
                 self.ledger.burst("offload_copy", fragment * self.bytes.master)
-        elif self.compact or not self.contiguous:
+        elif (self.compact and not self.wide) or not self.contiguous:
             return  # held until the end of backward at least
-        elif not self.copied:  # copy_grads_in_partition: whole parameters
-            self.ledger.add("gradient_partition", self.part.whole * self.bytes.gradient)
+        elif not self.compact and not self.copied:  # copy_grads_in_partition: whole parameters
+            self.ledger.add("gradient_partition", self.part.whole * self.gradient)
             self.copied = True
         if own:
             self.ledger.add("gradients", -size)
@@ -301,7 +316,7 @@ class Stage12:
         if self.zero.stage == 0:
             if boundary:
                 elements = min(sum(self.sizes), STAGE0_REDUCE_ELEMENTS + max(self.sizes, default=0))
-                self.ledger.burst("reduce_copy", elements * self.bytes.gradient)
+                self.ledger.burst("reduce_copy", elements * self.gradient)
             return
         if self.zero.stage == 1 and not boundary:
             return  # the epilogue runs at the boundary only: an open bucket stays until then
@@ -309,17 +324,22 @@ class Stage12:
             self._kept_into_buckets(boundary)
         self.flush(boundary)
         self.reduced = 0
+        if self.wide:  # others' gradients stay: those in a bucket keep it
+            room = self.zero.reduce_bucket_size
+            if all(i in self.part.fragments or size > room for i, size in enumerate(self.sizes)):
+                self.ledger.set("gradient_bucket", 0)
+            return
         # all_grad_tensors: this rank's gradients are held as they came unless they were copied; those of
         # later micro-steps are added into them
         held = not self.contiguous and not self.compact
-        self.ledger.set("gradients", self.part.whole * self.bytes.gradient if held else 0)
+        self.ledger.set("gradients", self.part.whole * self.gradient if held else 0)
         self.ledger.set("gradient_bucket", 0)
         if self.copied and not first and self.zero.stage == 2:
-            self.ledger.add("gradient_partition", -self.part.whole * self.bytes.gradient)
+            self.ledger.add("gradient_partition", -self.part.whole * self.gradient)
         self.copied = False
 
     def _kept_into_buckets(self, boundary: bool) -> None:
-        room, gradient = self.zero.reduce_bucket_size, self.bytes.gradient
+        room, gradient = self.zero.reduce_bucket_size, self.gradient
         moved = 0  # bytes whose gradients are in a bucket now; the level counts when one is reduced
         for index, (size, width) in enumerate(zip(self.sizes, self.widths, strict=True)):
             if self.contiguous and self.elements[width] + size <= room:
@@ -341,6 +361,9 @@ class Stage12:
         ledger, part = self.ledger, self.part
         largest = max(part.fragments.values(), default=0)
         ledger.burst("gradient_norm", largest * FP64)
+        if self.wide:  # free_grad_in_param_list
+            ledger.set("gradients", 0)
+            ledger.set("gradient_bucket", 0)
         if not self.compact:
             copies = len(part.fragments) > 1 or part.whole != part.size
             flat = part.size * self.bytes.gradient if copies else 0
