@@ -22,7 +22,7 @@ from zerokit.core.memory.overlay import highest
 from zerokit.core.memory.plan import layout
 from zerokit.core.memory.stage12 import partition
 from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, on_device, share_bytes
-from zerokit.core.memory.timeline import rank_bytes
+from zerokit.core.memory.timeline import _Replay, rank_bytes
 from zerokit.core.memory.traced import estimate_traced
 from zerokit.core.memory.ulysses import exchange_of, exchanging
 from zerokit.core.model import ModelProfile
@@ -125,10 +125,15 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         settings = replace(settings, communication_data_type="fp32")  # gloo is not NCCL 2.27.3
     shape = layout(profile, key, trace)
     own = rank_bytes(shape, settings, run["ranks"], rank)
+    part = partition(shape, rank, run["ranks"], round_robin=settings.zero.round_robin_gradients)
+    first = own.micro_steps[0]
+    if stage == 3 and settings.gradient_accumulation > 1:
+        # rank_bytes has the last alone, which holds no less; the first offloads nothing
+        first = _Replay(shape, settings, run["ranks"], rank).micro_step(False, True)
     timeline = trace.timeline(run["micro_batch"], run["seq_len"] // degree)
     workspace = own.persistent.components["cublas_workspace"]
     micro_steps = []
-    for micro in (own.micro_steps[0], own.micro_steps[-1]):
+    for micro in (first, own.micro_steps[-1]):
         if micro.forward is None:
             forward = micro.start + timeline.forward_peak
             level = micro.start + timeline.after_forward
@@ -153,7 +158,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         "largest": shape.largest,
         "on_device": sum(on_device(shape, settings.zero, run["ranks"])),
         "shares": share_bytes(shape, run["ranks"], settings.parameter_bytes),
-        "touched": partition(shape, rank, run["ranks"]).whole,
+        "touched": part.whole,
     }
 
 
