@@ -211,6 +211,7 @@ def build(
 
     config = read_config(hf_config)
     config.use_cache = False
+    config.get_text_config(decoder=True).use_cache = False  # of a model of images and text
     head = head or head_of(hf_config)
     if head == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0

@@ -77,6 +77,7 @@ def trace(
             TypeError,
             ValueError,
             AttributeError,
+            LookupError,
             NotImplementedError,
         ) as error:
             left_out.append(f"{variant.key}: {str(error).splitlines()[0][:160]}")
