@@ -78,7 +78,6 @@ def trace(
             ValueError,
             AttributeError,
             LookupError,
-            NotImplementedError,
         ) as error:
             left_out.append(f"{variant.key}: {str(error).splitlines()[0][:160]}")
     return (store.merged(done) if done else None), left_out

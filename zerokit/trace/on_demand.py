@@ -85,6 +85,6 @@ def _traced(
         warnings.simplefilter("ignore")
         try:
             return profile_from_config(config, variants, name=name, head=head)
-        except (RuntimeError, TypeError, AttributeError, NotImplementedError, ValueError, LookupError) as error:
+        except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"{name} could not be traced ({variant.key}): {line}") from error
