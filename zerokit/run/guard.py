@@ -33,6 +33,7 @@ from zerokit.run import processes
 
 FAST_SCAN_SECONDS = 0.05
 SLOW_SCAN_SECONDS = 2.0
+START_SECONDS = 60.0  # so long ranks are looked for with more of a core: one may die young
 ORPHAN_GRACE_SECONDS = 1.0
 PARENT_LOST_GRACE_SECONDS = 0.8
 LAUNCHER_KILLS_SECONDS = 3.0  # for srun to kill its tasks on every node
@@ -52,6 +53,7 @@ class Guard:
         self.exited: dict[int, int | None] = {}  # pid -> code
         self.pidfds: dict[int, int] = {}  # fd -> pid
         self.poll = select.poll()
+        self.began = time.monotonic()
         self.next_scan = 0.0
         self.buffer = b""
         self.parent_alive = True
@@ -119,9 +121,11 @@ class Guard:
             if rank is None or (process.parent != os.getpid() and self._rank_of(process.parent) is not None):
                 continue
             self._add_rank(rank, process)
-        spent = time.monotonic() - began
-        every = FAST_SCAN_SECONDS if len(self.ranks) < self.expected_ranks else SLOW_SCAN_SECONDS
-        self.next_scan = time.monotonic() + max(every, 40 * spent)
+        now = time.monotonic()
+        missing = len(self.ranks) < self.expected_ranks
+        every = FAST_SCAN_SECONDS if missing else SLOW_SCAN_SECONDS
+        share = 4 if missing and now - self.began < START_SECONDS else 40
+        self.next_scan = now + max(every, share * (now - began))
 
     def _rank_of(self, pid: int) -> int | None:
         environment = processes.read_environment(pid)
