@@ -36,7 +36,8 @@ _NAMED = (
     Source(place=DATA / "fits.jsonl", status="blind",
            words="plans of `zerokit plan`, run by `zerokit launch`; predicted before the run"),
     Source(place=DATA / "quality.jsonl", status="blind",
-           words="strategies of one job on 4 GPUs, run by `zerokit launch`; predicted before the run"),
+           words="strategies of one job on 4 GPUs, run by `zerokit launch`; predicted before the run; what "
+           "the one with tensor parallel showed (tied heads, -4.0 %) was mended, and it counts as mended"),
 )  # fmt: skip
 SOURCES = (
     *_NAMED,
@@ -45,6 +46,8 @@ SOURCES = (
         for place in sorted(DATA.glob("blind-*.jsonl"))
     ),
 )
+MENDED_AFTER = frozenset({"quality.1b-full.13.z1.b4.tp2"})
+"""Blind runs that showed an error which was mended then."""
 STATUSES = {
     "seen": "in view while the model was written",
     "mended": "predicted blind, then used to mend the model",
@@ -95,12 +98,17 @@ def runs() -> list[Run]:
             predicted, measured = max(judged.peaks, key=lambda pair: abs(accuracy.error(pair)))
             found.append(
                 Run(
-                    name=row["id"], status=source.status, source=source.place.name, row=row, judged=judged,
-                    predicted=predicted, measured=measured, before=_before(row), peers=peers.all_of(row),
+                    name=row["id"], status=_status(row, source), source=source.place.name, row=row,
+                    judged=judged, predicted=predicted, measured=measured, before=_before(row),
+                    peers=peers.all_of(row),
                 )
             )  # fmt: skip
             print(f"{len(found)} {row['id']}: {found[-1].error:+.2%}", file=sys.stderr, flush=True)
     return found
+
+
+def _status(row: Mapping[str, Any], source: Source) -> str:
+    return "mended" if row["id"] in MENDED_AFTER else source.status
 
 
 def _before(row: Mapping[str, Any]) -> tuple[int, int] | None:
