@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,13 +13,23 @@ from pathlib import Path
 
 RANK = int(os.environ["RANK"])
 
+PLACES = (
+    lambda: time.sleep(0.010),
+    lambda: time.sleep(0.004),
+    lambda: sum(range(2000)),
+    lambda: time.sleep(0.006),
+    lambda: time.sleep(0.003),
+    lambda: sum(range(3000)),
+    lambda: time.sleep(0.005),
+    lambda: time.sleep(0.008),
+)
+
 
 def spin(seconds: float) -> None:
     """Work: the main thread is somewhere else at every look."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        for deed in (lambda: time.sleep(0.01), lambda: sum(range(2000)), lambda: time.sleep(0.007)):
-            deed()
+        random.choice(PLACES)()
 
 
 def child(new_session: bool) -> None:
