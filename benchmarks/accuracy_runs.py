@@ -98,7 +98,7 @@ def runs() -> list[Run]:
             predicted, measured = max(judged.peaks, key=lambda pair: abs(accuracy.error(pair)))
             found.append(
                 Run(
-                    name=row["id"], status=_status(row, source), source=source.place.name, row=row,
+                    name=row["id"], status=status_of(row, source), source=source.place.name, row=row,
                     judged=judged, predicted=predicted, measured=measured, before=_before(row),
                     peers=peers.all_of(row),
                 )
@@ -107,7 +107,8 @@ def runs() -> list[Run]:
     return found
 
 
-def _status(row: Mapping[str, Any], source: Source) -> str:
+def status_of(row: Mapping[str, Any], source: Source) -> str:
+    """How a run stands to the model: as its file does, but for what was mended after it."""
     return "mended" if row["id"] in MENDED_AFTER else source.status
 
 
