@@ -148,7 +148,8 @@ class Host:
         self.count += 1
         folder = self.work / f"{self.count:03d}"
         folder.mkdir()
-        told = case | {"shared": bool(reserve_bytes(case)), "limit_bytes": limit_bytes(case)}
+        shared = bool(reserve_bytes(case)) or bool(case["gate"] and case["cap_bytes"])
+        told = case | {"shared": shared, "limit_bytes": limit_bytes(case)}
         (folder / "case.json").write_text(json.dumps(told), encoding="utf-8")
         processes = self.route.start(told, gpus, folder)
         for gpu in gpus:

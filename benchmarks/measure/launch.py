@@ -113,17 +113,35 @@ def reported(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Gates:
-    """Lets the gated runs onto the GPUs one at a time, each once all its ranks are ready."""
+    """Lets the gated runs onto the GPUs one at a time, each once all its ranks are ready.
+
+    A run whose ranks have trained their last step and only end does not keep the next out, where both fit.
+    """
+
+    def __init__(self, room_bytes: int) -> None:
+        """``room_bytes``: of the GPU with the least."""
+        self.room_bytes = room_bytes
 
     def __call__(self, running: list[hosts.Running]) -> None:
         """Open the next gate when no run is past its own."""
         gated = [run for run in running if run.case["gate"]]
-        if not all(run.waiting for run in gated):
+        inside = [run for run in gated if not run.waiting]
+        if not all(_all_left(run, "done") for run in inside):
             return
         for run in gated:
-            if all((run.folder / f"ready-{rank}").exists() for rank in range(run.case["world_size"])):
-                run.go()
+            if run.waiting and _all_left(run, "ready"):
+                if not inside or sum(map(self._holds, [*inside, run])) <= self.room_bytes:
+                    run.go()
                 return
+
+    def _holds(self, run: hosts.Running) -> int:
+        cap = run.case["cap_bytes"]
+        return int(cap) + hosts.OUTSIDE_BYTES if cap else self.room_bytes
+
+
+def _all_left(run: hosts.Running, sign: str) -> bool:
+    """Whether every rank has left this sign."""
+    return all((run.folder / f"{sign}-{rank}").exists() for rank in range(run.case["world_size"]))
 
 
 def main() -> int:
@@ -135,7 +153,8 @@ def main() -> int:
     if options.list:
         hosts.show_list(todo, options)
         return 0
-    left = hosts.measure_all(todo, hosts.Host(Launched(options), options), options, Gates())
+    host = hosts.Host(Launched(options), options)
+    left = hosts.measure_all(todo, host, options, Gates(min(host.whole)))
     return 1 if left else 0
 
 

@@ -1,23 +1,25 @@
 """Plan quality: the planner's choice against strategies that were run, job by job.
 
-    python -m benchmarks.measure.quality prepare FOLDER                      # no GPU: makes the plans
+    python -m benchmarks.measure.quality prepare FOLDER --only .w8           # no GPU: makes the plans
     python -m benchmarks.measure.launch FOLDER/cases.json -o ROWS.jsonl --at-once 12
     python -m benchmarks.measure.quality table ROWS.jsonl
 
-Each job is planned for two cards. For each, the planner's choice is run with the allocator held to the card,
-and its next two, and strategies that people use by hand. Runs have the GPUs to themselves in turn. A
-strategy counts as possible on a card when its measured peak leaves the allocator what it needs there.
-Regret: step time of the choice over that of the fastest possible strategy, less 1.
+Each job is planned for two cards. For each, the planner's three best are run, and strategies that people use
+by hand, all with the allocator held to the card. Runs have the GPUs to themselves in turn. Regret: step time
+of the choice over that of the fastest strategy possible on the card, less 1. A run held to the smaller card
+counts for the larger one too; a strategy that the smaller leaves little room is run on both where it may be
+the fastest, because the allocator loses time there.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +28,34 @@ from benchmarks.measure.host import GIB, Case
 from benchmarks.measure.trials import CARDS_MIB
 from zerokit.core.memory.fits import EXPANDABLE_BYTES
 
-STEPS = 5
+STEPS = 4
 WARM_UP = 2
 """Steps that are not timed: kernels are chosen in the first, and ZeRO-3 prefetches from its third forward."""
+
+ROOM_BYTES = 8 * GIB
+"""With so much above its peak the allocator loses no time (most seen: 7 GiB, ``zerokit.core.retries``)."""
+
+RIVAL = 1.3
+"""Predicted slower than the choice by more than that, a strategy is not run on the larger card too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A job and the cards it is planned for. ``by_hand``: strategies as options of ``zerokit plan``."""
+    """A job and the cards it is planned for.
+
+    Attributes:
+        cards: GB, the smaller first.
+        by_hand: strategies as options of ``zerokit plan``.
+        options: of ``zerokit plan``, beyond the usual.
+    """
 
     name: str
     model: str
-    cards: tuple[int, int]
     by_hand: tuple[Mapping[str, object], ...]
-    gpus: int = 4
+    cards: tuple[int, int] = (0, 0)
+    gpus: int = 0
     seq_len: int = 2048
-    global_batch: int = 32
+    global_batch: int = 16
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -49,38 +63,63 @@ def _hand(zero: int, micro: int, checkpointing: str = "none", **more: object) ->
     return {"zero": zero, "micro-batch": micro, "checkpointing": checkpointing, **more}
 
 
-COMPARISONS = (
-    Comparison(
-        name="1b-full",
-        model="llama-3.2-1b",
-        cards=(16, 40),
-        global_batch=64,
-        by_hand=(
-            _hand(1, 1), _hand(1, 4), _hand(2, 2), _hand(2, 4), _hand(3, 1), _hand(3, 4),
-            _hand(0, 4, "full"), _hand(1, 8, "full"), _hand(2, 8, "full"), _hand(3, 8, "full"),
-            _hand(1, 4, tp=2),
+JOBS: tuple[tuple[Comparison, Mapping[int, tuple[int, int]]], ...] = (
+    (
+        Comparison(
+            name="1b-full",
+            model="llama-3.2-1b",
+            global_batch=32,
+            by_hand=(
+                _hand(1, 1), _hand(1, 4), _hand(2, 2), _hand(2, 4), _hand(3, 1), _hand(3, 4),
+                _hand(0, 4, "full"), _hand(1, 8, "full"), _hand(2, 8, "full"), _hand(3, 8, "full"),
+                _hand(1, 4, tp=2),
+            ),
         ),
+        {2: (24, 48), 8: (16, 40)},
     ),
-    Comparison(
-        name="8b-lora",
-        model="llama-3.1-8b",
-        cards=(24, 48),
-        options={"method": "lora", "lora-rank": 16},
-        by_hand=(
-            _hand(0, 1), _hand(1, 2), _hand(2, 2), _hand(3, 2), _hand(0, 4, "full"),
-            _hand(1, 8, "full"), _hand(2, 4, "full"), _hand(3, 4, "full"), _hand(3, 8, "full"),
+    (
+        Comparison(
+            name="8b-lora",
+            model="llama-3.1-8b",
+            options={"method": "lora", "lora-rank": 16},
+            by_hand=(
+                _hand(0, 1), _hand(1, 2), _hand(2, 2), _hand(3, 2, "full"), _hand(0, 4, "full"),
+                _hand(1, 8, "full"), _hand(2, 4, "full"), _hand(3, 4, "full"), _hand(3, 8, "full"),
+            ),
         ),
+        {2: (24, 48), 8: (24, 48)},
     ),
-    Comparison(
-        name="8b-full",
-        model="llama-3.1-8b",
-        cards=(48, 80),
-        by_hand=(
-            _hand(1, 1), _hand(2, 1), _hand(3, 1), _hand(3, 2), _hand(1, 4, "full"), _hand(2, 4, "full"),
-            _hand(3, 2, "full"), _hand(3, 4, "full"), _hand(3, 8, "full"), _hand(1, 2, tp=2),
+    (
+        Comparison(
+            name="8b-full",
+            model="llama-3.1-8b",
+            by_hand=(
+                _hand(1, 1), _hand(2, 1), _hand(3, 1), _hand(3, 2), _hand(1, 4, "full"), _hand(2, 2, "full"),
+                _hand(3, 2, "full"), _hand(3, 4, "full"), _hand(3, 8, "full"), _hand(1, 2, "full", tp=2),
+            ),
         ),
+        {2: (80, 141), 8: (48, 80)},
+    ),
+    (
+        Comparison(
+            name="13b-full",
+            model="llama-2-13b",
+            by_hand=(
+                _hand(2, 1), _hand(2, 1, "full"), _hand(3, 1), _hand(3, 1, "full"), _hand(3, 2, "full"),
+                _hand(3, 4, "full"), _hand(3, 8, "full"), _hand(3, 2), _hand(1, 1, "full", tp=2),
+                _hand(1, 2, "full", tp=2), _hand(1, 4, "full", tp=2), _hand(1, 8, "full", tp=2),
+            ),
+        ),
+        {2: (120, 141), 8: (48, 80)},
     ),
 )  # fmt: skip
+"""Jobs, and for hosts of so many GPUs the cards that make them interesting there. GB."""
+
+COMPARISONS = tuple(
+    replace(job, name=f"{job.name}.w{gpus}", gpus=gpus, cards=cards)
+    for job, hosts in JOBS
+    for gpus, cards in hosts.items()
+)
 
 
 def usual(comparison: Comparison, model: planned.Subject, card: int) -> dict[str, object]:
@@ -98,52 +137,80 @@ def usual(comparison: Comparison, model: planned.Subject, card: int) -> dict[str
 
 
 def prepare(comparison: Comparison, folder: Path) -> list[Case]:
-    """Every strategy to run, once; the planner's own first."""
-    model = planned.subject(comparison.model, folder)
-    found: dict[str, Case] = {}
+    """The runs that judge the planner's choices, each with its allocator held to a card.
+
+    The planner's own come first, then the likely best.
+
+    Raises:
+        SystemExit: nothing fits a card.
+    """
+    trials = Trials(comparison, planned.subject(comparison.model, folder))
     with tempfile.TemporaryDirectory() as scratch:
-        for card in comparison.cards:
-            options = usual(comparison, model, card)
+        for card in reversed(comparison.cards):
+            options = usual(comparison, trials.model, card)
             answer = planned.ask_plan({**options, "top": 3}, Path(scratch))
             if answer is None:
                 raise SystemExit(f"{comparison.name}: nothing fits {card} GB")
+            trials.fastest[card] = answer["chosen"]["estimate"]["step_seconds"]
             for rank, strategy in enumerate([answer["chosen"], *answer["alternatives"]], 1):
-                case = _add(found, comparison, model, options, strategy)
-                case["about"]["planned"][str(card)] = rank
-                if rank == 1:  # the smaller card first: it holds the larger's choice to less
-                    limit = planned.allocator_limit(
-                        planned.card(CARDS_MIB[card]), strategy["deepspeed_config"], comparison.gpus
-                    )
-                    case["cap_bytes"] = min(limit, case["cap_bytes"] or limit)
-        whole = usual(comparison, model, 141)
+                trials.add(options, strategy, {card: rank})
+        whole = usual(comparison, trials.model, comparison.cards[-1])
         for by_hand in comparison.by_hand:
             pinned = {**whole, "offload-optimizer": "none", "offload-param": "none", "tp": 1, **by_hand}
             answer = planned.ask_plan(pinned, Path(scratch))
             if answer is None:
-                print(f"{comparison.name}: {dict(by_hand)} does not fit 141 GB", file=sys.stderr)
+                print(f"{comparison.name}: {dict(by_hand)} fits neither card", file=sys.stderr)
                 continue
-            _add(found, comparison, model, pinned, answer["chosen"])
-    return list(found.values())
+            trials.add(pinned, answer["chosen"], {})
+    return trials.cases()
 
 
-def _add(
-    found: dict[str, Case],
-    comparison: Comparison,
-    model: planned.Subject,
-    options: planned.Options,
-    strategy: Mapping[str, Any],
-) -> Case:
-    """The strategy's case: a new one, or the one that is there already."""
-    config, checkpointing = strategy["deepspeed_config"], strategy["activation_checkpointing"]
-    key = json.dumps([config, checkpointing], sort_keys=True)
-    if key not in found:
-        name = f"quality.{comparison.name}.{len(found):02d}.{words(strategy)}"
-        about = {"comparison": comparison.name, "cards": list(comparison.cards), "planned": {}}
-        found[key] = planned.case_of(
-            name, model, options, config, checkpointing=checkpointing, estimate=strategy["estimate"],
-            steps=STEPS, cap_bytes=None, gate=True, about=about,
-        )  # fmt: skip
-    return found[key]
+class Trials:
+    """The strategies of a comparison and the runs that show them.
+
+    Attributes:
+        fastest: GB of a card -> predicted step of the planner's choice there, in seconds.
+    """
+
+    def __init__(self, comparison: Comparison, model: planned.Subject) -> None:
+        self.comparison = comparison
+        self.model = model
+        self.fastest: dict[int, float] = {}
+        self._strategies: dict[str, tuple[planned.Options, Mapping[str, Any], dict[int, int]]] = {}
+
+    def add(self, options: planned.Options, strategy: Mapping[str, Any], ranks: Mapping[int, int]) -> None:
+        """A strategy, once; ``ranks``: its place among the planner's for a card."""
+        key = json.dumps([strategy["deepspeed_config"], strategy["activation_checkpointing"]], sort_keys=True)
+        self._strategies.setdefault(key, (options, strategy, {}))[2].update(ranks)
+
+    def cases(self) -> list[Case]:
+        """Every strategy on the smallest card that holds it, and on the larger where that may matter."""
+        made = [case for known in self._strategies.values() for case in self._cases(*known)]
+        made.sort(key=lambda case: (not case["about"]["planned"], case["expected"]["step_seconds"]))
+        return [{**case, "id": f"{case['id']}.{number:02d}"} for number, case in enumerate(made)]
+
+    def _cases(
+        self, options: planned.Options, strategy: Mapping[str, Any], ranks: Mapping[int, int]
+    ) -> list[Case]:
+        config, estimate, job = strategy["deepspeed_config"], strategy["estimate"], self.comparison
+        peak = max(rank["peak_allocated_bytes"] for rank in estimate["per_rank"])
+        made: list[Case] = []
+        for card in job.cards:
+            gpu = planned.card(CARDS_MIB[card])
+            if estimate["min_vram_bytes"] > gpu.driver_vram_bytes:
+                continue
+            rival = card in ranks or estimate["step_seconds"] <= RIVAL * self.fastest[card]
+            if not made or (rival and made[0]["cap_bytes"] - peak < ROOM_BYTES):
+                case = planned.case_of(
+                    f"quality.{job.name}.{words(strategy)}.{card}gb", self.model, options, config,
+                    checkpointing=strategy["activation_checkpointing"], estimate=estimate,
+                    cap_bytes=planned.allocator_limit(gpu, config, job.gpus), steps=STEPS, gate=True,
+                    about={"comparison": job.name, "cards": list(job.cards), "planned": {}},
+                )  # fmt: skip
+                made.append(case)
+            if card in ranks:
+                made[-1]["about"]["planned"][str(card)] = ranks[card]
+        return made
 
 
 def words(strategy: Mapping[str, Any]) -> str:
@@ -179,7 +246,7 @@ def possible(row: Mapping[str, Any], card: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A job on a card: how good the choice was. Seconds; fractions."""
+    """A job on a card: how good the choice was. Seconds; fractions, infinite where none of them ran."""
 
     name: str
     card: int
@@ -198,19 +265,24 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
             ranked = {row["about"]["planned"].get(str(card)): row for row in group}
             choice = ranked.get(1)
             able = [row for row in group if possible(row, card)]
-            if choice is None or step_seconds(choice) is None or choice not in able:
+            if choice is None or not able:
                 continue
-            times = {id(row): step_seconds(row) or 0.0 for row in able}
+            times = {id(row): step_seconds(row) or math.inf for row in able}
             best = min(able, key=lambda row: times[id(row)])
             three = [times[id(row)] for rank, row in ranked.items() if rank and id(row) in times]
             fastest = times[id(best)]
             found.append(
                 Verdict(
-                    name=name, card=card, tried=len(able), choice=choice, best=best,
-                    regret=times[id(choice)] / fastest - 1, regret_of_three=min(three) / fastest - 1,
+                    name=name, card=card, tried=len({_key(row) for row in able}), choice=choice, best=best,
+                    regret=times.get(id(choice), math.inf) / fastest - 1,
+                    regret_of_three=min(three, default=math.inf) / fastest - 1,
                 )
             )  # fmt: skip
     return found
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    return json.dumps([row["deepspeed_config"], row.get("activation_checkpointing")], sort_keys=True)
 
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:

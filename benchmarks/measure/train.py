@@ -5,7 +5,8 @@
 
 It knows nothing of zerokit. Two environment variables are its own: ``MEASURE_LIMIT_BYTES`` holds the
 allocator of each rank to a smaller card, and ``MEASURE_GATE`` names a folder in which a rank leaves
-``ready-RANK`` once its model is built in host memory, and waits for ``go`` before it touches its GPU.
+``ready-RANK`` once its model is built in host memory, and waits for ``go`` before it touches its GPU; it
+leaves ``done-RANK`` after its last step.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from benchmarks.measure.worker import noted
 
 def wait_for_turn() -> None:
     """Say that this rank is ready, and wait until the runs before it have left the GPUs."""
+    leave_sign("ready")
     gate = os.environ.get("MEASURE_GATE")
-    if not gate:
-        return
-    (Path(gate) / f"ready-{os.environ['RANK']}").touch()
-    while not (Path(gate) / "go").exists():
+    while gate and not (Path(gate) / "go").exists():
         time.sleep(0.05)
+
+
+def leave_sign(sign: str) -> None:
+    """Tell who keeps the gate, if there is one, how far this rank is."""
+    gate = os.environ.get("MEASURE_GATE")
+    if gate:
+        (Path(gate) / f"{sign}-{os.environ['RANK']}").touch()
 
 
 def main() -> None:
@@ -48,6 +54,7 @@ def main() -> None:
     limit = os.environ.get("MEASURE_LIMIT_BYTES")
     told = case | {"deepspeed_config": config, "limit_bytes": int(limit) if limit else None}
     noted(told, Note(options.notes / f"rank-{os.environ['RANK']}.json"), wait_for_turn)
+    leave_sign("done")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-CARDS_MIB = {16: 16384, 24: 24564, 40: 40960, 48: 49140, 80: 81559, 141: 143771}
-"""GB as they are sold -> MiB by nvidia-smi."""
+CARDS_MIB = {16: 16384, 24: 24564, 40: 40960, 48: 49140, 80: 81559, 120: 122880, 141: 143771}
+"""GB as they are sold (but 120) -> MiB by nvidia-smi."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

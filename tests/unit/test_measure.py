@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -135,7 +136,10 @@ def _quality_row(
         "id": f"quality.job.00.{name}",
         "about": {"comparison": "job", "cards": [16, 40], "planned": planned_for},
         "world_size": 1,
-        "deepspeed_config": {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}},
+        "deepspeed_config": {
+            "train_micro_batch_size_per_gpu": sum(map(ord, name)),
+            "bf16": {"enabled": True},
+        },
         "ok": True,
         "oom": False,
         "cap_bytes": None if cap_gib is None else round(cap_gib * GIB),
@@ -170,23 +174,34 @@ def test_strategies_of_a_job_are_run_once_each(tmp_path: Path) -> None:
         (choice,) = [case for case in made if case["about"]["planned"].get(card) == 1]
         assert choice["cap_bytes"] <= CARDS_MIB[int(card)] << 20
     assert all(case["gate"] and case["expected"]["step_seconds"] for case in made)
+    assert all(max(case["expected"]["peak_allocated_bytes"]) < case["cap_bytes"] for case in made)
+
+
+def test_a_choice_that_did_not_run_is_no_choice() -> None:
+    failed = _quality_row("choice", 1.0, 13.0, {"16": 1}, cap_gib=14.0) | {"ok": False}
+    (small,) = quality.verdicts([failed, _quality_row("second", 1.1, 13.0, {"16": 2})])
+    assert math.isinf(small.regret) and small.regret_of_three == 0
 
 
 def test_one_gated_run_at_a_time(tmp_path: Path) -> None:
     def waiting(name: str) -> hosts.Running:
         folder = tmp_path / name
         folder.mkdir()
-        return hosts.Running({"id": name, "gate": True, "world_size": 1}, (0,), 0, folder, [], waiting=True)
+        case = {"id": name, "gate": True, "world_size": 1, "cap_bytes": 10 * GIB}
+        return hosts.Running(case, (0,), 0, folder, [], waiting=True)
 
     first, second = waiting("first"), waiting("second")
-    gates = launch.Gates()
+    gates = launch.Gates(room_bytes=40 * GIB)
     (second.folder / "ready-0").touch()
     gates([first, second])
     assert (second.folder / "go").exists() and not second.waiting
     (first.folder / "ready-0").touch()
     gates([first, second])
     assert first.waiting and not (first.folder / "go").exists()
-    gates([first])  # the second has ended
+    (second.folder / "done-0").touch()
+    launch.Gates(room_bytes=20 * GIB)([first, second])  # the second still holds what the first needs
+    assert first.waiting
+    gates([first, second])
     assert (first.folder / "go").exists()
 
 
