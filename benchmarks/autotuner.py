@@ -79,9 +79,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stages", default="all", help="for the autotuner: all, or such as 0,1")
     parser.add_argument("--top", type=int, default=3, help="plans that zerokit tune runs")
     parser.add_argument("--tune-steps", type=int, default=8, help="optimizer steps of each")
-    parser.add_argument("--steps", type=int, default=12, help="optimizer steps that an answer is measured by")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps that an answer is measured by")
     parser.add_argument("--seconds", type=float, default=510.0, help="longest time of all")
-    parser.add_argument("--run-seconds", type=float, default=60.0, help="longest time of measuring an answer")
+    parser.add_argument("--run-seconds", type=float, default=70.0, help="longest time of measuring an answer")
     parser.add_argument("--without", action="append", choices=("tune", "autotuner"), default=[])
     options = parser.parse_args()
     if options.model.endswith(".json"):
