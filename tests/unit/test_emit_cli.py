@@ -156,6 +156,21 @@ def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.
     assert code == 2 and words in err and out == ""
 
 
+def test_out_is_written_through_a_link_and_never_replaces_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    text = emit(capsys, "accelerate")[1]
+    Path("link").symlink_to("file")
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for out in ("link", "pipe"):
+            assert emit(capsys, "accelerate", "--out", out)[0] == 0
+        assert os.read(reader, 1 << 16).decode() == text
+    finally:
+        os.close(reader)
+    assert Path("pipe").is_fifo() and Path("link").is_symlink() and Path("file").read_text() == text
+
+
 def test_a_pipeline_is_for_raw_scripts_alone(capsys: pytest.CaptureFixture[str]) -> None:
     pipeline = ("--params", "8b", "--gpus", "8", "--gpu", "h200", "--pipeline-module", "--pp", "4")
     assert run(["plan", *pipeline]) == 0

@@ -416,6 +416,9 @@ def test_the_command_shows_a_written_report_and_a_folder_without_one(tmp_path, c
     assert run_cli(["report", str(tmp_path), "--html", str(tmp_path / "x.html")]) == 0
     assert capsys.readouterr().out == ""
     assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+    (tmp_path / "link").symlink_to("x.html")
+    assert run_cli(["report", str(tmp_path), "--html", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink() and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(
