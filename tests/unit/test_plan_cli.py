@@ -265,6 +265,17 @@ def test_planning_leaves_heavy_modules_alone(tmp_path: Path) -> None:
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
+def test_a_full_disk_or_a_narrow_encoding_is_no_bug() -> None:
+    plan = [sys.executable, "-m", "zerokit", "plan", "--params", "1b", "--gpus", "1", "--gpu", "h200"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(plan, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 74
+    assert done.stderr == "zerokit: the output could not be written: No space left on device\n"
+    narrow = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    shown = subprocess.run(plan, capture_output=True, env=narrow, check=True).stdout.decode("latin-1")
+    assert "GiB  ???" in shown  # bars
+
+
 def test_a_plan_near_the_cards_limit_says_what_that_may_cost(capsys: pytest.CaptureFixture[str]) -> None:
     """Four runs on H200s, held to less than they would reserve, retried and took 31 to 82 % longer than was
     predicted without (benchmarks/measure/data/quality.jsonl)."""
