@@ -148,6 +148,15 @@ def test_a_config_file_or_its_folder_is_a_model(capsys: pytest.CaptureFixture[st
     assert by_folder["peak_allocated_bytes"] == by_file["peak_allocated_bytes"]
 
 
+def test_adapters_go_on_modules_that_the_model_has(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "h200", "--method", "lora", "--lora-targets")
+    assert call(capsys, "plan", *common, "q_proj,self_attn.v_proj")[0] == 0
+    for targets, words in (("q_proj,v_prj", "v_prj: llama-3.1-8b has no such module; use some of "
+                            "embed_tokens, q_proj, k_proj"), (",", "names no module")):  # fmt: skip
+        code, _, err = call(capsys, "plan", *common, targets)
+        assert code == 2 and "--lora-targets" in err and words in err
+
+
 def test_cpu_ranks_are_planned_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.json").write_text(json.dumps(TINY))
     body = as_json(capsys, "plan", "--model", "config.json", "--seq-len", "128")
