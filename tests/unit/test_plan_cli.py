@@ -148,6 +148,14 @@ def test_a_config_file_or_its_folder_is_a_model(capsys: pytest.CaptureFixture[st
     assert by_folder["peak_allocated_bytes"] == by_file["peak_allocated_bytes"]
 
 
+def test_a_batch_that_cannot_be_met_names_those_that_can(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--micro-batch", "1",
+            "--gradient-accumulation", "2", "--global-batch")  # fmt: skip
+    code, _, err = call(capsys, *plan, "8")
+    assert code == 2 and "use 16 or 32" in err
+    assert call(capsys, *plan, "16")[0] == 0
+
+
 def test_adapters_go_on_modules_that_the_model_has(capsys: pytest.CaptureFixture[str]) -> None:
     common = ("--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "h200", "--method", "lora", "--lora-targets")
     assert call(capsys, "plan", *common, "q_proj,self_attn.v_proj")[0] == 0
@@ -258,8 +266,10 @@ def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
         "--host-ram", "64GiB",
     )  # fmt: skip
     assert code == 3 and "fits on none" in err
-    code, _, err = call(capsys, "size", "--params", "8b", "--gpu", "h200", "--price", "cheap")
-    assert code == 2 and "--price" in err
+    for wrong, words in ((("--price", "cheap"), "--price"), (("--tp", "3"), "--tp 3 does not divide"),
+                         (("--gpu", "t4", "--precision", "bf16"), "t4 has no bf16 in hardware")):  # fmt: skip
+        code, out, err = call(capsys, "size", "--params", "8b", "--gpu", "h200", *wrong)
+        assert code == 2 and words in err and out == ""
 
 
 def test_planning_leaves_heavy_modules_alone(tmp_path: Path) -> None:
