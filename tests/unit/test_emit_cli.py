@@ -142,6 +142,7 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
     ("arguments", "words"),
     [
         (("deepspeed", "--plan", "nowhere"), "there is no plan; make one with: zerokit plan --out nowhere"),
+        (("hostfile", "--plan", "folder", "a"), "there is no plan; make one with: zerokit plan --out folder"),
         (("deepspeed", "--variant", "fsdp"), "use one of raw, trainer, accelerate"),
         (("sbatch", "absent.py"), "there is no such file; with --style raw"),
         (("sbatch", "--style", "x", "absent.py"), "--style x: use auto, raw"),
@@ -152,6 +153,7 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
 def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys)
     Path("file").write_text("")
+    Path("folder").mkdir()
     code, out, err = emit(capsys, *arguments)
     assert code == 2 and words in err and out == ""
 
