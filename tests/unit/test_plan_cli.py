@@ -176,6 +176,9 @@ def test_cpu_ranks_are_planned_where_there_is_no_gpu(capsys: pytest.CaptureFixtu
     assert chosen["estimate"]["host_bytes_per_node"] >= 2 * chosen["estimate"]["peak_allocated_bytes"]
     assert chosen["deepspeed_config"]["optimizer"]["params"]["torch_adam"] is True
     assert any("CPU ranks" in note for note in body["assumptions"])
+    assert all("GPU memory" not in other["why"] and "0.0 GiB" not in other["why"]
+               for other in body["alternatives"])  # fmt: skip
+    assert not any(" 0.0 GiB" in line for line in body["advice"])
 
 
 def test_a_gpu_of_this_machine_is_taken(
