@@ -105,7 +105,9 @@ def train(args: argparse.Namespace, engine: deepspeed.DeepSpeedEngine) -> list[f
 def main() -> None:
     args = parse_arguments()
     if not args.deepspeed_config:
-        raise SystemExit("train_causal_lm.py: give --deepspeed_config FILE, or run it with zerokit launch")
+        raise SystemExit(
+            "train_causal_lm.py: give --deepspeed_config FILE, or run it with zerokit launch --plan DIR"
+        )
     ds_config = json.loads(Path(args.deepspeed_config).read_text())
     deepspeed.init_distributed()
     keep = HfDeepSpeedConfig(ds_config)  # while it lives, ZeRO-3 shards the model as it is built

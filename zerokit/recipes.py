@@ -193,7 +193,7 @@ def committed_path(name: str) -> pathlib.Path:
 
         close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(close)}?" if close else "`zerokit recipes list` shows them"
-        raise InputError(f"recipe {wanted!r} is not there; {hint}")
+        raise InputError(f"recipe {name!r} is not there; {hint}")
     path = resources.folder("recipes") / f"{wanted}.yaml"
     if path.is_symlink():
         raise InputError(f"recipe {wanted!r} is a symbolic link; recipes are plain files")
@@ -264,12 +264,9 @@ def parse_recipe(document: Document) -> Recipe:
 
 
 def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
-    import difflib
-
     for key, value in request.items():
         if key not in KEYS:
-            close = difflib.get_close_matches(str(key).replace("-", "_"), [*KEYS, *_ABOUT], n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"use {', '.join(KEYS)}"
+            hint = _known_keys(str(key).replace("-", "_"), *_ABOUT)
             raise document.error((*prefix, key), f"unknown key {key!r}; {hint}")
         try:
             KEYS[key](value, key)
@@ -282,6 +279,14 @@ def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple
     gpus, nodes = (int(request.get(name, 1)) for name in ("gpus", "nodes"))
     if gpus % nodes:
         raise document.error((*prefix, "nodes"), f"{gpus} GPUs do not divide over {nodes} nodes")
+
+
+def _known_keys(key: str, *more: str) -> str:
+    """The key that was meant, or all there are."""
+    import difflib
+
+    close = difflib.get_close_matches(key, [*KEYS, *more], n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use {', '.join(KEYS)}"
 
 
 def _check_expect(document: Document, expect: object) -> None:
@@ -314,8 +319,10 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     for text in overrides:
         key, separator, value = text.partition("=")
         key = key.strip().replace("-", "_")
-        if not separator or key not in KEYS:
-            raise InputError(f"override {text!r}: write key=value with one of {', '.join(KEYS)}")
+        if not separator:
+            raise InputError(f"override {text!r}: write KEY=VALUE, or KEY= to take it out")
+        if key not in KEYS:
+            raise InputError(f"override {text!r}: unknown key {key!r}; {_known_keys(key)}")
         for partner in ({"model", "params"}, {"gpu", "vram"}):
             if key in partner:
                 for other in partner - {key}:
@@ -341,7 +348,7 @@ def copy(name: str, destination: str | pathlib.Path) -> pathlib.Path:
     """
     source = committed_path(name)
     target = pathlib.Path(destination)
-    if target.is_dir():
+    if target.is_dir() or str(destination).endswith(os.sep):
         target = target / source.name
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists already; name another file")

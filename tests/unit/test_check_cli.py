@@ -104,6 +104,8 @@ def test_gpu_and_model_are_looked_up(tmp_path: Path, capsys: pytest.CaptureFixtu
     code, out, _ = check(path, "--gpu", "v100-32gb", capsys=capsys)
     assert code == 2 and "no bf16 in hardware" in out
     assert check(path, "--gpu", "h100-sxm-80gb", capsys=capsys)[0] == 0
+    code, _, err = check(path, "--vram", "80GiB", "--seq-len", "x", capsys=capsys)
+    assert code == 2 and "--vram, --seq-len: for whether it fits; name the model" in err
 
 
 def test_tensor_parallel_against_the_models_heads(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_hostfile(capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys)
     assert emit(capsys, "hostfile", "a", "b", "c", "d")[1] == "".join(f"{host} slots=8\n" for host in "abcd")
     code, _, err = emit(capsys, "hostfile", "a", "b")
-    assert code == 2 and "2 hosts were named for 4 nodes" in err
+    assert code == 2 and "2 hosts were named; the plan has --nodes 4" in err
 
 
 RAW = "import argparse, deepspeed\nparser = argparse.ArgumentParser()\n"
@@ -142,6 +142,7 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
     ("arguments", "words"),
     [
         (("deepspeed", "--plan", "nowhere"), "there is no plan; make one with: zerokit plan --out nowhere"),
+        (("hostfile", "--plan", "folder", "a"), "there is no plan; make one with: zerokit plan --out folder"),
         (("deepspeed", "--variant", "fsdp"), "use one of raw, trainer, accelerate"),
         (("sbatch", "absent.py"), "there is no such file; with --style raw"),
         (("sbatch", "--style", "x", "absent.py"), "--style x: use auto, raw"),
@@ -152,8 +153,24 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
 def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys)
     Path("file").write_text("")
+    Path("folder").mkdir()
     code, out, err = emit(capsys, *arguments)
     assert code == 2 and words in err and out == ""
+
+
+def test_out_is_written_through_a_link_and_never_replaces_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    text = emit(capsys, "accelerate")[1]
+    Path("link").symlink_to("file")
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for out in ("link", "pipe"):
+            assert emit(capsys, "accelerate", "--out", out)[0] == 0
+        assert os.read(reader, 1 << 16).decode() == text
+    finally:
+        os.close(reader)
+    assert Path("pipe").is_fifo() and Path("link").is_symlink() and Path("file").read_text() == text
 
 
 def test_a_pipeline_is_for_raw_scripts_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,23 @@ def test_a_config_file_or_its_folder_is_a_model(capsys: pytest.CaptureFixture[st
     assert by_folder["peak_allocated_bytes"] == by_file["peak_allocated_bytes"]
 
 
+def test_a_batch_that_cannot_be_met_names_those_that_can(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--micro-batch", "1",
+            "--gradient-accumulation", "2", "--global-batch")  # fmt: skip
+    code, _, err = call(capsys, *plan, "8")
+    assert code == 2 and "use 16 or 32" in err
+    assert call(capsys, *plan, "16")[0] == 0
+
+
+def test_adapters_go_on_modules_that_the_model_has(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "h200", "--method", "lora", "--lora-targets")
+    assert call(capsys, "plan", *common, "q_proj,self_attn.v_proj")[0] == 0
+    for targets, words in (("q_proj,v_prj", "v_prj: llama-3.1-8b has no such module; use some of "
+                            "embed_tokens, q_proj, k_proj"), (",", "names no module")):  # fmt: skip
+        code, _, err = call(capsys, "plan", *common, targets)
+        assert code == 2 and "--lora-targets" in err and words in err
+
+
 def test_cpu_ranks_are_planned_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.json").write_text(json.dumps(TINY))
     body = as_json(capsys, "plan", "--model", "config.json", "--seq-len", "128")
@@ -159,6 +176,9 @@ def test_cpu_ranks_are_planned_where_there_is_no_gpu(capsys: pytest.CaptureFixtu
     assert chosen["estimate"]["host_bytes_per_node"] >= 2 * chosen["estimate"]["peak_allocated_bytes"]
     assert chosen["deepspeed_config"]["optimizer"]["params"]["torch_adam"] is True
     assert any("CPU ranks" in note for note in body["assumptions"])
+    assert all("GPU memory" not in other["why"] and "0.0 GiB" not in other["why"]
+               for other in body["alternatives"])  # fmt: skip
+    assert not any(" 0.0 GiB" in line for line in body["advice"])
 
 
 def test_a_gpu_of_this_machine_is_taken(
@@ -249,8 +269,10 @@ def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
         "--host-ram", "64GiB",
     )  # fmt: skip
     assert code == 3 and "fits on none" in err
-    code, _, err = call(capsys, "size", "--params", "8b", "--gpu", "h200", "--price", "cheap")
-    assert code == 2 and "--price" in err
+    for wrong, words in ((("--price", "cheap"), "--price"), (("--tp", "3"), "--tp 3 does not divide"),
+                         (("--gpu", "t4", "--precision", "bf16"), "t4 has no bf16 in hardware")):  # fmt: skip
+        code, out, err = call(capsys, "size", "--params", "8b", "--gpu", "h200", *wrong)
+        assert code == 2 and words in err and out == ""
 
 
 def test_planning_leaves_heavy_modules_alone(tmp_path: Path) -> None:
@@ -263,6 +285,17 @@ def test_planning_leaves_heavy_modules_alone(tmp_path: Path) -> None:
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_a_full_disk_or_a_narrow_encoding_is_no_bug() -> None:
+    plan = [sys.executable, "-m", "zerokit", "plan", "--params", "1b", "--gpus", "1", "--gpu", "h200"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(plan, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 74
+    assert done.stderr == "zerokit: the output could not be written: No space left on device\n"
+    narrow = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    shown = subprocess.run(plan, capture_output=True, env=narrow, check=True).stdout.decode("latin-1")
+    assert "GiB  ???" in shown  # bars
 
 
 def test_a_plan_near_the_cards_limit_says_what_that_may_cost(capsys: pytest.CaptureFixture[str]) -> None:

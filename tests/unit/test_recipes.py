@@ -226,9 +226,17 @@ def test_list_show_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "zerokit plan --params 20m --gpus 4" in capsys.readouterr().out
     assert run(["recipes", "show", "cpu-demos"]) == 2
     assert "did you mean cpu-demo" in capsys.readouterr().err
+    assert run(["recipes", "show", "absent.yaml"]) == 2
+    assert "recipe 'absent.yaml' is not there" in capsys.readouterr().err
+    assert run(["recipes", "show", "cpu-demo", "seq_lenn=4"]) == 2
+    assert "unknown key 'seq_lenn'; did you mean 'seq_len'?" in capsys.readouterr().err
     assert run(["recipes", "copy", "cpu-demo", str(tmp_path)]) == 0
     copied = tmp_path / "cpu-demo.yaml"
     assert copied.read_text() == recipes.load("cpu-demo").path.read_text()
+    assert run(["recipes", "copy", "cpu-demo", f"{tmp_path}/new/"]) == 0
+    capsys.readouterr()
+    assert run(["recipes", "show", f"{tmp_path}/new/cpu-demo.yaml"]) == 0
+    assert "zerokit plan --params 20m --gpus 2" in capsys.readouterr().out
     copied.write_text("mine")
     assert run(["recipes", "copy", "cpu-demo", str(tmp_path)]) == 2
     assert copied.read_text() == "mine"

@@ -164,9 +164,11 @@ def test_on_cpu_ranks_host_memory_is_compared(tmp_path):
             }
         }
     }
+    plan["chosen"]["estimate"]["step_seconds"] = 0.01  # of GPUs
     report = report_of(tmp_path, 2, plan)
     compared = report["predicted_vs_measured"]
     assert compared["kind"] == "host_memory"
+    assert compared["step_seconds"] == {"predicted": None, "measured": 0.5, "error_fraction": None}
     assert compared["baseline_bytes"] == GIB
     assert compared["peak_bytes"]["predicted"] == 2 * GIB  # the plan's tensors and the process itself
     assert compared["phases"]["init"]["predicted"] == GIB + GIB // 4
@@ -179,6 +181,15 @@ def test_on_cpu_ranks_host_memory_is_compared(tmp_path):
     assert compared["peak_bytes"]["predicted"] == 5 * GIB  # and a half of what the node holds
     text = shown(report)
     assert "allocated" not in text.splitlines()[2] and "host memory" in text.splitlines()[2]
+
+
+def test_a_cpu_rank_that_never_began_deepspeed_is_compared_with_nothing(tmp_path):
+    write_rank(tmp_path, 0, on_gpu=False, baseline_host_rss_bytes=None)
+    entry = {"rank": 0, "peak_allocated_bytes": GIB, "phases": {"init": GIB // 4}}
+    report = report_of(tmp_path, 1, {"chosen": {"estimate": {"per_rank": [entry]}}})
+    compared = report["predicted_vs_measured"]
+    pairs = [compared["peak_bytes"], *compared["phases"].values()]
+    assert [pair["predicted"] for pair in pairs] == [None] * len(pairs)
 
 
 def test_without_a_plan_nothing_is_compared_and_the_phases_are_shown(tmp_path):
@@ -416,6 +427,9 @@ def test_the_command_shows_a_written_report_and_a_folder_without_one(tmp_path, c
     assert run_cli(["report", str(tmp_path), "--html", str(tmp_path / "x.html")]) == 0
     assert capsys.readouterr().out == ""
     assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+    (tmp_path / "link").symlink_to("x.html")
+    assert run_cli(["report", str(tmp_path), "--html", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink() and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ starts at once and never imports torch.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import click
 
 from zerokit import __version__
-from zerokit.errors import ZerokitError
+from zerokit.errors import ReportNotWritten, ZerokitError
 
 # name -> (module below zerokit.cli, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -31,6 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recipes": ("recipes", "List, show, copy and check the committed recipes."),
     "doctor": ("doctor", "What this machine has, and what a DeepSpeed run here would trip over."),
 }
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LazyGroup(click.Group):
@@ -59,6 +63,8 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; ends the process with one of the documented exit codes."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no bars or dashes shows a ?
     sys.exit(run(argv))
 
 
@@ -79,6 +85,17 @@ def run(argv: list[str] | None = None) -> int:
         return error.exit_code
     except BrokenPipeError:
         # the reader (head, less) went away: not an error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _discard_output()
+        click.echo(f"zerokit: the output could not be written: {error.strerror}", err=True)
+        return ReportNotWritten.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _discard_output() -> None:
+    """What is still buffered goes nowhere; the interpreter flushes it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -77,6 +77,11 @@ def _context(options: dict[str, Any]) -> Context:
         name: parse_positive_int(options[name], f"--{name.replace('_', '-')}") if options[name] else None
         for name in ("world_size", "gpus", "nodes")
     }
+    unasked = [f"--{name.replace('_', '-')}" for name in ("vram", "seq_len") if options[name]]
+    if unasked and not (options["model"] or options["params"]):
+        raise InputError(
+            f"{', '.join(unasked)}: for whether it fits; name the model, with --model or --params"
+        )
     world_size = numbers["world_size"] or numbers["gpus"]
     if numbers["world_size"] and numbers["gpus"] and numbers["world_size"] != numbers["gpus"]:
         raise InputError("--world-size and --gpus say different numbers; give one of them")

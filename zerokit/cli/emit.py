@@ -191,8 +191,6 @@ def kubernetes_command(
 def _read(folder: str, *, for_gpus: bool = False) -> PlanFile:
     from zerokit.emit import planfile
 
-    if not Path(folder).exists():
-        raise InputError(f"--plan {folder}: there is no plan; make one with: zerokit plan --out {folder} …")
     plan = planfile.read(folder)
     if for_gpus and plan.cluster.get("gpu") == "cpu":
         raise InputError(f"--plan {folder}: it is for CPU ranks of one machine; plan for GPUs, with --gpu")

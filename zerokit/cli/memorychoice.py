@@ -18,6 +18,7 @@ from zerokit.core.memory.traced import covers, estimate_traced, variants_of
 from zerokit.core.model import ModelProfile
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import MemoryEstimate, Strategy
+from zerokit.errors import InputError
 
 _MOST_TRACED_IN_A_SEARCH = 4
 
@@ -43,6 +44,23 @@ class Source:
     catalogued: bool = False
     given_up: set[str] = field(default_factory=set)
     notes: dict[str, str] = field(default_factory=dict)
+
+    def check_targets(self, job: Job) -> None:
+        """Refuse adapters on modules that the model, where its parameters are known, does not have.
+
+        Raises:
+            InputError: names the module and those that there are.
+        """
+        if self.profile is None or job.lora is None or job.lora.targets == ("all-linear",):
+            return
+        modules = [p.name.rpartition(".")[0] for p in self.profile.parameters if len(p.shape) == 2]
+        for target in job.lora.targets:
+            if not any(f".{module}".endswith(f".{target}") for module in modules):
+                names = dict.fromkeys(module.rpartition(".")[2] for module in modules)
+                raise InputError(
+                    f"--lora-targets {target}: {self.name} has no such module; use some of "
+                    f"{', '.join(names)}, or all-linear"
+                )
 
     def covering(self, job: Job, strategy: Strategy) -> ModelProfile | None:
         """A profile that covers the strategy, traced now where that is allowed."""
@@ -114,7 +132,7 @@ class Model:
         if profile is not None:
             return estimate_traced(profile, job, strategy, cluster, every_rank=self.every_rank)
         estimate = estimate_analytic(self.source.shape, job, strategy, cluster)
-        notes = tuple(self.source.notes.values())
+        notes = tuple(dict.fromkeys(self.source.notes.values()))
         return replace(estimate, assumptions=(*notes, *estimate.assumptions)) if notes else estimate
 
     def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:

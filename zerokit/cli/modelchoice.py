@@ -52,7 +52,11 @@ def choose_model(params: str | None, model: str | None, *, single: bool = False)
 
 
 def _memory(source: Source) -> Callable[[Job], Model]:
-    return lambda job: Model(source)
+    def memory(job: Job) -> Model:
+        source.check_targets(job)
+        return Model(source)
+
+    return memory
 
 
 def _chosen(

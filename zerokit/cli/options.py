@@ -232,6 +232,8 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
             f"--inference --method {method}: adapters are trained, not served; leave --method out"
         )
     names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
+    if not names:
+        raise InputError(f"--lora-targets {targets}: names no module; use for example q_proj,v_proj")
     _known_optimizer(options.get("optimizer"))
     return Job(
         seq_len=length,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,22 @@ def _plan(
     click.echo(show.plan(body, title, capacity, on_cpu=request.on_cpu, next_command=next_command))
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse an ``--out`` that is no folder and cannot become one; makes nothing.
+
+    Raises:
+        InputError: names what is in the way.
+    """
+    try:
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+    except OSError as error:
+        raise InputError(f"--out {folder}: cannot be written: {error.strerror or error}") from None
+    if not there.is_dir():
+        raise InputError(f"--out {folder}: cannot be written: {there} is a file; name a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"--out {folder}: cannot be written: {there} is read-only here; name another")
+
+
 def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster: Any) -> dict[str, str]:
     """Write the DeepSpeed files, accelerate.yaml and plan.yaml; returns kind → path.
 
@@ -101,6 +118,7 @@ def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster
         ranks=strategy.world_size // strategy.pipeline_parallel,
         gpus_per_node=cluster.gpus_per_node,
     )
+    check_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in emitted.texts.items():

@@ -38,7 +38,7 @@ def list_command(as_json: bool) -> None:
 
 
 @command.command("show")
-@click.argument("name")
+@click.argument("name", metavar="NAME|FILE")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--json", "as_json", is_flag=True, help="One object on standard output.")
 def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
@@ -47,7 +47,7 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
     from zerokit import recipes
 
-    recipe = recipes.with_overrides(recipes.load(name), overrides)
+    recipe = recipes.with_overrides(recipes.load_any(name), overrides)
     if as_json:
         click.echo(json.dumps(_as_dict(recipe), indent=2))
         return
@@ -90,7 +90,7 @@ def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
         for name, problems in results.items():
             for problem in problems:
                 click.echo(f"{name}: {problem}")
-        click.echo(f"{len(results)} recipes: {f'{failed} differ' if failed else 'all as expected'}")
+        click.echo(f"{len(results) - failed} of {len(results)} recipes as expected")
     return 2 if failed else 0
 
 

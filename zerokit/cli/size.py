@@ -51,6 +51,8 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
     methods = (read.request.job.method,) if options.get("method") or read.request.job.inference else METHODS
     most = values.whole(options, "--gpus") or 1 << 14
     found = list(sizes(read.request, kinds, methods, most))
+    if all(size.refused for size in found):
+        raise InputError(found[-1].why)
     rows = [_row(size, prices.get(size.gpu.name)) for size in found]
     assumptions = [note for note in read.request.assumptions if "GPU" not in note]
     body = {"schema": SCHEMA, "model": read.model_name, "request": shared_options.given(options),

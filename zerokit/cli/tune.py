@@ -105,11 +105,12 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
 
 def _steps(text: str) -> int:
+    from zerokit.run.steplimit import WARM_UP_STEPS
     from zerokit.run.trial import FEWEST_STEPS
 
     steps = parse_positive_int(text, "--steps", 10_000)
     if steps < FEWEST_STEPS:
-        raise InputError(f"--steps {steps}: at least {FEWEST_STEPS}, of which the first warms up")
+        raise InputError(f"--steps {steps}: at least {FEWEST_STEPS}, of which {WARM_UP_STEPS} warm up")
     return steps
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from zerokit.cli import options as shared_options
 from zerokit.cli import payload
-from zerokit.cli.plan import write_files
+from zerokit.cli.plan import check_folder, write_files
 from zerokit.core.advice import strategy_words
 from zerokit.core.job import Job
 from zerokit.core.planning import Plan, Request, make_plan, make_space
 from zerokit.core.strategy import Candidate
 from zerokit.errors import InputError
-from zerokit.run.command import Target
+from zerokit.run.command import Target, check_launcher
 from zerokit.run.prepare import Wishes
 from zerokit.run.scriptargs import ScriptOptions
 from zerokit.run.style import STYLES, read_script
@@ -86,6 +86,8 @@ class Tuning:
             InputError: bad options, or a script that a plan's configuration cannot reach.
             NothingFits: no plan fits.
         """
+        check_launcher(launcher)
+        check_folder(Path(out))
         target = Target(script=script, module=module, arguments=arguments)
         facts = read_script(Path(script) if script is not None else None, module)
         if style == "auto":

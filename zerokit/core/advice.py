@@ -11,10 +11,12 @@ from zerokit.core.job import Job, Lora
 from zerokit.core.layouts import Pins
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import Candidate, Strategy
-from zerokit.units import format_gib, format_seconds
+from zerokit.units import GIB, format_gib, format_seconds
 
 MemoryModel = Callable[..., Any]
 Works = Callable[[Any], Candidate | None]
+
+_SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
 
 BOUND_WORDS = {
     "compute": "the GPUs' compute",
@@ -129,7 +131,10 @@ def why(
 def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
     """What an alternative costs and saves against the choice."""
     saved = chosen.memory.min_vram_bytes - other.memory.min_vram_bytes
-    memory = f"{format_gib(abs(saved), 1)} {'less' if saved > 0 else 'more'} GPU memory than the choice"
+    kind = "GPU memory" if timed else "memory"  # CPU ranks are not timed
+    memory = f"{format_gib(abs(saved), 1)} {'less' if saved > 0 else 'more'} {kind} than the choice"
+    if abs(saved) < _SAME_MEMORY_BYTES:
+        memory = f"as much {kind} as the choice"
     if not timed:
         return f"{strategy_words(other.strategy)}: {memory}"
     slower = other.time.step_seconds / chosen.time.step_seconds - 1
@@ -216,7 +221,7 @@ def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryM
     settings = replace(strategy.settings, zero=replace(zero, stage=3, overlap_comm=None))
     other = memory(job, replace(strategy, settings=settings), cluster)
     more = other.worst.peak_allocated_bytes - chosen.memory.worst.peak_allocated_bytes
-    if more <= 0:
+    if more < _SAME_MEMORY_BYTES:
         return []
     return [
         f"ZeRO-3 would take {format_gib(more, 1)} more here than ZeRO-{zero.stage}: its buckets and gathered "

@@ -144,7 +144,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         NothingFits: nothing legal fits; names the nearest changes that would.
     """
     space, notes = make_space(request)
-    _check_pins(space, request)
+    check_pins(space, request)
     found = search(space, top=max(2, top))
     if not found.ranked:
         _check_batch(found, request)
@@ -215,8 +215,12 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
     return Candidate(strategy=strategy, memory=memory, time=time), fits(memory, request.cluster) is None
 
 
-def _check_pins(space: Space, request: Request) -> None:
-    """Refuse fixed values that cannot be, with the option to change."""
+def check_pins(space: Space, request: Request) -> None:
+    """Refuse fixed values that cannot be, with the option to change.
+
+    Raises:
+        InputError: names the option.
+    """
     pins, cluster, batch = request.pins, request.cluster, space.global_batch
     for name, degree in (("--tp", pins.tensor_parallel), ("--pp", pins.pipeline_parallel),
                          ("--sp", pins.sequence_parallel)):  # fmt: skip
@@ -255,13 +259,14 @@ def _check_batch(found: Found, request: Request) -> None:
     """Refuse a fixed global batch when it alone is in the way."""
     if found.nearest is not None or BATCH_REASON not in found.rejected:
         return
-    batch, gpus = request.job.global_batch, request.cluster.gpus
+    batch, gpus, pins = request.job.global_batch, request.cluster.gpus, request.pins
     if batch is None:
         return
-    lower = batch // gpus * gpus or gpus
+    least = gpus * (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
+    lower = batch // least * least or least
     raise InputError(
         f"--global-batch {batch} cannot be met exactly by any legal division of {gpus} GPUs; "
-        f"use {lower} or {lower + gpus}{_divided_by_script(request.pins)}"
+        f"use {lower} or {lower + least}{_divided_by_script(pins)}"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from zerokit.core.hardware import Cluster, Gpu
 from zerokit.core.job import Job, Lora
 from zerokit.core.layouts import Pins
-from zerokit.core.planning import Request, make_space
+from zerokit.core.planning import Request, check_pins, make_space
 from zerokit.core.search import search
 from zerokit.core.strategy import Candidate
 from zerokit.errors import InputError
@@ -23,6 +23,7 @@ class Size:
     Attributes:
         candidate: the fastest plan on so many; ``None``: not even the most searched are enough.
         why: why there is none.
+        refused: there is none because no number of these GPUs can have what is asked for.
     """
 
     gpu: Gpu
@@ -32,6 +33,7 @@ class Size:
     nodes: int
     candidate: Candidate | None
     why: str = ""
+    refused: bool = False
 
     @property
     def seconds_per_billion_tokens(self) -> float | None:
@@ -67,8 +69,15 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
         pins = replace(pins, offload_optimizer="none", offload_param="none")
     job = replace(request.job, method=method, lora=None if method == "full" else request.job.lora or Lora())
 
+    refusals: list[InputError | None] = []
+
     def attempt(count: int) -> Candidate | None:
-        return _fits_on(request, gpu, job, pins, count)
+        try:
+            found, refusal = _fits_on(request, gpu, job, pins, count), None
+        except InputError as error:
+            found, refusal = None, error
+        refusals.append(refusal)
+        return found
 
     per_node = gpu.max_gpus_per_node
     for count in (*(n for n in (1, 2, 4, 8, 16) if n < per_node), per_node):
@@ -82,8 +91,10 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
             break
         low, high = high, high * 2
     if best is None:
+        refused = all(refusals)
+        why = str(refusals[-1]) if refused else f"does not fit on {most} GPUs"
         return Size(gpu=gpu, method=method, offload=offload, gpus=0, nodes=0, candidate=None,
-                    why=f"does not fit on {most} GPUs")  # fmt: skip
+                    why=why, refused=refused)  # fmt: skip
     while high - low > 1:
         middle = (low + high) // 2
         found = attempt(middle * per_node)
@@ -97,7 +108,11 @@ def _size(gpu: Gpu, method: str, offload: bool, count: int, found: Candidate) ->
 
 
 def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Candidate | None:
-    """The fastest plan on ``count`` GPUs."""
+    """The fastest plan on ``count`` GPUs.
+
+    Raises:
+        InputError: what is asked for cannot be on so many.
+    """
     nodes = max(1, count // gpu.max_gpus_per_node)
     cluster = Cluster(
         gpu=gpu,
@@ -107,9 +122,8 @@ def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Ca
         network_bytes_per_second=request.cluster.network_bytes_per_second,
         nvme_path=request.cluster.nvme_path,
     )
-    try:
-        space, _ = make_space(replace(request, job=job, pins=pins, cluster=cluster))
-    except InputError:
-        return None
+    there = replace(request, job=job, pins=pins, cluster=cluster)
+    space, _ = make_space(there)
+    check_pins(space, there)
     ranked = search(space, top=1).ranked
     return ranked[0] if ranked else None

@@ -140,6 +140,9 @@ def read(place: str | pathlib.Path) -> PlanFile:
     path = pathlib.Path(place)
     if path.is_dir():
         path = path / FILE_NAME
+    if not path.exists():
+        folder = path.parent if path.name == FILE_NAME else path
+        raise FileInputError(place, f"there is no plan; make one with: zerokit plan --out {folder} …")
     document = load_yaml(path)
     body = document.value
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:

@@ -33,7 +33,7 @@ def hostfile(hosts: Sequence[str], strategy: Strategy, nodes: int) -> str:
         InputError: not one host per node, a host twice, or a name ssh could read as an option.
     """
     if len(hosts) != nodes:
-        raise InputError(f"{len(hosts)} hosts were named for {nodes} nodes; name one per node")
+        raise InputError(f"{len(hosts)} hosts were named; the plan has --nodes {nodes}: name one for each")
     for number, host in enumerate(hosts):
         if not _HOST.fullmatch(host):
             raise InputError(f"host {host!r}: use letters, digits, dots and hyphens")

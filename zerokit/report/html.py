@@ -12,6 +12,7 @@ from zerokit.report import render
 from zerokit.report.model import RankReport, RunReport
 from zerokit.report.timeline import timeline_svg
 from zerokit.resources import folder
+from zerokit.strictload.yamldump import write_text_atomically
 
 _TEMPLATE = "report.html.j2"
 
@@ -76,10 +77,8 @@ def write_html(path: Path, report: Mapping[str, Any]) -> None:
     Raises:
         ReportNotWritten: the folder is missing, cannot be written, or the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.part")
+    text = render_html(report)
     try:
-        temporary.write_text(render_html(report), encoding="utf-8")
-        temporary.replace(path)
+        write_text_atomically(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ReportNotWritten(f"{path} could not be written: {error.strerror or error}") from error

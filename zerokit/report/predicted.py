@@ -56,7 +56,8 @@ def compare_with_plan(report: Report, plan: Plan | None) -> dict[str, Any] | Non
     are in host memory, on top of what the Python process itself takes (read when the engine is made, less
     the model's tensors): that baseline is measured, not predicted, and is said. Of the phases only the
     first is compared there: a process keeps much of what its tensors free (glibc's arenas), so the
-    resident memory of a later phase tells of the phases before it as much as of its own tensors.
+    resident memory of a later phase tells of the phases before it as much as of its own tensors. A step
+    time is predicted for GPUs alone: that of a plan for GPUs says nothing of CPU ranks.
     """
     estimate = estimate_of(plan)
     ranks = [rank for rank in report["ranks"] if rank["reported"]]
@@ -65,7 +66,7 @@ def compare_with_plan(report: Report, plan: Plan | None) -> dict[str, Any] | Non
     on_gpu = [rank for rank in ranks if rank["peak_allocated_bytes"] is not None]
     result = _gpu(on_gpu) if on_gpu else _host(ranks, _offloaded_bytes(plan))
     result["step_seconds"] = _pair(
-        estimate.get("step_seconds"),
+        estimate.get("step_seconds") if on_gpu else None,
         statistics.median(times) if (times := _step_times(ranks)) else None,
     )
     result["min_vram_bytes"] = estimate.get("min_vram_bytes")
@@ -102,12 +103,13 @@ def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any]:
     worst = max(ranks, key=lambda rank: rank["peak_host_rss_bytes"])
+    baseline = worst["baseline_host_rss_bytes"]
     return {
         "kind": "host_memory",
         "rank": worst["rank"],
         "peak_bytes": _pair(_on_host(worst, offloaded_bytes), worst["peak_host_rss_bytes"]),
-        "baseline_bytes": worst["baseline_host_rss_bytes"],
-        "phases": _phases(worst, (worst["baseline_host_rss_bytes"] or 0) + offloaded_bytes, ("init",)),
+        "baseline_bytes": baseline,
+        "phases": _phases(worst, (baseline or 0) + offloaded_bytes, () if baseline is None else ("init",)),
         "per_rank": [
             {
                 "rank": rank["rank"],

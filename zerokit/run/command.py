@@ -100,6 +100,16 @@ def script_options(
     return options
 
 
+def check_launcher(launcher: str) -> None:
+    """Refuse a launcher that there is not.
+
+    Raises:
+        InputError: names those that there are.
+    """
+    if launcher not in LAUNCHERS:
+        raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
+
+
 def build(
     *,
     launcher: str,
@@ -125,8 +135,7 @@ def build(
     Raises:
         InputError: an unknown launcher, a combination that cannot work, or a plan that sets what it may not.
     """
-    if launcher not in LAUNCHERS:
-        raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
+    check_launcher(launcher)
     command = Command(argv=[])
     _environment(command, style, devices, run_dir, config, plan, plan_environment, base)
     if alive_seconds is not None:

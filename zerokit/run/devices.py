@@ -93,7 +93,7 @@ def resolve(
             f"{ranks} ranks on the CPU of one machine: use --num-ranks {_MOST_CPU_RANKS} or fewer, "
             "or run on the GPUs"
         )
-    source = "asked for" if num_ranks else "as the plan has GPUs" if planned_ranks else "the default"
+    source = "asked for" if num_ranks else "as planned" if planned_ranks else "the default"
     return Devices(kind="cpu", ranks=ranks, gpu_indexes=(), why=f"{ranks} CPU ranks ({source}): {why}")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from zerokit.run.prepare import Prepared, Wishes
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-FEWEST_STEPS = 3  # one to warm up, two to time
+FEWEST_STEPS = 3  # two to warm up, one to time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,9 +97,15 @@ def dump_yaml(value: Any, *, header: str = "") -> str:
 def write_text_atomically(path: pathlib.Path, text: str) -> None:
     """Write ``path`` so that a reader sees the old file or the whole new one, never a part.
 
+    A link stays one, and its file is written; a device or pipe is written to, never replaced.
+
     Raises:
         OSError: the folder cannot be written; an older file is untouched.
     """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = pathlib.Path(os.path.realpath(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
