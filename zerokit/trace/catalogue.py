@@ -1,12 +1,11 @@
-"""``python -m zerokit.trace.catalogue [--whole-only] [--missing] [NAME…]``: trace catalogue models ahead.
+"""Trace models of the catalogue ahead: ``python -m zerokit.trace.catalogue [NAME…]``.
 
-Without names: every catalogue model that has no profile yet. ``--whole-only`` leaves out the
-tensor-parallel shards (three quarters of the time): their memory is then estimated in closed form.
-``--missing``: what a profile has is kept, and only the rest is traced.
+Without names: every catalogue model that has no profile yet.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import sys
 import time
@@ -19,7 +18,7 @@ from zerokit.trace import store
 from zerokit.trace.profile import profile_from_config
 from zerokit.trace.record import Variant
 
-TENSOR_PARALLEL_FROM = 2_500_000_000
+TENSOR_PARALLEL_FROM = 1_000_000_000
 """Parameters from which a model is worth cutting over GPUs."""
 
 FP32_UP_TO = 1_500_000_000
@@ -85,10 +84,15 @@ def trace(
 
 def main(arguments: list[str]) -> int:
     """Trace the named models; prints what could not be."""
-    whole_only = "--whole-only" in arguments
-    missing = "--missing" in arguments
-    named = [a for a in arguments if not a.startswith("--")]
-    wanted = named or [n for n in models.names() if missing or n not in profiles.names()]
+    parser = argparse.ArgumentParser(prog="python -m zerokit.trace.catalogue", description=__doc__)
+    parser.add_argument("names", metavar="NAME", nargs="*", help="of the catalogue")
+    parser.add_argument("--whole-only", action="store_true", help="leave out the tensor-parallel shards: "
+                        "three quarters of the time; their memory is estimated in closed form")  # fmt: skip
+    parser.add_argument("--missing", action="store_true", help="keep what a profile has and trace the rest; "
+                        "without names: of every model")  # fmt: skip
+    options = parser.parse_args(arguments)
+    whole_only, missing = options.whole_only, options.missing
+    wanted = options.names or [n for n in models.names() if missing or n not in profiles.names()]
     for name in wanted:
         began = time.monotonic()
         profile, left_out = trace(name, whole_only, profiles.load(name) if missing else None)
