@@ -22,7 +22,7 @@ from typing import Any
 
 import jinja2
 
-from benchmarks import accuracy, peers, plots, step_time
+from benchmarks import accuracy, autotuner, peers, plots, step_time
 from benchmarks.accuracy_runs import DATA, ROOT, SOURCES, STATUSES, Run, grouped, rows_of, runs
 from benchmarks.measure import limits, quality
 from zerokit.core.memory.serving import phase_peaks
@@ -32,6 +32,8 @@ TEMPLATE = Path(__file__).with_name("accuracy.md.j2")
 GIB = 2**30
 BARS = (0.01, 0.03)
 """Median and 95th percentile that are aimed at."""
+QUALITY = {2: "quality-2gpu", 4: "quality"}
+"""GPUs of a host -> the file of the strategies that were run there."""
 _FIRST_VERSIONS = "torch 2.11.0+cu130, cuda 13.0, transformers 5.17.0, deepspeed 0.19.8, gpu NVIDIA H200"
 """Of the rows that name none (tests/data/h200/README.md)."""
 
@@ -141,9 +143,15 @@ def _rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip()]
 
 
-def times_now() -> str:
-    """Mean error of the step times of the runs of plan quality, as predicted now."""
-    return percent(statistics.mean(abs(step_time.timed(row).error) for row in step_time.rows("quality")))
+def times_now(name: str) -> str:
+    """Mean error of the step times of a file of plan quality, as predicted now."""
+    return percent(statistics.mean(abs(step_time.timed(row).error) for row in step_time.rows(name)))
+
+
+def tuners() -> str:
+    """``zerokit plan``, ``zerokit tune`` and DeepSpeed's autotuner on one job."""
+    result = json.loads((DATA / "autotuner.json").read_text(encoding="utf-8"))
+    return autotuner.table(result["answers"])
 
 
 def serving() -> list[str]:
@@ -208,8 +216,10 @@ def write_text(found: Sequence[Run]) -> str:
         phases="\n".join(phases(found)),
         worst="; ".join(f"`{run.name}` {run.error:+.2%}" for run in worst),
         fits=limits.table(fits)[0] if (fits := _rows("fits.jsonl")) else "",
-        quality=quality.table(compared) if (compared := _rows("quality.jsonl")) else "",
-        times_now=times_now() if compared else "",
+        quality={
+            gpus: (quality.table(_rows(f"{name}.jsonl")), times_now(name)) for gpus, name in QUALITY.items()
+        },
+        tuners=tuners(),
         overhead="\n".join(overhead()),
         serving="\n".join(serving()),
         all_runs="\n".join(all_runs(found)),

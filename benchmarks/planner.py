@@ -347,15 +347,18 @@ def fsdp(path: Path, gpu: Gpu) -> None:
 def h200() -> None:
     """Tables of the DeepSpeed runs on H200s that the project measured."""
     print(f"\nDeepSpeed 0.19.8 on h200, measured by the project\n{_HEAD}")
-    alone = [(kept, step_time.timed(kept)) for kept in step_time.rows("quality")]
-    runs = [_measured(timed, ()) for _, timed in alone]
-    print(_line("4 GPUs, alone on their host", runs))
-    print(_line("the same, by job and card it was run for", _rivals(alone)))
+    agreement = []
+    for name, words in (("quality", "4 GPUs, alone on their host"), ("quality-2gpu", "2 GPUs, the same")):
+        alone = [(kept, step_time.timed(kept)) for kept in step_time.rows(name)]
+        runs = [_measured(timed, ()) for _, timed in alone]
+        print(_line(words, runs))
+        print(_line("  by job and card it was run for", _rivals(alone)))
+        agreement.append((words, runs))
     shared = [_measured(step_time.timed(kept), ()) for kept in step_time.rows("h200-deepspeed")]
     print(_line("1 to 8 GPUs, up to eight runs on a host", shared))
     busy = [_measured(timed, ()) for timed in step_time.kernels()]
     print(_line("kernels of forward and backward, GPU seconds", busy))
-    for name, group in (("4 GPUs, alone on their host", runs), ("up to eight runs on a host", shared)):
+    for name, group in (*agreement, ("up to eight runs on a host", shared)):
         print(f"{'rank correlation: ' + name:<52} {rank_agreement(group):>7.2f}")
 
 

@@ -235,13 +235,13 @@ def step_seconds(row: Mapping[str, Any]) -> float | None:
 
 
 def possible(row: Mapping[str, Any], card: int) -> bool:
-    """Whether a run's measured peak leaves the allocator what it needs on a card."""
+    """Whether a run showed its strategy on a card: held to no more, or not held and with a peak that fits."""
     if step_seconds(row) is None:
         return False
     limit = planned.allocator_limit(planned.card(CARDS_MIB[card]), row["deepspeed_config"], row["world_size"])
-    peak = max(peak for peak in row["peak_allocated_bytes"] if peak)
-    held = row["cap_bytes"] is not None and row["cap_bytes"] <= limit  # it ran in less
-    return held or peak + EXPANDABLE_BYTES <= limit
+    if row["cap_bytes"] is not None:
+        return bool(row["cap_bytes"] <= limit)
+    return max(peak for peak in row["peak_allocated_bytes"] if peak) + EXPANDABLE_BYTES <= limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,8 @@ def test_optimizer_offload_takes_the_time_of_cpu_adam() -> None:
     zero = ZeroSettings(stage=2, offload_optimizer=Offload(device="cpu"))
     slow = Calibration(cpu_adam_parameters_per_second=1e9)
     estimate = step(shape, zero=zero, calibration=slow)
-    assert estimate.parts["host"] == pytest.approx(shape.parameters / 1e9)
+    # and of casting the stepped weights, which is shorter
+    assert shape.parameters / 1e9 < estimate.parts["host"] < 1.05 * shape.parameters / 1e9
     assert estimate.bound_by == "host"
 
 
@@ -291,7 +292,9 @@ def test_recomputing_spares_the_last_product_unless_it_has_an_adapter() -> None:
     assert everywhere - attention > down
 
 
-@pytest.mark.parametrize(("rows", "bar"), [("kernels", 0.04), ("quality", 0.12), ("h200-deepspeed", 0.18)])
+@pytest.mark.parametrize(
+    ("rows", "bar"), [("kernels", 0.04), ("quality", 0.12), ("quality-2gpu", 0.10), ("h200-deepspeed", 0.18)]
+)
 def test_time_error_on_h200_runs(rows: str, bar: float) -> None:
     """GPU seconds of profiled kernels; steps of runs alone on their host; of runs that shared theirs."""
     from benchmarks import step_time
@@ -326,7 +329,8 @@ def test_every_published_fsdp_run_is_judged_to_fit() -> None:
 
 
 def test_weights_on_the_host_are_written_back_after_a_step_on_the_gpu() -> None:
-    """stage3.py:2858: with the optimizer on the GPU each step ends with the weights going back."""
+    """stage3.py:2858: with the optimizer on the GPU each step ends with the fp32 weights going back and being
+    cast there: torch's copy_ converts on the host unless it is told not to wait."""
     shape = shape_of("llama-3.1-8b")
     host = Offload(device="cpu")
 
@@ -336,8 +340,10 @@ def test_weights_on_the_host_are_written_back_after_a_step_on_the_gpu() -> None:
 
     weights = ZeroSettings(stage=3, offload_param=host)
     both = ZeroSettings(stage=3, offload_param=host, offload_optimizer=host)
-    slow, fast = 1e9, 1e18
-    exposed = pcie(weights, slow) - pcie(weights, fast)
-    assert exposed == pytest.approx(2 * shape.parameters / slow, rel=0.05)
+    slow, slower = 1e9, 0.5e9
+    longer = pcie(weights, slower) - pcie(weights, slow)
+    assert longer == pytest.approx(4 * shape.parameters * (1 / slower - 1 / slow), rel=0.05)
+    # however fast the link is: 11.3 s measured with two ranks, which have four times as much each
+    assert pcie(weights, 1e18) == pytest.approx(11.3 / 4, rel=0.2)
     # stepped on the host they are where they belong: only the gradients went down, hidden or not
     assert pcie(both, slow) > 0

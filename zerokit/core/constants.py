@@ -22,6 +22,8 @@ class Constants:
 
     Attributes:
         matmul_efficiency: largest matmul rate over the datasheet's, where the catalogue has none.
+        sustained_share: of the largest matmul rate, what a run keeps: under load the clock falls to the power
+            limit. Short measurements do not show it.
         gemm_m0, gemm_n0: rows and columns at which a product runs at half its largest rate.
         unaligned_flops: most that the head's product reaches where the vocabulary is no multiple of 8 (the
             tensor cores read rows of 16 bytes), and half of the largest rate at best.
@@ -63,6 +65,9 @@ class Constants:
         pcie_efficiency: of the link's datasheet rate when one GPU copies.
         host_to_device_bytes_per_second, device_to_host_bytes_per_second: per node, all GPUs at once.
         cpu_adam_parameters_per_second: per node.
+        cast_seconds: per weight that a rank casts from fp32 in host memory.
+        blocking_cast_seconds: per weight that a rank copies from its GPU to host memory with another dtype:
+            not through pinned memory, and cast there.
         vocab_parallel: the head is cut by vocabulary (no all-reduce of logits).
         tensor_parallel_collectives: all-reduces a layer, forward and backward, without recomputation.
         remap_seconds_per_byte: to give a page of the allocator back and map it anew, by one process.
@@ -71,6 +76,7 @@ class Constants:
     """
 
     matmul_efficiency: float
+    sustained_share: float
     gemm_m0: float
     gemm_n0: float
     unaligned_flops: float
@@ -112,6 +118,8 @@ class Constants:
     host_to_device_bytes_per_second: float
     device_to_host_bytes_per_second: float
     cpu_adam_parameters_per_second: float
+    cast_seconds: float
+    blocking_cast_seconds: float
     vocab_parallel: bool
     tensor_parallel_collectives: int
     remap_seconds_per_byte: float
@@ -122,6 +130,9 @@ class Constants:
 HUGGING_FACE = Constants(
     # largest measured over datasheet rate: 271/312 on A100, 790/989 on H100 and H200
     matmul_efficiency=0.80,
+    # about 720 TFLOP/s in long runs of H100 and H200 (SemiAnalysis, "MI300X vs H100 vs H200", December 2024),
+    # 790 in short ones (kernels.jsonl)
+    sustained_share=0.91,
     # H200, kernels.jsonl: 720 of 800 TFLOP/s at 512 rows; all of it at 8,192 rows and widths from 2,048 on
     gemm_m0=40.0,
     gemm_n0=70.0,
@@ -169,7 +180,7 @@ HUGGING_FACE = Constants(
     stage3_adapter_launch=2.5,
     # Megatron-DeepSpeed on A100: 8-way layers launch in 1.4 times the time of whole ones
     tensor_launch_seconds=60e-6,
-    launch_join=2.0,
+    launch_join=3.0,
     # 3 ms and 0.13 ms a tensor alone
     step_launch_seconds=4.5e-3,
     tensor_step_seconds=0.2e-3,
@@ -193,6 +204,11 @@ HUGGING_FACE = Constants(
     device_to_host_bytes_per_second=87e9,
     # 0.22 to 0.26 s per 1e9 parameters at best, 0.48 fitted to runs on busy hosts
     cpu_adam_parameters_per_second=3.0e9,
+    # read 4 bytes and write 2: 0.1 to 0.3 ns beside Adam in the four offloaded runs of h200-deepspeed
+    cast_seconds=0.2e-9,
+    # torch's copy_ without non_blocking: 4 bytes a weight into new, pageable memory, then cast
+    # (aten/src/ATen/native/cuda/Copy.cu, conversion_device): 2.8 ns on H200, two ranks of one host at once
+    blocking_cast_seconds=2.8e-9,
     vocab_parallel=False,
     # forward and backward of attention and of the feed-forward layer (arXiv 1909.08053)
     tensor_parallel_collectives=4,
@@ -205,6 +221,7 @@ HUGGING_FACE = Constants(
 )
 MEGATRON = replace(
     HUGGING_FACE,
+    sustained_share=1.0,
     # A100, cuBLAS 11; fitted to llm-foundry's A100 rows together
     gemm_m0=480.0,
     gemm_n0=450.0,

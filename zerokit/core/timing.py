@@ -71,6 +71,7 @@ class TimeModel:
         if precision != "fp32" and self.calibration.matmul_flops:
             return self.calibration.matmul_flops
         efficiency = gpu.matmul_efficiency or self.constants.matmul_efficiency
+        efficiency *= self.constants.sustained_share
         if precision == "bf16" and "bf16" not in peaks:
             return peaks.get("fp32", datasheet / 8) * efficiency  # emulated
         return datasheet * efficiency

@@ -311,6 +311,8 @@ class Traffic:
             found["gradients_per_micro"] += per_micro * (1 / down + 1 / up)
             if parameters == "none":
                 found["pcie_per_step"] += width * owned / up
+            # the stepped weights are cast on the host (zero/stage_1_and_2.py:3095, zero/stage3.py:2858)
+            found["host_per_step"] += self.constants.cast_seconds * owned
             rate = (
                 self.calibration.cpu_adam_parameters_per_second
                 or self.constants.cpu_adam_parameters_per_second
@@ -323,9 +325,10 @@ class Traffic:
             owned_bytes = weights * self._weight_bytes / ranks
             found["weights_per_micro"] += gathers * owned_bytes / up
             if optimizer == "none" and not self.job.inference:
-                # stepped on the GPU, each sub-group's weights go back to the host before the next is
-                # stepped (deepspeed/runtime/zero/stage3.py:2858, 0.19.8)
-                found["pcie_per_step"] += width * trainable / ranks / down
+                # stepped on the GPU, each sub-group's fp32 weights go back to the host before the next is
+                # stepped, and are cast there (deepspeed/runtime/zero/stage3.py:2858, 0.19.8)
+                seconds = max(self.constants.blocking_cast_seconds, 4 / down)
+                found["pcie_per_step"] += seconds * trainable / ranks
             if parameters == "nvme":
                 found["nvme_per_micro"] += gathers * owned_bytes / disk
         return found
