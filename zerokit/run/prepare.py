@@ -105,36 +105,16 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     script = Path(wishes.target.script) if wishes.target.script is not None else None
     facts = style.read_script(script, wishes.target.module)
     plan, config = read_plan(wishes.plan) if wishes.plan is not None else (None, None)
-    hosts = _hosts(wishes)
-    slurm = cluster.slurm_job() if hosts is None else None
-    node_count = len(hosts) if hosts else len(slurm.nodes) if slurm else 1
-    devices = device_module.resolve(
-        wishes.device,
-        num_ranks=wishes.num_ranks,
-        planned_ranks=plan.world_size if plan is not None else None,
-        nodes=node_count,
-    )
-    port = stack.enter_context(ports.reserve(wishes.master_port))
-    unshared: tuple[str, ...] = ()
-    alive_seconds = deadman.patience_seconds(wishes.heartbeat_seconds)
-    if hosts:
-        preflight.check_pdsh()
-        unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)
-    ranks = sum(host.slots for host in hosts) if hosts else devices.ranks * node_count
-    notes = [devices.why]
-    if slurm is not None:
-        notes.append(f"Slurm job {slurm.job_id}: one torchrun on each of {node_count} nodes, through srun")
-    if unshared:
-        notes.append(f"the run folder is not shared with {', '.join(unshared)}: files go over ssh")
+    place = _place(wishes, run_dir, plan.world_size if plan is not None else None, stack)
+    notes = list(place.notes)
     chosen_style = _style(wishes, facts, notes, has_config=config is not None)
-    if plan is not None:
-        notes += _parts_of_the_script(plan.chosen, chosen_style, facts, wishes.target.arguments)
     if config is not None and plan is not None:
+        notes += _parts_of_the_script(plan.chosen, chosen_style, facts, wishes.target.arguments)
         adapted = dsconfig.adapt(
             config,
             style=chosen_style,
-            device=devices.kind,
-            ranks=ranks,
+            device=place.devices.kind,
+            ranks=place.ranks,
             planned_ranks=plan.world_size,
             facts=facts,
             script_args=list(wishes.target.arguments),
@@ -149,42 +129,22 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         extra=commands.script_options(chosen_style, facts, wishes.target.arguments, config_path),
         style=chosen_style,
         facts=facts,
-        devices=devices,
-        port=port,
+        devices=place.devices,
+        port=place.port,
         run_dir=run_dir,
         config=config_path,
         plan=run_dir / "plan.yaml" if plan is not None else None,
         plan_environment=_mapping(plan.chosen.get("environment") if plan is not None else None),
         base=os.environ,
-        hosts=hosts,
+        hosts=place.hosts,
         hostfile=Path(wishes.hostfile).resolve() if wishes.hostfile else None,
-        slurm=slurm,
+        slurm=place.slurm,
         stop_after_steps=wishes.stop_after_steps,
-        alive_seconds=alive_seconds if hosts or slurm else None,
-    )
-    launch = Launch(
-        argv=command.argv,
-        environment=command.environment(os.environ),
-        cwd=Path.cwd(),
-        run_dir=run_dir,
-        expected_ranks=ranks,
-        local_ranks=devices.ranks if node_count == 1 and not hosts else 0,
-        host=socket.gethostname(),
-        grace_seconds=wishes.grace_seconds,
-        heartbeat_seconds=wishes.heartbeat_seconds,
-        remote=bool(hosts) or slurm is not None,
-        remote_hosts=slurm.nodes if slurm else tuple(host.name for host in hosts or ()),
-        slurm_job=slurm.job_id if slurm else None,
-        unshared_hosts=unshared,
-        alive_seconds=alive_seconds,
-        show_ranks=wishes.show_ranks,
-        predicted_peak_bytes=_predicted(plan, devices.kind),
-        stop_after_steps=wishes.stop_after_steps,
-        limit_seconds=wishes.limit_seconds,
+        alive_seconds=place.alive_seconds if place.remote else None,
     )
     return Prepared(
         wishes=wishes,
-        launch=launch,
+        launch=_launch(wishes, place, command, run_dir, _predicted(plan, place.devices.kind)),
         command=command,
         config=config,
         plan=_content(plan) if plan is not None else None,
@@ -193,6 +153,89 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         style=chosen_style,
         planned_ranks=plan.world_size if plan is not None else None,
         micro_batch_free=chosen_style == "raw" and facts.reads_micro_batch,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where the ranks will run.
+
+    Attributes:
+        hosts: of the hostfile; None without one.
+        ranks: on all nodes together.
+        unshared: hosts that do not see the run folder.
+        alive_seconds: how long a remote rank outlives its launcher.
+        notes: what is worth saying about it.
+    """
+
+    hosts: list[hostfile.Host] | None
+    slurm: cluster.SlurmJob | None
+    node_count: int
+    devices: device_module.Devices
+    port: int
+    ranks: int
+    unshared: tuple[str, ...]
+    alive_seconds: float
+    notes: tuple[str, ...]
+
+    @property
+    def remote(self) -> bool:
+        """Whether ranks may run on other machines."""
+        return bool(self.hosts) or self.slurm is not None
+
+
+def _place(wishes: Wishes, run_dir: Path, planned_ranks: int | None, stack: ExitStack) -> _Place:
+    hosts = _hosts(wishes)
+    slurm = cluster.slurm_job() if hosts is None else None
+    node_count = len(hosts) if hosts else len(slurm.nodes) if slurm else 1
+    devices = device_module.resolve(
+        wishes.device, num_ranks=wishes.num_ranks, planned_ranks=planned_ranks, nodes=node_count
+    )
+    port = stack.enter_context(ports.reserve(wishes.master_port))
+    unshared: tuple[str, ...] = ()
+    notes = [devices.why]
+    if hosts:
+        preflight.check_pdsh()
+        unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)
+    if slurm is not None:
+        notes.append(f"Slurm job {slurm.job_id}: one torchrun on each of {node_count} nodes, through srun")
+    if unshared:
+        notes.append(f"the run folder is not shared with {', '.join(unshared)}: files go over ssh")
+    return _Place(
+        hosts=hosts,
+        slurm=slurm,
+        node_count=node_count,
+        devices=devices,
+        port=port,
+        ranks=sum(host.slots for host in hosts) if hosts else devices.ranks * node_count,
+        unshared=unshared,
+        alive_seconds=deadman.patience_seconds(wishes.heartbeat_seconds),
+        notes=tuple(notes),
+    )
+
+
+def _launch(
+    wishes: Wishes, place: _Place, command: commands.Command, run_dir: Path, predicted: int | None
+) -> Launch:
+    return Launch(
+        argv=command.argv,
+        environment=command.environment(os.environ),
+        cwd=Path.cwd(),
+        run_dir=run_dir,
+        expected_ranks=place.ranks,
+        local_ranks=place.devices.ranks if place.node_count == 1 and not place.hosts else 0,
+        host=socket.gethostname(),
+        grace_seconds=wishes.grace_seconds,
+        heartbeat_seconds=wishes.heartbeat_seconds,
+        remote=place.remote,
+        remote_hosts=place.slurm.nodes if place.slurm else tuple(host.name for host in place.hosts or ()),
+        slurm_job=place.slurm.job_id if place.slurm else None,
+        unshared_hosts=place.unshared,
+        alive_seconds=place.alive_seconds,
+        show_ranks=wishes.show_ranks,
+        predicted_peak_bytes=predicted,
+        stop_after_steps=wishes.stop_after_steps,
+        limit_seconds=wishes.limit_seconds,
     )
 
 

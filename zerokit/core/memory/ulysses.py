@@ -127,7 +127,7 @@ def exchanging(trace: ActivationTrace, exchange: Exchange, checkpointed: bool) -
             if run.segment not in numbers:
                 numbers[run.segment] = len(segments)
                 segments.append(_Layer(exchange, trace.segments[run.segment], saving).marks())
-            found.append(_at(run, numbers[run.segment]))
+            found.append(replace(run, segment=numbers[run.segment]))
         return tuple(found)
 
     forward = changed(trace.forward, not checkpointed)
@@ -135,12 +135,6 @@ def exchanging(trace: ActivationTrace, exchange: Exchange, checkpointed: bool) -
     # gradients: of the backward pass with modules marked, which tell where attention is
     return ActivationTrace(
         segments=tuple(segments), forward=forward, backward=backward, max_seq_len=trace.max_seq_len
-    )
-
-
-def _at(run: Run, segment: int) -> Run:
-    return Run(
-        segment=segment, stack=run.stack, start=run.start, count=run.count, step=run.step, jump=run.jump
     )
 
 
