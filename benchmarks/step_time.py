@@ -85,15 +85,12 @@ def timed(row: Mapping[str, Any], constants: Constants = HUGGING_FACE) -> Timed:
     )
 
 
-SHORT_RUNS = replace(HUGGING_FACE, sustained_share=1.0)
-"""For kernels measured in a few steps, before the clock falls."""
-
-
-def kernels(constants: Constants = SHORT_RUNS) -> list[Timed]:
+def kernels(constants: Constants = HUGGING_FACE) -> list[Timed]:
     """GPU seconds of the kernels of forward and backward, against the model's without host and optimizer.
 
-    Constants were taken from these rows, kind of kernel by kind: this says how well they add up. Runs of a
-    few tokens are left out: theirs are too short to matter.
+    They were measured in few steps, in which the clock does not fall. Constants were taken from these rows,
+    kind of kernel by kind: this says how well they add up. Runs of a few tokens are left out: theirs are too
+    short to matter.
     """
     found = []
     for line in (DATA / "kernels.jsonl").read_text(encoding="utf-8").splitlines():
@@ -103,7 +100,8 @@ def kernels(constants: Constants = SHORT_RUNS) -> list[Timed]:
         case = accuracy.read_case({**_CASE, **row})
         shape = from_config(row["hf_config"], name=row["id"], parameters=row["params"])
         trainable = trainable_parameters(shape, case.job)
-        model = TimeModel(shape, case.job, case.cluster, constants, None, trainable)
+        fresh = replace(case.cluster, gpu=replace(case.cluster.gpu, sustained_efficiency=None))
+        model = TimeModel(shape, case.job, fresh, constants, None, trainable)
         work = model.work(case.strategy)
         busy = sum(sum(row["profiled"][phase]["seconds"].values()) for phase in ("forward", "backward"))
         parts = {"forward and backward": work.gpu_seconds}

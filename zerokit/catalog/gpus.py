@@ -33,6 +33,7 @@ _FIELDS = {
     "fp16_tflops": Field(kind="number"),
     "fp32_tflops": Field(kind="number"),
     "measured_matmul_tflops": Field(kind="number", required=False),
+    "sustained_matmul_tflops": Field(kind="number", required=False),
     "hbm_gb_per_second": Field(kind="number"),
     "link": Field(kind="text", choices=("nvlink", "pcie", "xgmi")),
     "link_gb_per_second": Field(kind="number"),
@@ -165,7 +166,12 @@ def _read(path: Path) -> _Entry:
         for precision in PRECISIONS
         if f"{precision}_tflops" in values
     }
-    measured = values.get("measured_matmul_tflops")
+    measured, sustained = (
+        None
+        if (tflops := values.get(f"{kind}_matmul_tflops")) is None
+        else tflops * 1e12 / _tensor_peak(peaks)
+        for kind in ("measured", "sustained")
+    )
     names_of_it = (*values.get("aliases", []), *values["driver_names"])
     gpu = Gpu(
         name=values["name"],
@@ -177,7 +183,8 @@ def _read(path: Path) -> _Entry:
         link=values["link"],
         link_bytes_per_second=values["link_gb_per_second"] * 1e9,
         pcie_bytes_per_second=values["pcie_gb_per_second"] * 1e9,
-        matmul_efficiency=None if measured is None else measured * 1e12 / _tensor_peak(peaks),
+        matmul_efficiency=measured,
+        sustained_efficiency=sustained,
         peer_to_peer=values["peer_to_peer"],
         expandable_segments=values["expandable_segments"],
         context_bytes=values["context_mib"] * MIB,
@@ -201,9 +208,9 @@ def _check(document: Document, name: str) -> None:
     if values["vram_gib"] * GIB > values["driver_vram_mib"] * MIB * 1.001:
         raise document.error(("vram_gib",), "vram_gib is more than driver_vram_mib; are the units right?")
     peak = values.get("bf16_tflops", values["fp16_tflops"])
-    if values.get("measured_matmul_tflops", 0) > peak:
-        message = "measured_matmul_tflops is more than the datasheet's peak"
-        raise document.error(("measured_matmul_tflops",), message)
+    for key in ("measured_matmul_tflops", "sustained_matmul_tflops"):
+        if values.get(key, 0) > peak:
+            raise document.error((key,), f"{key} is more than the datasheet's peak")
     if values["link"] == "pcie" and values["link_gb_per_second"] != values["pcie_gb_per_second"]:
         message = "link is pcie, so link_gb_per_second must equal pcie_gb_per_second"
         raise document.error(("link_gb_per_second",), message)

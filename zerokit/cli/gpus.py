@@ -45,6 +45,7 @@ def as_dict(gpu: Gpu) -> dict[str, Any]:
         "driver_vram_bytes": gpu.driver_vram_bytes,
         "peak_flops": dict(gpu.peak_flops),
         "matmul_efficiency": gpu.matmul_efficiency,
+        "sustained_efficiency": gpu.sustained_efficiency,
         "hbm_bytes_per_second": gpu.hbm_bytes_per_second,
         "link": gpu.link,
         "link_bytes_per_second": gpu.link_bytes_per_second,
@@ -72,9 +73,12 @@ def _one(gpu: Gpu) -> str:
         (f"{precision}_tflops", f"{precision} matrix rate", f"{value / 1e12:g} TFLOP/s dense")
         for precision, value in gpu.peak_flops.items()
     ]
-    if gpu.matmul_efficiency is not None:
-        share = f"{gpu.matmul_efficiency:.1%} of the datasheet's"
-        flops.append(("measured_matmul_tflops", "measured matmul rate", share))
+    rates = (("measured", gpu.matmul_efficiency), ("sustained", gpu.sustained_efficiency))
+    flops += [
+        (f"{kind}_matmul_tflops", f"{kind} matmul rate", f"{share:.1%} of the datasheet's")
+        for kind, share in rates
+        if share is not None
+    ]
     figures = [
         ("vram_gib", "memory torch can use", format_gib(gpu.vram_bytes)),
         ("driver_vram_mib", "memory the driver reports", f"{gpu.driver_vram_bytes // MIB} MiB"),

@@ -22,8 +22,6 @@ class Constants:
 
     Attributes:
         matmul_efficiency: largest matmul rate over the datasheet's, where the catalogue has none.
-        sustained_share: of the largest matmul rate, what a run keeps: under load the clock falls to the power
-            limit. Short measurements do not show it.
         gemm_m0, gemm_n0: rows and columns at which a product runs at half its largest rate.
         unaligned_flops: most that the head's product reaches where the vocabulary is no multiple of 8 (the
             tensor cores read rows of 16 bytes), and half of the largest rate at best.
@@ -76,7 +74,6 @@ class Constants:
     """
 
     matmul_efficiency: float
-    sustained_share: float
     gemm_m0: float
     gemm_n0: float
     unaligned_flops: float
@@ -130,9 +127,6 @@ class Constants:
 HUGGING_FACE = Constants(
     # largest measured over datasheet rate: 271/312 on A100, 790/989 on H100 and H200
     matmul_efficiency=0.80,
-    # about 720 TFLOP/s in long runs of H100 and H200 (SemiAnalysis, "MI300X vs H100 vs H200", December 2024),
-    # 790 in short ones (kernels.jsonl)
-    sustained_share=0.91,
     # H200, kernels.jsonl: 720 of 800 TFLOP/s at 512 rows; all of it at 8,192 rows and widths from 2,048 on
     gemm_m0=40.0,
     gemm_n0=70.0,
@@ -221,7 +215,6 @@ HUGGING_FACE = Constants(
 )
 MEGATRON = replace(
     HUGGING_FACE,
-    sustained_share=1.0,
     # A100, cuBLAS 11; fitted to llm-foundry's A100 rows together
     gemm_m0=480.0,
     gemm_n0=450.0,

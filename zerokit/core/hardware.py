@@ -18,6 +18,7 @@ class Gpu:
         peak_flops: dense matmul FLOP/s by precision (``bf16``, ``fp16``, ``fp32``), fp32
             accumulation; a precision that is missing is not supported in hardware.
         matmul_efficiency: best measured matmul rate over the datasheet's; ``None``: not measured.
+        sustained_efficiency: the same of long runs, in which the clock falls to the power limit.
         link: ``nvlink``, ``pcie`` or ``xgmi``: what joins the GPUs of one node.
         link_bytes_per_second: per GPU and direction over that link.
         pcie_bytes_per_second: host link, per direction.
@@ -35,6 +36,7 @@ class Gpu:
     link_bytes_per_second: float
     pcie_bytes_per_second: float
     matmul_efficiency: float | None = None
+    sustained_efficiency: float | None = None
     peer_to_peer: bool = True
     expandable_segments: bool = True
     context_bytes: int = 0

@@ -64,14 +64,14 @@ class TimeModel:
         return self.traffic.trainable
 
     def peak(self, precision: str) -> float:
-        """Largest matmul FLOP/s that the GPU reaches in this precision."""
+        """Largest matmul FLOP/s that the GPU keeps up in this precision."""
         gpu = self.cluster.gpu
         peaks = gpu.peak_flops
         datasheet = peaks.get(precision) or peaks.get("fp16") or max(peaks.values())
+        short = gpu.matmul_efficiency or self.constants.matmul_efficiency
+        efficiency = gpu.sustained_efficiency or short
         if precision != "fp32" and self.calibration.matmul_flops:
-            return self.calibration.matmul_flops
-        efficiency = gpu.matmul_efficiency or self.constants.matmul_efficiency
-        efficiency *= self.constants.sustained_share
+            return self.calibration.matmul_flops * efficiency / short  # it was measured in a short run
         if precision == "bf16" and "bf16" not in peaks:
             return peaks.get("fp32", datasheet / 8) * efficiency  # emulated
         return datasheet * efficiency
