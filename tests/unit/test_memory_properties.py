@@ -213,3 +213,16 @@ def test_memory_never_grows_with_the_stage(ranks: int, micro_batch: int, checkpo
     assert found[1] <= found[0] + bucket
     assert found[2] <= found[1] + bucket
     assert found[3] <= found[2] + bucket + gathered
+
+
+def test_gradients_summed_in_fp32_do_not_wait_on_the_host() -> None:
+    """zero/stage_1_and_2.py:2144: they stay in one flat buffer on the GPU; in 16 bits every parameter's are
+    pinned by themselves, which takes up to twice their size."""
+    narrow = strategy(2, accumulation=4, offload="cpu")
+    wide = replace(narrow, settings=replace(narrow.settings, grad_accum_dtype="fp32"))
+    profile = profiles.load(NAME)
+    assert profile is not None
+    gradients = 2 * profile.parameter_count
+    saved = estimate(narrow).host_bytes_per_node - estimate(wide).host_bytes_per_node
+    assert gradients <= saved <= 2 * gradients
+    assert estimate(wide).host_bytes_per_node == estimate(strategy(2, offload="cpu")).host_bytes_per_node

@@ -46,8 +46,10 @@ def step(
     calibration: Calibration | None = None,
     constants: object = HUGGING_FACE,
     trainable: int | None = None,
+    grad_accum_dtype: str | None = None,
 ) -> TimeEstimate:
     settings = DeepSpeedSettings(
+        grad_accum_dtype=grad_accum_dtype,
         precision="bf16",
         micro_batch=micro,
         gradient_accumulation=accumulation,
@@ -263,6 +265,15 @@ def test_gradients_go_to_the_host_as_wide_as_the_master_weights(
     assert pcie(slow, twice) - fast == pytest.approx(down * shape.parameters / twice, rel=0.01)
     # and the stepped weights come back
     assert pcie(twice, slow) - fast == pytest.approx((up + 2) * shape.parameters / twice, rel=0.01)
+
+
+def test_gradients_summed_in_fp32_cross_once() -> None:
+    """zero/stage_1_and_2.py:2144: stage 2 keeps the sum on the GPU then."""
+    shape = shape_of("llama-3.1-8b")
+    zero = ZeroSettings(stage=2, offload_optimizer=Offload(device="cpu"))
+    once = step(shape, data=1, zero=zero, accumulation=1).parts["pcie"]
+    many = step(shape, data=1, zero=zero, accumulation=8, grad_accum_dtype="fp32").parts["pcie"]
+    assert many == pytest.approx(once)
 
 
 def test_a_vocabulary_that_tensor_cores_cannot_read_costs_the_head_its_speed() -> None:

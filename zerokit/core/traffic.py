@@ -16,6 +16,7 @@ from zerokit.core.comm import Route, route
 from zerokit.core.constants import Calibration, Constants
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
+from zerokit.core.memory.plan import Precision
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import Strategy
 
@@ -337,14 +338,15 @@ class Traffic:
         """Bytes of gradients that go to the host once a step, and both ways each micro-batch.
 
         At the boundary they go down as wide as the master weights (zero/stage_1_and_2.py:1888,
-        zero/stage3.py:1443). Until then stage 1 adds them up on the GPU; stage 2 on the host, from which the
-        sum comes back to be added to (zero/stage_1_and_2.py:2166), as stage 3 does even without accumulation
-        (zero/stage3.py:2021).
+        zero/stage3.py:1443). Until then stage 1 adds them up on the GPU, and stage 2 too when it is to do so
+        in fp32; else stage 2 on the host, from which the sum comes back to be added to
+        (zero/stage_1_and_2.py:2166), as stage 3 does even without accumulation (zero/stage3.py:2021).
         """
         settings, stage = strategy.settings, strategy.settings.zero.stage
         low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
         step = (2.0 if low else 4.0) * owned
-        on_host = stage == 3 or (stage == 2 and settings.gradient_accumulation > 1)
+        summed = stage == 2 and settings.gradient_accumulation > 1 and not Precision.of(settings).compact
+        on_host = stage == 3 or summed
         return step, settings.parameter_bytes * owned if on_host else 0.0
 
 

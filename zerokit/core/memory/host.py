@@ -66,8 +66,9 @@ def _stage12(
         "optimizer_states": part.size * optimizer_bytes(settings),
     }
     # async_accumulate_grad_in_cpu_via_gpu: whole parameters, unless the master's gradients are as narrow;
-    # stage 1 accumulates on the GPU
-    if settings.zero.stage == 2 and settings.gradient_accumulation > 1 and width.master == 4:
+    # stage 1 accumulates on the GPU, and so does stage 2 in fp32 (_use_compact_grad_partition_buffer)
+    on_gpu = settings.zero.stage == 1 or width.compact
+    if not on_gpu and settings.gradient_accumulation > 1 and width.master == 4:
         sizes = [layout.trainable_sizes[i] * width.gradient for i in part.fragments]
         found["accumulated_gradients"] = sum(pinned(size, pin) for size in sizes)
     return found

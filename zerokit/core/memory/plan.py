@@ -140,6 +140,12 @@ class Precision:
     communication: int
     master: int
 
+    @property
+    def compact(self) -> bool:
+        """Whether 16-bit gradients are added up in fp32, in one flat buffer of the rank's partition
+        (``_use_compact_grad_partition_buffer``, zero/stage_1_and_2.py:1260)."""
+        return self.accumulation == 4 and self.parameter == 2
+
     @staticmethod
     def of(settings: DeepSpeedSettings) -> Precision:
         """The element sizes under these settings."""

@@ -89,7 +89,7 @@ class Stage12:
         self.offload = self.zero.offload_optimizer.device != "none"
         self.contiguous = self.zero.contiguous_gradients or self.offload
         # get_flat_partition keeps an fp32 partition when accumulation is wider than the model
-        self.compact = self.bytes.accumulation == 4 and self.bytes.parameter == 2
+        self.compact = self.bytes.compact
         self.wide = self._accumulates_apart()
         self.gradient = self.bytes.accumulation if self.wide else self.bytes.gradient  # held, in buckets
         # torch_autocast: a bucket for each precision in which gradients travel (ipg_buckets), of the
