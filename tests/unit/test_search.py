@@ -16,7 +16,7 @@ from zerokit.cli.modelchoice import choose_model
 from zerokit.core.hardware import Cluster
 from zerokit.core.hf_shape import from_config
 from zerokit.core.job import Job, Lora
-from zerokit.core.layouts import Pins, broken_rule, divisors, knobs, layouts, placements
+from zerokit.core.layouts import Layout, Pins, broken_rule, divisors, knobs, layouts, placements
 from zerokit.core.memory.analytic import estimate_analytic
 from zerokit.core.planning import Plan, Request, choose_global_batch, make_plan, make_space
 from zerokit.core.rules import first_violation
@@ -287,6 +287,24 @@ def test_pins_are_kept() -> None:
 def test_pins_that_cannot_be_are_refused_with_the_fix(pins: Pins, words: str) -> None:
     with pytest.raises(InputError, match=words):
         make_plan(request_for(pins=pins))
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "words"),
+    [
+        ("deepseek-v2-lite", 2, "one head size"),  # values of 128, queries of 192
+        ("qwen2.5-14b", 5, "key-value heads"),  # 40 heads, of which 8 of keys and values
+        ("llama-3.1-8b", 16, None),  # 32 and 8
+    ],
+)
+def test_ulysses_takes_heads_that_it_can_divide(model: str, degree: int, words: str | None) -> None:
+    """deepspeed/runtime/sequence_parallel/ulysses_sp.py:149 and 161."""
+    broken = broken_rule(
+        Layout(data=1, tensor=1, pipeline=1, sequence=degree),
+        from_config(models.load(model).hf_config, name=model), Job(seq_len=4000),
+        Cluster(gpu=gpus.load("h200"), gpus=degree), Pins(sequence_parallel=degree),
+    )  # fmt: skip
+    assert (broken is None) if words is None else (broken is not None and words in broken.message)
 
 
 def test_a_batch_that_no_division_meets_is_refused() -> None:

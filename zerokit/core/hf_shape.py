@@ -15,6 +15,7 @@ from zerokit.errors import InputError
 
 __all__ = ["from_config"]
 
+_LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
 _GATED = frozenset(
     {
         "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2",
@@ -112,6 +113,7 @@ def from_config(
         experts=_experts(config),
         experts_per_token=config.whole("num_experts_per_tok", default=1),
         gated=family in _GATED,
+        latent_attention=family in _LATENT,
     )
     separate_head = 0 if tied and head != "image-classification" else shape.head_parameters
     total = shape.block_parameters + shape.embedding_parameters + separate_head + extra
@@ -245,7 +247,7 @@ def _attention(config: _Config, family: str) -> tuple[tuple[Gemm, ...], int, int
     """Projections, score width and width of keys and values together."""
     hidden = config.whole("hidden_size", "n_embd", "d_model", "dim")
     heads = _heads(config)
-    if family in ("deepseek_v2", "deepseek_v3"):
+    if family in _LATENT:
         return _latent_attention(config, hidden, heads)
     dim = _head_dim(config, hidden, heads)
     kv = _kv_heads(config, family, heads)

@@ -120,6 +120,20 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
         ),
     ),
     LayoutRule(
+        id="sequence parallel and key-value heads",
+        message="it must divide the key-value heads, or they it",
+        # deepspeed/runtime/sequence_parallel/ulysses_sp.py:149, 0.19.8
+        broken=lambda f: (
+            f.shape.kv_heads % f.layout.sequence != 0 and f.layout.sequence % f.shape.kv_heads != 0
+        ),
+    ),
+    LayoutRule(
+        id="sequence parallel with latent attention",
+        message="Ulysses takes queries, keys and values of one head size; leave --sp out",
+        # deepspeed/runtime/sequence_parallel/ulysses_sp.py:161
+        broken=lambda f: f.layout.sequence > 1 and f.shape.latent_attention,
+    ),
+    LayoutRule(
         id="sequence with tensor or pipeline parallel",
         message="accelerate's DeepSpeed sequence parallel cannot be joined with tensor or pipeline parallel",
         broken=lambda f: f.layout.sequence > 1 and f.layout.tensor * f.layout.pipeline > 1,

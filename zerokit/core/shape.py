@@ -82,6 +82,7 @@ class ModelShape:
         embedding_parameters: tables that are looked up, not multiplied.
         parameters: the model's count, tied weights once.
         head: which ``AutoModelFor…``: causal, mlm, seq2seq, speech-seq2seq, image-classification.
+        latent_attention: heads of values are not as wide as those of queries (arXiv 2405.04434).
     """
 
     name: str
@@ -99,6 +100,7 @@ class ModelShape:
     experts: int = 1
     experts_per_token: int = 1
     gated: bool = False
+    latent_attention: bool = False
 
     @property
     def layers(self) -> int:
