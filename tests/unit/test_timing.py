@@ -286,6 +286,20 @@ def test_a_vocabulary_that_tensor_cores_cannot_read_costs_the_head_its_speed() -
     assert lost == pytest.approx(6 * 4 * 1024 * 50257 * 1600 * (1 / 120e12 - 1 / 790e12), rel=0.1)
 
 
+def test_a_tied_head_under_tensor_parallel_has_its_share_of_the_logits() -> None:
+    """AutoTP keeps it cut along the vocabulary: no logits cross the link, half the loss is on each of two."""
+    shape = shape_of("llama-3.2-1b")
+    h200 = Cluster(gpu=gpus.load("h200"), gpus=2)
+    tied, own = (
+        step(replace(shape, tied=kind), data=1, tensor=2, cluster=h200, job=Job(seq_len=2048))
+        for kind in (True, False)
+    )
+    logits = 4 * 2048 * shape.vocab
+    gathered = 2 * logits / 2 / (450e9 * 0.77 * 0.6)
+    assert own.parts["link"] - tied.parts["link"] == pytest.approx(gathered, rel=0.2)
+    assert own.parts["compute"] - tied.parts["compute"] == pytest.approx(57 * logits / 2 / 4.08e12, rel=0.1)
+
+
 def test_recomputing_spares_the_last_product_unless_it_has_an_adapter() -> None:
     """peft's Linear saves the adapter's input after the product of the weight that it adapts."""
     shape = shape_of("llama-2-13b")

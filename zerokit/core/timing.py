@@ -325,7 +325,9 @@ class TimeModel:
         product = self._gemm(rows, shape.vocab, shape.hidden, peak) / strategy.tensor_parallel
         if shape.vocab % 8 and c.unaligned_flops < math.inf:
             product *= max(2.0, peak / c.unaligned_flops)
-        logits = rows * shape.vocab / (strategy.tensor_parallel if c.vocab_parallel else 1)
+        logits = rows * shape.vocab
+        if self.traffic.head_cut_by_vocabulary:
+            logits /= strategy.tensor_parallel
         # only ForCausalLMLoss upcasts the logits
         per_logit = c.logit_bytes * (1.0 if shape.head == "causal" or c.vocab_parallel else 0.5)
         loss = per_logit * logits / (self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency)

@@ -124,6 +124,12 @@ class Traffic:
                 found[kind] = found.get(kind, 0.0) + seconds
         return found
 
+    @property
+    def head_cut_by_vocabulary(self) -> bool:
+        """Whether tensor-parallel ranks compute their share of the logits and of the loss. AutoTP keeps tied
+        heads cut as their embedding is (deepspeed/module_inject/layers.py)."""
+        return self.constants.vocab_parallel or self.shape.tied
+
     # ---------------------------------------------------------------- groups
 
     def _route(self, ranks: int, inner: int, share: float = 1.0) -> Route:
@@ -215,9 +221,9 @@ class Traffic:
             size = settings.parameter_bytes * tokens * stack.hidden
             layers = math.ceil(stack.layers / strategy.pipeline_parallel)
             seconds += layers * passes * way.seconds(size, passes=2)
-        if not c.vocab_parallel and not self.job.inference:
-            # AutoTP cuts the head's rows and sums the logits (deepspeed/module_inject/layers.py)
-            seconds += way.seconds(settings.parameter_bytes * tokens * self.shape.vocab, passes=2)
+        if not self.head_cut_by_vocabulary and not self.job.inference:
+            # AutoTP gathers the logits (GatherFromTensorParallelRegion, deepspeed/module_inject/layers.py)
+            seconds += way.seconds(settings.parameter_bytes * tokens * self.shape.vocab)
         return seconds, way.kind
 
     def _sequence(self, strategy: Strategy) -> tuple[float, str]:
