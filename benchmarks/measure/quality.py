@@ -46,6 +46,7 @@ class Comparison:
     Attributes:
         cards: GB, the smaller first.
         by_hand: strategies as options of ``zerokit plan``.
+        batch_per_gpu: of the global batch. Sequences.
         options: of ``zerokit plan``, beyond the usual.
     """
 
@@ -55,7 +56,7 @@ class Comparison:
     cards: tuple[int, int] = (0, 0)
     gpus: int = 0
     seq_len: int = 2048
-    global_batch: int = 16
+    batch_per_gpu: int = 8
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -63,12 +64,13 @@ def _hand(zero: int, micro: int, checkpointing: str = "none", **more: object) ->
     return {"zero": zero, "micro-batch": micro, "checkpointing": checkpointing, **more}
 
 
+_ON_HOST = {"offload-optimizer": "cpu"}
 JOBS: tuple[tuple[Comparison, Mapping[int, tuple[int, int]]], ...] = (
     (
         Comparison(
             name="1b-full",
             model="llama-3.2-1b",
-            global_batch=32,
+            batch_per_gpu=16,
             by_hand=(
                 _hand(1, 1), _hand(1, 4), _hand(2, 2), _hand(2, 4), _hand(3, 1), _hand(3, 4),
                 _hand(0, 4, "full"), _hand(1, 8, "full"), _hand(2, 8, "full"), _hand(3, 8, "full"),
@@ -108,6 +110,7 @@ JOBS: tuple[tuple[Comparison, Mapping[int, tuple[int, int]]], ...] = (
                 _hand(2, 1), _hand(2, 1, "full"), _hand(3, 1), _hand(3, 1, "full"), _hand(3, 2, "full"),
                 _hand(3, 4, "full"), _hand(3, 8, "full"), _hand(3, 2), _hand(1, 1, "full", tp=2),
                 _hand(1, 2, "full", tp=2), _hand(1, 4, "full", tp=2), _hand(1, 8, "full", tp=2),
+                _hand(2, 4, "full", **_ON_HOST), _hand(3, 8, "full", **_ON_HOST),
             ),
         ),
         {2: (120, 141), 8: (48, 80)},
@@ -130,7 +133,7 @@ def usual(comparison: Comparison, model: planned.Subject, card: int) -> dict[str
         "vram": f"{CARDS_MIB[card]}MiB",
         "gpus": comparison.gpus,
         "seq-len": comparison.seq_len,
-        "global-batch": comparison.global_batch,
+        "global-batch": comparison.batch_per_gpu * comparison.gpus,
         "sp": 1,  # Ulysses needs a script that splits the sequences
         **comparison.options,
     }

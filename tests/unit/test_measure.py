@@ -164,7 +164,7 @@ def test_regret_counts_only_what_the_card_holds() -> None:
 
 def test_strategies_of_a_job_are_run_once_each(tmp_path: Path) -> None:
     small = quality.Comparison(
-        name="small", model="qwen2.5-0.5b", cards=(16, 24), gpus=2, global_batch=16,
+        name="small", model="qwen2.5-0.5b", cards=(16, 24), gpus=2,
         by_hand=({"zero": 3, "micro-batch": 1, "checkpointing": "full"},),
     )  # fmt: skip
     made = quality.prepare(small, tmp_path)
@@ -175,6 +175,15 @@ def test_strategies_of_a_job_are_run_once_each(tmp_path: Path) -> None:
         assert choice["cap_bytes"] <= CARDS_MIB[int(card)] << 20
     assert all(case["gate"] and case["expected"]["step_seconds"] for case in made)
     assert all(max(case["expected"]["peak_allocated_bytes"]) < case["cap_bytes"] for case in made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comparison", quality.COMPARISONS, ids=lambda comparison: comparison.name)
+def test_a_dozen_strategies_of_every_job_can_be_run(comparison: quality.Comparison, tmp_path: Path) -> None:
+    made = quality.prepare(comparison, tmp_path)
+    assert (
+        len({json.dumps([case["deepspeed_config"], case["activation_checkpointing"]]) for case in made}) >= 12
+    )
 
 
 def test_a_choice_that_did_not_run_is_no_choice() -> None:
