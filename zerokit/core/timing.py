@@ -153,7 +153,8 @@ class TimeModel:
             # every rank holds and adds up all gradients of its layers, whatever ZeRO does with them after
             backward += self._gradients(strategy)
             hooks = self._hooks(strategy)
-        power = c.launch_join
+        # CPU ranks launch on the cores that compute: one after the other
+        power = 1.0 if self.cluster.gpu.name == "cpu" else c.launch_join
         layer_seconds = (
             _join(forward + part * crossing, count * launch, power),
             _join(backward + (1 - part) * crossing, passes * count * launch_backward + hooks, power),
