@@ -105,7 +105,8 @@ class _Variant:
 def search(space: Space, top: int = 5, limit_seconds: float = math.inf) -> Found:
     """The ``top`` fastest strategies that fit, of those that step within ``limit_seconds``.
 
-    ``Found.ranked`` is empty when there is none.
+    ``Found.ranked`` is empty when there is none. ``Found.nearest`` then says what lacks least, unless a limit
+    of time was set: that costs a memory estimate, and what is too slow has no use for it.
     """
     return _Search(space, top, limit_seconds).run()
 
@@ -233,7 +234,7 @@ class _Search:
             self.rejected[_SLOWER] += 1 if chosen else len(family.variants)
         return Found(
             ranked=tuple(ranked),
-            nearest=None if ranked else self._nearest(),
+            nearest=None if ranked or self.limit_seconds < math.inf else self._nearest(),
             rejected=dict(self.rejected.most_common()),
             candidates=self.candidates,
             seconds=time.perf_counter() - started,
