@@ -136,16 +136,14 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
     for micro in (first, own.micro_steps[-1]):
         if micro.forward is None:
             forward = micro.start + timeline.forward_peak
-            level = micro.start + timeline.after_forward
-            backward = highest(timeline.gradients, micro.backward)
+            level, activations = micro.start + timeline.after_forward, timeline.gradients
         else:
             forward = highest(timeline.forward, micro.forward)
-            level = micro.forward.after[-1] + timeline.after_forward
-            backward = highest(timeline.backward, micro.backward)
+            level, activations = micro.forward.after[-1] + timeline.after_forward, timeline.backward
         figures = {
             "forward": forward,
             "after_forward": level,
-            "backward": max(backward, micro.end),
+            "backward": max(highest(activations, micro.backward), micro.at_end(activations)),
             "after_backward": micro.after,
         }
         micro_steps.append({name: round(size) - workspace for name, size in figures.items()})

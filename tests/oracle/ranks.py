@@ -55,6 +55,7 @@ def prepare() -> None:
             importlib.import_module(name)
     deepspeed_torch.build_shm_op = lambda: None
     _adam_of_torch_for_the_host()
+    _gradients_come_back_from_the_host()
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # slow on a CPU, but right
     torch.set_num_threads(1)
     gc.freeze()
@@ -82,6 +83,18 @@ def _adam_of_torch_for_the_host() -> None:
         module = importlib.import_module(name)
         if hasattr(module, "DeepSpeedCPUAdam"):
             module.DeepSpeedCPUAdam = HostAdam
+
+
+def _gradients_come_back_from_the_host() -> None:
+    """With a device apart from the host, ``.to(device)`` before the norm is a copy (stage3.py:2017)."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Stage3
+
+    original = Stage3._offload_grad_partition_at_boundary
+
+    def copied(self: Any, param: Any, grad_buffer: Any, *rest: Any) -> None:
+        original(self, param, grad_buffer.clone(), *rest)
+
+    Stage3._offload_grad_partition_at_boundary = copied
 
 
 def run_case(case: dict[str, Any]) -> list[dict[str, Any]]:
@@ -252,7 +265,8 @@ def _model(case: dict[str, Any]) -> Any:
 
     config = AutoConfig.for_model(**case["hf_config"])
     config.use_cache = False
-    dtype = torch.bfloat16 if case["precision"] == "16" else torch.float32
+    half = torch.float16 if case["deepspeed_config"].get("fp16") else torch.bfloat16
+    dtype = half if case["precision"] == "16" else torch.float32
     stage3 = case["deepspeed_config"]["zero_optimization"]["stage"] == 3
     place: Any = contextlib.nullcontext()
     if stage3:

@@ -10,6 +10,7 @@ from zerokit.core.activations import ActivationTrace
 from zerokit.core.model import ModelProfile, Parameter
 from zerokit.core.settings import DeepSpeedSettings
 
+FP64 = 8  # bytes; gradient norms accumulate in it (zero/utils.py:59 get_norm_dtype)
 DTYPE_BYTES = {
     "fp32": 4, "float32": 4, "float": 4, "torch.float32": 4,
     "fp16": 2, "float16": 2, "half": 2, "torch.float16": 2,

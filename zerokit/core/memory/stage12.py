@@ -15,11 +15,10 @@ from itertools import accumulate, chain
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.optimizers import optimizer_temporaries
-from zerokit.core.memory.plan import Layout, Overlay, Precision
+from zerokit.core.memory.plan import FP64, Layout, Overlay, Precision
 from zerokit.core.settings import DeepSpeedSettings
 
 STAGE0_REDUCE_ELEMENTS = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
-FP64 = 8  # gradient norms accumulate in fp64 (zero/utils.py:59 get_norm_dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,22 +15,24 @@ from itertools import accumulate
 
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.optimizers import optimizer_temporaries
-from zerokit.core.memory.plan import Layout, Overlay, Precision
+from zerokit.core.memory.plan import FP64, Layout, Overlay, Precision
 from zerokit.core.memory.states import on_device, sub_groups
 from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 
 ABSENT, FLYING, HERE = 0, 1, 2
+_NORM_ELEMENTS = 250_000_000  # _constant_buffered_norm2
 
 
 @dataclass(slots=True)
 class _Group:
-    """One all-gather of one dtype: its flat buffer lives until every parameter in it has been waited for."""
+    """One all-gather. Whoever waits for one parameter waits for all, of either precision; the flat buffers
+    live until every one has been waited for (``MultipleAllGatherHandles``)."""
 
     parameters: list[int]
     flat_bytes: int
     waiting: int
     alone: bool  # one parameter by itself: the buffer is the parameter
-    copied_bytes: int  # of an offloaded share on the device, until waited for
+    copied_bytes: int = 0  # of an offloaded share on the device, until waited for
     arrived: bool = False
 
 
@@ -131,32 +133,37 @@ class Parameters:
         self.available = 0
 
     def _gather(self, indexes: list[int]) -> None:
-        """``__all_gather_params_`` and ``all_gather_coalesced``: a flat buffer for each dtype."""
+        """``__all_gather_params_`` and ``all_gather_coalesced``: a flat buffer for each precision."""
         absent = sorted(i for i in indexes if self.status[i] == ABSENT)
         if not absent:
             return
         self.available += sum(self.modules.sizes[i] for i in absent)
-        for width in sorted({self.widths[i] for i in absent}):
-            self._gather_alike([i for i in absent if self.widths[i] == width], width, len(absent) == 1)
-
-    def _gather_alike(self, absent: list[int], width: int, alone: bool) -> None:
-        size, flat, copied = self.modules.sizes, 0, 0
-        if self.ranks > 1:
-            flat = sum(-(-size[i] // self.ranks) for i in absent) * self.ranks * width
-            if self.offload_param:  # each share is copied to the device first
-                copied = flat // self.ranks
-        group = _Group(absent, flat, len(absent), alone, copied if alone else 0)
+        alone = len(absent) == 1
+        flat = self._flat_bytes(absent) if self.ranks > 1 else []
+        group = _Group(absent, sum(flat), len(absent), alone)
         for index in absent:
             self.status[index] = FLYING
             self.group[index] = group
             if self.ranks == 1 and self.offload_param:  # NoGatherHandle: copied whole, at once
-                self._hold(index, size[index] * width)
-        if alone and self.ranks > 1:
-            self.ledger.add("gather_copy", copied)  # the collective holds its input until waited for
-            self._hold(absent[0], flat)  # the buffer is the parameter
-        elif self.ranks > 1:
-            self.ledger.burst("gather_copy", copied)
-            self.ledger.add("gather_buffers", flat)
+                self._hold(index, self.modules.sizes[index] * self.widths[index])
+        for size in flat:
+            copied = size // self.ranks if self.offload_param else 0  # each share, to the device first
+            if alone:
+                group.copied_bytes = copied
+                self.ledger.add("gather_copy", copied)  # the collective holds its input until waited for
+                self._hold(absent[0], size)  # the buffer is the parameter
+            else:
+                self.ledger.add("gather_buffers", size)
+                self.ledger.burst("gather_copy", copied)
+
+    def _flat_bytes(self, indexes: list[int]) -> list[int]:
+        """Shares side by side, a buffer for each precision."""
+        sizes, widths = self.modules.sizes, self.widths
+        elements: dict[int, int] = {}
+        for index in indexes:
+            share = -(-sizes[index] // self.ranks)
+            elements[widths[index]] = elements.get(widths[index], 0) + share
+        return [elements[width] * self.ranks * width for width in sorted(elements)]
 
     def _hold(self, index: int, size_bytes: int) -> None:
         self.held[index] = size_bytes
@@ -363,10 +370,11 @@ class Gradients:
             kept = interleaved or converted
         self.ledger.set("reduce_copy", kept)  # __avg_scatter_grads has returned (stage3.py:1678)
         if self.offload_optimizer and boundary:
-            # .to(device), the norm in pieces of at most 250e6 elements, the fp32 copy
+            # .to(device); of it the norm, piece by piece, then the fp32 copy
             share = max(shares)
+            norm = FP64 * min(share, _NORM_ELEMENTS)
             self.ledger.add("offload_copy", share * self.bytes.accumulation)
-            self.ledger.burst("offload_copy", share * self.bytes.master)
+            self.ledger.burst("offload_copy", max(norm, share * self.bytes.master))
             self.ledger.add("offload_copy", -share * self.bytes.accumulation)
         self.ledger.set("reduce_copy", 0)
         self.ledger.set("gradients", 0)
@@ -381,7 +389,7 @@ class Gradients:
             for elements in on_device(self.layout, self.zero, self.ranks):  # torch's AdamW (stage3.py:317)
                 self.ledger.burst("optimizer_temporaries", elements * self.bytes.master)
         else:
-            self.ledger.burst("gradient_norm", 8 * max(shares, default=0))
+            self.ledger.burst("gradient_norm", FP64 * max(shares, default=0))
             for elements in sub_groups(self.layout, self.zero, self.ranks):
                 flat = elements * self.bytes.accumulation if len(trainable) > 1 else 0
                 self.ledger.add("flat_gradient", flat)

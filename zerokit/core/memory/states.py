@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -162,13 +162,24 @@ def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int
 
 
 def most_while_building(layout: Layout, ranks: int, on_gpu: bool) -> int:
-    """Elements at most while ``zero.Init`` makes one parameter after the other; adapters come last."""
+    """Elements at most while ``zero.Init`` makes one parameter after the other: what is tied to another once
+    the model stands is made too, after all others; adapters come last."""
+    sizes = dict(zip((p.name for p in layout.parameters), layout.sizes, strict=True))
+    base = [size for name, size in sizes.items() if ".lora_" not in name]
+    tied = [sizes[name] for name in layout.profile.ties.values() if name in sizes]
+    adapters = [size for name, size in sizes.items() if ".lora_" in name]
+    kept = sum(-(-size // ranks) for size in base) if on_gpu else 0
+    return max(
+        _most_while_sharing([*base, *tied], ranks, on_gpu),
+        kept + _most_while_sharing(adapters, ranks, on_gpu),
+    )
+
+
+def _most_while_sharing(sizes: Iterable[int], ranks: int, on_gpu: bool) -> int:
     shared = most = 0
-    for adapters in (False, True):
-        for parameter, size in zip(layout.parameters, layout.sizes, strict=True):
-            if (".lora_" in parameter.name) == adapters:
-                shared += -(-size // ranks) if on_gpu else 0
-                most = max(most, shared + size)
+    for size in sizes:
+        shared += -(-size // ranks) if on_gpu else 0
+        most = max(most, shared + size)
     return most
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from zerokit.core.activations import Pass
 from zerokit.core.memory.bf16 import Bf16Gradients, runs_bf16_optimizer
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Overlay
@@ -21,8 +22,13 @@ class MicroStep:
     forward: Overlay | None  # None: nothing changes during the forward pass
     backward: Overlay  # below stage 3 one entry a gradient (``Timeline.gradients``)
     start: int
-    end: int  # the most at the end of backward, activations gone
+    end: int  # the most at the end of backward
     after: int  # what stays
+
+    def at_end(self, activations: Pass) -> float:
+        """Bytes with what the graph still holds when gradients are reduced for the last time: beside inputs
+        of checkpointing masks and angles, and under adapters the embeddings, a leaf, with their gradient."""
+        return self.end + activations.peaks[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -327,12 +327,10 @@ def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], tuple[i
     ahead_at = back_at = 0
     for number, micro in enumerate(own.micro_steps):
         if micro.forward is None:
-            ahead = timeline.forward_peak + micro.start
-            back = highest(timeline.gradients, micro.backward)
+            ahead, activations = timeline.forward_peak + micro.start, timeline.gradients
         else:
-            ahead = highest(timeline.forward, micro.forward)
-            back = highest(timeline.backward, micro.backward)
-        back = max(back, micro.end)
+            ahead, activations = highest(timeline.forward, micro.forward), timeline.backward
+        back = max(highest(activations, micro.backward), micro.at_end(activations))
         if ahead > forward:
             forward, ahead_at = ahead, number
         if back > backward:
@@ -378,7 +376,7 @@ def _components(
     at: tuple[int, int, bool] | None = None
     if phase == "forward":
         at = (number, *where(timeline.forward, micro.forward)) if micro.forward else (number, 0, True)
-    elif phase == "backward" and highest(activations, micro.backward) >= micro.end:
+    elif phase == "backward" and highest(activations, micro.backward) >= micro.at_end(activations):
         at = (number, *where(activations, micro.backward))
     elif phase == "backward":
         at = (number, len(micro.backward.after), False)
