@@ -50,10 +50,12 @@ def _zero(draw: random.Random) -> dict[str, Any]:
     return zero | draw.choice(({}, {}, fixed.OPTIMIZER, fixed.PARAMETERS))
 
 
-def _precision(draw: random.Random, offload: bool) -> dict[str, Any]:
+def _precision(draw: random.Random, zero: dict[str, Any]) -> dict[str, Any]:
     kinds: list[dict[str, Any]] = [{}, {}, {"fp32": True}, fixed.FP16, fixed.FP32_COMMUNICATION]
-    if not offload:
-        kinds += [fixed.FP32_ACCUMULATION, {"fp32": True} | fixed.AUTOCAST]
+    if "offload_optimizer" not in zero:
+        kinds.append(fixed.FP32_ACCUMULATION)
+        if zero["stage"] < 3:  # there torch_autocast is not replayed (``traced.covers``)
+            kinds.append({"fp32": True} | fixed.AUTOCAST)
     return draw.choice(kinds)
 
 
@@ -72,7 +74,7 @@ def drawn(number: int) -> dict[str, Any]:
         model=model,
         micro_batch=draw.choice((1, 2)),
         seq_len=draw.choice((64, 96)),  # a trace keeps the instants that are the largest from 64 on
-        **_precision(draw, "offload_optimizer" in zero),
+        **_precision(draw, zero),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from zerokit.core.memory.optimizers import optimizer_bytes, optimizer_values
 from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.memory.stage12 import Partition
-from zerokit.core.memory.states import on_device, shares
+from zerokit.core.memory.states import on_device, share_bytes, shares
 from zerokit.core.settings import DeepSpeedSettings
 from zerokit.units import MIB
 
@@ -38,8 +38,8 @@ def host_components(
     process = PROCESS_BYTES + (PROCESS_NCCL_BYTES if world_size > 1 else 0)
     found = {"process": process}
     if settings.zero.stage == 3:
-        trainable, frozen = shares(layout, ranks)
-        found |= _stage3(layout, settings, width, trainable, frozen, ranks)
+        trainable, _ = shares(layout, ranks)
+        found |= _stage3(layout, settings, width, trainable, ranks)
     else:
         # the whole model is built in host memory by every rank before it moves to the GPU
         found["model_before_it_moves"] = whole * width.parameter
@@ -75,7 +75,7 @@ def _stage12(
 
 
 def _stage3(
-    layout: Layout, settings: DeepSpeedSettings, width: Precision, trainable: int, frozen: int, ranks: int
+    layout: Layout, settings: DeepSpeedSettings, width: Precision, trainable: int, ranks: int
 ) -> dict[str, int]:
     zero = settings.zero
     found: dict[str, int] = {}
@@ -83,13 +83,14 @@ def _stage3(
     if parameter.device == "none":
         found["defragmentation"] = trainable * width.parameter  # zero/utils.py defragment goes over the host
     if parameter.device == "cpu":
-        found["parameters"] = pinned((trainable + frozen) * width.parameter)
+        found["parameters"] = pinned(share_bytes(layout, ranks, width.parameter))
         # zero.Init pins every parameter's share by itself; the pinned blocks stay cached
-        each = (-(-size // ranks) * width.parameter for size in layout.sizes)
+        widths = layout.widths(width.parameter)
+        each = (-(-size // ranks) * wide for size, wide in zip(layout.sizes, widths, strict=True))
         found["parameters_while_built"] = sum(pinned(size, parameter.pin_memory) for size in each)
     elif parameter.device == "nvme":
         found["parameter_buffers"] = pinned(parameter.buffer_count * parameter.buffer_size * width.parameter)
-        found["nvme_parameters"] = (trainable + frozen) * width.parameter
+        found["nvme_parameters"] = share_bytes(layout, ranks, width.parameter)
     group = min(trainable, zero.sub_group_size)
     if optimizer.device == "cpu":
         on_host = trainable - sum(on_device(layout, zero, ranks))

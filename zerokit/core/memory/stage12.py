@@ -315,7 +315,9 @@ class Stage12:
         if self.zero.stage == 0:
             if boundary:
                 elements = min(sum(self.sizes), STAGE0_REDUCE_ELEMENTS + max(self.sizes, default=0))
-                self.ledger.burst("reduce_copy", elements * self.gradient)
+                communication = self.bytes.communication
+                converted = communication if communication != self.gradient else 0  # engine.py:3801
+                self.ledger.burst("reduce_copy", elements * (self.gradient + converted))
             return
         if self.zero.stage == 1 and not boundary:
             return  # the epilogue runs at the boundary only: an open bucket stays until then

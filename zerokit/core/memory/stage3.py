@@ -120,6 +120,21 @@ class Parameters:
             result.append(stays)
         return result
 
+    def settle(self, layout: Layout, accumulates: bool) -> None:
+        """Decide what is released when, as DeepSpeed does once, in the second forward and backward.
+
+        The first, whose modules are recorded, lets go of everything. Small parameters are gathered for good
+        after the optimizer's step: if that is yet to come, the second prefetches them like any other.
+        """
+        if accumulates and any(self.persistent):
+            self.start_of_forward()
+            for kind, name in layout.trace.marks_forward:
+                self.in_forward(kind, name)
+            for kind, name in layout.trace.marks_backward:
+                self.in_backward(kind, name)
+            self.end_of_backward()
+            self.let_go()
+
     def start_of_forward(self) -> None:
         """``reset_step``."""
         for group in {id(g): g for g in self.group if g is not None}.values():
@@ -420,6 +435,7 @@ def of_gathers(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     return DeepSpeedSettings(
         precision=settings.precision,
         torch_autocast=settings.torch_autocast,
+        gradient_accumulation=min(settings.gradient_accumulation, 2),
         zero=ZeroSettings(
             stage=zero.stage,
             prefetch_bucket_size=zero.prefetch_bucket_size,
@@ -437,6 +453,8 @@ def gathers(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> Gathers:
     """What is gathered over one step; ``settings`` from :func:`of_gathers`."""
     ledger = Ledger()
     parameters = Parameters(layout, settings, ranks, ledger)
+    parameters.settle(layout, settings.gradient_accumulation > 1)
+    ledger.mark()
     parameters.gather_persistent()
     again = ledger.peak
     parameters.start_of_forward()

@@ -172,6 +172,7 @@ class _Watch(_Replay):
         self.parameters: Parameters | None = None
         if self.stage3 is not None:
             self.parameters = Parameters(layout, settings, ranks, self.ledger)
+            self.parameters.settle(layout, settings.gradient_accumulation > 1)
             self.parameters.gather_persistent()
 
     def composition(self, phase: str, at: tuple[int, int, bool] | None) -> dict[str, int]:

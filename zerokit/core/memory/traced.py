@@ -117,7 +117,7 @@ def _kinds(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     zero = settings.zero
     if zero.stage == 0:  # no buckets
         zero = replace(zero, reduce_bucket_size=ZeroSettings().reduce_bucket_size)
-    accumulation = 1 if zero.stage == 3 else min(settings.gradient_accumulation, 2)
+    accumulation = min(settings.gradient_accumulation, 2)
     return replace(settings, micro_batch=1, gradient_accumulation=accumulation, zero=zero)
 
 
