@@ -41,10 +41,10 @@ def _zero(draw: random.Random) -> dict[str, Any]:
             zero |= fixed.OPTIMIZER
         return zero
     zero |= {
-        "stage3_param_persistence_threshold": draw.choice((0, 100, 5_000)),
+        "stage3_param_persistence_threshold": draw.choice((0, 100, 600, 5_000)),
         "stage3_prefetch_bucket_size": draw.choice((0, 20_000, 200_000)),
         "stage3_max_live_parameters": draw.choice((30_000, 10**9)),
-        "stage3_max_reuse_distance": draw.choice((30_000, 10**9)),
+        "stage3_max_reuse_distance": draw.choice((0, 30_000, 10**9)),
         "sub_group_size": draw.choice((50_000, 10**9)),
     }
     return zero | draw.choice(({}, {}, fixed.OPTIMIZER, fixed.PARAMETERS))
@@ -63,8 +63,10 @@ def drawn(number: int) -> dict[str, Any]:
     """The case of a number."""
     draw = random.Random(f"{SEED}.{number}")
     zero = _zero(draw)
-    model = draw.choice((LLAMA, LLAMA, fixed.TIED, GPT2))
+    model = draw.choice((LLAMA, fixed.TIED, GPT2, fixed.PHI))
     lora = None if model is GPT2 else draw.choice((None, None, fixed.LORA, fixed.ALL_LINEAR))
+    if draw.random() < 0.5:
+        model = model | {"vocab_size": 50}  # then a layer peaks, and not the loss
     return case(
         f"{SEED}.{number}",
         zero,

@@ -25,11 +25,14 @@ class Layout:
     Attributes:
         parameters: as this rank holds them (tensor-parallel shards already taken).
         trace: the activations, or ``None`` for a profile without them.
+        recomputes: whether layers run again in backward under hooks on what they save: all but checkpointing
+            by re-entering autograd.
     """
 
     profile: ModelProfile
     parameters: tuple[Parameter, ...]
     trace: ActivationTrace
+    recomputes: bool = False
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -177,7 +180,8 @@ def layout(
     parameters = profile.parameters_for(variant)
     if ranks_of_adapters is not None:
         parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)
-    return Layout(profile=profile, parameters=parameters, trace=trace)
+    recomputes = variant.split("/")[2] == "full"
+    return Layout(profile=profile, parameters=parameters, trace=trace, recomputes=recomputes)
 
 
 def _with_rank(parameter: Parameter, traced: int, wanted: int) -> Parameter:

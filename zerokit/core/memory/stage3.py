@@ -50,6 +50,12 @@ class Modules:
         for alias, name in layout.profile.ties.items():
             if name in self.by_name:
                 self._add(alias, self.by_name[name])
+        for name, index in self.by_name.items():
+            # peft asks lora_A for its precision before it runs it (tuners/lora/layer.py): that makes it an
+            # external parameter of the layer around it (ZeROOrderedDict, parameter_offload.py:58)
+            around, adapter, _ = name.partition(".lora_A.")
+            if adapter:
+                self._add(f"{around}.lora_A", index)
         # forward, then backward with the forwards that are run again in it
         forward = [name for kind, name in layout.trace.marks_forward if kind == "fwd_pre"]
         backward = [name for kind, name in layout.trace.marks_backward if kind in ("fwd_pre", "bwd_pre")]
@@ -63,9 +69,22 @@ class Modules:
             for mark, (kind, name) in enumerate(layout.trace.marks_backward)
             if kind == "grad"
         )
+        # What modules that run again in backward keep of their weights, under the hooks of
+        # torch/utils/checkpoint.py on what is saved: views, but of frozen linear layers the weight itself
+        # (linear.py:92 is a function in Python), and of biases nothing that counts
+        seen = {name for kind, name in layout.trace.marks_backward if kind == "bwd_post"}
+        viewed = [len(p.shape) > (1 if p.trainable else 2) for p in layout.parameters]
+        self.saves = {name: [i for i in self.of.get(name, ()) if viewed[i]] for name in seen}
+        if not layout.recomputes:
+            self.saves = {}
         self.uses: list[list[int]] = [[] for _ in self.sizes]
         for index, step in self.queue:
             self.uses[index].append(step)
+
+    def saved_by(self, name: str) -> int:
+        """The weight of the operator that gives this gradient: its own, or that of a bias beside it."""
+        module, _, kind = name.rpartition(".")
+        return self.by_name.get(f"{module}.weight" if kind == "bias" else name, self.by_name[name])
 
     def _add(self, name: str, index: int) -> None:
         module = name.rpartition(".")[0]
@@ -98,6 +117,9 @@ class Parameters:
         self.status = [ABSENT] * len(modules.sizes)
         self.active: list[set[str]] = [set() for _ in modules.sizes]
         self.held = [0] * len(modules.sizes)
+        # layers that run again save their weights for backward as views, which outlive a release
+        self.saved: set[int] = set()
+        self.kept = [0] * len(modules.sizes)
         self.group: list[_Group | None] = [None] * len(modules.sizes)
         self.released: dict[tuple[str, int], frozenset[int]] = {}
         self.backward_stack: dict[str, None] = {}
@@ -205,8 +227,17 @@ class Parameters:
         if self.status[index] == HERE and not self.active[index]:
             self.status[index] = ABSENT
             self.available -= self.modules.sizes[index]
-            self.ledger.add("gathered_parameters", -self.held[index])
+            if index in self.saved:
+                self.kept[index] += self.held[index]
+            else:
+                self.ledger.add("gathered_parameters", -self.held[index])
             self.held[index] = 0
+
+    def _forget(self, index: int) -> None:
+        """The operator's backward is over: what it had saved goes."""
+        self.saved.discard(index)
+        self.ledger.add("gathered_parameters", -self.kept[index])
+        self.kept[index] = 0
 
     def fetch(self, module: str, recomputing: bool) -> None:
         """``fetch_sub_module``: gather what the module needs, wait for it, prefetch what follows."""
@@ -288,12 +319,17 @@ class Parameters:
 
     def in_backward(self, kind: str, name: str) -> None:
         """What the hooks do at a mark of the backward pass."""
-        if kind == "bwd_pre":
+        if kind == "grad":
+            self._forget(self.modules.saved_by(name))
+        elif kind == "bwd_pre":
             self.before_backward(name)
         elif kind == "bwd_post":
+            for index in self.modules.saves.get(name, ()):
+                self._forget(index)
             self.release(name, backward=True)
         elif kind == "fwd_pre":
             self.fetch(name, recomputing=True)
+            self.saved.update(self.modules.saves.get(name, ()))
         elif kind == "fwd_post":
             self.release(name, backward=False)
 
@@ -373,7 +409,8 @@ class Gradients:
         sizes = [self.modules.sizes[i] for i in self.bucket]
         shares = [-(-size // self.ranks) for size in sizes]
         converted = interleaved = 0
-        if self.bytes.communication != self.trained_width:
+        apart = not self.zero.contiguous_gradients or sum(sizes) > self.zero.reduce_bucket_size
+        if apart and self.bytes.communication != self.trained_width:  # the bucket's precision is this already
             converted = sum(sizes) * self.bytes.communication
         if len(sizes) > 1 or sizes[0] % self.ranks:  # reduce_scatter_coalesced interleaves
             interleaved = sum(shares) * self.ranks * self.bytes.communication

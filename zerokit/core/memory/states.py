@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 from zerokit.core.memory.bf16 import runs_bf16_optimizer
 from zerokit.core.memory.optimizers import optimizer_bytes, optimizer_name
@@ -162,24 +163,28 @@ def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int
 
 
 def most_while_building(layout: Layout, ranks: int, on_gpu: bool) -> int:
-    """Elements at most while ``zero.Init`` makes one parameter after the other: what is tied to another once
-    the model stands is made too, after all others; adapters come last."""
+    """Elements at most while ``zero.Init`` makes one module after the other: what is tied to another once the
+    model stands is made too, after all others; adapters come last."""
     sizes = dict(zip((p.name for p in layout.parameters), layout.sizes, strict=True))
-    base = [size for name, size in sizes.items() if ".lora_" not in name]
-    tied = [sizes[name] for name in layout.profile.ties.values() if name in sizes]
-    adapters = [size for name, size in sizes.items() if ".lora_" in name]
-    kept = sum(-(-size // ranks) for size in base) if on_gpu else 0
+    base = [name for name in sizes if ".lora_" not in name]
+    made = [(name, sizes[name]) for name in base]
+    made += [(alias, sizes[name]) for alias, name in layout.profile.ties.items() if name in sizes]
+    adapters = [(name, size) for name, size in sizes.items() if ".lora_" in name]
+    kept = sum(-(-sizes[name] // ranks) for name in base) if on_gpu else 0
     return max(
-        _most_while_sharing([*base, *tied], ranks, on_gpu),
+        _most_while_sharing(made, ranks, on_gpu),
         kept + _most_while_sharing(adapters, ranks, on_gpu),
     )
 
 
-def _most_while_sharing(sizes: Iterable[int], ranks: int, on_gpu: bool) -> int:
+def _most_while_sharing(made: Iterable[tuple[str, int]], ranks: int, on_gpu: bool) -> int:
+    """Parameters of a module are whole until all are made; then each leaves its share."""
     shared = most = 0
-    for size in sizes:
-        shared += -(-size // ranks) if on_gpu else 0
-        most = max(most, shared + size)
+    for _, own in groupby(made, key=lambda pair: pair[0].rpartition(".")[0]):
+        whole = [size for _, size in own]
+        shares = [-(-size // ranks) if on_gpu else 0 for size in whole]
+        most = max(most, shared + sum(whole) + shares[0])
+        shared += sum(shares)
     return most
 
 

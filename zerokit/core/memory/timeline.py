@@ -233,10 +233,10 @@ class _Watch(_Replay):
     def _event(self, phase: str, kind: str, name: str, boundary: bool, first: bool) -> None:
         if self.parameters is not None and phase == "forward":
             self.parameters.in_forward(kind, name)
-        elif self.parameters is not None and kind != "grad":
+        elif self.parameters is not None and self.stage3 is not None:
             self.parameters.in_backward(kind, name)
-        elif self.stage3 is not None and phase == "backward":
-            self.stage3.gradient_ready(self.stage3.modules.by_name[name], boundary, first)
+            if kind == "grad":
+                self.stage3.gradient_ready(self.stage3.modules.by_name[name], boundary, first)
         elif kind == "grad" and self.stage12 is not None and name in self.layout.trainable_index:
             self.stage12.gradient_ready(self.layout.trainable_index[name], boundary, first)
 
