@@ -33,11 +33,16 @@ PHI = {
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 50, "max_position_embeddings": 256,
     "partial_rotary_factor": 0.5, "tie_word_embeddings": False,
 }  # fmt: skip
+FEW_WORDS = LLAMA | {"vocab_size": 50}  # its layers are what peaks
+EXPERTS = {**FEW_WORDS, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 ALL_LINEAR = {"rank": 8, "targets": ["all-linear"]}
 LORA = {"rank": 8, "targets": ["q_proj", "v_proj"]}
 OPTIMIZER = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 PARAMETERS = OPTIMIZER | {"offload_param": {"device": "cpu", "pin_memory": False}}
 FAR = {"stage3_max_reuse_distance": 30_000}
+RELEASED = SMALL | {
+    "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0,
+}  # fmt: skip
 FP32_ACCUMULATION = {"data_types": {"grad_accum_dtype": "fp32"}}
 FP32_COMMUNICATION = {"communication_data_type": "fp32"}
 AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
@@ -59,6 +64,9 @@ QUICK = [
     case("z2 autocast", {"stage": 2} | SMALL, fp32=True, **AUTOCAST),
     case("z3", {"stage": 3} | GATHER),
     case("z3 lora checkpointing", {"stage": 3} | GATHER | FAR, lora=LORA, checkpointing="full"),
+    case(
+        "z3 weights saved again", {"stage": 3} | RELEASED, model=FEW_WORDS, checkpointing="full", seq_len=64
+    ),
     case(
         "z3 tied lora accumulation",
         {"stage": 3} | GATHER | {"stage3_max_reuse_distance": 280_000},
@@ -120,6 +128,24 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
         case("z3 lora checkpointing", z3 | FAR, ranks=ranks, lora=LORA, checkpointing="full"),
         case("z3 lora everywhere", z3 | FAR, ranks=ranks, lora=ALL_LINEAR, model=TIED),
         case("z3 fp32", z3, ranks=ranks, fp32=True),
+        case("z3 experts", {"stage": 3} | RELEASED, ranks=ranks, model=EXPERTS, seq_len=64),
+        case(
+            "z3 experts checkpointing",
+            {"stage": 3} | RELEASED,
+            ranks=ranks,
+            model=EXPERTS,
+            checkpointing="full",
+            seq_len=64,
+        ),
+        case(
+            "z3 experts reentrant",
+            {"stage": 3} | RELEASED,
+            ranks=ranks,
+            model=EXPERTS,
+            checkpointing="reentrant",
+            seq_len=64,
+        ),
+        case("z3 lora everywhere accumulation", z3, ranks=ranks, lora=ALL_LINEAR, accumulation=2),
         case("z3 fp32 accumulation", z3, ranks=ranks, accumulation=2, **FP32_ACCUMULATION),
         case("z3 fp32 communication", z3, ranks=ranks, **FP32_COMMUNICATION),
         case("z1 fp32 accumulation", z1, ranks=ranks, accumulation=2, **FP32_ACCUMULATION),
@@ -139,6 +165,8 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
             "z2 bf16 master offload", z2 | OPTIMIZER, ranks=ranks, accumulation=2, **BF16_MASTER | HOST_ADAM
         ),
         case("z0 fp16", {"stage": 0}, ranks=ranks, **FP16),
+        case("z0 fp32 communication", {"stage": 0}, ranks=ranks, **FP32_COMMUNICATION),
+        case("z0 lora checkpointing", {"stage": 0}, ranks=ranks, lora=LORA, checkpointing="full", seq_len=64),
         case("z2 fp16", z2, ranks=ranks, **FP16),
         case("z3 fp16", z3, ranks=ranks, **FP16),
         case("z1 sgd", z1, ranks=ranks, **SGD),

@@ -92,6 +92,7 @@ class ModelProfile:
             them then, in their order.
         ties: another name of a parameter -> the name under which ``parameters`` lists it.
         buffer_bytes: of all buffers (causal masks, position tables): on the GPU always.
+        views: parameters of which operators save views for backward, by the last two parts of their names.
         basis: ``traced``; or ``scaled`` when the traces are another size's, scaled.
     """
 
@@ -104,6 +105,7 @@ class ModelProfile:
     parameter_sets: Mapping[str, tuple[Parameter, ...]] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
     buffer_bytes: int = 0
+    views: tuple[str, ...] = ()
     basis: str = "traced"
     torch_version: str = ""
     transformers_version: str = ""

@@ -12,7 +12,7 @@ from zerokit.core.model import ModelProfile, Parameter
 from zerokit.errors import InputError
 from zerokit.trace.build import BuiltModel, build
 from zerokit.trace.fit import fit, plain_point, points
-from zerokit.trace.record import Variant, record
+from zerokit.trace.record import Variant, record, saved_views
 from zerokit.trace.serving import record_serving
 
 _LENGTHS = (128, 256, 512)
@@ -76,6 +76,15 @@ def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant)
         if wanted == "eager" or "attention" not in str(error):
             raise
         return build(hf_config, attention="eager", **options)
+
+
+def _views(
+    hf_config: Mapping[str, Any], head: str | None, parameters: Iterable[Parameter]
+) -> tuple[str, ...]:
+    """Only what has more than two dimensions is worth a look: matrices are used as they are."""
+    if all(len(p.shape) < 3 for p in parameters):
+        return ()
+    return saved_views(_attention(hf_config, head, Variant()))
 
 
 def _own_parameters(variant: Variant) -> bool:
@@ -143,6 +152,7 @@ def profile_from_config(
         parameter_sets=parameter_sets,
         ties=ties,
         buffer_bytes=buffer_bytes,
+        views=_views(hf_config, head, parameters),
         torch_version=torch.__version__.split("+")[0],
         transformers_version=transformers.__version__,
     )

@@ -241,6 +241,35 @@ def record(
         return [step(point) for point in points], plain
 
 
+def saved_views(built: BuiltModel) -> tuple[str, ...]:
+    """Parameters of which operators save a view for backward, by the last two parts of their names.
+
+    A view's storage outlives a release by ZeRO-3, which gives the parameter itself another: stacked experts
+    that a product takes transposed, or one by one, stay gathered until their backward.
+    """
+    found: set[str] = set()
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        transformers_on_gpu(False),
+        cuda_kernels(),
+        zero3_linear(True),
+    ):
+        materialise(built.model)
+        built.model.tie_weights()
+        built.model.train()
+        own = {p.untyped_storage()._cdata: (n, p) for n, p in built.model.named_parameters()}
+
+        def pack(saved: torch.Tensor) -> torch.Tensor:
+            name, parameter = own.get(saved.untyped_storage()._cdata, ("", saved))
+            if (saved.shape, saved.stride()) != (parameter.shape, parameter.stride()):
+                found.add(".".join(name.split(".")[-2:]))
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            built.model(**make_inputs(built, 2, 128, False))
+    return tuple(sorted(found))
+
+
 def _step(model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor], autocast: bool) -> list[Event]:
     """The events of one forward and backward."""
     tracker = hooks.tracker = StorageTracker()

@@ -25,14 +25,13 @@ class Layout:
     Attributes:
         parameters: as this rank holds them (tensor-parallel shards already taken).
         trace: the activations, or ``None`` for a profile without them.
-        recomputes: whether layers run again in backward under hooks on what they save: all but checkpointing
-            by re-entering autograd.
+        checkpointing: ``none``, ``full``, ``reentrant`` or ``selective``.
     """
 
     profile: ModelProfile
     parameters: tuple[Parameter, ...]
     trace: ActivationTrace
-    recomputes: bool = False
+    checkpointing: str = "none"
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -180,8 +179,8 @@ def layout(
     parameters = profile.parameters_for(variant)
     if ranks_of_adapters is not None:
         parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)
-    recomputes = variant.split("/")[2] == "full"
-    return Layout(profile=profile, parameters=parameters, trace=trace, recomputes=recomputes)
+    checkpointing = variant.split("/")[2]
+    return Layout(profile=profile, parameters=parameters, trace=trace, checkpointing=checkpointing)
 
 
 def _with_rank(parameter: Parameter, traced: int, wanted: int) -> Parameter:

@@ -69,17 +69,30 @@ class Modules:
             for mark, (kind, name) in enumerate(layout.trace.marks_backward)
             if kind == "grad"
         )
-        # What modules that run again in backward keep of their weights, under the hooks of
-        # torch/utils/checkpoint.py on what is saved: views, but of frozen linear layers the weight itself
-        # (linear.py:92 is a function in Python), and of biases nothing that counts
-        seen = {name for kind, name in layout.trace.marks_backward if kind == "bwd_post"}
-        viewed = [len(p.shape) > (1 if p.trainable else 2) for p in layout.parameters]
-        self.saves = {name: [i for i in self.of.get(name, ()) if viewed[i]] for name in seen}
-        if not layout.recomputes:
-            self.saves = {}
+        self.saved_in_forward, self.saved_again = self._saved(layout)
         self.uses: list[list[int]] = [[] for _ in self.sizes]
         for index, step in self.queue:
             self.uses[index].append(step)
+
+    def _saved(self, layout: Layout) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """Weights that modules save for their backward in such a way that they outlive a release: in forward,
+        and when they run again in backward.
+
+        Views do. Under the hooks of torch/utils/checkpoint.py on what is saved every weight is one, but not
+        those of frozen linear layers (linear.py:92 is a function in Python), and biases do not count.
+        """
+        kinds = tuple(f".{name}" for name in layout.profile.views)
+        views = [p.name.endswith(kinds) for p in layout.parameters]
+        again = list(views)
+        if layout.checkpointing == "full":
+            again = [len(p.shape) > (1 if p.trainable else 2) for p in layout.parameters]
+        if layout.checkpointing in ("full", "reentrant"):  # nothing is saved the first time
+            views = [False] * len(views)
+        with_backward = {name for kind, name in layout.trace.marks_backward if kind == "bwd_post"}
+        return tuple(  # type: ignore[return-value]
+            {name: [i for i in self.of.get(name, ()) if chosen[i]] for name in with_backward}
+            for chosen in (views, again)
+        )
 
     def saved_by(self, name: str) -> int:
         """The weight of the operator that gives this gradient: its own, or that of a bias beside it."""
@@ -117,7 +130,7 @@ class Parameters:
         self.status = [ABSENT] * len(modules.sizes)
         self.active: list[set[str]] = [set() for _ in modules.sizes]
         self.held = [0] * len(modules.sizes)
-        # layers that run again save their weights for backward as views, which outlive a release
+        # saved for backward: what is released then is kept, and lost only with its operator's backward
         self.saved: set[int] = set()
         self.kept = [0] * len(modules.sizes)
         self.group: list[_Group | None] = [None] * len(modules.sizes)
@@ -314,6 +327,7 @@ class Parameters:
         """What the hooks do at a mark of the forward pass."""
         if kind == "fwd_pre":
             self.fetch(name, recomputing=False)
+            self.saved.update(self.modules.saved_in_forward.get(name, ()))
         elif kind == "fwd_post":
             self.release(name, backward=False)
 
@@ -324,12 +338,12 @@ class Parameters:
         elif kind == "bwd_pre":
             self.before_backward(name)
         elif kind == "bwd_post":
-            for index in self.modules.saves.get(name, ()):
+            for index in self.modules.saved_again.get(name, ()):
                 self._forget(index)
             self.release(name, backward=True)
         elif kind == "fwd_pre":
             self.fetch(name, recomputing=True)
-            self.saved.update(self.modules.saves.get(name, ()))
+            self.saved.update(self.modules.saved_again.get(name, ()))
         elif kind == "fwd_post":
             self.release(name, backward=False)
 

@@ -145,7 +145,8 @@ def estimate_traced(
     if strategy.sequence_parallel > 1:
         trace = _with_exchanges(profile, trace, strategy)
     shape = layout(profile, key, trace, adapters)
-    if strategy.settings.zero.stage == 3:
+    # views of experts, saved without checkpointing, add up over all layers
+    if strategy.settings.zero.stage == 3 and not (profile.views and shape.checkpointing == "none"):
         trace = trace.shortened(_layers_kept(shape, strategy.settings.zero))
         shape = layout(profile, key, trace, adapters)
     if strategy.pipeline_parallel > 1:
