@@ -154,6 +154,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         "between_steps": own.micro_steps[0].start - workspace,
         "parameters": sum(p.numel for p in shape.trainable),
         "largest": shape.largest,
+        "copied": settings.parameter_bytes * max(shape.sizes) // run["ranks"],
         "on_device": sum(on_device(shape, settings.zero, run["ranks"])),
         "shares": share_bytes(shape, run["ranks"], settings.parameter_bytes),
         "touched": part.whole,
