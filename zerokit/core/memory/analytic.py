@@ -39,6 +39,7 @@ class _Sizes:
     ranks: int
     largest: float
     layer: float
+    experts: float  # in all layers
 
 
 def trainable_parameters(shape: ModelShape, job: Job) -> int:
@@ -115,6 +116,7 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
         ranks=strategy.data_parallel * strategy.sequence_parallel,
         largest=shape.largest_parameter / strategy.tensor_parallel,
         layer=max(stack.layer_parameters for stack in shape.stacks) / strategy.tensor_parallel,
+        experts=sum(s.layers * g.parameters for s in shape.stacks for g in s.gemms if g.copies > 1) / split,
     )
 
 
@@ -174,6 +176,8 @@ def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
         return 0.0
     in_use = max(sizes.layer, sizes.largest)
     kept = min(zero.max_reuse_distance, zero.max_live_parameters) / 2
+    if strategy.checkpointing == "none":  # views of them, saved for backward (``Modules._saved``, stage3.py)
+        kept += sizes.experts
     elements = min(sizes.weights, in_use + 2 * zero.prefetch_bucket_size + kept)
     return elements * sizes.weight_bytes / max(1.0, sizes.weights)
 
