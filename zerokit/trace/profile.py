@@ -78,15 +78,6 @@ def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant)
         return build(hf_config, attention="eager", **options)
 
 
-def _views(
-    hf_config: Mapping[str, Any], head: str | None, parameters: Iterable[Parameter]
-) -> tuple[str, ...]:
-    """Only what has more than two dimensions is worth a look: matrices are used as they are."""
-    if all(len(p.shape) < 3 for p in parameters):
-        return ()
-    return saved_views(_attention(hf_config, head, Variant()))
-
-
 def _own_parameters(variant: Variant) -> bool:
     """Whether the parameters of the variant are others than the model's."""
     changed = variant.autocast or variant.quantization != "none"
@@ -152,7 +143,7 @@ def profile_from_config(
         parameter_sets=parameter_sets,
         ties=ties,
         buffer_bytes=buffer_bytes,
-        views=_views(hf_config, head, parameters),
+        views=saved_views(_attention(hf_config, head, Variant())),
         torch_version=torch.__version__.split("+")[0],
         transformers_version=transformers.__version__,
     )

@@ -245,7 +245,8 @@ def saved_views(built: BuiltModel) -> tuple[str, ...]:
     """Parameters of which operators save a view for backward, by the last two parts of their names.
 
     A view's storage outlives a release by ZeRO-3, which gives the parameter itself another: stacked experts
-    that a product takes transposed, or one by one, stay gathered until their backward.
+    that a product takes transposed, or one by one, and Falcon's linear layers stay gathered until their
+    backward.
     """
     found: set[str] = set()
     with (

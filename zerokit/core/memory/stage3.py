@@ -82,10 +82,11 @@ class Modules:
         those of frozen linear layers (linear.py:92 is a function in Python), and biases do not count.
         """
         kinds = tuple(f".{name}" for name in layout.profile.views)
-        views = [p.name.endswith(kinds) for p in layout.parameters]
+        views = [p.name.replace(".base_layer.", ".").endswith(kinds) for p in layout.parameters]
         again = list(views)
         if layout.checkpointing == "full":
-            again = [len(p.shape) > (1 if p.trainable else 2) for p in layout.parameters]
+            matrices = [len(p.shape) > (1 if p.trainable else 2) for p in layout.parameters]
+            again = [view or matrix for view, matrix in zip(views, matrices, strict=True)]
         if layout.checkpointing in ("full", "reentrant"):  # nothing is saved the first time
             views = [False] * len(views)
         with_backward = {name for kind, name in layout.trace.marks_backward if kind == "bwd_post"}
