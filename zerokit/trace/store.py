@@ -17,6 +17,10 @@ from zerokit.core.model import ModelProfile
 from zerokit.core.profile_json import FORMAT, from_json, to_json
 
 
+_RECORDED = "views"
+"""Changed when traces begin to record what cached profiles of the same format lack."""
+
+
 def write(profile: ModelProfile, place: Path) -> None:
     """Write a profile; the same profile gives the same bytes, and a half-written file never shows."""
     text = json.dumps(to_json(profile), separators=(",", ":"))
@@ -43,7 +47,7 @@ def cache_place(hf_config: Mapping[str, Any], head: str | None) -> Path:
     """The cache file of a config: named by what decides the trace."""
     from importlib.metadata import version
 
-    facts = [FORMAT, dict(hf_config), head, version("torch"), version("transformers")]
+    facts = [FORMAT, _RECORDED, dict(hf_config), head, version("torch"), version("transformers")]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     return cache_folder() / f"{digest[:32]}.json.gz"
 
