@@ -274,9 +274,8 @@ def _model(case: dict[str, Any]) -> Any:
     with place:
         attention = "sdpa" if case["sequence_parallel"] > 1 else "eager"
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-    if (
-        stage3
-    ):  # what is left as it was allocated can be anything, and a step with gradients of NaN is skipped
+    if stage3:
+        # what is left as it was allocated can be anything, and a step with gradients of NaN is skipped
         for parameter in model.parameters():
             parameter.ds_tensor.data.normal_(std=0.02)
     if case["lora"]:

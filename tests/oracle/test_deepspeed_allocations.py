@@ -81,6 +81,7 @@ QUICK = [
 def _every_setting(ranks: int) -> list[dict[str, Any]]:
     """Stages × offload × accumulation × LoRA × buckets, and the keys that move memory."""
     z1, z2, z3 = {"stage": 1} | SMALL, {"stage": 2} | SMALL, {"stage": 3} | GATHER
+    experts = {"stage": 3} | RELEASED
     few = {"stage3_max_live_parameters": 30_000} | FAR
     runs = [
         case("z0", {"stage": 0}, ranks=ranks),
@@ -128,22 +129,10 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
         case("z3 lora checkpointing", z3 | FAR, ranks=ranks, lora=LORA, checkpointing="full"),
         case("z3 lora everywhere", z3 | FAR, ranks=ranks, lora=ALL_LINEAR, model=TIED),
         case("z3 fp32", z3, ranks=ranks, fp32=True),
-        case("z3 experts", {"stage": 3} | RELEASED, ranks=ranks, model=EXPERTS, seq_len=64),
-        case(
-            "z3 experts checkpointing",
-            {"stage": 3} | RELEASED,
-            ranks=ranks,
-            model=EXPERTS,
-            checkpointing="full",
-            seq_len=64,
-        ),
-        case(
-            "z3 experts reentrant",
-            {"stage": 3} | RELEASED,
-            ranks=ranks,
-            model=EXPERTS,
-            checkpointing="reentrant",
-            seq_len=64,
+        case("z3 experts", experts, ranks=ranks, model=EXPERTS, seq_len=64),
+        *(
+            case(f"z3 experts {kind}", experts, ranks=ranks, model=EXPERTS, checkpointing=kind, seq_len=64)
+            for kind in ("full", "reentrant")
         ),
         case("z3 lora everywhere accumulation", z3, ranks=ranks, lora=ALL_LINEAR, accumulation=2),
         case("z3 fp32 accumulation", z3, ranks=ranks, accumulation=2, **FP32_ACCUMULATION),

@@ -90,10 +90,11 @@ class Modules:
         if layout.checkpointing in ("full", "reentrant"):  # nothing is saved the first time
             views = [False] * len(views)
         with_backward = {name for kind, name in layout.trace.marks_backward if kind == "bwd_post"}
-        return tuple(  # type: ignore[return-value]
-            {name: [i for i in self.of.get(name, ()) if chosen[i]] for name in with_backward}
-            for chosen in (views, again)
-        )
+
+        def of_modules(chosen: list[bool]) -> dict[str, list[int]]:
+            return {name: [i for i in self.of.get(name, ()) if chosen[i]] for name in with_backward}
+
+        return of_modules(views), of_modules(again)
 
     def saved_by(self, name: str) -> int:
         """The weight of the operator that gives this gradient: its own, or that of a bias beside it."""
