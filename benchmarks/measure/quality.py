@@ -115,6 +115,61 @@ JOBS: tuple[tuple[Comparison, Mapping[int, tuple[int, int]]], ...] = (
         ),
         {2: (120, 141), 8: (48, 80)},
     ),
+    # Other models and lengths, planned and run once the time model had been mended after those above.
+    (
+        Comparison(
+            name="1.5b-full",
+            model="qwen2.5-1.5b",
+            seq_len=4096,
+            by_hand=(
+                _hand(0, 1), _hand(1, 1), _hand(1, 2), _hand(2, 1), _hand(3, 1), _hand(3, 2, "full"),
+                _hand(0, 2, "full"), _hand(1, 1, "full"), _hand(1, 4, "full"), _hand(2, 2, "full"),
+                _hand(1, 2, "full", tp=2), _hand(2, 2, "full", **_ON_HOST),
+            ),
+        ),
+        {2: (24, 40)},
+    ),
+    (
+        Comparison(
+            name="8b-lora-1k",
+            model="qwen3-8b",
+            seq_len=1024,
+            batch_per_gpu=16,
+            options={"method": "lora", "lora-rank": 16},
+            by_hand=(
+                _hand(0, 1), _hand(0, 2), _hand(1, 1), _hand(2, 2), _hand(0, 2, "full"), _hand(0, 4, "full"),
+                _hand(1, 4, "full"), _hand(2, 4, "full"), _hand(3, 4, "full"), _hand(3, 8, "full"),
+                _hand(3, 2),
+            ),
+        ),
+        {2: (24, 40)},
+    ),
+    (
+        Comparison(
+            name="14b-lora",
+            model="qwen2.5-14b",
+            options={"method": "lora", "lora-rank": 16},
+            by_hand=(
+                _hand(0, 1), _hand(1, 1), _hand(0, 2), _hand(2, 1), _hand(0, 1, "full"), _hand(0, 2, "full"),
+                _hand(1, 2, "full"), _hand(0, 4, "full"), _hand(1, 8, "full"), _hand(2, 4, "full"),
+                _hand(3, 4, "full"), _hand(3, 8, "full"), _hand(3, 2),
+            ),
+        ),
+        {2: (40, 80)},
+    ),
+    (
+        Comparison(
+            name="7b-full",
+            model="mistral-7b-v0.3",
+            seq_len=4096,
+            by_hand=(
+                _hand(1, 1), _hand(1, 2), _hand(2, 1), _hand(2, 2), _hand(3, 1), _hand(3, 2),
+                _hand(1, 2, "full"), _hand(2, 4, "full"), _hand(3, 2, "full"), _hand(3, 4, "full"),
+                _hand(1, 4, "full", tp=2), _hand(2, 2, "full", **_ON_HOST),
+            ),
+        ),
+        {2: (80, 141)},
+    ),
 )  # fmt: skip
 """Jobs, and for hosts of so many GPUs the cards that make them interesting there. GB."""
 
