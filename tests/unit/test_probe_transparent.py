@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import zerokit
 from tests.rankprocess import BOOTSTRAP, rank_environment, run_rank, write_script
 from zerokit.run.rank_process import parse_arguments
 
@@ -167,3 +169,12 @@ def test_the_script_api_outside_a_launch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_installed_version_is_not_mixed_in(tmp_path):
+    copy = tmp_path / "checkout" / "zerokit"
+    shutil.copytree(Path(zerokit.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    script = write_script(tmp_path, "import zerokit\nraise ValueError(zerokit.run.rank_process.__file__)\n")
+    _, _, shown = plain(tmp_path, copy / "run" / "bootstrap.py", "--", script)
+    assert shown.splitlines()[-1] == f"ValueError: {copy / 'run' / 'rank_process.py'}"
+    assert "bootstrap" not in shown

@@ -12,14 +12,12 @@ _HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
 if __name__ == "__main__" and sys.path and os.path.realpath(sys.path[0]) == _HERE:
     del sys.path[0]  # our own modules must not be importable as "probe" or "report" by the script
 
-try:
-    from zerokit.run import rank_process
-except ModuleNotFoundError:  # run from a checkout that is not installed
-    _ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
-    sys.path.append(_ROOT)
-    from zerokit.run import rank_process
+# The package that this file is part of, though another version be installed or nothing at all.
+_ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
+sys.path.insert(0, _ROOT)
+from zerokit.run import rank_process  # noqa: E402
 
-    sys.path.remove(_ROOT)
+sys.path.remove(_ROOT)
 
 if __name__ == "__main__":
     rank_process.main(sys.argv[1:])
