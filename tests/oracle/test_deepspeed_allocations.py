@@ -35,6 +35,10 @@ PHI = {
 }  # fmt: skip
 FEW_WORDS = LLAMA | {"vocab_size": 50}  # its layers are what peaks
 EXPERTS = {**FEW_WORDS, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+SHARED_EXPERT = {
+    **FEW_WORDS, "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96,
+}  # fmt: skip
 ALL_LINEAR = {"rank": 8, "targets": ["all-linear"]}
 LORA = {"rank": 8, "targets": ["q_proj", "v_proj"]}
 OPTIMIZER = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
@@ -133,6 +137,22 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
         *(
             case(f"z3 experts {kind}", experts, ranks=ranks, model=EXPERTS, checkpointing=kind, seq_len=64)
             for kind in ("full", "reentrant")
+        ),
+        *(
+            # a bucket fills up between the gradients of a leaf module
+            case(
+                f"z3 {name} two layers to a bucket",
+                experts | {"reduce_bucket_size": two},
+                ranks=ranks,
+                model=model,
+                seq_len=64,
+                **more,
+            )
+            for name, model, two, more in (
+                ("experts", EXPERTS, 350_000, {}),
+                ("shared expert", SHARED_EXPERT, 200_000, {"checkpointing": "full"}),
+                ("shared expert lora", SHARED_EXPERT, 40_000, {"lora": ALL_LINEAR}),
+            )
         ),
         case("z3 lora everywhere accumulation", z3, ranks=ranks, lora=ALL_LINEAR, accumulation=2),
         case("z3 fp32 accumulation", z3, ranks=ranks, accumulation=2, **FP32_ACCUMULATION),

@@ -93,6 +93,7 @@ class ModelProfile:
         ties: another name of a parameter -> the name under which ``parameters`` lists it.
         buffer_bytes: of all buffers (causal masks, position tables): on the GPU always.
         views: parameters of which operators save views for backward, by the last two parts of their names.
+        leaves: last parts of the names of modules that ZeRO-3 hooks as one with all they contain.
         basis: ``traced``; or ``scaled`` when the traces are another size's, scaled.
     """
 
@@ -106,6 +107,7 @@ class ModelProfile:
     ties: Mapping[str, str] = field(default_factory=dict)
     buffer_bytes: int = 0
     views: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
     basis: str = "traced"
     torch_version: str = ""
     transformers_version: str = ""

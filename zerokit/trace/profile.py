@@ -12,7 +12,7 @@ from zerokit.core.model import ModelProfile, Parameter
 from zerokit.errors import InputError
 from zerokit.trace.build import BuiltModel, build
 from zerokit.trace.fit import fit, plain_point, points
-from zerokit.trace.record import Variant, record, saved_views
+from zerokit.trace.record import Variant, leaf_modules, record, saved_views
 from zerokit.trace.serving import record_serving
 
 _LENGTHS = (128, 256, 512)
@@ -103,6 +103,7 @@ def profile_from_config(
     traces: dict[str, tuple[ActivationTrace, ...]] = {}
     parameter_sets: dict[str, tuple[Parameter, ...]] = {}
     parameters: tuple[Parameter, ...] = ()
+    leaves: set[str] = set()
     ties: dict[str, str] = {}
     buffer_bytes = 0
     variants = list(variants)
@@ -131,6 +132,7 @@ def profile_from_config(
             parameter_sets[variant.key] = mine
         else:
             parameters = mine
+        leaves |= {name.rpartition(".")[2] for name in leaf_modules(built.model)}
         ties |= built.ties  # under adapters the names are others
         traces[variant.key] = _trace(built, variant)
     return ModelProfile(
@@ -143,6 +145,7 @@ def profile_from_config(
         parameter_sets=parameter_sets,
         ties=ties,
         buffer_bytes=buffer_bytes,
+        leaves=tuple(sorted(leaves)),
         views=saved_views(_attention(hf_config, head, Variant())),
         torch_version=torch.__version__.split("+")[0],
         transformers_version=transformers.__version__,

@@ -74,11 +74,30 @@ class _Backward(torch.autograd.Function):
         return grad, None
 
 
+LEAF_CLASSES = (
+    "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
+    "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
+)
+"""What DeepSpeed treats as one module at stage 3 unless told otherwise
+(runtime/zero/leaf_module_config.py:11, 0.19.8)."""
+
+
+def leaf_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules inside which ZeRO-3 puts no hooks, by name."""
+
+    def path(module: nn.Module) -> str:
+        return f"{type(module).__module__}.{type(module).__qualname__}"
+
+    return {name: module for name, module in model.named_modules() if path(module) in LEAF_CLASSES}
+
+
 class Hooks:
     """Mark gradients as they become ready, and module forwards and backwards."""
 
     def __init__(self, tracker: StorageTracker, model: nn.Module, modules: bool = True) -> None:
         self.tracker = tracker
+        self.kept: set[str] = set()  # whose gradients stay until their leaf module's backward is over
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient(name))
@@ -87,11 +106,32 @@ class Hooks:
 
     def hook_modules(self, model: nn.Module) -> None:
         """As ZeRO-3 does: the functions that it puts into the graph move when tensors die."""
+        leaves = leaf_modules(model)
+        inside = tuple(f"{name}." for name in leaves)
         for name, module in model.named_modules():
-            self._hook_module(name, module)
+            if not name.startswith(inside):
+                self._hook_module(name, module)
+        for name, module in leaves.items():
+            self._hook_leaf(name, module)
+
+    def _hook_leaf(self, name: str, leaf: nn.Module) -> None:
+        """``reduce_leaf_module_grads`` (runtime/zero/stage3.py:1534)."""
+        trained = {f"{name}.{key}": p for key, p in leaf.named_parameters() if p.requires_grad}
+        self.kept |= set(trained)
+
+        def backward(*_: Any) -> None:
+            for key, parameter in trained.items():
+                self.tracker.mark("grad", key)
+                parameter.grad = None
+
+        if trained:
+            leaf.register_full_backward_hook(backward)
 
     def _on_gradient(self, name: str) -> Any:
         def hook(parameter: torch.Tensor) -> None:
+            if name in self.kept:
+                self.tracker.mark("kept", name)
+                return
             self.tracker.mark("grad", name)
             parameter.grad = None  # what happens to it now is DeepSpeed's doing
 

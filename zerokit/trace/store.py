@@ -16,7 +16,7 @@ from typing import Any
 from zerokit.core.model import ModelProfile
 from zerokit.core.profile_json import FORMAT, from_json, to_json
 
-_RECORDED = "views"
+_RECORDED = "leaves"
 """Changed when traces begin to record what cached profiles of the same format lack."""
 
 

@@ -44,6 +44,8 @@ class Modules:
         self.sizes = layout.sizes
         self.trainable = tuple(p.trainable for p in layout.parameters)
         self.by_name = {p.name: i for i, p in enumerate(layout.parameters)}
+        self.leaves = frozenset(layout.profile.leaves)
+        self.hooked = frozenset(name for kind, name in layout.trace.marks_forward if kind == "fwd_pre")
         self.of: dict[str, tuple[int, ...]] = {}
         for name, index in self.by_name.items():
             self._add(name, index)
@@ -101,8 +103,18 @@ class Modules:
         module, _, kind = name.rpartition(".")
         return self.by_name.get(f"{module}.weight" if kind == "bias" else name, self.by_name[name])
 
+    def _hooked(self, module: str) -> str:
+        """The module itself, or the leaf module around it, which has the hooks."""
+        if self.leaves and module not in self.hooked:
+            parts = module.split(".")
+            for number, part in enumerate(parts, 1):
+                around = ".".join(parts[:number])
+                if part in self.leaves and around in self.hooked:
+                    return around
+        return module
+
     def _add(self, name: str, index: int) -> None:
-        module = name.rpartition(".")[0]
+        module = self._hooked(name.rpartition(".")[0])
         known = self.of.get(module, ())
         self.of[module] = (
             (*known, index) if not known or known[-1] < index else tuple(sorted({*known, index}))
@@ -335,7 +347,7 @@ class Parameters:
 
     def in_backward(self, kind: str, name: str) -> None:
         """What the hooks do at a mark of the backward pass."""
-        if kind == "grad":
+        if kind in ("grad", "kept"):
             self._forget(self.modules.saved_by(name))
         elif kind == "bwd_pre":
             self.before_backward(name)
