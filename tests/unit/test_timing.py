@@ -329,6 +329,62 @@ def test_time_error_on_h200_runs(rows: str, bar: float) -> None:
     assert statistics.mean(abs(run.error) for run in runs) <= bar
 
 
+_NO_KERNEL = {
+    "view",
+    "_unsafe_view",
+    "transpose",
+    "t",
+    "expand",
+    "slice",
+    "unsqueeze",
+    "split",
+    "detach",
+    "alias",
+}
+_NO_KERNEL |= {"empty", "_reshape_alias", "as_strided", "select", "permute", "squeeze", "split_with_sizes"}
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "olmo2", "gemma3_text", "opt", "gpt_neox", "phi", "starcoder2"]
+)
+def test_kernels_of_a_layer_are_what_torch_dispatches(family: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    small = {"hidden_size": 256, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4,
+             "num_hidden_layers": 2, "vocab_size": 100, "max_position_embeddings": 128, "head_dim": 32,
+             "ffn_dim": 128, "word_embed_proj_dim": 256, "dropout": 0.0, "pad_token_id": 0}  # fmt: skip
+    config = transformers.AutoConfig.for_model(family, **small)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.bfloat16, attn_implementation="sdpa"
+    )
+    counted = []
+
+    class Count(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            counted.append(function._schema.name.split("::")[1])
+            return function(*args, **(kwargs or {}))
+
+    (layers,) = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 2)
+    before: list[int] = []
+    layers[1].register_forward_pre_hook(lambda *_: before.append(len(counted)))
+    layers[1].register_forward_hook(lambda *_: before.append(len(counted)))
+    with Count():
+        model(input_ids=torch.zeros(1, 64, dtype=torch.long), use_cache=False)
+    launched = sum(name not in _NO_KERNEL for name in counted[before[0] : before[1]])
+    assert launched == pytest.approx(from_config(config.to_dict()).layer_kernels, abs=2)
+
+
+def test_a_layer_of_more_kernels_takes_its_host_longer() -> None:
+    """With short sequences the host sets the pace: norms on queries and keys cost Qwen3 what they launch."""
+    shape = shape_of("qwen3-0.6b")
+    plain = replace(shape, stacks=tuple(replace(stack, kernels=38.0) for stack in shape.stacks))
+    slow, fast = (step(s, data=1, micro=1, job=Job(seq_len=16)).step_seconds for s in (shape, plain))
+    more = (54 / 38 - 1) * HUGGING_FACE.launch_seconds * (1 + HUGGING_FACE.backward_launch) * shape.layers
+    assert slow - fast == pytest.approx(more, rel=0.1)
+
+
 @pytest.mark.slow
 def test_the_documented_command_prints_every_bar() -> None:
     done = subprocess.run(

@@ -38,11 +38,12 @@ class Constants:
             to their bucket; with several ranks as much again, scaled and flattened.
         logit_bytes: traffic per logit of loss and gradient together.
         launch_seconds: host time to launch one layer's kernels in the forward pass.
+        launch_kernels: how many those are; a layer with more takes longer. 0: layers are all alike.
         backward_launch, recompute_launch: of the backward pass and of recomputation, over the forward's.
         hook_seconds: host time per trainable tensor where gradients are reduced.
         offload_hook_seconds: more per trainable tensor of the rank where its gradient goes to the host.
         offload_fetch_seconds: more per weight and pass where weights come from the host.
-        adapter_launch: factor with adapters: an adapter adds three kernels to each projection.
+        adapter_launch: with adapters, over that time: an adapter adds three kernels to each projection.
         stage3_launch_seconds: on top of it per layer and pass at stage 3 (hooks, fetch, release).
         stage3_adapter_launch: factor of that with adapters: as many more modules have weights.
         tensor_launch_seconds: on top of it per layer, pass and tensor-parallel peer: the slowest host of
@@ -89,6 +90,7 @@ class Constants:
     reduce_bytes: float
     logit_bytes: float
     launch_seconds: float
+    launch_kernels: float
     backward_launch: float
     recompute_launch: float
     hook_seconds: float
@@ -158,6 +160,7 @@ HUGGING_FACE = Constants(
     # Llama, 40 kernels forward: 0.65 ms alone; 1.56 backward, of which 45 of 103 kernels are those of
     # DeepSpeed's hooks on 9 gradients; 0.9 more when recomputing
     launch_seconds=1.0e-3,
+    launch_kernels=38.0,
     backward_launch=1.4,
     recompute_launch=1.4,
     hook_seconds=0.1e-3,
@@ -234,6 +237,7 @@ MEGATRON = replace(
     # the vocabulary-parallel cross-entropy runs a dozen fp32 passes
     logit_bytes=60.0,
     launch_seconds=0.9e-3,
+    launch_kernels=0.0,
     backward_launch=1.0,
     recompute_launch=1.0,
     hook_seconds=0.0,

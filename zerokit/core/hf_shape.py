@@ -41,6 +41,21 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "glm4": {"head_dim": 128},
 }
 _WHISPER_FRAMES = 1500
+# Operators of a layer's forward pass that launch a kernel, counted by torch's dispatcher (torch 2.13,
+# transformers 5.23; SDPA where the family has it, one for the attention; experts as grouped products): a norm
+# is eight kernels where it is no LayerNorm, and some families have one on queries and keys too.
+_LAYER_KERNELS: Mapping[str, float] = {
+    "llama": 38, "mistral": 38, "qwen2": 38, "cohere": 38, "phi3": 38, "granite": 40, "gemma": 42,
+    "qwen3": 54, "olmo2": 56, "glm4": 58, "gemma2": 73, "gemma3": 82, "gemma3_text": 82, "modernbert": 29,
+    "mixtral": 56, "qwen2_moe": 62, "deepseek_v3": 63, "qwen3_moe": 72, "gpt_oss": 73, "deepseek_v2": 91,
+    "vit": 12, "distilbert": 13, "bert": 14, "roberta": 14, "xlm-roberta": 14, "bart": 14, "opt": 15,
+    "mpt": 16, "whisper": 17, "gpt2": 19, "starcoder2": 22, "bloom": 23, "gpt_neox": 23, "falcon": 27,
+    "t5": 29, "phi": 31, "gptj": 45,
+}  # fmt: skip
+_GATED_KERNELS, _PLAIN_KERNELS, _MOE_KERNELS = 38.0, 20.0, 18.0
+"""Of a family that is not in the table; more of experts."""
+_CROSS_ATTENTION_KERNELS = 1.6
+"""Of a decoder's layer over an encoder's: BART 1.5, T5 1.7, Whisper 1.6."""
 
 
 class _Config:
@@ -155,6 +170,14 @@ def _experts(config: _Config) -> int:
     return config.whole("num_experts", "num_local_experts", "n_routed_experts", default=1)
 
 
+def _kernels(config: _Config, family: str, cross_attention: bool = False) -> float:
+    own = _LAYER_KERNELS.get(family)
+    if own is None:
+        own = _GATED_KERNELS if config.values.get("rms_norm_eps") or family in _GATED else _PLAIN_KERNELS
+        own += _MOE_KERNELS if _experts(config) > 1 else 0.0
+    return own * (_CROSS_ATTENTION_KERNELS if cross_attention else 1.0)
+
+
 def _tied(config: _Config, family: str) -> bool:
     untied_by_default = family not in ("bert", "roberta", "xlm-roberta", "distilbert", "gpt2", "opt", "bloom",
                                        "t5", "bart", "whisper", "gemma", "gemma2", "gemma3_text", "cohere",
@@ -198,6 +221,7 @@ def _stacks(config: _Config, family: str) -> tuple[Stack, ...]:
         return Stack(
             layers=count, gemms=(*attention, *mlp), hidden=hidden, ffn=ffn, attention_width=width,
             kv_width=kv_width, causal=causal, other=2 * hidden + biased, fixed_tokens=fixed,
+            kernels=_kernels(config, family),
         )  # fmt: skip
 
     ffn = _ffn(config, family, hidden)
@@ -305,6 +329,7 @@ def _t5_stacks(config: _Config) -> tuple[Stack, ...]:
                 found.append(Stack(
                     layers=count, gemms=(*attention, *mlp), hidden=hidden, ffn=ffn, attention_width=inner,
                     kv_width=2 * inner, causal=is_decoder, cross_attention=is_decoder, other=3 * hidden,
+                    kernels=_kernels(config, "t5", is_decoder),
                 ))  # fmt: skip
     return tuple(found)
 
@@ -323,5 +348,6 @@ def _bart_stacks(config: _Config, family: str) -> tuple[Stack, ...]:
             layers=config.whole(f"{side}_layers", default=12), gemms=gemms, hidden=hidden, ffn=ffn,
             attention_width=hidden, kv_width=2 * hidden, causal=is_decoder, cross_attention=is_decoder,
             other=6 * hidden + sum(gemm.n for gemm in gemms), fixed_tokens=None if is_decoder else frames,
+            kernels=_kernels(config, family, is_decoder),
         ))  # fmt: skip
     return tuple(found)

@@ -49,6 +49,7 @@ class Stack:
         attention_width: heads × (query-key width + value width) / 2: what a score costs per pair.
         tokens_scale: tokens in this stack per token of the job (an encoder's may be fixed).
         fixed_tokens: tokens per sequence whatever the job says (audio frames, image patches).
+        kernels: that a layer launches in the forward pass.
     """
 
     layers: int
@@ -61,6 +62,7 @@ class Stack:
     cross_attention: bool = False
     other: int = 0
     fixed_tokens: int | None = None
+    kernels: float = 38.0
 
     @property
     def layer_parameters(self) -> int:
@@ -106,6 +108,11 @@ class ModelShape:
     def layers(self) -> int:
         """Layers of all stacks."""
         return sum(stack.layers for stack in self.stacks)
+
+    @property
+    def layer_kernels(self) -> float:
+        """Kernels that a layer launches in the forward pass, on average over all layers."""
+        return sum(stack.layers * stack.kernels for stack in self.stacks) / self.layers
 
     @property
     def ffn(self) -> int:

@@ -177,10 +177,10 @@ class TimeModel:
 
     def _layer_launch(self, strategy: Strategy) -> tuple[float, float]:
         """Host time to launch one layer's kernels, forward and backward."""
-        c, experts = self.constants, self.shape.experts
+        c = self.constants
         adapted = self.job.method != "full"
-        seconds = c.launch_seconds * (1.0 if experts == 1 else 1.0 + 0.1 * min(16, experts))
-        seconds *= c.adapter_launch if adapted else 1.0
+        times = self.shape.layer_kernels / c.launch_kernels if c.launch_kernels else 1.0
+        seconds = c.launch_seconds * (times + (c.adapter_launch - 1.0 if adapted else 0.0))
         # what each pass over a layer costs besides
         more = c.tensor_launch_seconds * (strategy.tensor_parallel - 1)
         if strategy.settings.zero.stage == 3:
