@@ -201,6 +201,8 @@ case ${1-} in
         shift
         ensure train,dev
         cd "$here"
+        # all of it: two files at a time, since many tests wait
+        [ $# -gt 0 ] || set -- -n 2 --dist loadfile
         exec "$venv/bin/python" -m pytest "$@"
         ;;
     *)
