@@ -32,8 +32,13 @@ TEMPLATE = Path(__file__).with_name("accuracy.md.j2")
 GIB = 2**30
 BARS = (0.01, 0.03)
 """Median and 95th percentile that are aimed at."""
-QUALITY = {2: "quality-2gpu", 4: "quality"}
-"""GPUs of a host -> the file of the strategies that were run there."""
+QUALITY = {
+    "first": "quality-2gpu",
+    "second": "quality-2gpu-second",
+    "again": "quality-2gpu-again",
+    "four": "quality",
+}
+"""A section of the page -> the file of the strategies that were run for it."""
 _FIRST_VERSIONS = "torch 2.11.0+cu130, cuda 13.0, transformers 5.17.0, deepspeed 0.19.8, gpu NVIDIA H200"
 """Of the rows that name none (tests/data/h200/README.md)."""
 
@@ -217,7 +222,7 @@ def write_text(found: Sequence[Run]) -> str:
         worst="; ".join(f"`{run.name}` {run.error:+.2%}" for run in worst),
         fits=limits.table(fits)[0] if (fits := _rows("fits.jsonl")) else "",
         quality={
-            gpus: (quality.table(_rows(f"{name}.jsonl")), times_now(name)) for gpus, name in QUALITY.items()
+            key: (quality.table(_rows(f"{name}.jsonl")), times_now(name)) for key, name in QUALITY.items()
         },
         tuners=tuners(),
         overhead="\n".join(overhead()),

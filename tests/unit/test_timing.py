@@ -318,7 +318,14 @@ def test_recomputing_spares_the_last_product_unless_it_has_an_adapter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "bar"), [("kernels", 0.04), ("quality", 0.12), ("quality-2gpu", 0.10), ("h200-deepspeed", 0.18)]
+    ("rows", "bar"),
+    [
+        ("kernels", 0.04),
+        ("quality", 0.12),
+        ("quality-2gpu", 0.10),
+        ("quality-2gpu-second", 0.10),
+        ("h200-deepspeed", 0.18),
+    ],
 )
 def test_time_error_on_h200_runs(rows: str, bar: float) -> None:
     """GPU seconds of profiled kernels; steps of runs alone on their host; of runs that shared theirs."""
