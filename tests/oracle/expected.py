@@ -95,7 +95,7 @@ def _profile(key: str) -> tuple[ModelProfile, str]:
         checkpointing=checkpointing,
         lora_rank=lora["rank"] if lora else 0,
         lora_targets=tuple(lora["targets"]) if lora else ("all-linear",),
-        zero3_linear=bool(lora) and stage3,
+        zero3_linear=(bool(lora) or autocast) and stage3,
         autocast=autocast,
     )
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():

@@ -12,7 +12,7 @@ from typing import Any
 
 from zerokit.core.job import Job
 from zerokit.core.memory.serving import phases_of
-from zerokit.core.memory.traced import variants_of
+from zerokit.core.memory.traced import own_linear, variants_of
 from zerokit.core.model import ModelProfile
 from zerokit.core.strategy import Strategy
 from zerokit.errors import InputError
@@ -73,7 +73,7 @@ def _traced(
         lora_rank=lora.rank if lora is not None else 0,
         lora_targets=lora.targets if lora is not None else ("all-linear",),
         tensor_parallel=strategy.tensor_parallel,
-        zero3_linear=lora is not None and strategy.settings.zero.stage == 3,
+        zero3_linear=own_linear(job, strategy),
         quantized=job.method == "qlora",
         quantization=job.quantization,
         autocast=strategy.settings.torch_autocast is not None,

@@ -47,6 +47,21 @@ class Layout:
         """Bytes an element of every parameter; ``width``: of the training dtype."""
         return tuple(p.element_bytes or width for p in self.parameters)
 
+    def travelling(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
+        """Bytes an element in which every parameter is gathered at stage 3 and its gradient reduced: under
+        ``torch_autocast`` 16 bits for those of linear layers."""
+        widths = self.widths(settings.parameter_bytes)
+        if settings.torch_autocast is None:
+            return widths
+        return tuple(p.communication_bytes or w for p, w in zip(self.parameters, widths, strict=True))
+
+    def bucket_widths(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
+        """Bytes an element of every bucket of gradients at stage 3 (``ipg_buckets``, stage3.py:477)."""
+        if settings.torch_autocast is None:
+            return (Precision.of(settings).communication,)
+        pairs = zip(self.parameters, self.travelling(settings), strict=True)
+        return tuple(sorted({width for p, width in pairs if p.trainable}))
+
     @cached_property
     def trainable_sizes(self) -> tuple[int, ...]:
         """Elements of every trainable parameter."""

@@ -31,8 +31,8 @@ class _Group:
     parameters: list[int]
     flat_bytes: int
     waiting: int
-    alone: bool  # one parameter by itself: the buffer is the parameter
-    copied_bytes: int = 0  # of an offloaded share on the device, until waited for
+    alone: bool  # one parameter by itself: the buffer is the parameter, but for one that travels converted
+    copied_bytes: int = 0  # of a share, offloaded or converted, until waited for
     arrived: bool = False
 
 
@@ -139,6 +139,7 @@ class Parameters:
         self.ledger = ledger
         self.modules = modules = modules_of(layout)
         self.widths = layout.widths(settings.parameter_bytes)
+        self.travelling = layout.travelling(settings)
         self.offload_param = self.zero.offload_param.device != "none"
         self.persistent = self._persistent()
         self.status = [ABSENT] * len(modules.sizes)
@@ -202,7 +203,8 @@ class Parameters:
         if not absent:
             return
         self.available += sum(self.modules.sizes[i] for i in absent)
-        alone = len(absent) == 1
+        converted = [self.travelling[i] != self.widths[i] for i in absent]
+        alone = len(absent) == 1 and not converted[0]
         flat = self._flat_bytes(absent) if self.ranks > 1 else []
         group = _Group(absent, sum(flat), len(absent), alone)
         for index in absent:
@@ -210,19 +212,27 @@ class Parameters:
             self.group[index] = group
             if self.ranks == 1 and self.offload_param:  # NoGatherHandle: copied whole, at once
                 self._hold(index, self.modules.sizes[index] * self.widths[index])
-        for size in flat:
-            copied = size // self.ranks if self.offload_param else 0  # each share, to the device first
-            if alone:
+        for size, apart in zip(flat, self._copied_first(absent) if flat else (), strict=True):
+            copied = size // self.ranks if apart else 0
+            if len(absent) == 1:
                 group.copied_bytes = copied
                 self.ledger.add("gather_copy", copied)  # the collective holds its input until waited for
-                self._hold(absent[0], size)  # the buffer is the parameter
+            if alone:
+                self._hold(absent[0], size)
             else:
                 self.ledger.add("gather_buffers", size)
+            if len(absent) > 1:
                 self.ledger.burst("gather_copy", copied)
+
+    def _copied_first(self, indexes: list[int]) -> list[bool]:
+        """For each flat buffer whether its shares are copied first: to the device, or into the precision in
+        which they travel."""
+        converted = {self.travelling[i]: self.travelling[i] != self.widths[i] for i in indexes}
+        return [self.offload_param or converted[width] for width in sorted(converted)]
 
     def _flat_bytes(self, indexes: list[int]) -> list[int]:
         """Shares side by side, a buffer for each precision."""
-        sizes, widths = self.modules.sizes, self.widths
+        sizes, widths = self.modules.sizes, self.travelling
         elements: dict[int, int] = {}
         for index in indexes:
             share = -(-sizes[index] // self.ranks)
@@ -243,12 +253,22 @@ class Parameters:
             for other in group.parameters:
                 self.status[other] = HERE
                 if self.ranks > 1 and not group.alone:
-                    self._hold(other, self.modules.sizes[other] * self.widths[other])
+                    self._copy_out(other, len(group.parameters) > 1)
             self.ledger.add("gather_copy", -group.copied_bytes)
         self.group[index] = None
         group.waiting -= 1
         if group.waiting == 0 and not group.alone:
             self.ledger.add("gather_buffers", -group.flat_bytes)
+
+    def _copy_out(self, index: int, coalesced: bool) -> None:
+        """Out of the flat buffer; then from the precision in which it travelled."""
+        size = self.modules.sizes[index]
+        joined = size * self.travelling[index] if coalesced else 0
+        if self.travelling[index] == self.widths[index]:
+            joined = 0
+        self.ledger.add("gather_copy", joined)
+        self._hold(index, size * self.widths[index])
+        self.ledger.add("gather_copy", -joined)
 
     def _release(self, index: int) -> None:
         if self.status[index] == HERE and not self.active[index]:
@@ -416,34 +436,45 @@ class Gradients:
             default=self.bytes.parameter,
         )
         self.offload_optimizer = self.zero.offload_optimizer.device != "none"
-        self.bucket: list[int] = []
-        self.bucket_elements = 0
+        travelling = layout.travelling(settings)
+        fixed = None if settings.torch_autocast is not None else self.bytes.communication
+        self.travelling = tuple(fixed or width for width in travelling)
+        self.buckets: dict[int, list[int]] = {width: [] for width in layout.bucket_widths(settings)}
+        self.elements = dict.fromkeys(self.buckets, 0)
+        self.apart = dict.fromkeys(self.buckets, 0)  # bytes of gradients that are in no buffer
 
-    def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
+    def gradient_ready(self, index: int, boundary: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads`` and ``__add_grad_to_ipg_bucket``."""
-        size = self.modules.sizes[index]
-        if self.bucket_elements + size > self.zero.reduce_bucket_size and self.bucket_elements:
-            self.flush(boundary, first)
-        fits = self.zero.contiguous_gradients and self.bucket_elements + size <= self.zero.reduce_bucket_size
+        size, width = self.modules.sizes[index], self.travelling[index]
+        if self.elements[width] + size > self.zero.reduce_bucket_size and self.elements[width]:
+            self._reduce(width, boundary)
+        fits = self.zero.contiguous_gradients and self.elements[width] + size <= self.zero.reduce_bucket_size
         if not fits:
             self.ledger.adopt("gradients", size * self.trained_width)
-        self.bucket.append(index)
-        self.bucket_elements += size
+            self.apart[width] += size * self.trained_width
+        self.buckets[width].append(index)
+        self.elements[width] += size
 
-    def flush(self, boundary: bool, first: bool) -> None:
+    def flush(self, boundary: bool) -> None:
+        """What is left in the buckets at the end of backward."""
+        for width in self.buckets:
+            self._reduce(width, boundary)
+
+    def _reduce(self, width: int, boundary: bool) -> None:
         """``__reduce_and_partition_ipg_grads``: reduce-scatter, then into the partition."""
-        if not self.bucket:
+        bucket = self.buckets[width]
+        if not bucket:
             return
-        sizes = [self.modules.sizes[i] for i in self.bucket]
+        sizes = [self.modules.sizes[i] for i in bucket]
         shares = [-(-size // self.ranks) for size in sizes]
         converted = interleaved = 0
         apart = not self.zero.contiguous_gradients or sum(sizes) > self.zero.reduce_bucket_size
-        if apart and self.bytes.communication != self.trained_width:  # the bucket's precision is this already
-            converted = sum(sizes) * self.bytes.communication
+        if apart and width != self.trained_width:  # the bucket's precision is this already
+            converted = sum(sizes) * width
         if len(sizes) > 1 or sizes[0] % self.ranks:  # reduce_scatter_coalesced interleaves
-            interleaved = sum(shares) * self.ranks * self.bytes.communication
+            interleaved = sum(shares) * self.ranks * width
         self.ledger.add("reduce_copy", converted + interleaved)
-        if self.bytes.accumulation != self.bytes.communication:
+        if self.bytes.accumulation != width:
             kept = sum(shares) * self.bytes.accumulation
             self.ledger.add("reduce_copy", kept)
         else:  # the shares are views
@@ -457,9 +488,9 @@ class Gradients:
             self.ledger.burst("offload_copy", max(norm, share * self.bytes.master))
             self.ledger.add("offload_copy", -share * self.bytes.accumulation)
         self.ledger.set("reduce_copy", 0)
-        self.ledger.set("gradients", 0)
-        self.bucket = []
-        self.bucket_elements = 0
+        self.ledger.add("gradients", -self.apart[width])
+        self.apart[width] = self.elements[width] = 0
+        bucket.clear()
 
     def step(self) -> None:
         """``step``: one sub-group at a time."""

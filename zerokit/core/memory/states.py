@@ -83,7 +83,7 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
             components["optimizer_states"] = on_gpu * states
             components["fp32_gradient"] = on_gpu * width.master
         if zero.contiguous_gradients:
-            components["gradient_bucket"] = zero.reduce_bucket_size * width.communication
+            components["gradient_bucket"] = zero.reduce_bucket_size * sum(layout.bucket_widths(settings))
         return Persistent(components=components)
     components["parameters"] = layout.trainable_numel * width.parameter + layout.frozen_bytes(width.parameter)
     if first := _first_adagrad_bytes(layout, settings):
@@ -148,7 +148,7 @@ def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int
     on_gpu = zero.offload_param.device == "none"
     weights = share_bytes(layout, ranks, width.parameter) if on_gpu else 0
     building = most_while_building(layout, ranks, on_gpu) * width.parameter
-    bucket = zero.reduce_bucket_size * width.communication if zero.contiguous_gradients else 0
+    bucket = zero.reduce_bucket_size * sum(layout.bucket_widths(settings)) if zero.contiguous_gradients else 0
     # create_reduce_and_remove_grad_hooks gathers every trainable parameter once, one after the other
     gathered = layout.largest * width.parameter
     if not on_gpu:

@@ -81,7 +81,7 @@ class _Replay:
         forward = gathered.forward.raised(ledger.total)
         backward = self._backward_of_stage3(stage, boundary, first)
         ledger.mark()
-        stage.flush(boundary, first)
+        stage.flush(boundary)
         return MicroStep(
             forward=forward,
             backward=backward,
@@ -100,7 +100,7 @@ class _Replay:
             during += [ledger.total + size for size in gathered.during[position:mark]]
             after += [ledger.total + size for size in gathered.after[position:mark]]
             ledger.mark()
-            stage.gradient_ready(index, boundary, first)
+            stage.gradient_ready(index, boundary)
             during.append(ledger.peak + gathered.after[mark])
             after.append(ledger.total + gathered.after[mark])
             position = mark + 1
@@ -236,7 +236,7 @@ class _Watch(_Replay):
         elif self.parameters is not None and self.stage3 is not None:
             self.parameters.in_backward(kind, name)
             if kind == "grad":
-                self.stage3.gradient_ready(self.stage3.modules.by_name[name], boundary, first)
+                self.stage3.gradient_ready(self.stage3.modules.by_name[name], boundary)
         elif kind == "grad" and self.stage12 is not None and name in self.layout.trainable_index:
             self.stage12.gradient_ready(self.layout.trainable_index[name], boundary, first)
 
@@ -244,5 +244,5 @@ class _Watch(_Replay):
         if self.stage12 is not None:
             self.stage12.end_of_backward(boundary, first)
         if self.stage3 is not None and self.parameters is not None:
-            self.stage3.flush(boundary, first)
+            self.stage3.flush(boundary)
             self.parameters.end_of_backward()

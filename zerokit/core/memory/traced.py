@@ -35,6 +35,13 @@ CATALOGUE_LORA_RANK = 16
 """The rank at which the catalogue's profiles were traced."""
 
 
+def own_linear(job: Job, strategy: Strategy) -> bool:
+    """Whether activations tell ZeRO-3's linear layers (runtime/zero/linear.py) from PyTorch's: where weights
+    are frozen, and under autocast."""
+    differs = (job.lora is not None and job.method != "full") or strategy.settings.torch_autocast is not None
+    return differs and strategy.settings.zero.stage == 3
+
+
 def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> str:
     """The trace that this job and strategy need; with adapters of another rank when one is given."""
     checkpointing = strategy.checkpointing
@@ -52,7 +59,7 @@ def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> st
         padding=job.attention_mask_given,
         lora=lora,
         tensor_parallel=strategy.tensor_parallel,
-        zero3_linear=lora is not None and strategy.settings.zero.stage == 3,
+        zero3_linear=own_linear(job, strategy),
         quantized=job.method == "qlora",
         autocast=strategy.settings.torch_autocast is not None,
     )
@@ -82,11 +89,12 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
 
 
 def _autocast_covered(job: Job, strategy: Strategy) -> bool:
-    """Stage 3 gathers weights of linear layers in 16 bits then, which is not replayed."""
     zero = strategy.settings.zero
     alone = strategy.tensor_parallel == strategy.pipeline_parallel == strategy.sequence_parallel == 1
+    if zero.stage == 3:
+        return job.method != "qlora" and alone and zero.offload_optimizer.device == "none"
     plain = zero.contiguous_gradients and zero.offload_optimizer.device == "none"
-    return job.method == "full" and zero.stage < 3 and alone and plain
+    return job.method == "full" and alone and plain
 
 
 def usable_trace(
