@@ -115,6 +115,26 @@ def profile(name: str, checkpointing: bool, known: dict[tuple[str, bool], ModelP
     return known[name, checkpointing]
 
 
+def test_layers_that_training_may_skip_at_random_are_all_counted() -> None:
+    """LayerDrop draws a number, which a tensor without values has not."""
+    config = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 160, "num_hidden_layers": 6,
+              "num_attention_heads": 4, "word_embed_proj_dim": 64, "layerdrop": 0.5, **SMALL}  # fmt: skip
+    found = profile_from_config(config, [Variant()], name="opt").trace(Variant().key, 512)
+    assert found is not None
+    layers = {name for kind, name in found.marks_forward if kind == "fwd_post" and name.count(".") == 3}
+    assert {name for name in layers if ".layers." in name} == {f"model.decoder.layers.{i}" for i in range(6)}
+
+
+def test_what_zero3_saves_and_hooks_in_its_own_way_is_known() -> None:
+    """Experts are taken transposed, which saves views of them; DeepSpeed hooks their block as one module."""
+    _, config = MODELS["mixtral"]
+    found = profile_from_config(dict(config), [Variant()], name="mixtral")
+    assert found.views == ("experts.down_proj", "experts.gate_up_proj")
+    assert found.leaves == ("mlp",)
+    again = from_json(json.loads(json.dumps(to_json(found))))
+    assert (again.views, again.leaves) == (found.views, found.leaves)
+
+
 SLOW = pytest.mark.slow
 QUICK = ("llama", "mixtral")
 POINTS = [(name, False) for name in MODELS] + [("llama", True), ("gemma3", True), ("t5", True)]

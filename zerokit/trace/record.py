@@ -295,9 +295,7 @@ def saved_views(built: BuiltModel) -> tuple[str, ...]:
         cuda_kernels(),
         zero3_linear(True),
     ):
-        materialise(built.model)
-        built.model.tie_weights()
-        built.model.train()
+        _prepare(built, Variant())
         own = {p.untyped_storage()._cdata: (n, p) for n, p in built.model.named_parameters()}
 
         def pack(saved: torch.Tensor) -> torch.Tensor:
