@@ -63,8 +63,9 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; ends the process with one of the documented exit codes."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a terminal that has no bars or dashes shows a ?
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "replace":
+        # a terminal that has no bars or dashes shows a ?; the POSIX locale comes with "surrogateescape"
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(run(argv))
 
 

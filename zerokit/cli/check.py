@@ -35,6 +35,11 @@ _MOST_PASSES = 5
 @click.option("--model", metavar="NAME|PATH", help="Model, for tensor parallelism and whether it fits.")
 @click.option("--params", metavar="N", help="Parameters, for whether it fits.")
 @click.option("--seq-len", metavar="N", help="Tokens per sequence, for whether it fits.")
+@click.option("--method", metavar="full|lora|qlora", help="Training method, for whether it fits.")
+@click.option("--lora-rank", metavar="R", help="Rank of the adapters, for whether it fits.")
+@click.option(
+    "--checkpointing", metavar="none|full|selective", help="What the script turns on, for whether it fits."
+)
 @click.option("--deepspeed-classes", is_flag=True, help="Also ask DeepSpeed's and Accelerate's own classes.")
 @click.option(
     "--deep", is_flag=True, help="Also run the real deepspeed.initialize for every rank, on this CPU."
@@ -77,7 +82,8 @@ def _context(options: dict[str, Any]) -> Context:
         name: parse_positive_int(options[name], f"--{name.replace('_', '-')}") if options[name] else None
         for name in ("world_size", "gpus", "nodes")
     }
-    unasked = [f"--{name.replace('_', '-')}" for name in ("vram", "seq_len") if options[name]]
+    fitting = ("vram", "seq_len", "method", "lora_rank", "checkpointing")
+    unasked = [f"--{name.replace('_', '-')}" for name in fitting if options[name]]
     if unasked and not (options["model"] or options["params"]):
         raise InputError(
             f"{', '.join(unasked)}: for whether it fits; name the model, with --model or --params"
@@ -239,14 +245,17 @@ def _ask_whether_it_fits(checked: Sequence[CheckedFile], options: dict[str, Any]
             continue
         answer = why_it_does_not_fit(file.path, options)
         if answer is not None:
+            severity, message = answer
             file.findings.append(
                 Finding(
                     path=file.path,
                     place=file.document.place(("zero_optimization", "stage")),
                     rule="does-not-fit",
-                    severity="error",
-                    message=answer,
-                    mend="let `zerokit plan` choose",
+                    severity=severity,
+                    message=message,
+                    mend="turn it on there (--checkpointing full tells me that it is)"
+                    if severity == "warning"
+                    else "let `zerokit plan` choose",
                 )
             )
 

@@ -208,18 +208,34 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
 def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, width: int) -> float:
     """Saved for backward by one layer per token (Korthikanti et al., arXiv 2205.05198, without dropout).
 
-    Gated models normalise in fp32 and keep four tensors of the feed-forward width.
+    Gated models normalise in fp32 and keep four tensors of the feed-forward width. Routed experts keep their
+    tokens sorted, what comes out of them, and that weighted, once for each expert that a token meets
+    (transformers/integrations/moe.py, ``grouped_mm_experts_forward``).
     """
     active = 1.0
+    routed = 0.0
     for gemm in stack.gemms:
         if gemm.copies > 1:
             active = max(active, gemm.active)
+            routed = 6.0 * stack.hidden * gemm.active
     scale = width / 2
     if shape.gated:
         each = 21.0 * stack.hidden + 8.0 * stack.ffn * active
     else:
         each = 16.0 * stack.hidden + 4.0 * stack.ffn * active
-    return scale * each + scale * 2.0 * max(0, stack.kv_width - stack.hidden)
+    return scale * (each + routed) + scale * 2.0 * max(0, stack.kv_width - stack.hidden)
+
+
+def _adapted_experts(stack: Stack, job: Job, width: int) -> float:
+    """Bytes of one layer's experts with adapters on them: peft adds the product of the adapters to the
+    stacked weights, and autograd keeps the sum (``ParamWrapper``, peft/tuners/lora/layer.py, 0.21)."""
+    if (
+        job.method == "full"
+        or job.inference
+        or (job.lora is not None and "all-linear" not in job.lora.targets)
+    ):
+        return 0.0
+    return float(width * sum(gemm.parameters for gemm in stack.gemms if gemm.copies > 1))
 
 
 def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:
@@ -241,11 +257,12 @@ def _activations(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float
         if stack.fixed_tokens is not None:
             stack_tokens = strategy.settings.micro_batch * stack.fixed_tokens
         full = (_layer_bytes(shape, stack, job, width) + _score_bytes(shape, job, strategy)) / tp
+        experts = _adapted_experts(stack, job, width) / tp
         if strategy.checkpointing == "full":
             kept += count * width * stack.hidden * stack_tokens
-            transient = max(transient, full * stack_tokens)
+            transient = max(transient, full * stack_tokens + experts)
         else:
-            kept += count * full * stack_tokens
+            kept += count * (full * stack_tokens + experts)
         widest = max(gemm.n * gemm.active for gemm in stack.gemms) / tp
         if strategy.checkpointing == "full":
             transient += width * widest * stack_tokens
