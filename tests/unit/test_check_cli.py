@@ -108,6 +108,26 @@ def test_gpu_and_model_are_looked_up(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 2 and "--vram, --seq-len: for whether it fits; name the model" in err
 
 
+def test_a_plans_own_file_fits_and_a_copy_of_it_depends_on_the_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The DeepSpeed file does not say whether the script checkpoints; the plan beside it does."""
+    asked = ("--model", "llama-3.1-70b", "--gpus", "8", "--gpu", "h200")
+    assert run(["plan", *asked, "--out", str(tmp_path / "plan")]) == 0
+    planned = tmp_path / "plan" / "ds_config.json"
+    capsys.readouterr()
+    assert check(str(planned), *asked, capsys=capsys)[0] == 0
+    copy = write(tmp_path, "ds.json", planned.read_text())
+    code, out, _ = check(copy, *asked, capsys=capsys)
+    assert code == 0
+    assert "warning: does not fit" in out and "fits if the script turns that on" in out
+    assert check(copy, *asked, "--checkpointing", "full", capsys=capsys)[:2] == (
+        0,
+        f"{copy} (deepspeed): nothing to mend\n",
+    )
+    assert check(copy, *asked, "--checkpointing", "none", capsys=capsys)[0] == 2
+
+
 def test_tensor_parallel_against_the_models_heads(tmp_path: Path) -> None:
     from zerokit.cli.check import _key_value_heads
 

@@ -31,7 +31,7 @@ class Source:
         profile: the catalogue's or the cache's; ``None``: nothing yet.
         hf_config: to trace from; ``None``: never trace (a scaled stand-in has no config of its own).
         trace: ``always`` what is missing (``estimate``), ``some`` (a search over a user's own config)
-            or ``never``.
+            or ``never`` (a search over the catalogue's, which takes what was traced before).
         catalogued: the profile is the catalogue's, traced for the usual adapters' rank only.
     """
 
@@ -42,6 +42,7 @@ class Source:
     hf_config: Mapping[str, Any] | None = None
     trace: str = "never"
     catalogued: bool = False
+    looked: bool = False  # into the cache
     given_up: set[str] = field(default_factory=set)
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -66,11 +67,30 @@ class Source:
         """A profile that covers the strategy, traced now where that is allowed."""
         if self.profile is not None and self._knows(self.profile, job, strategy):
             return self.profile
-        if self._may_trace(job, strategy):
+        if self.trace == "never":
+            self._look_into_cache()
+        elif self._may_trace(job, strategy):
             self._trace(job, strategy)
         if self.profile is not None and covers(self.profile, job, strategy):
             return self.profile
         return None
+
+    def _look_into_cache(self) -> None:
+        """Take what was traced before, once; traces depend on what is installed."""
+        if self.looked or self.hf_config is None:
+            return
+        self.looked = True
+        if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+            return
+        from zerokit.trace import store
+
+        kept = store.read(store.cache_place(self.hf_config, self.head))
+        if kept is not None:
+            self.profile = kept if self.profile is None else store.merged([self.profile, kept])
+        self.notes["estimate"] = (
+            f"not all of {self.name} is traced: `zerokit estimate --model {self.name}` with the plan's "
+            "options traces what it needs, and this command uses that from then on"
+        )
 
     def _knows(self, profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         """Whether a trace is at hand: for a user's own model exactly the one that is needed."""
@@ -81,7 +101,7 @@ class Source:
 
     def _may_trace(self, job: Job, strategy: Strategy) -> bool:
         key = variants_of(job, strategy, self.head)[0]
-        if self.trace == "never" or self.hf_config is None or key in self.given_up:
+        if self.hf_config is None or key in self.given_up:
             return False
         if strategy.checkpointing == "selective" and job.attention != "eager":
             return False
