@@ -176,7 +176,7 @@ def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
         return 0.0
     in_use = max(sizes.layer, sizes.largest)
     kept = min(zero.max_reuse_distance, zero.max_live_parameters) / 2
-    if strategy.checkpointing == "none":  # views of them, saved for backward (``Modules._saved``, stage3.py)
+    if strategy.checkpointing == "none":  # views of them, saved for backward (``Modules._saved``, modules.py)
         kept += sizes.experts
     elements = min(sizes.weights, in_use + 2 * zero.prefetch_bucket_size + kept)
     return elements * sizes.weight_bytes / max(1.0, sizes.weights)

@@ -15,12 +15,12 @@ from zerokit.core.activations import ActivationTrace, Pass
 from zerokit.core.hardware import Cluster
 from zerokit.core.job import Job
 from zerokit.core.memory import fits
+from zerokit.core.memory.gathers import Parameters
 from zerokit.core.memory.host import host_components
 from zerokit.core.memory.lazy import LazyDict
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.overlay import highest, where
 from zerokit.core.memory.plan import Layout, Overlay, layout
-from zerokit.core.memory.stage3 import Parameters
 from zerokit.core.memory.stage12 import partition
 from zerokit.core.memory.states import FORWARD_WORKSPACE_BYTES, most_while_building, share_bytes
 from zerokit.core.model import ModelProfile, variant_key

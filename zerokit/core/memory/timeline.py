@@ -7,9 +7,10 @@ from functools import lru_cache
 
 from zerokit.core.activations import Pass
 from zerokit.core.memory.bf16 import Bf16Gradients, runs_bf16_optimizer
+from zerokit.core.memory.gathers import Parameters, gathers, of_gathers
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.plan import Layout, Overlay
-from zerokit.core.memory.stage3 import Gradients, Parameters, gathers, of_gathers
+from zerokit.core.memory.stage3 import Gradients
 from zerokit.core.memory.stage12 import Partition, Stage12, partition, stage0_step
 from zerokit.core.memory.states import Persistent, init_peak, persistent
 from zerokit.core.settings import DeepSpeedSettings

@@ -1,0 +1,374 @@
+"""ZeRO stage 3: which parameters are gathered at every instant.
+
+A replay of ``deepspeed/runtime/zero/partitioned_param_coordinator.py`` (fetch, prefetch, release over the
+recorded trace; 0.19.8), one event a module hook.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from zerokit.core.memory.ledger import Ledger
+from zerokit.core.memory.modules import modules_of
+from zerokit.core.memory.plan import Layout, Overlay
+from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
+
+ABSENT, FLYING, HERE = 0, 1, 2
+
+
+@dataclass(slots=True)
+class _Group:
+    """One all-gather. Whoever waits for one parameter waits for all, of either precision; the flat buffers
+    live until every one has been waited for (``MultipleAllGatherHandles``)."""
+
+    parameters: list[int]
+    flat_bytes: int
+    waiting: int
+    alone: bool  # one parameter by itself: the buffer is the parameter, but for one that travels converted
+    copied_bytes: int = 0  # of a share, offloaded or converted, until waited for
+    arrived: bool = False
+
+
+class Parameters:
+    """One rank's gathered parameters. Components go into the ledger given.
+
+    It looks at nothing of the settings but what :func:`of_gathers` keeps.
+    """
+
+    def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
+        self.zero = settings.zero
+        self.ranks = ranks
+        self.ledger = ledger
+        self.modules = modules = modules_of(layout)
+        self.widths = layout.widths(settings.parameter_bytes)
+        self.travelling = layout.travelling(settings)
+        self.offload_param = self.zero.offload_param.device != "none"
+        self.persistent = self._persistent()
+        self.status = [ABSENT] * len(modules.sizes)
+        self.active: list[set[str]] = [set() for _ in modules.sizes]
+        self.held = [0] * len(modules.sizes)
+        # saved for backward: what is released then is kept, and lost only with its operator's backward
+        self.saved: set[int] = set()
+        self.kept = [0] * len(modules.sizes)
+        self.group: list[_Group | None] = [None] * len(modules.sizes)
+        self.released: dict[tuple[str, int], frozenset[int]] = {}
+        self.backward_stack: dict[str, None] = {}
+        self.recompute: dict[str, set[int]] = {}
+        self.available = 0
+        self.step_id = 0
+        self.queue: deque[tuple[int, int]] = deque()
+        self.latest: dict[int, int] = {}
+
+    def _persistent(self) -> list[bool]:
+        """``mark_persistent_parameters``: small ones stay gathered, up to the model threshold."""
+        result = []
+        total = 0
+        for size in self.modules.sizes:
+            stays = (
+                size <= self.zero.param_persistence_threshold
+                and size + total <= self.zero.model_persistence_threshold
+            )
+            total += size if stays else 0
+            result.append(stays)
+        return result
+
+    def settle(self, layout: Layout, accumulates: bool) -> None:
+        """Decide what is released when, as DeepSpeed does once, in the second forward and backward.
+
+        The first, whose modules are recorded, lets go of everything. Small parameters are gathered for good
+        after the optimizer's step: if that is yet to come, the second prefetches them like any other.
+        """
+        if accumulates and any(self.persistent):
+            self.start_of_forward()
+            for kind, name in layout.trace.marks_forward:
+                self.in_forward(kind, name)
+            for kind, name in layout.trace.marks_backward:
+                self.in_backward(kind, name)
+            self.end_of_backward()
+            self.let_go()
+
+    def start_of_forward(self) -> None:
+        """``reset_step``."""
+        for group in {id(g): g for g in self.group if g is not None}.values():
+            for index in list(group.parameters):
+                if self.status[index] == FLYING:
+                    self._arrive(index)
+                    self._release(index)
+        self.queue = deque(self.modules.queue)
+        self.latest = {}
+        self.step_id = 0
+        self.available = 0
+
+    def _gather(self, indexes: list[int]) -> None:
+        """``__all_gather_params_`` and ``all_gather_coalesced``: a flat buffer for each precision."""
+        absent = sorted(i for i in indexes if self.status[i] == ABSENT)
+        if not absent:
+            return
+        self.available += sum(self.modules.sizes[i] for i in absent)
+        converted = [self.travelling[i] != self.widths[i] for i in absent]
+        alone = len(absent) == 1 and not converted[0]
+        flat = self._flat_bytes(absent) if self.ranks > 1 else []
+        group = _Group(absent, sum(flat), len(absent), alone)
+        for index in absent:
+            self.status[index] = FLYING
+            self.group[index] = group
+            if self.ranks == 1 and self.offload_param:  # NoGatherHandle: copied whole, at once
+                self._hold(index, self.modules.sizes[index] * self.widths[index])
+        for size, apart in zip(flat, self._copied_first(absent) if flat else (), strict=True):
+            copied = size // self.ranks if apart else 0
+            if len(absent) == 1:
+                group.copied_bytes = copied
+                self.ledger.add("gather_copy", copied)  # the collective holds its input until waited for
+            if alone:
+                self._hold(absent[0], size)
+            else:
+                self.ledger.add("gather_buffers", size)
+            if len(absent) > 1:
+                self.ledger.burst("gather_copy", copied)
+
+    def _copied_first(self, indexes: list[int]) -> list[bool]:
+        """For each flat buffer whether its shares are copied first: to the device, or into the precision in
+        which they travel."""
+        converted = {self.travelling[i]: self.travelling[i] != self.widths[i] for i in indexes}
+        return [self.offload_param or converted[width] for width in sorted(converted)]
+
+    def _flat_bytes(self, indexes: list[int]) -> list[int]:
+        """Shares side by side, a buffer for each precision."""
+        sizes, widths = self.modules.sizes, self.travelling
+        elements: dict[int, int] = {}
+        for index in indexes:
+            share = -(-sizes[index] // self.ranks)
+            elements[widths[index]] = elements.get(widths[index], 0) + share
+        return [elements[width] * self.ranks * width for width in sorted(elements)]
+
+    def _hold(self, index: int, size_bytes: int) -> None:
+        self.held[index] = size_bytes
+        self.ledger.add("gathered_parameters", size_bytes)
+
+    def _arrive(self, index: int) -> None:
+        """``AllGatherCoalescedHandle.wait``: the first wait copies every parameter out of the flat buffer."""
+        group = self.group[index]
+        if group is None:
+            return
+        if not group.arrived:
+            group.arrived = True
+            for other in group.parameters:
+                self.status[other] = HERE
+                if self.ranks > 1 and not group.alone:
+                    self._copy_out(other, len(group.parameters) > 1)
+            self.ledger.add("gather_copy", -group.copied_bytes)
+        self.group[index] = None
+        group.waiting -= 1
+        if group.waiting == 0 and not group.alone:
+            self.ledger.add("gather_buffers", -group.flat_bytes)
+
+    def _copy_out(self, index: int, coalesced: bool) -> None:
+        """Out of the flat buffer; then from the precision in which it travelled."""
+        size = self.modules.sizes[index]
+        joined = size * self.travelling[index] if coalesced else 0
+        if self.travelling[index] == self.widths[index]:
+            joined = 0
+        self.ledger.add("gather_copy", joined)
+        self._hold(index, size * self.widths[index])
+        self.ledger.add("gather_copy", -joined)
+
+    def _release(self, index: int) -> None:
+        if self.status[index] == HERE and not self.active[index]:
+            self.status[index] = ABSENT
+            self.available -= self.modules.sizes[index]
+            if index in self.saved:
+                self.kept[index] += self.held[index]
+            else:
+                self.ledger.add("gathered_parameters", -self.held[index])
+            self.held[index] = 0
+
+    def _forget(self, index: int) -> None:
+        """The operator's backward is over: what it had saved goes."""
+        self.saved.discard(index)
+        self.ledger.add("gathered_parameters", -self.kept[index])
+        self.kept[index] = 0
+
+    def fetch(self, module: str, recomputing: bool) -> None:
+        """``fetch_sub_module``: gather what the module needs, wait for it, prefetch what follows."""
+        needed = self.modules.of.get(module, ())
+        self._gather(list(needed))
+        for index in needed:
+            self.active[index].add(module)
+            if recomputing and self.backward_stack and not self.modules.trainable[index]:
+                owner = next(reversed(self.backward_stack))
+                self.recompute.setdefault(owner, set()).add(index)
+                self.active[index].add(owner)
+            if self.group[index] is not None:
+                self._arrive(index)
+        self._prefetch(needed)
+        self.step_id += 1
+
+    def _prefetch(self, needed: tuple[int, ...]) -> None:
+        unseen = {i for i in needed if self.latest.get(i, -1) < self.step_id}
+        dropped: set[int] = set()
+        while self.queue and len(dropped) < len(unseen):
+            index, step = self.queue.popleft()
+            self.latest[index] = step
+            dropped.add(index)
+        limit = min(self.zero.max_live_parameters - self.available, self.zero.prefetch_bucket_size)
+        chosen: list[int] = []
+        elements = 0
+        while self.queue and elements < limit:
+            index, step = self.queue.popleft()
+            fresh = self.status[index] == ABSENT and index not in chosen
+            self.latest[index] = max(self.latest.get(index, -1), step)
+            if fresh:
+                chosen.append(index)
+                elements += self.modules.sizes[index]
+        self._gather(chosen)
+
+    def _to_release(self, module: str) -> frozenset[int]:
+        """``__params_to_release``, which DeepSpeed caches by module and step."""
+        key = (module, self.step_id)
+        if key in self.released:
+            return self.released[key]
+        mine = {i for i in self.modules.of.get(module, ()) if not self.persistent[i]}
+        mine = {i for i in mine if self.latest.get(i, -1) <= self.step_id}
+        self.released[key] = frozenset(i for i in mine if not self._used_soon(i))
+        return self.released[key]
+
+    def _used_soon(self, index: int) -> bool:
+        """Whether the parameter's next use lies within the reuse distance, counted in elements."""
+        uses, before = self.modules.uses[index], self.modules.numel_before
+        position = bisect_left(uses, self.step_id)
+        if position == len(uses):
+            return False
+        return before[uses[position]] - before[self.step_id] < self.zero.max_reuse_distance
+
+    def release(self, module: str, backward: bool) -> None:
+        """``release_sub_module``."""
+        chosen = set(self._to_release(module))
+        mine = set(self.modules.of.get(module, ()))
+        if backward:
+            again = self.recompute.pop(module, set())
+            chosen |= {i for i in again if not self.persistent[i]}
+            mine |= again
+            self.backward_stack.pop(module, None)
+        for index in mine:
+            self.active[index].discard(module)
+            if index in chosen:
+                self._release(index)
+
+    def before_backward(self, module: str) -> None:
+        """``pre_sub_module_backward_function``."""
+        self.backward_stack[module] = None
+        self.fetch(module, recomputing=False)
+
+    def in_forward(self, kind: str, name: str) -> None:
+        """What the hooks do at a mark of the forward pass."""
+        if kind == "fwd_pre":
+            self.fetch(name, recomputing=False)
+            self.saved.update(self.modules.saved_in_forward.get(name, ()))
+        elif kind == "fwd_post":
+            self.release(name, backward=False)
+
+    def in_backward(self, kind: str, name: str) -> None:
+        """What the hooks do at a mark of the backward pass."""
+        if kind in ("grad", "kept"):
+            self._forget(self.modules.saved_by(name))
+        elif kind == "bwd_pre":
+            self.before_backward(name)
+        elif kind == "bwd_post":
+            for index in self.modules.saved_again.get(name, ()):
+                self._forget(index)
+            self.release(name, backward=True)
+        elif kind == "fwd_pre":
+            self.fetch(name, recomputing=True)
+            self.saved.update(self.modules.saved_again.get(name, ()))
+        elif kind == "fwd_post":
+            self.release(name, backward=False)
+
+    def overlay(self, marks: Iterable[tuple[str, str]], handle: Callable[[str, str], None]) -> Overlay:
+        """A pass, mark by mark."""
+        ledger = self.ledger
+        start = ledger.total
+        during, after = [], []
+        for kind, name in marks:
+            ledger.mark()
+            handle(kind, name)
+            during.append(ledger.peak)
+            after.append(ledger.total)
+        return Overlay(start=start, during=tuple(during), after=tuple(after))
+
+    def end_of_backward(self) -> None:
+        """``independent_gradient_partition_epilogue``: leftovers are released."""
+        while self.backward_stack:
+            module, _ = self.backward_stack.popitem()
+            for index in {*self.modules.of.get(module, ()), *self.recompute.pop(module, set())}:
+                self.active[index].discard(module)
+                if not self.persistent[index]:
+                    self._release(index)
+
+    def let_go(self) -> None:
+        """``step``: all are released before the optimizer runs."""
+        for index in range(len(self.status)):
+            self.active[index].clear()
+            if self.group[index] is not None:
+                self._arrive(index)
+            self._release(index)
+
+    def gather_persistent(self) -> None:
+        """``_post_step``: small parameters are gathered for good, each into a buffer that then is the
+        parameter (``_allgather_params_coalesced``, partition_parameters.py:2046)."""
+        for index, stays in enumerate(self.persistent):
+            if stays and self.status[index] == ABSENT:
+                self._gather([index])
+                self._arrive(index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathers:
+    """Bytes of gathered parameters over one step: gradients, buckets and states do not move them."""
+
+    forward: Overlay
+    backward: Overlay
+    after: int  # at the end of backward
+    letting_go: int  # at most while all are released before the optimizer runs
+    again: int  # at most while small parameters are gathered for good after the step
+
+
+def of_gathers(settings: DeepSpeedSettings) -> DeepSpeedSettings:
+    """The settings with all that gathering parameters does not depend on made equal."""
+    zero = settings.zero
+    return DeepSpeedSettings(
+        precision=settings.precision,
+        torch_autocast=settings.torch_autocast,
+        gradient_accumulation=min(settings.gradient_accumulation, 2),
+        zero=ZeroSettings(
+            stage=zero.stage,
+            prefetch_bucket_size=zero.prefetch_bucket_size,
+            param_persistence_threshold=zero.param_persistence_threshold,
+            model_persistence_threshold=zero.model_persistence_threshold,
+            max_live_parameters=zero.max_live_parameters,
+            max_reuse_distance=zero.max_reuse_distance,
+            offload_param=zero.offload_param,
+        ),
+    )
+
+
+@lru_cache(maxsize=512)
+def gathers(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> Gathers:
+    """What is gathered over one step; ``settings`` from :func:`of_gathers`."""
+    ledger = Ledger()
+    parameters = Parameters(layout, settings, ranks, ledger)
+    parameters.settle(layout, settings.gradient_accumulation > 1)
+    ledger.mark()
+    parameters.gather_persistent()
+    again = ledger.peak
+    parameters.start_of_forward()
+    forward = parameters.overlay(layout.trace.marks_forward, parameters.in_forward)
+    backward = parameters.overlay(layout.trace.marks_backward, parameters.in_backward)
+    parameters.end_of_backward()
+    after = ledger.total
+    ledger.mark()
+    parameters.let_go()
+    return Gathers(forward=forward, backward=backward, after=after, letting_go=ledger.peak, again=again)

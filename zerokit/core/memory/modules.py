@@ -1,0 +1,99 @@
+"""What ZeRO-3 fetches with which module, in the order of a trace: one replay's view of the model."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate
+
+from zerokit.core.memory.plan import Layout
+
+
+class Modules:
+    """Parameters of each module by position, in the order that DeepSpeed numbers them, and the
+    modules in the order of their fetches."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.sizes = layout.sizes
+        self.trainable = tuple(p.trainable for p in layout.parameters)
+        self.by_name = {p.name: i for i, p in enumerate(layout.parameters)}
+        self.leaves = frozenset(layout.profile.leaves)
+        self.hooked = frozenset(name for kind, name in layout.trace.marks_forward if kind == "fwd_pre")
+        self.of: dict[str, tuple[int, ...]] = {}
+        for name, index in self.by_name.items():
+            self._add(name, index)
+        for alias, name in layout.profile.ties.items():
+            if name in self.by_name:
+                self._add(alias, self.by_name[name])
+        for name, index in self.by_name.items():
+            # peft asks lora_A for its precision before it runs it (tuners/lora/layer.py): that makes it an
+            # external parameter of the layer around it (ZeROOrderedDict, parameter_offload.py:58)
+            around, adapter, _ = name.partition(".lora_A.")
+            if adapter:
+                self._add(f"{around}.lora_A", index)
+        # forward, then backward with the forwards that are run again in it
+        forward = [name for kind, name in layout.trace.marks_forward if kind == "fwd_pre"]
+        backward = [name for kind, name in layout.trace.marks_backward if kind in ("fwd_pre", "bwd_pre")]
+        self.steps = forward + backward
+        self.needed = [self.of.get(name, ()) for name in self.steps]
+        self.queue = [(index, step) for step, needed in enumerate(self.needed) for index in needed]
+        # elements of all modules before each step; steps in which each parameter is needed
+        self.numel_before = [0, *accumulate(sum(self.sizes[i] for i in needed) for needed in self.needed)]
+        self.gradients = tuple(  # marks of backward at which a gradient is complete, and whose
+            (mark, self.by_name[name])
+            for mark, (kind, name) in enumerate(layout.trace.marks_backward)
+            if kind == "grad"
+        )
+        self.saved_in_forward, self.saved_again = self._saved(layout)
+        self.uses: list[list[int]] = [[] for _ in self.sizes]
+        for index, step in self.queue:
+            self.uses[index].append(step)
+
+    def _saved(self, layout: Layout) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """Weights that modules save for their backward in such a way that they outlive a release: in forward,
+        and when they run again in backward.
+
+        Views do. Under the hooks of torch/utils/checkpoint.py on what is saved every weight is one, but not
+        those of frozen linear layers (linear.py:92 is a function in Python), and biases do not count.
+        """
+        kinds = tuple(f".{name}" for name in layout.profile.views)
+        views = [p.name.replace(".base_layer.", ".").endswith(kinds) for p in layout.parameters]
+        again = list(views)
+        if layout.checkpointing == "full":
+            matrices = [len(p.shape) > (1 if p.trainable else 2) for p in layout.parameters]
+            again = [view or matrix for view, matrix in zip(views, matrices, strict=True)]
+        if layout.checkpointing in ("full", "reentrant"):  # nothing is saved the first time
+            views = [False] * len(views)
+        with_backward = {name for kind, name in layout.trace.marks_backward if kind == "bwd_post"}
+
+        def of_modules(chosen: list[bool]) -> dict[str, list[int]]:
+            return {name: [i for i in self.of.get(name, ()) if chosen[i]] for name in with_backward}
+
+        return of_modules(views), of_modules(again)
+
+    def saved_by(self, name: str) -> int:
+        """The weight of the operator that gives this gradient: its own, or that of a bias beside it."""
+        module, _, kind = name.rpartition(".")
+        return self.by_name.get(f"{module}.weight" if kind == "bias" else name, self.by_name[name])
+
+    def _hooked(self, module: str) -> str:
+        """The module itself, or the leaf module around it, which has the hooks."""
+        if self.leaves and module not in self.hooked:
+            parts = module.split(".")
+            for number, part in enumerate(parts, 1):
+                around = ".".join(parts[:number])
+                if part in self.leaves and around in self.hooked:
+                    return around
+        return module
+
+    def _add(self, name: str, index: int) -> None:
+        module = self._hooked(name.rpartition(".")[0])
+        known = self.of.get(module, ())
+        self.of[module] = (
+            (*known, index) if not known or known[-1] < index else tuple(sorted({*known, index}))
+        )
+
+
+@lru_cache(maxsize=64)
+def modules_of(layout: Layout) -> Modules:
+    """The modules of a layout; cached."""
+    return Modules(layout)
