@@ -287,6 +287,24 @@ def test_planning_leaves_heavy_modules_alone(tmp_path: Path) -> None:
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
+def test_flash_attention_needs_a_gpu_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["estimate", "--model", "llama-3.2-1b", "--gpus", "1", "--attention", "flash_attention_2"]
+    assert run([*asked, "--gpu", "t4"]) == 2
+    assert "needs an Ampere GPU or a newer one, which t4 is not; use sdpa" in capsys.readouterr().err
+    assert run([*asked, "--gpu", "a100-80gb"]) == 0
+
+
+def test_an_estimate_of_a_file_says_what_deepspeed_does_not_read_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "ds.json"
+    place.write_text('{\n  // a comment\n  "train_batch_size": 8, "zero_optimisation": {"stage": 3}\n}')
+    body = as_json(capsys, "estimate", "--model", "llama-3.2-1b", "--gpus", "8", "--gpu", "h200",
+                   "--deepspeed", str(place))  # fmt: skip
+    (said,) = (line for line in body["assumptions"] if "zerokit check" in line)
+    assert "ds.json:3: DeepSpeed ignores 'zero_optimisation'" in said
+
+
 def test_a_full_disk_or_a_narrow_encoding_is_no_bug() -> None:
     plan = [sys.executable, "-m", "zerokit", "plan", "--params", "1b", "--gpus", "1", "--gpu", "h200"]
     with Path("/dev/full").open("w") as full:

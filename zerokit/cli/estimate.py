@@ -37,6 +37,8 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
     request = read.request
     settings = None if deepspeed is None else _settings(Path(deepspeed), options)
     strategy, notes = _strategy(request, settings)
+    if deepspeed is not None:
+        notes = (*_errors_in(deepspeed), *notes)
     candidate, fitting = estimate_strategy(request, strategy)
     body = payload.estimate(
         candidate,
@@ -57,6 +59,22 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
 _DECIDED_BY_FILE = ("zero", "offload_optimizer", "offload_param", "precision", "gradient_accumulation")
 
 
+def _errors_in(path: str) -> tuple[str, ...]:
+    """What DeepSpeed would refuse or not understand of a file whose other keys are estimated."""
+    from zerokit.check.deepspeed_file import Context
+    from zerokit.check.files import check_files
+
+    (checked,) = check_files([path], Context(), kind="deepspeed")
+    errors = [finding for finding in checked.findings if finding.severity == "error"]
+    if not errors:
+        return ()
+    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+    first = errors[0]
+    return (
+        f"{path}:{first.place.line}: {first.message}{more} (`zerokit check {path}`); the rest is estimated",
+    )
+
+
 def _settings(path: Path, options: dict[str, Any]) -> Any:
     """The settings of a DeepSpeed JSON.
 
@@ -69,7 +87,7 @@ def _settings(path: Path, options: dict[str, Any]) -> Any:
     for name in _DECIDED_BY_FILE:
         if options.get(name) not in (None, "auto"):
             raise InputError(f"--{name.replace('_', '-')}: the file of --deepspeed decides it; leave it out")
-    document = load_json(path)
+    document = load_json(path, strict=False)  # DeepSpeed reads past comments, too
     if not isinstance(document.value, dict):
         raise document.error((), "expected a JSON object: a DeepSpeed configuration")
     try:

@@ -165,6 +165,12 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
     chosen = choose_model(options.get("params"), options.get("model"), single=single)
     job, notes = _job(options, chosen.max_seq_len)
     found = hardware(options)
+    if job.attention == "flash_attention_2" and not found.on_cpu and not found.cluster.gpu.supports("bf16"):
+        # both came with Ampere (the README of Dao-AILab/flash-attention: "NVIDIA CUDA Support")
+        raise InputError(
+            f"--attention flash_attention_2: FlashAttention-2 needs an Ampere GPU or a newer one, which "
+            f"{found.cluster.gpu.name} is not; use sdpa"
+        )
     calibration, measured = None, tuple[str, ...]()
     if (found.found_here or found.on_cpu) and not options.get("no_calibration"):
         from zerokit.cli.calibration import of_this_machine
