@@ -126,7 +126,7 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
                 ("scattered", {"contiguous_gradients": False}, {}),
                 ("lora", {}, {"lora": LORA}),
                 ("lora checkpointing", FAR, {"lora": ALL_LINEAR, "checkpointing": "full"}),
-                ("offload param", PARAMETERS, {}),
+                *([("offload param", PARAMETERS, {})] if ranks > 1 else []),
             )
         ),
         case("z1 offload", z1 | OPTIMIZER, ranks=ranks),

@@ -92,7 +92,8 @@ def _autocast_covered(job: Job, strategy: Strategy) -> bool:
     zero = strategy.settings.zero
     alone = strategy.tensor_parallel == strategy.pipeline_parallel == strategy.sequence_parallel == 1
     if zero.stage == 3:
-        return job.method != "qlora" and alone and zero.offload_optimizer.device == "none"
+        stays = zero.offload_optimizer.device == zero.offload_param.device == "none"
+        return job.method != "qlora" and alone and (stays or strategy.data_parallel > 1)
     plain = zero.contiguous_gradients and zero.offload_optimizer.device == "none"
     return job.method == "full" and alone and plain
 
