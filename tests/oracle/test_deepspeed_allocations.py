@@ -25,9 +25,8 @@ pytest.importorskip("deepspeed")
 pytest.importorskip("peft")
 
 SLACK = 2048
-AUTOCAST_SLACK = (
-    8192 + SLACK
-)  # one activation of these models: autocast's casts die an instant earlier than traced
+# more by one activation of these models: autocast's casts die an instant earlier than traced
+AUTOCAST_SLACK = 8192 + SLACK
 TIED = LLAMA | {"tie_word_embeddings": True}
 ATTENTION = LLAMA | {"vocab_size": 50, "intermediate_size": 32}  # its attention is what peaks
 PHI = {

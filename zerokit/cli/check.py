@@ -253,7 +253,7 @@ def _ask_whether_it_fits(checked: Sequence[CheckedFile], options: dict[str, Any]
                     rule="does-not-fit",
                     severity=severity,
                     message=message,
-                    mend="turn it on there (--checkpointing full tells me that it is)"
+                    mend="turn it on in the script, and say so here with --checkpointing full"
                     if severity == "warning"
                     else "let `zerokit plan` choose",
                 )

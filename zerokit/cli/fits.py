@@ -11,17 +11,8 @@ from zerokit.errors import InputError, NothingFits
 from zerokit.units import format_gib
 
 _PASSED_ON = (
-    "model",
-    "params",
-    "gpus",
-    "nodes",
-    "gpu",
-    "vram",
-    "seq_len",
-    "method",
-    "lora_rank",
-    "checkpointing",
-)
+    "model", "params", "gpus", "nodes", "gpu", "vram", "seq_len", "method", "lora_rank", "checkpointing",
+)  # fmt: skip
 _OF_THE_JOB = ("method", "lora-rank", "lora-targets", "seq-len", "attention")
 """Of a plan's request: what its DeepSpeed file does not say."""
 
@@ -61,7 +52,10 @@ def _arguments(path: str, options: Mapping[str, Any]) -> list[str]:
     given = {name.replace("_", "-"): options.get(name) for name in _PASSED_ON}
     if options.get("world_size") and not options.get("gpus"):
         given["gpus"] = options["world_size"]
-    asked = _of_plan_beside(Path(path)) | {name: str(value) for name, value in given.items() if value}
+    planned = _of_plan_beside(Path(path))
+    if given["method"] not in (None, planned.get("method")):  # the plan's adapters are of another method
+        planned = {name: value for name, value in planned.items() if not name.startswith("lora-")}
+    asked = planned | {name: str(value) for name, value in given.items() if value}
     return ["--deepspeed", path, *(part for name, value in asked.items() for part in (f"--{name}", value))]
 
 

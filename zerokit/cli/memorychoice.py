@@ -89,7 +89,7 @@ class Source:
             self.profile = kept if self.profile is None else store.merged([self.profile, kept])
         self.notes["estimate"] = (
             f"not all of {self.name} is traced: `zerokit estimate --model {self.name}` with the plan's "
-            "options traces what it needs, and this command uses that from then on"
+            "options traces what can be traced, and this command uses that from then on"
         )
 
     def _knows(self, profile: ModelProfile, job: Job, strategy: Strategy) -> bool:

@@ -32,13 +32,15 @@ def variants(head: str, parameters: int, experts: bool, whole_only: bool = False
         found.append(Variant(checkpointing=checkpointing))
         if parameters <= FP32_UP_TO:
             found.append(Variant(checkpointing=checkpointing, precision="32"))
-        if head == "causal":
-            found.append(Variant(checkpointing=checkpointing, lora_rank=16))
-            found.append(Variant(checkpointing=checkpointing, lora_rank=16, zero3_linear=True))
-        if head == "causal" and not experts:
-            found.append(Variant(checkpointing=checkpointing, lora_rank=16, quantized=True))
-            if parameters >= TENSOR_PARALLEL_FROM and not whole_only:
-                found += [Variant(checkpointing=checkpointing, tensor_parallel=t) for t in (2, 4, 8)]
+        if head != "causal":
+            continue
+        found.append(Variant(checkpointing=checkpointing, lora_rank=16))
+        found.append(Variant(checkpointing=checkpointing, lora_rank=16, zero3_linear=True))
+        if experts:
+            continue
+        found.append(Variant(checkpointing=checkpointing, lora_rank=16, quantized=True))
+        if parameters >= TENSOR_PARALLEL_FROM and not whole_only:
+            found += [Variant(checkpointing=checkpointing, tensor_parallel=t) for t in (2, 4, 8)]
     return [*found, *_serving(head, parameters, experts, whole_only)]
 
 

@@ -18,7 +18,7 @@ from zerokit.units import GIB, MIB
 
 ASSUMPTION = (
     "memory is analytic: closed forms from the model's shape, not a trace of the model; activations within "
-    "about 10-20 %"
+    "about 10-25 %"
 )
 EAGER_LOSS_BYTES = 12.0
 """Per logit at the worst instant of backward: 16-bit logits, fp32 copy, log-softmax and gradients."""

@@ -48,18 +48,22 @@ class Layout:
         return tuple(p.element_bytes or width for p in self.parameters)
 
     def travelling(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
-        """Bytes an element in which every parameter is gathered at stage 3 and its gradient reduced: under
-        ``torch_autocast`` 16 bits for those of linear layers."""
+        """Bytes an element in which every parameter is gathered at stage 3: under ``torch_autocast`` 16 bits
+        for those of linear layers."""
         widths = self.widths(settings.parameter_bytes)
         if settings.torch_autocast is None:
             return widths
         return tuple(p.communication_bytes or w for p, w in zip(self.parameters, widths, strict=True))
 
+    def reduced(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
+        """Bytes an element in which the gradient of every parameter is reduced at stage 3."""
+        if settings.torch_autocast is None:
+            return (Precision.of(settings).communication,) * len(self.parameters)
+        return self.travelling(settings)
+
     def bucket_widths(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
         """Bytes an element of every bucket of gradients at stage 3 (``ipg_buckets``, stage3.py:477)."""
-        if settings.torch_autocast is None:
-            return (Precision.of(settings).communication,)
-        pairs = zip(self.parameters, self.travelling(settings), strict=True)
+        pairs = zip(self.parameters, self.reduced(settings), strict=True)
         return tuple(sorted({width for p, width in pairs if p.trainable}))
 
     @cached_property

@@ -29,16 +29,14 @@ class Gradients:
             default=self.bytes.parameter,
         )
         self.offload_optimizer = self.zero.offload_optimizer.device != "none"
-        travelling = layout.travelling(settings)
-        fixed = None if settings.torch_autocast is not None else self.bytes.communication
-        self.travelling = tuple(fixed or width for width in travelling)
+        self.reduced = layout.reduced(settings)
         self.buckets: dict[int, list[int]] = {width: [] for width in layout.bucket_widths(settings)}
         self.elements = dict.fromkeys(self.buckets, 0)
         self.apart = dict.fromkeys(self.buckets, 0)  # bytes of gradients that are in no buffer
 
     def gradient_ready(self, index: int, boundary: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads`` and ``__add_grad_to_ipg_bucket``."""
-        size, width = self.modules.sizes[index], self.travelling[index]
+        size, width = self.modules.sizes[index], self.reduced[index]
         if self.elements[width] + size > self.zero.reduce_bucket_size and self.elements[width]:
             self._reduce(width, boundary)
         fits = self.zero.contiguous_gradients and self.elements[width] + size <= self.zero.reduce_bucket_size
