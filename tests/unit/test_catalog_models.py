@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from tests.unit import nearmiss
 from zerokit.catalog import models, models_index
 from zerokit.errors import FileInputError, InputError
 
@@ -161,7 +163,8 @@ def test_published_figures_agree_to_the_digits_given(published: int, counted: in
         ("google-t5/t5-base", "t5-base"),
         ("bigscience/bloom", "bloom-176b"),
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
-        ("qwen3-30b", "qwen3-30b-a3b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("microsoft/phi-1_5", "phi-1.5"),
     ],
 )
 def test_lookup_forgives(text: str, name: str) -> None:
@@ -180,6 +183,67 @@ def test_an_ambiguous_name_lists_its_candidates(text: str) -> None:
         models.lookup(text)
     assert caught.value.exit_code == 2
     assert len(str(caught.value)) < 400
+
+
+def test_a_single_meaning_of_an_incomplete_name_is_offered_and_not_taken() -> None:
+    with pytest.raises(InputError, match=r"is incomplete: it could be qwen3-30b-a3b"):
+        models.resolve("qwen3-30b")
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("meta-llama/Llama-3.1-8B", None),
+        ("LLAMA 3.1 8b", None),
+        ("Qwen/Qwen2.5-7B-Instruct", "taken as qwen2.5-7b; -instruct changes no shape"),
+        ("meta-llama/Llama-2-70b-chat-hf", "taken as llama-2-70b; -chat-hf changes no shape"),
+        ("deepseek-r1", "another name of deepseek-v3"),
+    ],
+)
+def test_what_was_taken_for_what_is_said(text: str, note: str | None) -> None:
+    _, notes = models.resolve(text)
+    assert notes == (() if note is None else (f"--model {text}: {note}",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["phi-4-mini", "gemma-4", "unsloth/Llama-3.1-8B", "gpt2é", "llama-3.18b", "pythia-14b", "gpt 2 xl!"],
+)
+def test_another_model_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"neither a file nor in the catalogue; did you mean"):
+        models.resolve(text)
+
+
+def test_a_name_that_is_not_a_models_own_never_leads_to_it() -> None:
+    """Over all names: a character more, fewer or other, parts dropped, doubled or swapped."""
+    own: dict[str, set[tuple[str, ...]]] = {}
+    names = []
+    for model in models.index():
+        owner, _, repository = (model.hub or model.name).rpartition("/")
+        called = [model.name, repository, *model.aliases]
+        called += [f"{owner}/{name}" for name in called]
+        own[model.name] = {nearmiss.parts(name) for name in called}
+        names += called
+    random = Random(22)
+    resolved = 0
+    for _ in range(6000):
+        text = nearmiss.changed(random, names)
+        try:
+            found, notes = models.resolve(text)
+        except InputError as error:
+            assert error.exit_code == 2 and len(str(error)) < 600
+            continue
+        resolved += 1
+        parts = nearmiss.parts(text)
+        if parts in own[found.name]:
+            continue
+        assert notes, f"{text!r} became {found.name} without a word"
+        while parts and parts[-1] in ("instruct", "chat", "it", "hf", "pt", "base"):
+            parts = parts[:-1]
+            if parts in own[found.name]:
+                break
+        assert parts in own[found.name], f"{text!r} became {found.name}"
+    assert resolved > 100  # some changes are of case or separators only
 
 
 @pytest.mark.parametrize("text", ["70b", "", "../gpt2/..", "no-such-model", "x" * 5000, "b", "8"])

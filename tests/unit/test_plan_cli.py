@@ -269,7 +269,8 @@ def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
         "--host-ram", "64GiB",
     )  # fmt: skip
     assert code == 3 and "fits on none" in err
-    for wrong, words in ((("--price", "cheap"), "--price"), (("--tp", "3"), "--tp 3 does not divide"),
+    for wrong, words in ((("--gpu", "h100-sxm,h200", "--vram", "80GiB"), "--vram: 2 kinds"),
+                         (("--price", "cheap"), "--price"), (("--tp", "3"), "--tp 3 does not divide"),
                          (("--gpu", "t4", "--precision", "bf16"), "t4 has no bf16 in hardware")):  # fmt: skip
         code, out, err = call(capsys, "size", "--params", "8b", "--gpu", "h200", *wrong)
         assert code == 2 and words in err and out == ""
@@ -329,3 +330,17 @@ def test_a_plan_near_the_cards_limit_says_what_that_may_cost(capsys: pytest.Capt
     assert any("to spare" in line and "retries" in line for line in tight["advice"])
     slower = tight["chosen"]["estimate"]["step_seconds"] - roomy["chosen"]["estimate"]["step_seconds"]
     assert slower == pytest.approx(tight["chosen"]["estimate"]["time_parts"]["retries"]) and slower > 0
+
+
+def test_the_answer_says_what_another_name_was_taken_for(capsys: pytest.CaptureFixture[str]) -> None:
+    named = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpus", "8", "--gpu", "h200")
+    body = as_json(capsys, "plan", *named)
+    assert (
+        "--model meta-llama/Llama-3.1-8B-Instruct: taken as llama-3.1-8b; -instruct changes no shape"
+        in (body["chosen"]["estimate"]["assumptions"])
+    )
+    for command in ("plan", "estimate", "size"):
+        code, out, err = call(capsys, command, "--model", "phi-4-mini", "--gpu", "h200")
+        assert (code, out) == (2, "") and "did you mean phi-3-mini" in err
+        code, out, err = call(capsys, command, "--model", "gpt2", "--gpu", "gb300")
+        assert (code, out) == (2, "") and "did you mean gb200" in err

@@ -1,7 +1,7 @@
 """The GPUs zerokit knows: one YAML file each in ``gpus/``, named as the GPU is.
 
-Looking one up forgives: case, separators, vendor words, and the names that nvidia-smi,
-rocm-smi and torch print all lead to the entry; a name that fits several lists them.
+Looking one up forgives case, separators and the vendor's words; the names that nvidia-smi,
+rocm-smi and torch print lead to the entry. An incomplete name lists what it could mean.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zerokit.catalog.naming import Words, contains, incomplete, split, suggestions
 from zerokit.catalog.reader import Field, read
 from zerokit.core.hardware import Gpu
 from zerokit.errors import InputError
@@ -49,14 +50,22 @@ _FIGURES = tuple(
     key for key, field in _FIELDS.items() if field.kind in ("number", "whole") and key != "max_gpus_per_node"
 )
 _MAY_HAVE_SOURCE = (*_FIGURES, "peer_to_peer", "expandable_segments", "max_gpus_per_node")
-_VENDOR_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct", "graphics", "gpu", "generation"}
+_VENDOR_WORDS = {
+    "nvidia": {"nvidia", "tesla", "geforce", "graphics", "gpu", "generation"},
+    "amd": {"amd", "instinct", "gpu"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
     gpu: Gpu
     assumed_for_vram: bool
-    labels: tuple[tuple[str, ...], ...]
+    labels: tuple[Words, ...]
+    vendor_words: frozenset[str]
+
+    def plain(self, words: Words) -> Words:
+        """A name without the words of this GPU's vendor."""
+        return tuple(word for word in words if word not in self.vendor_words)
 
 
 def names() -> tuple[str, ...]:
@@ -81,23 +90,22 @@ def catalog() -> tuple[Gpu, ...]:
 
 
 def lookup(text: str) -> Gpu:
-    """The GPU a person means: ``h100-sxm-80gb``, ``A100-80GB``, ``a100 80gb``, ``NVIDIA H100 80GB HBM3``.
+    """The GPU that a name means: ``h100-sxm-80gb``, ``A100-80GB``, ``a100 80gb``, ``NVIDIA H100 80GB HBM3``.
 
     Raises:
-        InputError: nothing fits, or several do; the message lists them.
+        InputError: no GPU has this name. The message lists those that an incomplete name could
+            mean, and chooses none.
     """
     if len(text) > 100:
         raise InputError(f"--gpu {text[:20]!r}…: too long for a GPU's name; `zerokit gpus` lists them")
     if re.fullmatch(r"[a-z0-9][a-z0-9-]*", text) and (FOLDER / f"{text}.yaml").is_file():
         return load(text)
-    wanted = _words(text)
-    found = _named(wanted) or _named((*wanted, "gb")) or _containing(wanted)
+    words = _words(text)
+    found = _named(words)
     if len(found) == 1:
         return found[0]
-    if found:
-        listed = ", ".join(gpu.name for gpu in found)
-        raise InputError(f"--gpu {text!r} could be any of: {listed}; name one of them")
-    raise InputError(_unknown(text))
+    could_be = [gpu.name for gpu in found or _containing(words)]
+    raise InputError(f"--gpu {text!r} {incomplete(could_be)}" if could_be else _unknown(text))
 
 
 def for_driver(name: str, driver_vram_bytes: int) -> tuple[Gpu | None, str]:
@@ -192,8 +200,15 @@ def _read(path: Path) -> _Entry:
         aliases=names_of_it,
         sources=values["sources"],
     )
-    labels = tuple(_words(label) for label in (gpu.name, gpu.title, *names_of_it))
-    return _Entry(gpu=gpu, assumed_for_vram=values.get("assumed_for_vram", False), labels=labels)
+    vendor = "amd" if gpu.title.startswith("AMD") else "nvidia"
+    entry = _Entry(
+        gpu=gpu,
+        assumed_for_vram=values.get("assumed_for_vram", False),
+        labels=(),
+        vendor_words=frozenset(_VENDOR_WORDS[vendor]),
+    )
+    labels = (entry.plain(_words(label)) for label in (gpu.name, gpu.title, *names_of_it))
+    return replace(entry, labels=tuple(labels))
 
 
 def _tensor_peak(peaks: dict[str, float]) -> float:
@@ -225,33 +240,31 @@ def _check(document: Document, name: str) -> None:
             raise document.error(("sources", key), f"sources: {source!r} does not say where {key} comes from")
 
 
-def _words(text: str) -> tuple[str, ...]:
-    """Letters and digits apart, vendor words dropped, ``80g`` and ``80gib`` as ``80gb``."""
-    parts = [part for part in re.findall(r"[a-z]+|\d+", text.lower()) if part not in _VENDOR_WORDS]
+def _words(text: str) -> Words:
+    """Letters and digits apart, ``80g`` and ``80gib`` as ``80gb``."""
+    parts = tuple(part for part in split(text) if part != "/")  # "MI250X / MI250" is a driver's name
     return tuple(
         "gb" if part in ("g", "gib") and place and parts[place - 1].isdigit() else part
         for place, part in enumerate(parts)
     )
 
 
-def _named(words: tuple[str, ...]) -> list[Gpu]:
-    key = "".join(words)
-    return [entry.gpu for entry in _entries() if any("".join(label) == key for label in entry.labels)]
+def _named(words: Words) -> list[Gpu]:
+    return [entry.gpu for entry in _entries() if (plain := entry.plain(words)) and plain in entry.labels]
 
 
-def _containing(words: tuple[str, ...]) -> list[Gpu]:
-    wanted = set(words)
-    if not wanted - {"gb"}:
-        return []
-    return [entry.gpu for entry in _entries() if any(wanted <= set(label) for label in entry.labels)]
+def _containing(words: Words) -> list[Gpu]:
+    if not any(word.isalpha() and word != "gb" for word in words):
+        return []  # a bare size names no GPU
+    return [
+        entry.gpu
+        for entry in _entries()
+        if (plain := entry.plain(words)) and any(contains(label, plain) for label in entry.labels)
+    ]
 
 
 def _unknown(text: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(text.lower(), names(), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
     return (
-        f"--gpu {text!r} is not in the catalogue; {hint}"
+        f"--gpu {text!r} is not in the catalogue; {suggestions(text, names())}"
         "`zerokit gpus` lists them, or give --vram SIZE per GPU instead"
     )

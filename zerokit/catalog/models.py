@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.catalog.naming import Words, contains, incomplete, split, suggestions
 from zerokit.catalog.reader import Field, read
 from zerokit.errors import InputError
 from zerokit.strictload import Document
@@ -44,8 +45,7 @@ _FIELDS = {
 INDEX = FOLDER / "index.json"
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PREFERRED_WITHIN = 0.15  # how far off in size a Llama, or a model built like one, may be and stand in
-_DROPPED_WORDS = {"meta", "instruct", "chat", "it", "hf", "pt", "base"}
-_MOST_LISTED = 10
+_SAME_SHAPE = {"instruct", "chat", "it", "hf", "pt", "base"}  # endings of repositories of one shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,24 +112,40 @@ def index() -> tuple[Summary, ...]:
 
 
 def lookup(text: str) -> CatalogModel:
-    """The model a person means: ``llama-3.1-8b``, ``meta-llama/Llama-3.1-8B``, ``llama3.1-8b-instruct``.
+    """The model that ``resolve`` finds, without its note."""
+    return resolve(text)[0]
+
+
+def resolve(text: str) -> tuple[CatalogModel, tuple[str, ...]]:
+    """The model that a name means, and what was taken for what where the name is not the catalogue's.
+
+    Names are compared exactly but for case and separators: the catalogue's name, a listed alias or
+    the repository's, with or without its organisation (``meta-llama/Llama-3.1-8B``). An ending that
+    changes no shape (``-Instruct``, ``-Base``, ``-Chat``) is dropped, and the note says so.
 
     Raises:
-        InputError: nothing fits, or several do; the message lists them.
+        InputError: no model has this name. The message lists those that an incomplete name could
+            mean, and chooses none.
     """
     if len(text) > 200:
         raise InputError(f"--model {text[:20]!r}…: too long for a model's name; `zerokit models` lists them")
     if _is_name(text):
-        return load(text)
-    words = _words(text)
-    found = _named(words) or _named(_plain(words)) or _containing(_plain(words))
-    if len(found) == 1:
-        return load(found[0])
-    if found:
-        more = f" and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
-        listed = ", ".join(found[:_MOST_LISTED]) + more
-        raise InputError(f"--model {text!r} could be any of: {listed}; name one of them")
-    raise InputError(_unknown(text))
+        return load(text), ()
+    words = split(text)
+    found = _by_words().get(words)
+    if found is not None:
+        return load(found.name), () if found.own else (f"--model {text}: another name of {found.name}",)
+    kept = words
+    while len(kept) > 1 and kept[-1] in _SAME_SHAPE:
+        kept = kept[:-1]
+        found = _by_words().get(kept)
+        if found is not None:
+            ending = "-".join(words[len(kept) :])
+            return load(found.name), (f"--model {text}: taken as {found.name}; -{ending} changes no shape",)
+    if not any(len(word) > 1 and word.isalpha() for word in kept):
+        raise InputError(_unknown(text))  # a bare size names no model
+    could_be = dict.fromkeys(label.name for words, label in _by_words().items() if contains(words, kept))
+    raise InputError(f"--model {text!r} {incomplete(tuple(could_be))}" if could_be else _unknown(text))
 
 
 def nearest(parameters: int) -> CatalogModel:
@@ -209,42 +225,30 @@ def _is_name(text: str) -> bool:
     return bool(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", text)) and (FOLDER / f"{text}.yaml").is_file()
 
 
-def _words(text: str) -> tuple[str, ...]:
-    """Letters and numbers apart, in lower case, without the hub's organisation."""
-    return tuple(re.findall(r"[a-z]+|\d+(?:\.\d+)?", text.lower().rstrip("/").rpartition("/")[2]))
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """One of the names of a model; ``own``: the catalogue's or the repository's."""
 
-
-def _plain(words: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(word for word in words if word not in _DROPPED_WORDS)
+    name: str
+    own: bool
 
 
 @functools.cache
-def _labels() -> tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]:
-    """Each catalogue name with the words of everything that the model is called."""
-    return tuple(
-        (model.name, tuple(_words(text) for text in (model.name, model.hub or model.name, *model.aliases)))
-        for model in index()
-    )
-
-
-def _named(words: tuple[str, ...]) -> list[str]:
-    key = "".join(words)
-    return [name for name, labels in _labels() if any("".join(label) == key for label in labels)]
-
-
-def _containing(words: tuple[str, ...]) -> list[str]:
-    wanted = set(words)
-    if not any(len(word) > 1 and word.isalpha() for word in words):
-        return []  # a bare size names no model
-    return [name for name, labels in _labels() if any(wanted <= set(label) for label in labels)]
+def _by_words() -> dict[Words, _Label]:
+    """Everything that the models are called."""
+    labels: dict[Words, _Label] = {}
+    for model in index():
+        owner, _, repository = (model.hub or model.name).rpartition("/")
+        for own, names_of_it in ((True, (model.name, repository)), (False, model.aliases)):
+            for name in names_of_it:
+                labels.setdefault(split(name), _Label(model.name, own))
+                if owner:
+                    labels.setdefault(split(f"{owner}/{name}"), _Label(model.name, own))
+    return labels
 
 
 def _unknown(text: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(text.lower().rpartition("/")[2], names(), n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
     return (
-        f"--model {text!r} is neither a file nor in the catalogue; {hint}"
+        f"--model {text!r} is neither a file nor in the catalogue; {suggestions(text, names())}"
         "`zerokit models` lists them; a Hugging Face config.json, or a folder with one, works as well"
     )

@@ -122,7 +122,10 @@ def _key_value_heads(model: str) -> int | None:
     else:
         from zerokit.catalog import models
 
-        config = models.lookup(model).hf_config
+        entry, notes = models.resolve(model)
+        for note in notes:
+            click.echo(f"zerokit: {note}", err=True)
+        config = entry.hf_config
     if not isinstance(config, dict):
         config = dict(config)
     config = config.get("text_config") or config

@@ -21,7 +21,8 @@ _COLUMNS = ("NAME", "GiB", "bf16 TFLOP/s", "GB/s memory", "GB/s link", "LINK", "
 def command(name: str | None, as_json: bool) -> None:
     """List the GPUs that plans may name with --gpu; with NAME, show one with its sources.
 
-    NAME forgives: `A100-80GB`, `a100 80gb` and what nvidia-smi prints lead to the same entry.
+    NAME forgives case and separators: `A100-80GB` and `a100 80gb` lead to the same entry, and so does what
+    nvidia-smi prints.
     """
     if name is not None:
         gpu = gpus.lookup(name)

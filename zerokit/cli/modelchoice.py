@@ -92,9 +92,9 @@ def _named(model: str, single: bool) -> Chosen:
         raise InputError(f"--model {model}: no such file")
     from zerokit.catalog import models
 
-    entry = models.lookup(model)
+    entry, notes = models.resolve(model)
     return _chosen(
-        entry.hf_config, entry.name, entry.parameters, (), head=entry.head, catalogued=True,
+        entry.hf_config, entry.name, entry.parameters, notes, head=entry.head, catalogued=True,
         trace="always" if single else "never",
     )  # fmt: skip
 

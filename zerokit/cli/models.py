@@ -20,10 +20,12 @@ _COLUMNS = ("NAME", "PARAMETERS", "FAMILY", "HEAD", "TITLE")
 def command(name: str | None, family: str | None, as_json: bool) -> None:
     """List the models that plans may name with --model; with NAME, show one with its configuration.
 
-    NAME forgives: `meta-llama/Llama-3.1-8B` and `llama3.1-8b` lead to the same entry.
+    NAME forgives case and separators: `meta-llama/Llama-3.1-8B` and `llama3.1-8b` lead to the same entry.
     """
     if name is not None:
-        model = models.lookup(name)
+        model, notes = models.resolve(name)
+        for note in notes:
+            click.echo(f"zerokit: {note}", err=True)
         click.echo(json.dumps(_full(model), indent=1) if as_json else _one(model))
         return
     chosen = models.index()

@@ -38,6 +38,8 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
     if options.get("nodes"):
         raise InputError("--nodes: size finds the number of nodes; leave it out")
     named = [part.strip() for part in str(options.get("gpu") or "").split(",") if part.strip()]
+    if len(named) > 1 and options.get("vram"):
+        raise InputError(f"--vram: {len(named)} kinds of --gpu have sizes of their own; name one kind")
     kinds: tuple[Any, ...]
     if named and options.get("vram"):
         kinds = (_resized(catalog.lookup(named[0]), options["vram"]),)
@@ -81,6 +83,8 @@ def _prices(text: str | None, names: list[str]) -> dict[str, float]:
     """
     if text is None:
         return {}
+    from zerokit.catalog import gpus as catalog
+
     found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, amount = part.rpartition("=")
@@ -94,6 +98,7 @@ def _prices(text: str | None, names: list[str]) -> dict[str, float]:
                 f"--price {part.strip()}: expected a price per GPU-hour such as 2.10 or h200=3.5"
             )
         for target in targets:
+            target = target if target in names else catalog.lookup(target).name
             if target not in names:
                 raise InputError(
                     f"--price {part.strip()}: {target} is not asked about; {', '.join(names)} are"
