@@ -22,32 +22,36 @@ def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
     return path
 
 
-def rank_environment(run_dir: Path, rank: int = 0, ranks: int = 1) -> dict[str, str]:
-    """What a launcher sets for a CPU rank."""
+def rank_environment(run_dir: Path, rank: int = 0, ranks: int = 1, device: str = "cpu") -> dict[str, str]:
+    """What a launcher sets for a rank."""
     return {
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "ZEROKIT_RUN_DIR": str(run_dir),
-        "ZEROKIT_DEVICE": "cpu",
+        "ZEROKIT_DEVICE": device,
     }
 
 
-def start_rank(run_dir: Path, *arguments: str | Path, rank: int = 0, ranks: int = 1) -> subprocess.Popen[str]:
+def start_rank(
+    run_dir: Path, *arguments: str | Path, rank: int = 0, ranks: int = 1, device: str = "cpu"
+) -> subprocess.Popen[str]:
     """Start ``bootstrap.py ARGUMENTS`` as one rank; output is captured."""
     return subprocess.Popen(
         [sys.executable, str(BOOTSTRAP), *map(str, arguments)],
-        env=rank_environment(run_dir, rank, ranks),
+        env=rank_environment(run_dir, rank, ranks, device),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def run_rank(run_dir: Path, *arguments: str | Path, rank: int = 0, ranks: int = 1) -> tuple[int, str, str]:
+def run_rank(
+    run_dir: Path, *arguments: str | Path, rank: int = 0, ranks: int = 1, device: str = "cpu"
+) -> tuple[int, str, str]:
     """Run one rank to its end; returns exit code, standard output and standard error."""
-    process = start_rank(run_dir, *arguments, rank=rank, ranks=ranks)
+    process = start_rank(run_dir, *arguments, rank=rank, ranks=ranks, device=device)
     out, err = process.communicate(timeout=60)
     return process.returncode, out, err
 

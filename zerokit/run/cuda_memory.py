@@ -73,6 +73,10 @@ class CudaMemory:
         if self._reset_totals is not None:
             setattr(self._c, _RESET_TOTALS, self._reset_totals_for_script)
 
+    def installed_in(self, torch: Any) -> bool:
+        """Whether it is this object that wraps the statistics functions of that ``torch``."""
+        return bool(getattr(torch._C, _READ, None) == self._read_for_script)
+
     def uninstall(self) -> None:
         """Put PyTorch's own functions back."""
         setattr(self._c, _READ, self._read)

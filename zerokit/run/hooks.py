@@ -1,85 +1,25 @@
 """Hooks that are put when the script imports torch, DeepSpeed or accelerate, and never before.
 
-A finder in front of ``sys.meta_path`` lets the real one find the module, and runs our function after
-the module was executed. Nothing is imported on the script's behalf. A hook that does not fit the
-installed version is left out: the run goes on, with less to report.
+Nothing is imported on the script's behalf. A hook that does not fit the installed version is left out:
+the run goes on, with less to report.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from zerokit.run import enginefacts, steplimit
 from zerokit.run.cuda_memory import CudaMemory
 from zerokit.run.oom import OomWatch
+from zerokit.run.postimport import Hook, PostImport
 from zerokit.run.probe import Probe
-
-Hook = Callable[[ModuleType], None]
-
-
-class _HookedLoader(importlib.abc.Loader):
-    """The module's own loader, with a hook after it."""
-
-    def __init__(self, loader: Any, hook: Hook) -> None:
-        self._loader = loader
-        self._hook = hook
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None:
-            spec.loader = self._loader  # what the module sees of itself is as without us
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        try:
-            self._hook(module)
-        except Exception as error:
-            print(f"zerokit: {module.__name__} is not measured: {error}", file=sys.stderr)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-class PostImport(importlib.abc.MetaPathFinder):
-    """Runs a function once after a module of that name was imported."""
-
-    def __init__(self, hooks: dict[str, Hook]) -> None:
-        self._hooks = dict(hooks)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        hook = self._hooks.pop(fullname, None)
-        if hook is None:
-            return None
-        spec = importlib.util.find_spec(fullname) if path is None else _find_below(fullname, path, target)
-        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
-            return None
-        spec.loader = _HookedLoader(spec.loader, hook)
-        return spec
-
-
-def _find_below(
-    fullname: str, path: Sequence[str], target: ModuleType | None
-) -> importlib.machinery.ModuleSpec | None:
-    for finder in sys.meta_path:
-        spec = None if isinstance(finder, PostImport) else finder.find_spec(fullname, path, target)
-        if spec is not None:
-            return spec
-    return None
 
 
 def install(probe: Probe) -> PostImport:
@@ -94,13 +34,15 @@ def install(probe: Probe) -> PostImport:
         hooks["deepspeed.comm.torch"] = _hook_comm
         hooks["accelerate.state"] = _hook_accelerate
     finder = PostImport(hooks)
-    sys.meta_path.insert(0, finder)
+    finder.install()
     return finder
 
 
 def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
     if probe.identity.device == "cpu" or not hasattr(torch._C, "_cuda_memoryStats"):
         return  # a build without CUDA has no such functions
+    if probe.cuda is not None and probe.cuda.installed_in(torch):
+        return  # torch is executed again (a reload): its C extension, which is wrapped, is not
     cuda = CudaMemory(torch)
     cuda.on_foreign_reset = probe.foreign_reset
     cuda.install()
