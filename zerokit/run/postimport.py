@@ -33,7 +33,7 @@ class _StandIn:
         return self._load_module if name == "load_module" else value
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # type: ignore[override]
+    def __class__(self) -> type:
         loader = self._zerokit_loader
         return _StandIn if isinstance(loader, type) else type(loader)
 
@@ -116,13 +116,13 @@ class PostImport:
 
     def install(self) -> None:
         """Go in front of the other finders; modules that are imported already are hooked now."""
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
         for name, hook in self._hooks.items():
             module = sys.modules.get(name)
             if module is None:
                 continue
             spec = _attributes(module).get("__spec__")
-            if _waits_to_execute(module, spec):
+            if spec is not None and _waits_to_execute(module, spec):
                 spec.loader = _stand_in_for(spec.loader, hook)
             else:
                 run_hook(hook, module)
@@ -141,7 +141,9 @@ class PostImport:
         spec.loader = stand_in
         return spec
 
-    def _find_behind(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> Any:
+    def _find_behind(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> Spec | None:
         passed = False
         for finder in list(sys.meta_path):
             if not passed:
@@ -150,7 +152,7 @@ class PostImport:
             find = getattr(finder, "find_spec", None)
             if find is None:  # Python 3.10 and 3.11 ask it for find_module: the module may be its own
                 return None
-            spec = find(fullname, path, target)
+            spec: Spec | None = find(fullname, path, target)
             if spec is not None:
                 return spec
         return None
@@ -159,4 +161,4 @@ class PostImport:
 def _waits_to_execute(module: ModuleType, spec: Any) -> bool:
     """Whether a module in ``sys.modules`` is one of :class:`importlib.util.LazyLoader`, not loaded yet."""
     lazy = type(module).__name__ == "_LazyModule" and type(module).__module__ == "importlib.util"
-    return lazy and spec is not None and hasattr(spec.loader, "exec_module")
+    return lazy and hasattr(spec.loader, "exec_module")
