@@ -88,6 +88,30 @@ def test_options_for_raw_scripts(tmp_path: Path) -> None:
     assert options("accelerate", tmp=tmp_path) == []
 
 
+_HF = "from transformers import HfArgumentParser\nHfArgumentParser(A).parse_args_into_dataclasses()\n"
+_OWN_PARSER = "p.add_argument('--local_rank', type=int)\n"
+LOCAL_RANK = {
+    "its own option": (_OWN_PARSER, "--lr 1", True),
+    "its own option, given by the user": (_OWN_PARSER, "--local_rank=3", False),
+    "its own option, other spelling": ("p.add_argument('--local-rank')\n", "", False),
+    "a file that argparse reads": (_OWN_PARSER, "settings.json", True),
+    "a subcommand": (_OWN_PARSER + "p.add_subparsers()\n", "train", False),
+    "deepspeed's arguments alone": (SOURCES["raw"], "", False),
+    "a Trainer": (_HF, "--output_dir o", False),
+    "a Trainer's file of arguments": (_HF, "args.json", False),
+    "its own dataclass": (_HF + "class A:\n    local_rank: int = -1\n", "--lr 1", True),
+    "its own dataclass from a file": (_HF + "class A:\n    local_rank: int = -1\n", "a.yaml --lr 1", False),
+    "nothing that parses": ("print('hello')\n", "train", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOCAL_RANK)
+def test_local_rank_goes_to_scripts_that_declare_it(tmp_path: Path, name: str) -> None:
+    source, arguments, takes = LOCAL_RANK[name]
+    (tmp_path / "t.py").write_text(source)
+    assert read_script(tmp_path / "t.py", None).takes_local_rank(arguments.split()) is takes
+
+
 CONFIG: dict[str, Any] = {
     "train_batch_size": 16,
     "train_micro_batch_size_per_gpu": 4,

@@ -144,13 +144,14 @@ def build(
         command.set_variables[STOP_VARIABLE] = str(stop_after_steps)
     script = target.bootstrap_argv(extra)
     if hosts is not None and hostfile is not None:
-        _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, facts, style)
+        takes_rank = facts.takes_local_rank(target.arguments)
+        _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, takes_rank)
     elif slurm is not None:
         torchrun = _program("torchrun", "torch.distributed.run")
         command.argv = [*srun_command(slurm, torchrun, devices.ranks, port), *script]
     elif launcher == "deepspeed":
         command.argv = [*_program("deepspeed", "deepspeed.launcher.runner"), *_deepspeed(devices, port)]
-        if not _wants_local_rank(style, facts):
+        if not facts.takes_local_rank(target.arguments):
             command.argv.append("--no_local_rank")
         command.argv += script
     elif launcher == "torchrun":
@@ -176,11 +177,6 @@ def build(
         command.set_variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices.gpu_indexes))
         command.unset_variables = [n for n in command.unset_variables if n != "CUDA_VISIBLE_DEVICES"]
     return command
-
-
-def _wants_local_rank(style: str, facts: ScriptFacts) -> bool:
-    """Scripts with a parser of their own need the option declared; others see it as an unknown one."""
-    return facts.takes_local_rank or (style == "raw" and not facts.options)
 
 
 def _program(name: str, module: str) -> list[str]:
@@ -260,8 +256,7 @@ def _on_hosts(
     hostfile: Path,
     port: int,
     run_dir: Path,
-    facts: ScriptFacts,
-    style: str,
+    takes_local_rank: bool,
 ) -> None:
     if launcher != "deepspeed":
         raise InputError(
@@ -283,6 +278,6 @@ def _on_hosts(
         "--launcher=pdsh",
         "--force_multi",
     ]
-    if not _wants_local_rank(style, facts):
+    if not takes_local_rank:
         command.argv.append("--no_local_rank")
     command.argv += script

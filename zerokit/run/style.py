@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,8 @@ _MOST_FILES = 60
 _LARGEST_SOURCE_BYTES = 4 << 20
 _MICRO_BATCH = "train_micro_batch_size_per_gpu"
 _TRAINER_PACKAGES = ("transformers", "trl")
+ARGUMENT_FILES = (".json", ".yaml", ".yml")
+"""How a file of arguments ends that is given in their place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class ScriptFacts:
         flags: those of them that take no value.
         batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
+        fields: names annotated in class bodies: what a parser of dataclasses turns into options.
+        has_subcommands: its parser has subparsers, before which options mean something else.
         reads_micro_batch: it asks the engine or the configuration how large a micro-batch is to be, or has
             DeepSpeed make its data loader.
     """
@@ -49,6 +53,8 @@ class ScriptFacts:
     parses_arguments: bool = False
     batch_arguments: dict[str, object] = field(default_factory=dict)
     mentions: set[str] = field(default_factory=set)
+    fields: set[str] = field(default_factory=set)
+    has_subcommands: bool = False
     reads_micro_batch: bool = False
     unreadable: str | None = None
 
@@ -82,10 +88,20 @@ class ScriptFacts:
             "none": "it neither takes --deepspeed_config nor uses Accelerate or a Trainer",
         }[self.style]
 
-    @property
-    def takes_local_rank(self) -> bool:
-        """Whether the ``--local_rank=N`` that the deepspeed launcher adds would be understood."""
-        return bool({"--local_rank", "--local-rank"} & self.options) or "HfArgumentParser" in self.mentions
+    def takes_local_rank(self, arguments: Sequence[str]) -> bool:
+        """Whether the ``--local_rank=N`` that the deepspeed launcher puts first would be understood.
+
+        Only a script that declares the option gets it: Trainers and Accelerate read LOCAL_RANK. Never before
+        a file of arguments, which has to be the first (``HfArgumentParser``'s ``sys.argv[1]``), or a subcommand.
+        """
+        parses_dataclasses = bool(self.mentions & {"HfArgumentParser", "TrlParser"})
+        declared = "--local_rank" in self.options or (parses_dataclasses and "local_rank" in self.fields)
+        if not declared or self.has_subcommands:
+            return False
+        if any(argument.partition("=")[0] == "--local_rank" for argument in arguments):
+            return False
+        from_file = bool(arguments) and arguments[0].endswith(ARGUMENT_FILES)
+        return not (from_file and (parses_dataclasses or "argv" in self.mentions))
 
 
 def read_script(script: Path | None, module: str | None) -> ScriptFacts:
@@ -175,6 +191,12 @@ class _Reader(ast.NodeVisitor):
             self._mention(alias.name, package)
         self.generic_visit(node)
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                self.facts.fields.add(statement.target.id)
+        self.generic_visit(node)
+
     def visit_Name(self, node: ast.Name) -> None:
         self.facts.mentions.add(node.id)
 
@@ -199,6 +221,8 @@ class _Reader(ast.NodeVisitor):
             )
         elif name == "add_argument":
             self._add_argument(node)
+        elif name == "add_subparsers":
+            self.facts.has_subcommands = True
         elif name in ("parse_args", "parse_known_args", "parse_args_into_dataclasses"):
             self.facts.parses_arguments = True
         self.facts.reads_micro_batch |= any(k.arg == "training_data" for k in node.keywords)
