@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +30,8 @@ def stub_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = root / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     site.mkdir(parents=True)
     repository = Path(__file__).parents[2]
-    (site / "everything.pth").write_text(f"{repository}\n{sysconfig.get_path('purelib')}\n")
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site / "everything.pth").write_text("\n".join([str(repository), *packages, ""]))
     (root / "bin" / "deepspeed").write_text((PROGRAMS / "deepspeed.py").read_text())
     return python
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -221,6 +223,16 @@ def test_without_a_toolkit_the_gpu_operators_cannot_be_built(
     assert found["build.fused_adam"].state == "warning"
     assert "torch_adam" in (found["build.fused_adam"].mend or "")
     assert "libaio" in found["build.async_io"].what
+
+
+def test_a_lock_that_a_dead_build_left_comes_with_the_command(machine: Machine) -> None:
+    lock = machine.home / ".cache/torch_extensions/py311_cpu/cpu_adam/lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.utime(lock, (time.time() - 7200,) * 2)
+    finding = machine.findings()["build.lock"]
+    assert finding.state == "warning" and "cpu_adam" in finding.what and "2 h" in finding.what
+    assert finding.mend == f"rm {lock}"
 
 
 def test_a_missing_compiler_is_named(machine: Machine) -> None:

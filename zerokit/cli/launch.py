@@ -257,6 +257,7 @@ def _show(report: dict[str, Any]) -> None:
 def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     """Write and show the report; the failure's own words come last."""
     from zerokit.run import conclude
+    from zerokit.run.buildlocks import stale_locks
 
     run_dir: Path = prepared.launch.run_dir
     report = conclude.build(prepared, ended)
@@ -283,6 +284,8 @@ def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     else:
         _say(f"{report['outcome']}: {_worst(report)}; as processes, {ended.verdict.why}")
     _say(f"run folder: {run_dir}")
+    for lock in stale_locks(os.environ, Path.home()):
+        _say(f"warning: {lock.what}; remove it: {lock.command}")
     if not_written is not None:
         _say(str(not_written))
         # On a full disk the ranks' own reports are missing too; their exit codes were seen.

@@ -12,6 +12,7 @@ from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.run import (
+    buildlocks,
     cluster,
     deadman,
     dsconfig,
@@ -122,6 +123,8 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         config = adapted.config
         notes += [f"ds_config.json: {change}" for change in adapted.changes]
         notes += [f"warning: {warning}" for warning in adapted.warnings]
+    locks = buildlocks.stale_locks(os.environ, Path.home())
+    notes += [f"warning: {lock.what}; remove it: {lock.command}" for lock in locks]
     config_path = run_dir / "ds_config.json" if config is not None else None
     command = commands.build(
         launcher=wishes.launcher,

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerokit.run.activity import Activity, waits_for_child
+from zerokit.run.children import ChildWatch
 from zerokit.run.cuda_memory import CudaMemory, Peaks
 from zerokit.run.growth import GrowthWatch
 from zerokit.run.host_memory import HostMemory
@@ -37,6 +39,7 @@ _MIB = 1 << 20
 _RECENT_STEPS = 64
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
 _MAX_NOTES = 200
+_STILL_SECONDS = 2.0  # without a move, before the processes below are looked at
 _MOVES_BYTES = 1 << 18  # between two looks: a checkpoint that is written; our own lines are far below
 GPU_LEAK_BYTES = 8 * _MIB
 HOST_LEAK_BYTES = 64 * _MIB
@@ -107,6 +110,9 @@ class Probe:
         self._main_thread = threading.get_ident()
         self._last_place: object = None
         self._moved_bytes = 0
+        self._children = ChildWatch()
+        self._activity = Activity()
+        self._doing: str | None = None  # a long phase's name, while it lasts
         self.ending = False  # the script ran to its end; its threads and exit handlers may not have
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
         self._splitting = True  # whether memory is read at the engine's phase boundaries now
@@ -284,6 +290,10 @@ class Probe:
         if place != self._last_place or moved_bytes - self._moved_bytes > _MOVES_BYTES:
             self._last_place, self._moved = place, time.monotonic()
         self._moved_bytes = moved_bytes
+        frame = sys._current_frames().get(self._main_thread)
+        self._doing = self._activity.of(frame)
+        if time.monotonic() - self._moved > _STILL_SECONDS and self._children.working(waits_for_child(frame)):
+            self._moved = time.monotonic()
 
     def _main_thread_place(self) -> object:
         frame = sys._current_frames().get(self._main_thread)
@@ -305,7 +315,7 @@ class Probe:
                 "progress": self.progress,
                 "idle_seconds": round(now - self._moved, 3),
                 "cpu_seconds": round(time.process_time(), 3),
-                "ending": self.ending,
+                "ending": self.ending, "activity": self._doing,
                 "steps": self.steps, "micro_steps": self.micro_steps,
                 "host_rss_bytes": self._host_rss_bytes,
                 "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,

@@ -8,8 +8,9 @@ a barrier; a model loads for minutes. So one quiet rank is no hang. A run hangs 
 * a rank does nothing while its peers are two or more optimizer steps ahead of it.
 
 "Something new" is a phase change, a step, another place in its Python code, data read or written (a
-large checkpoint is one call). Before the first step, and after the script's last line, CPU time counts
-too (loading, compiling, tokenising in workers happen below Python; uploads in threads).
+large checkpoint is one call), work of a process below it (a compiler, a download). Before the first
+step, and after the script's last line, CPU time counts too (loading and
+compiling happen below Python, uploads in threads).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _BUSY_CORE_SHARE = 0.05
 _START_SECONDS = 180.0  # importing torch and deepspeed from a cold network disk
 _UNMOVING_FACTOR = 5  # busy but never anywhere new: spinning in a collective during start-up
 _RATE_WINDOW_SECONDS = 30.0
+_MOST_ACTIVITIES = 2
 _MOST_WARNINGS = 2  # of the status line; the report has all
 
 
@@ -173,7 +175,8 @@ class Progress:
         who = _names(first if len(first) < len(quiet) else quiet)
         who += self._place(first if len(first) < len(quiet) else quiet)
         behind = " (furthest behind)" if len(first) < len(quiet) else ""
-        return f"{who}{behind}: no progress for {format_seconds(seconds)}, at step {least[0]}"
+        doing = next((f", {state.last['activity']}" for state in first if state.last.get("activity")), "")
+        return f"{who}{behind}: no progress for {format_seconds(seconds)}, at step {least[0]}{doing}"
 
     def _place(self, states: list[RankProgress]) -> str:
         """`` on node-2``, where the run has several hosts and these ranks are all on one."""
@@ -211,6 +214,7 @@ class Progress:
         parts = [f"{len(heard)} of {len(self.ranks)} ranks"] if len(heard) < len(self.ranks) else []
         phases = {str(state.last.get("phase")) for state in heard if state.last.get("phase")}
         parts.append(f"step {self.steps}" + (f" ({', '.join(sorted(phases)[:3])})" if phases else ""))
+        parts.extend(_activities(heard)[:_MOST_ACTIVITIES])
         pace = self.seconds_per_step()
         if pace is not None:
             parts.append(f"{format_seconds(pace)}/step")
@@ -229,6 +233,18 @@ class Progress:
         if on_gpu and predicted_peak_bytes:
             text += f" of {format_gib(predicted_peak_bytes)} predicted"
         return [text]
+
+
+def _activities(states: list[RankProgress]) -> list[str]:
+    """The long phases that ranks are in, by name: ``rank 0 building operator fused_adam``."""
+    by_words: dict[str, list[RankProgress]] = {}
+    for state in states:
+        if not state.gone and (words := state.last.get("activity")):
+            by_words.setdefault(str(words), []).append(state)
+    every = [state for state in states if not state.gone]
+    return [
+        words if len(busy) == len(every) else f"{_names(busy)} {words}" for words, busy in by_words.items()
+    ]
 
 
 def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:

@@ -91,8 +91,8 @@ class ScriptFacts:
     def takes_local_rank(self, arguments: Sequence[str]) -> bool:
         """Whether the ``--local_rank=N`` that the deepspeed launcher puts first would be understood.
 
-        Only a script that declares the option gets it: Trainers and Accelerate read LOCAL_RANK. Never before
-        a file of arguments, which has to be the first (``HfArgumentParser``'s ``sys.argv[1]``), or a subcommand.
+        Only a script that declares the option gets it: Trainers and Accelerate read LOCAL_RANK. Never
+        before a subcommand, or a file of arguments (``HfArgumentParser`` users look into ``sys.argv[1]``).
         """
         parses_dataclasses = bool(self.mentions & {"HfArgumentParser", "TrlParser"})
         declared = "--local_rank" in self.options or (parses_dataclasses and "local_rank" in self.fields)

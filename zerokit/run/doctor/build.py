@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.catalog.tools import ask
+from zerokit.run.buildlocks import stale_locks
 from zerokit.run.doctor.finding import Finding, Surroundings, note, ok, warning
 from zerokit.run.doctor.software import TorchBuild, installed, package_file, torch_build
 
@@ -80,6 +81,10 @@ def findings(around: Surroundings) -> list[Finding]:
                 "install g++ and `pip install ninja`, or use a DeepSpeed with its operators prebuilt",
             )
         )
+    found += [
+        warning("build.lock", lock.what, lock.command)
+        for lock in stale_locks(around.environment, around.home)
+    ]
     where = "gpu" if around.on_gpu else "cpu"
     prebuilt = _prebuilt()
     for operator in OPERATORS:
