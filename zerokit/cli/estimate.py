@@ -33,9 +33,9 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
     from zerokit.core.advice import cluster_words
     from zerokit.core.planning import estimate_strategy
 
-    read = shared_options.read(options, single=True)
-    request = read.request
     settings = None if deepspeed is None else _settings(Path(deepspeed), options)
+    read = shared_options.read({**options, "deepspeed": deepspeed}, single=True)
+    request = read.request
     strategy, notes = _strategy(request, settings)
     if deepspeed is not None:
         notes = (*_errors_in(deepspeed), *notes)
@@ -54,9 +54,6 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
     capacity = request.cluster.gpu.driver_vram_bytes if read.vram_named else None
     title = f"{read.model_name} on {cluster_words(request.cluster)}"
     click.echo(show.estimate(body, title, capacity, payload.degrees(strategy)))
-
-
-_DECIDED_BY_FILE = ("zero", "offload_optimizer", "offload_param", "precision", "gradient_accumulation")
 
 
 def _errors_in(path: str) -> tuple[str, ...]:
@@ -81,21 +78,22 @@ def _settings(path: Path, options: dict[str, Any]) -> Any:
     Raises:
         InputError: unreadable, a bad value, or an option that the file decides.
     """
+    from zerokit.cli.effects import refuse_beside_file
     from zerokit.core.settings import from_config
     from zerokit.strictload import load_json
 
-    for name in _DECIDED_BY_FILE:
-        if options.get(name) not in (None, "auto"):
-            raise InputError(f"--{name.replace('_', '-')}: the file of --deepspeed decides it; leave it out")
     document = load_json(path, strict=False)  # DeepSpeed reads past comments, too
     if not isinstance(document.value, dict):
         raise document.error((), "expected a JSON object: a DeepSpeed configuration")
+    refuse_beside_file(options, document.value)
     try:
-        return document.value, from_config(document.value)
+        settings = from_config(document.value)
     except FileInputError:
         raise
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+    optimizer = settings.optimizer or options.get("optimizer")
+    return document.value, replace(settings, optimizer=optimizer)
 
 
 def _strategy(request: Any, read: Any) -> tuple[Any, tuple[str, ...]]:
@@ -139,12 +137,7 @@ def _strategy(request: Any, read: Any) -> tuple[Any, tuple[str, ...]]:
         optimizer=pins.offload_optimizer or "none",
         parameters=pins.offload_param or "none",
     )
-    chosen = Knobs(
-        reduce_bucket_size=pins.reduce_bucket_size or 500_000_000,
-        prefetch_bucket_size=pins.prefetch_bucket_size or 50_000_000,
-        sub_group_size=pins.sub_group_size or 1_000_000_000,
-        overlap_comm=pins.overlap_comm,
-    )
+    chosen = Knobs(overlap_comm=pins.overlap_comm, **pins.sizes())
     job = replace(request.job, global_batch=micro * steps * layout.data)
     space = make_space(replace(request, job=job, precision=precision))[0]
     strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)

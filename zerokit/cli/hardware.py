@@ -61,6 +61,8 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         host_ram, note = _this_host()
         notes = (*notes, note) if note else notes
     network = parse_bytes(options["network"], "--network") if options.get("network") else None
+    if nodes == 1 and network is not None and (found or options.get("gpus")):
+        notes = (*notes, f"--network {options['network']}: not used, one node sends nothing over it")
     if nodes > 1 and network is None:
         notes = (*notes, "network assumed: 50 GB/s per node (400 Gb/s); --network not given")
     cluster = Cluster(

@@ -159,9 +159,11 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
     Raises:
         InputError: names the option, the value and the fix.
     """
+    from zerokit.cli.effects import refuse_idle
     from zerokit.cli.modelchoice import choose_model
     from zerokit.cli.versions import deepspeed_note
 
+    refuse_idle(options, single=single)
     chosen = choose_model(options.get("params"), options.get("model"), single=single)
     job, notes = _job(options, chosen.max_seq_len)
     found = hardware(options)

@@ -37,6 +37,8 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
         raise InputError("--device cpu: size counts GPUs; leave it out")
     if options.get("nodes"):
         raise InputError("--nodes: size finds the number of nodes; leave it out")
+    if options.get("no_calibration"):
+        raise InputError("--no-calibration: size takes the catalogue's figures; leave it out")
     named = [part.strip() for part in str(options.get("gpu") or "").split(",") if part.strip()]
     if len(named) > 1 and options.get("vram"):
         raise InputError(f"--vram: {len(named)} kinds of --gpu have sizes of their own; name one kind")

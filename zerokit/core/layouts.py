@@ -46,6 +46,11 @@ class Pins:
     search_tensor: bool = False
     search_sequence: bool = False
 
+    def sizes(self) -> dict[str, int]:
+        """The fixed sizes, by the names of :class:`Knobs`."""
+        names = ("reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:

@@ -1,0 +1,185 @@
+"""Every option of plan, estimate and size changes the answer, or is refused: none is swallowed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.cli import estimate, options, plan, run, size
+
+MODEL = ("--model", "llama-3.2-1b")
+ONE = (*MODEL, "--gpus", "8", "--gpu", "h200", "--seq-len", "2048")
+LORA = (*ONE, "--method", "lora")
+SERVED = (*MODEL, "--gpu", "h200", "--seq-len", "2048", "--inference")
+NODES = (*MODEL, "--gpus", "16", "--nodes", "2", "--gpu", "h200", "--seq-len", "2048")
+# option -> what it stands beside, and its value; of each command where they differ
+EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "--params": (("--gpus", "8", "--gpu", "h200", "--params", "1b"), "8b"),
+    "--model": (("--gpus", "8", "--gpu", "h200", "--model", "gpt2"), "llama-3.2-1b"),
+    "--gpus": (ONE, "4"),
+    "--nodes": (NODES, "4"),
+    "--gpu": (ONE, "a100-80gb"),
+    "--vram": (ONE, "100GiB"),
+    "--host-ram": ((*ONE, "--zero", "2", "--offload-optimizer", "cpu"), "4GiB"),
+    "--nvme": ((*ONE, "--zero", "3", "--offload-optimizer", "nvme"), "/nvme"),
+    "--network": (NODES, "5GB"),
+    "--seq-len": (ONE, "4096"),
+    "--global-batch": (ONE, "16"),
+    "--micro-batch": (ONE, "2"),
+    "--gradient-accumulation": (ONE, "4"),
+    "--method": (ONE, "lora"),
+    "--lora-rank": (LORA, "64"),
+    "--lora-targets": (LORA, "q_proj"),
+    "--precision": (ONE, "fp32"),
+    "--optimizer": ((*ONE, "--zero", "1"), "Lion"),
+    "--attention": (ONE, "eager"),
+    "--quant": (SERVED, "int4"),
+    "--new-tokens": (SERVED, "2000"),
+    "--zero": (ONE, "3"),
+    "--offload-optimizer": ((*ONE, "--zero", "2"), "cpu"),
+    "--offload-param": ((*ONE, "--zero", "3"), "cpu"),
+    "--tp": (ONE, "2"),
+    "--pp": (ONE, "2"),
+    "--sp": (ONE, "2"),
+    "--checkpointing": (ONE, "full"),
+    "--reduce-bucket": ((*ONE, "--zero", "2"), "30m"),
+    "--prefetch-bucket": ((*ONE, "--zero", "3"), "300m"),
+    "--persistence": ((*ONE, "--zero", "3"), "1000000000"),
+    "--sub-group": ((*ONE, "--zero", "3"), "20m"),
+    "--overlap-comm": ((*ONE, "--zero", "1", "--micro-batch", "4"), "off"),
+    "--inference": (ONE, None),
+    "--no-calibration": (ONE, None),
+    "--pipeline-module": ((*ONE, "--pp", "2"), None),
+    "--device": ((*MODEL, "--gpus", "2", "--host-ram", "512GiB"), "cpu"),
+}
+WITHOUT_MEASUREMENTS = {"--no-calibration"}  # nothing was measured on the machine that runs the tests
+ON_MANY = ("--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--method", "full", "--seq-len", "2048")
+ON_A100 = ("--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--method", "full", "--seq-len", "2048")
+# of one command, where the same would show nothing: size tells how many GPUs and how long
+SPECIAL: dict[tuple[str, str], tuple[tuple[str, ...], str | None]] = {
+    ("estimate", "--overlap-comm"): ((*ONE, "--zero", "1"), "on"),
+    ("size", "--gpus"): (ON_MANY, "2"),
+    ("size", "--network"): (("--params", "70b", "--gpu", "a100-40gb", "--method", "full"), "1GB"),
+    ("size", "--persistence"): ((*ON_MANY, "--zero", "3"), "1000000000"),
+    ("size", "--prefetch-bucket"): ((*ON_MANY, "--zero", "3"), "3000000000"),
+    ("size", "--reduce-bucket"): ((*ON_A100, "--zero", "2"), "9000000000"),
+    ("size", "--overlap-comm"): ((*ON_A100, "--zero", "2", "--micro-batch", "1"), "off"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def answer(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> tuple[int, Any, str]:
+    """The exit code, what the answer says of strategy, memory and time, and the error."""
+    code = run([command, *arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    body = json.loads(out) if out else {}
+    for name in ("request", "search", "files"):
+        body.pop(name, None)
+    return code, body, err
+
+
+def test_every_option_is_here() -> None:
+    of_all = {f"--{name.replace('_', '-')}" for name in (p.name or "" for p in estimate.command.params)}
+    assert of_all - {"--deepspeed", "--as-json"} == EFFECTS.keys()
+    shared = {option.name for option in options.VALUE_OPTIONS} | {name for name, _ in options.FLAG_OPTIONS}
+    for command in (plan.command, size.command):
+        names = {opt for p in command.params for opt in p.opts if opt.startswith("--")}
+        assert names - shared - {"--device"} <= {"--json", "--recipe", "--out", "--top", "--price"}
+
+
+@pytest.mark.parametrize("command", ["plan", "estimate", "size"])
+@pytest.mark.parametrize("option", sorted(EFFECTS.keys() - WITHOUT_MEASUREMENTS))
+def test_an_option_changes_the_answer_or_is_refused(
+    capsys: pytest.CaptureFixture[str], command: str, option: str
+) -> None:
+    beside, value = SPECIAL.get((command, option)) or EFFECTS[option]
+    if command == "size":  # it counts GPUs, and finds the nodes
+        pairs = [beside[at : at + 2] for at in range(0, len(beside), 2)]
+        beside = tuple(word for pair in pairs if pair[0] not in ("--gpus", "--nodes") for word in pair)
+        if not {"--inference", "--method"} & {*beside, option}:
+            beside = (*beside, "--method", "full")
+    before = answer(capsys, command, *beside)
+    after = answer(capsys, command, *beside, option, *(() if value is None else (value,)))
+    if after[0] == 2:
+        assert option in after[2], f"refused, but {option} is not named: {after[2]}"
+    else:
+        assert after != before, f"{command} {option} {value} changes nothing"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--zero", "2", "--persistence", "1m"),
+        ("--zero", "0", "--reduce-bucket", "1m"),
+        ("--zero", "1", "--sub-group", "1m"),
+        ("--inference", "--optimizer", "Lion"),
+        ("--inference", "--checkpointing", "full"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "estimate"])
+def test_what_could_change_nothing_is_refused(
+    capsys: pytest.CaptureFixture[str], command: str, wrong: tuple[str, ...]
+) -> None:
+    code, body, err = answer(capsys, command, *ONE, *wrong)
+    assert (code, body) == (2, {}) and wrong[-2] in err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--zero", "3"), ("--persistence", "1m"), ("--reduce-bucket", "1m"), ("--overlap-comm", "off"),
+        ("--micro-batch", "4"), ("--optimizer", "Lion"), ("--global-batch", "8"), ("--nvme", "/a"),
+    ],
+)  # fmt: skip
+def test_what_a_file_decides_is_refused_beside_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: tuple[str, str]
+) -> None:
+    config = {
+        "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": True}, "optimizer": {"type": "AdamW"},
+    }  # fmt: skip
+    place = tmp_path / "ds.json"
+    place.write_text(json.dumps(config))
+    code, _, err = answer(capsys, "estimate", *ONE, "--deepspeed", str(place), *option)
+    assert code == 2 and f"{option[0]}: the file of --deepspeed decides it" in err
+
+
+def test_a_size_means_the_same_as_an_option_and_in_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = {
+        "reduce_bucket_size": 20_000_000, "stage3_prefetch_bucket_size": 7_000_000,
+        "sub_group_size": 90_000_000, "stage3_param_persistence_threshold": 1_000_000_000,
+        "allgather_bucket_size": 20_000_000,
+        "overlap_comm": False, "offload_param": {"device": "none"},
+    }  # fmt: skip
+    config = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, **sizes}, "optimizer": {"type": "AdamW"},
+    }  # fmt: skip
+    place = tmp_path / "ds.json"
+    place.write_text(json.dumps(config))
+    _, by_file, _ = answer(capsys, "estimate", *ONE, "--deepspeed", str(place))
+    _, by_option, _ = answer(
+        capsys, "estimate", *ONE, "--zero", "3", "--reduce-bucket", "20m", "--prefetch-bucket", "7m",
+        "--persistence", "1e9", "--sub-group", "90m", "--overlap-comm", "off",
+    )  # fmt: skip
+    assert by_option["per_rank"] == by_file["per_rank"]
+    assert by_option["peak_allocated_bytes"] == by_file["peak_allocated_bytes"]
+
+
+def test_a_network_that_one_node_does_not_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not refused: a recipe for several nodes is asked for fewer GPUs."""
+    _, body, _ = answer(capsys, "estimate", *ONE, "--network", "5GB")
+    assert "--network 5GB: not used, one node sends nothing over it" in body["assumptions"]

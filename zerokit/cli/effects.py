@@ -1,0 +1,86 @@
+"""Options that could change nothing are refused: every option has its effect or says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from zerokit.cli.values import key
+from zerokit.errors import InputError
+
+Options = Mapping[str, Any]
+
+_STAGE_3_SIZES = ("--prefetch-bucket", "--persistence", "--sub-group")
+_BUCKETS = ("--reduce-bucket", "--overlap-comm")
+_OF_TRAINING = (
+    "--optimizer", "--gradient-accumulation", "--checkpointing", "--reduce-bucket", "--overlap-comm",
+    "--sub-group", "--offload-optimizer", "--pp", "--sp", "--pipeline-module",
+)  # fmt: skip
+_IN_FILE = (
+    "--zero", "--offload-optimizer", "--offload-param", "--precision", "--gradient-accumulation", "--nvme",
+    *_STAGE_3_SIZES, *_BUCKETS,
+)  # fmt: skip
+
+
+def given(options: Options, name: str) -> bool:
+    """Whether an option was given a value that asks for something; ``auto`` asks for nothing."""
+    return options.get(key(name)) not in (None, False, "auto")
+
+
+def refuse_idle(options: Options, *, single: bool) -> None:
+    """Refuse what nothing would be changed by.
+
+    ``single``: one strategy is estimated, whose stage is 0 where none is named; a search tries them all.
+
+    Raises:
+        InputError: names the option and what it needs.
+    """
+    rules: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (
+        (_OF_TRAINING, lambda: given(options, "--inference"), "not with --inference, which does not train"),
+        (_BUCKETS, lambda: _stage(options, single) == "0", "DeepSpeed reads it with --zero 1, 2 or 3"),
+        (_STAGE_3_SIZES, lambda: _stage(options, single) in ("0", "1", "2"), "only with --zero 3"),
+        (("--nvme",), lambda: single and not _to_nvme(options), "only with --offload-… nvme"),
+        (("--pipeline-module",), lambda: single and not _piped(options), "estimate takes the degree: --pp N"),
+    )
+    for names, idle, why in rules:
+        for name in names:
+            if given(options, name) and idle():
+                raise InputError(f"{_as_written(options, name)}: {why}")
+
+
+def refuse_beside_file(options: Options, config: Mapping[str, Any]) -> None:
+    """Refuse what a DeepSpeed JSON decides.
+
+    Raises:
+        InputError: names the option, and the key of the file.
+    """
+    held = {
+        "--micro-batch": config.get("train_micro_batch_size_per_gpu"),
+        "--global-batch": config.get("train_batch_size"),
+        "--optimizer": (config.get("optimizer") or {}).get("type")
+        if isinstance(config.get("optimizer"), dict)
+        else None,
+    }
+    for name in (*_IN_FILE, *(name for name, value in held.items() if value not in (None, "auto"))):
+        if given(options, name):
+            raise InputError(f"{name}: the file of --deepspeed decides it; leave it out")
+
+
+def _stage(options: Options, single: bool) -> str | None:
+    if options.get("deepspeed"):
+        return None
+    named = options.get("zero")
+    return ("0" if single else None) if named in (None, "auto") else str(named)
+
+
+def _to_nvme(options: Options) -> bool:
+    return "nvme" in (options.get("offload_optimizer"), options.get("offload_param"))
+
+
+def _piped(options: Options) -> bool:
+    return str(options.get("pp") or "1") not in ("1", "auto")
+
+
+def _as_written(options: Options, name: str) -> str:
+    value = options.get(key(name))
+    return name if value is True else f"{name} {value}"
