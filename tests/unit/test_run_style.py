@@ -88,6 +88,40 @@ def test_options_for_raw_scripts(tmp_path: Path) -> None:
     assert options("accelerate", tmp=tmp_path) == []
 
 
+_ADDS = "import deepspeed\ndeepspeed.add_config_arguments(p)\n"
+OWN_CONFIGURATION = {
+    "DeepSpeedExamples' cifar": (_ADDS + "deepspeed.initialize(args=a, config=c)\n", "t.py:3: config=c"),
+    "a literal, no options": ("import deepspeed\ndeepspeed.initialize(config={})\n", "t.py:2: config={}"),
+    "the option's file": (_ADDS + "deepspeed.initialize(config=args.deepspeed_config)\n", None),
+    "the option's file, read by the script": (
+        _ADDS + "c = json.load(open(vars(a)['deepspeed_config']))\ndeepspeed.initialize(config=c)\n", None),
+    "one call of two": (_ADDS + "deepspeed.initialize(config=c)\ndeepspeed.initialize(args=a)\n", None),
+    "none": (_ADDS + "deepspeed.initialize(args=a)\n", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_CONFIGURATION)
+def test_a_configuration_that_the_script_makes_itself_is_found(tmp_path: Path, name: str) -> None:
+    source, where = OWN_CONFIGURATION[name]
+    (tmp_path / "t.py").write_text(source)
+    facts = read_script(tmp_path / "t.py", None)
+    assert facts.own_configuration == (where and f"{tmp_path}/{where}")
+    if where:
+        assert script_options("raw", facts, (), Path("/c.json")) == []
+
+
+def test_a_package_installed_from_a_checkout_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed-Chat's step 3 makes its engines in its package ``dschat``."""
+    (tmp_path / "work" / "chat7").mkdir(parents=True)
+    (tmp_path / "work" / "chat7" / "__init__.py").write_text("")
+    (tmp_path / "work" / "chat7" / "engine.py").write_text(
+        "import deepspeed\ndeepspeed.initialize(config=c)\n"
+    )
+    (tmp_path / "t.py").write_text(_ADDS + "from chat7.engine import Engine\n")
+    monkeypatch.syspath_prepend(tmp_path / "work")
+    assert "engine.py:2" in str(read_script(tmp_path / "t.py", None).own_configuration)
+
+
 _HF = "from transformers import HfArgumentParser\nHfArgumentParser(A).parse_args_into_dataclasses()\n"
 _OWN_PARSER = "p.add_argument('--local_rank', type=int)\n"
 LOCAL_RANK = {

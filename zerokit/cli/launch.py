@@ -78,6 +78,10 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
     is_flag=True,
     help=f"After an out-of-memory run the next plan that would fit, at most {MOST_RETRIES} times.",
 )
+@click.option("--no-arguments", is_flag=True, help="Add nothing to the script's own arguments.")
+@click.option(
+    "--accept-mismatch", is_flag=True, help="Run a script whose own configuration contradicts the plan."
+)
 @click.option("--dry-run", is_flag=True, help="Print the exact command and environment, and run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(arguments: tuple[str, ...], **options: Any) -> int:
@@ -119,6 +123,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         hostfile=options["hostfile"],
         master_port=options["master_port"],
         show_ranks=options["show"],
+        no_arguments=options["no_arguments"],
+        accept_mismatch=options["accept_mismatch"],
     )
     with ExitStack() as stack:
         if options["dry_run"]:

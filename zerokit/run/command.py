@@ -88,7 +88,7 @@ def script_options(
 
     ``deepspeed.add_config_arguments`` knows ``--deepspeed`` (a flag) and ``--deepspeed_config FILE``.
     """
-    if style != "raw" or config is None:
+    if style != "raw" or config is None or facts.own_configuration is not None:
         return []
     given = {argument.partition("=")[0] for argument in arguments}
     options = []

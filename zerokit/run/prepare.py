@@ -51,6 +51,8 @@ class Wishes:
     show_ranks: str = "first"
     stop_after_steps: int | None = None
     limit_seconds: float | None = None
+    no_arguments: bool = False
+    accept_mismatch: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,6 +112,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     notes = list(place.notes)
     chosen_style = _style(wishes, facts, notes, has_config=config is not None)
     if config is not None and plan is not None:
+        _check_own_configuration(facts, chosen_style, wishes)
         notes += _parts_of_the_script(plan.chosen, chosen_style, facts, wishes.target.arguments)
         adapted = dsconfig.adapt(
             config,
@@ -290,14 +293,28 @@ def _style(wishes: Wishes, facts: style.ScriptFacts, notes: list[str], *, has_co
     if facts.style == "trainer" and "--deepspeed" in given:
         notes.append("the script's own --deepspeed option decides, not the plan")
     elif facts.style == "none" and has_config:
-        extra = (
-            "its deepspeed.initialize has a configuration of its own; " if facts.initialize_has_config else ""
-        )
         notes.append(
-            f"warning: {extra}the plan's configuration does not reach this script; if it takes one, say how "
+            "warning: the plan's configuration does not reach this script; if it takes one, say how "
             "with --style raw, accelerate or trainer"
         )
     return facts.style
+
+
+def _check_own_configuration(facts: style.ScriptFacts, chosen_style: str, wishes: Wishes) -> None:
+    """A configuration that the script makes itself and the plan's exclude each other.
+
+    Raises:
+        InputError: names the call (deepspeed/__init__.py, ``initialize``: it refuses both).
+    """
+    where = facts.own_configuration
+    if where is None or chosen_style not in ("raw", "none") or wishes.accept_mismatch:
+        return
+    raise InputError(
+        f"{where}: the script gives deepspeed.initialize a configuration of its own, so the plan's cannot "
+        "reach it (DeepSpeed refuses both); remove that argument and let the script take "
+        "--deepspeed_config (deepspeed.add_config_arguments), or run it with its own configuration: "
+        "--accept-mismatch, or no --plan"
+    )
 
 
 def _parts_of_the_script(

@@ -11,7 +11,9 @@ none      nothing that takes one was seen
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +40,8 @@ class ScriptFacts:
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
         fields: names annotated in class bodies: what a parser of dataclasses turns into options.
         has_subcommands: its parser has subparsers, before which options mean something else.
+        own_configurations: ``file:line: argument`` of calls of ``initialize`` with ``config=``.
+        reads_deepspeed_config: it uses the value of its option ``--deepspeed_config``.
         reads_micro_batch: it asks the engine or the configuration how large a micro-batch is to be, or has
             DeepSpeed make its data loader.
     """
@@ -47,7 +51,9 @@ class ScriptFacts:
     options: set[str] = field(default_factory=set)
     flags: set[str] = field(default_factory=set)
     calls_initialize: bool = False
-    initialize_has_config: bool = False
+    initialize_calls: int = 0
+    own_configurations: list[str] = field(default_factory=list)
+    reads_deepspeed_config: bool = False
     uses_accelerator: bool = False
     uses_trainer: bool = False
     parses_arguments: bool = False
@@ -69,6 +75,14 @@ class ScriptFacts:
         if self.uses_accelerator:
             return "accelerate"
         return "none"
+
+    @property
+    def own_configuration(self) -> str | None:
+        """Where the script gives ``deepspeed.initialize`` a configuration that it makes itself, as
+        ``file:line: argument``; None where one of its calls takes the file of ``--deepspeed_config``."""
+        if self.reads_deepspeed_config or len(self.own_configurations) < max(1, self.initialize_calls):
+            return None
+        return self.own_configurations[0]
 
     @property
     def why(self) -> str:
@@ -126,7 +140,7 @@ def read_script(script: Path | None, module: str | None) -> ScriptFacts:
         seen.add(current)
         tree = _parse(current, facts)
         if tree is not None:
-            _Reader(facts).visit(tree)
+            _Reader(facts, current).visit(tree)
             waiting.extend(_own_modules(tree, root, current.parent))
     return facts
 
@@ -173,17 +187,55 @@ def _own_modules(tree: ast.Module, root: Path, here: Path) -> Iterator[Path]:
             names = [(base, prefix + alias.name) for alias in node.names]
             names += [(base, node.module)] if node.module else []
         for base, name in names:
-            candidate = base.joinpath(*name.split("."))
-            for path in (candidate.with_suffix(".py"), candidate / "__init__.py"):
-                if path.is_file():
-                    yield path
+            path = _module_file(base, name)
+            if path is None and base == root:
+                path = _checked_out(name, root)
+            if path is not None:
+                yield path
+
+
+def _module_file(base: Path, name: str) -> Path | None:
+    candidate = base.joinpath(*name.split("."))
+    found = (candidate.with_suffix(".py"), candidate / "__init__.py")
+    return next((path for path in found if path.is_file()), None)
+
+
+_LIBRARIES = frozenset(
+    {"accelerate", "datasets", "deepspeed", "peft", "torch", "transformers", "trl", "zerokit"}
+)
+"""What is no part of a script even where it is worked on in a checkout."""
+
+
+@functools.cache
+def _package_folders(package: str) -> tuple[Path, ...]:
+    """Where a package lies that was installed from a checkout (``pip install -e``); the working copy is the
+    user's own code, unlike what lies among the installed packages."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError, AttributeError):
+        return ()
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec is not None else []
+    return tuple(f for f in folders if not {"site-packages", "dist-packages"} & set(f.parts))
+
+
+def _checked_out(name: str, root: Path) -> Path | None:
+    """A module of the checkout that the script lies in, wherever its package is found at run time."""
+    package, _, rest = name.partition(".")
+    if package in sys.stdlib_module_names or package in _LIBRARIES or not rest:
+        return None
+    above = (path for folder in list(root.parents)[:3] if (path := _module_file(folder, name)) is not None)
+    installed = (
+        path for folder in _package_folders(package) if (path := _module_file(folder, rest)) is not None
+    )
+    return next(above, None) or next(installed, None)
 
 
 class _Reader(ast.NodeVisitor):
     """Collects the facts from one file."""
 
-    def __init__(self, facts: ScriptFacts) -> None:
+    def __init__(self, facts: ScriptFacts, path: Path) -> None:
         self.facts = facts
+        self.path = path
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         package = (node.module or "").split(".")[0]
@@ -208,6 +260,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Constant(self, node: ast.Constant) -> None:
         if node.value == _MICRO_BATCH:
             self.facts.reads_micro_batch = True
+        self.facts.reads_deepspeed_config |= node.value == "deepspeed_config"
 
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -215,10 +268,7 @@ class _Reader(ast.NodeVisitor):
         if name == "add_config_arguments":
             self.facts.adds_deepspeed_arguments = True
         elif name == "initialize" and isinstance(owner, ast.Name) and owner.id in ("deepspeed", "ds"):
-            self.facts.calls_initialize = True
-            self.facts.initialize_has_config |= any(
-                k.arg in ("config", "config_params") for k in node.keywords
-            )
+            self._initialize(node)
         elif name == "add_argument":
             self._add_argument(node)
         elif name == "add_subparsers":
@@ -233,8 +283,18 @@ class _Reader(ast.NodeVisitor):
                 self.facts.batch_arguments.setdefault(keyword.arg, None)
         self.generic_visit(node)
 
+    def _initialize(self, node: ast.Call) -> None:
+        self.facts.calls_initialize = True
+        self.facts.initialize_calls += 1
+        for keyword in node.keywords:
+            if keyword.arg in ("config", "config_params"):
+                text = ast.unparse(keyword.value)
+                shown = text if len(text) <= 40 else "…"
+                self.facts.own_configurations.append(f"{self.path}:{node.lineno}: {keyword.arg}={shown}")
+
     def _mention(self, name: str, package: str) -> None:
         self.facts.mentions.add(name)
+        self.facts.reads_deepspeed_config |= name == "deepspeed_config"
         if name in (_MICRO_BATCH, "deepspeed_io"):
             self.facts.reads_micro_batch = True
         if name == "Accelerator":
