@@ -35,7 +35,7 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
             rule=problem.rule,
             severity="warning" if problem.rule.startswith("json-") else "error",
             message=problem.message,
-            mend=problem.mend,
+            fix=problem.fix,
         )
         for problem in document.problems
     ]
@@ -44,6 +44,9 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
         findings += _rules(document, context)
         findings += _hardware(document, context)
     return findings
+
+
+_PARAMETERS = ("optimizer.params", "scheduler.params")
 
 
 def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
@@ -61,6 +64,8 @@ def _readable(raw: Mapping[str, Any], block: str) -> dict[str, Any]:
     for key, value in raw.items():
         path = f"{block}.{key}" if block else key
         entry = blocks.get(block, {}).get("keys", {}).get(key, {"kind": "any"})
+        if path in _PARAMETERS and not isinstance(value, Mapping):
+            continue
         if isinstance(value, Mapping):
             if path in blocks or entry["kind"] in ("any", "block"):
                 kept[key] = _readable(value, path)
@@ -112,7 +117,7 @@ def _rules(document: Document, context: Context) -> Iterator[Finding]:
             rule=violation.rule.id,
             severity=violation.rule.severity,
             message=violation.message,
-            mend=violation.mend,
+            fix=violation.fix,
             source=_source(violation.rule),
             edits=_safe_edits(violation, setup),
         )
@@ -143,5 +148,5 @@ def _hardware(document: Document, context: Context) -> Iterator[Finding]:
             rule="precision-not-in-hardware",
             severity="error",
             message=f"{context.gpu_name} has no {precision} in hardware: training fails or crawls",
-            mend=f"use {' or '.join(sorted(context.precisions - {'fp32'})) or 'fp32'}",
+            fix=f"use {' or '.join(sorted(context.precisions - {'fp32'})) or 'fp32'}",
         )

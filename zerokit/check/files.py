@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,16 +97,20 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
             rule="syntax" if error.line else "unreadable",
             severity="error",
             message=error.message,
-            mend="",
+            fix="",
         )
         return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding])
+    except Exception as error:
+        return CheckedFile(
+            path=path, kind=kind or "unknown", document=None, findings=[internal_error(path, error)]
+        )
 
 
 _MARK = Problem(
     rule="json-byte-order-mark",
     place=Place(1, 1),
     message="a byte order mark: raw DeepSpeed reads past it, Accelerate and the Trainer fail",
-    mend="save the file as UTF-8 without it",
+    fix="save the file as UTF-8 without it",
 )
 
 
@@ -119,7 +124,7 @@ def detect_kind(path: str, text: str) -> str:
     start = text.lstrip()[:1]
     if start != "{" and (name.startswith("hostfile") or _HOSTFILE_LINE.search(text)):
         return "hostfile"
-    if name.endswith(".json") or start == "{":
+    if name.endswith(".json") or (start == "{" and not name.endswith((".yaml", ".yml"))):
         value = parse_json(text, path, strict=False).value
         return "accelerate" if isinstance(value, dict) and "distributed_type" in value else "deepspeed"
     value = parse_yaml(text, path).value
@@ -191,19 +196,45 @@ def _real(path: str | pathlib.Path) -> str:
         return str(path)
 
 
+INTERNAL_ERROR = "internal-error"
+"""The rule of a finding that is a fault of zerokit."""
+
+
+def _add(file: CheckedFile, lint: Callable[[], Iterable[Finding]]) -> None:
+    """Add what ``lint`` finds; where it breaks, that is a finding, and the other files keep theirs."""
+    try:
+        file.findings += lint()
+    except Exception as error:
+        file.findings.append(internal_error(file.path, error))
+
+
+def internal_error(path: str, error: Exception) -> Finding:
+    """The finding that stands for a fault of zerokit."""
+    what = " ".join(str(error).split())[:200]
+    return Finding(
+        path=path,
+        place=Place(1, 1),
+        rule=INTERNAL_ERROR,
+        severity="error",
+        message=f"zerokit failed on this file ({type(error).__name__}: {what}); its other checks are missing",
+        fix="report it, with the file",
+    )
+
+
 def _lint(files: list[CheckedFile], context: Context) -> None:
     processes: dict[str, int] = {}
     for file in files:
         if file.document is None or file.kind != "accelerate":
             continue
-        file.findings += lint_accelerate(file.document, context.world_size)
+        _add(file, functools.partial(lint_accelerate, file.document, context.world_size))
         count, hostfile = number_of_processes(file.document), _hostfile(file)
         partner = _partner(file, files)
         if partner is not None and partner.kind not in ("deepspeed", "unknown"):
             file.findings.append(_not_a_config(file.document, partner))
         elif partner is not None and partner.document is not None:
             if isinstance(partner.document.value, dict):
-                file.findings += lint_pair(file.document, partner.document.value, partner.path)
+                pair = functools.partial(lint_pair, file.document, partner.document.value, partner.path)
+                _add(file, pair)
             if count is not None:
                 processes[_real(partner.path)] = count
         if hostfile is not None and count is not None:
@@ -211,9 +242,10 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
     for file in files:
         world_size = context.world_size or processes.get(_real(file.path))
         if file.kind == "hostfile" and file.document is not None:
-            file.findings += lint_hostfile(file.document, world_size)
+            _add(file, functools.partial(lint_hostfile, file.document, world_size))
         elif file.kind == "deepspeed" and file.document is not None:
-            file.findings += lint_deepspeed(file.document, replace(context, world_size=world_size))
+            here = replace(context, world_size=world_size)
+            _add(file, functools.partial(lint_deepspeed, file.document, here))
 
 
 def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | None:
