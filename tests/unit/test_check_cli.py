@@ -51,10 +51,10 @@ def test_text_names_place_consequence_mend_and_source(
     code, out, _ = check(path, capsys=capsys)
     assert code == 2
     assert f"{path}:6:5: error: DeepSpeed refuses the file: zero_optimization has no key 'overlap_com'" in out
-    assert "mend: did you mean 'overlap_comm'?" in out
-    assert "from: deepspeed/runtime/config.py:134 (0.19.8)" in out
+    assert "fix: did you mean 'overlap_comm'?" in out
+    assert "source: deepspeed/runtime/config.py:134 (0.19.8)" in out
     code, out, _ = check(write(tmp_path, "good.json", GOOD), capsys=capsys)
-    assert code == 0 and "nothing to mend" in out
+    assert code == 0 and "no problems" in out
 
 
 def test_json_is_one_object_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +123,7 @@ def test_a_plans_own_file_fits_and_a_copy_of_it_depends_on_the_script(
     assert "warning: does not fit" in out and "fits if the script turns that on" in out
     assert check(copy, *asked, "--checkpointing", "full", capsys=capsys)[:2] == (
         0,
-        f"{copy} (deepspeed): nothing to mend\n",
+        f"{copy} (deepspeed): no problems\n",
     )
     assert check(copy, *asked, "--checkpointing", "none", capsys=capsys)[0] == 2
 
@@ -149,7 +149,7 @@ def test_fix_mends_what_is_safe_and_leaves_the_rest(
         "gradient_accumulation_step": 2,
     }
     assert code == 2 and "gradient_accumulation_steps" in out and "offload-param-below-stage-3" in out
-    assert err.count("mended:") == 5
+    assert err.count("fixed:") == 5
     assert Path(path).stat().st_mode & 0o777 == 0o640
     assert list(tmp_path.iterdir()) == [Path(path)]
     text = Path(path).read_text()

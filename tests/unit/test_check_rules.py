@@ -271,8 +271,8 @@ def test_texts_of_every_rule_are_complete() -> None:
             **provocation.more,
         )
         for violation in violations(setup):
-            assert violation.message and violation.mend and violation.rule.source.startswith("deepspeed/")
-            for text in (violation.message, violation.mend, violation.key):
+            assert violation.message and violation.fix and violation.rule.source.startswith("deepspeed/")
+            for text in (violation.message, violation.fix, violation.key):
                 assert not any("{" + name + "}" in text for name in violation.details), text
 
 
@@ -304,7 +304,7 @@ def test_first_violation_is_for_planners() -> None:
     found = first_violation(strategy(2, pipeline_parallel=2))
     assert found is not None and found.rule.id == "pipeline-with-stage-2"
     found = first_violation(strategy(1, tensor_parallel=8), key_value_heads=4)
-    assert found is not None and "at most 4" in found.mend
+    assert found is not None and "at most 4" in found.fix
     offload = ZeroSettings(stage=2, offload_param=Offload(device="cpu"))
     found = first_violation(Strategy(settings=DeepSpeedSettings(zero=offload), data_parallel=1))
     assert found is not None and found.rule.silent

@@ -17,7 +17,9 @@ from zerokit.check.accelerate_keys import (
 )
 from zerokit.check.accelerate_plugin import lint_deepspeed_block
 from zerokit.check.accelerate_processes import lint_parallelism, lint_processes
-from zerokit.check.finding import Finding, finding_at, nearest
+from zerokit.check.accelerate_values import fits
+from zerokit.check.finding import Finding, finding_at
+from zerokit.check.suggest import leaves_no_doubt, nearest, synonym
 from zerokit.core.rules.types import Edit
 from zerokit.strictload import Document
 
@@ -44,7 +46,7 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
             rule=problem.rule,
             severity="error",
             message=problem.message,
-            mend=problem.mend,
+            fix=problem.fix,
         )
         for problem in document.problems
     ]
@@ -65,22 +67,23 @@ def _top_level(document: Document) -> Iterator[Finding]:
     for key in value:
         if key in known:
             continue
-        guess = nearest(str(key), known)
+        guess = nearest(str(key), known) or synonym(str(key), dict.fromkeys(known))
         if key in lists["deepspeed_config"]:
-            mend = "move it below deepspeed_config"
+            fix = "move it below deepspeed_config"
         elif key in lists["parallelism_config"]:
-            mend = "move it below parallelism_config"
+            fix = "move it below parallelism_config"
         else:
-            mend = f"did you mean {guess!r}?" if guess else "remove it"
-        edits = (Edit(kind="rename", key=str(key), value=guess),) if guess and guess not in value else ()
-        if mend.startswith("move"):
-            edits = ()
+            fix = f"did you mean {guess!r}?" if guess else "remove it"
+        edits: tuple[Edit, ...] = ()
+        if guess and guess not in value and fits(guess, value[key]) and not fix.startswith("move"):
+            safe = leaves_no_doubt(str(key), guess, known)
+            edits = (Edit(kind="rename", key=str(key), value=guess, safe=safe),)
         yield finding_at(
             document,
             (key,),
             "accelerate-unknown-key",
             f"Accelerate refuses the file: it has no key {short(key)}",
-            mend,
+            fix,
             source=CONFIG,
             edits=edits,
         )

@@ -13,7 +13,8 @@ from zerokit.check.accelerate_keys import (
     key_list,
     short,
 )
-from zerokit.check.finding import Finding, finding_at, nearest
+from zerokit.check.finding import Finding, finding_at
+from zerokit.check.suggest import nearest
 from zerokit.strictload import Document
 
 REFUSED_BESIDE_CONFIG_FILE = (

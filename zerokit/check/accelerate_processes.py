@@ -12,7 +12,8 @@ from zerokit.check.accelerate_keys import (
     key_list,
     short,
 )
-from zerokit.check.finding import Finding, finding_at, nearest
+from zerokit.check.finding import Finding, finding_at
+from zerokit.check.suggest import nearest
 from zerokit.strictload import Document
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from zerokit.core.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path, Place
@@ -19,9 +18,9 @@ class Finding:
     Attributes:
         rule: id of the rule that is broken.
         message: what is wrong and what will happen.
-        mend: what to write instead.
+        fix: what to write instead.
         source: where DeepSpeed, Accelerate or the launcher decides it; empty for plain grammar.
-        edits: mends that ``--fix`` can write.
+        edits: changes that ``--fix`` can write; those that are not safe with ``--unsafe`` alone.
     """
 
     path: str
@@ -29,9 +28,16 @@ class Finding:
     rule: str
     severity: Severity
     message: str
-    mend: str
+    fix: str
     source: str = ""
     edits: tuple[Edit, ...] = ()
+
+    @property
+    def fixable(self) -> Literal["safe", "unsafe"] | None:
+        """Whether ``--fix`` removes it, ``--fix --unsafe`` does, or neither."""
+        if not self.edits:
+            return None
+        return "safe" if all(edit.safe for edit in self.edits) else "unsafe"
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
@@ -42,9 +48,10 @@ class Finding:
             "rule": self.rule,
             "severity": self.severity,
             "message": self.message,
-            "mend": self.mend,
+            "mend": self.fix,
             "source": self.source,
-            "fixable": bool(self.edits),
+            "fixable": self.fixable == "safe",
+            "unsafe_fix": self.fixable == "unsafe",
         }
 
 
@@ -53,7 +60,7 @@ def finding_at(
     path: Path,
     rule: str,
     message: str,
-    mend: str,
+    fix: str,
     *,
     severity: Severity = "error",
     source: str = "",
@@ -66,26 +73,7 @@ def finding_at(
         rule=rule,
         severity=severity,
         message=message,
-        mend=mend,
+        fix=fix,
         source=source,
         edits=edits,
     )
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that ``word`` was most likely meant to be."""
-    import difflib
-
-    candidates = sorted(known)
-    folded = {fold(candidate): candidate for candidate in candidates}
-    if fold(word) in folded:
-        return folded[fold(word)]
-    close = difflib.get_close_matches(word.lower(), [name.lower() for name in candidates], n=1, cutoff=0.78)
-    if not close:
-        return None
-    return next(name for name in candidates if name.lower() == close[0])
-
-
-def fold(word: str) -> str:
-    """A word without what people get wrong first: case, hyphens, underscores."""
-    return word.lower().replace("-", "").replace("_", "")

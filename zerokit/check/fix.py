@@ -1,4 +1,4 @@
-"""``check --fix``: write the mends that cannot change what runs, touching nothing else in the text."""
+"""``check --fix``: write the changes that cannot change what runs, touching nothing else in the text."""
 
 from __future__ import annotations
 
@@ -10,44 +10,58 @@ from typing import Any
 from zerokit.check.files import CheckedFile
 from zerokit.check.finding import Finding
 from zerokit.core.rules.types import Edit
-from zerokit.errors import InputError
+from zerokit.errors import FileInputError, InputError
 from zerokit.strictload import Document, Path, Place, parse_json, parse_yaml
 from zerokit.strictload.yamldump import write_text_atomically
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_YAML_SCALAR = re.compile(r"""\"[^"\n\\]*\"|'[^'\n]*'|[^\s#,\[\]{}"'&*!|>]+""")
 _YAML_KEY = re.compile(r"""[^\s:#]+|"[^"]*"|'[^']*'""")
 
 
-def fix_file(file: CheckedFile) -> list[Finding]:
-    """Mend what can be mended safely and write the file; returns the findings that were mended.
+def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
+    """Change the file where that is safe, and write it; returns the findings that were fixed.
+
+    Args:
+        unsafe: make the changes, too, that let an ignored setting take effect or turn one off.
 
     Raises:
         InputError: the file cannot be written.
     """
     if file.document is None or file.kind not in ("deepspeed", "accelerate"):
         return []
+    if any(problem.rule == "duplicate-key" for problem in file.document.problems):
+        return []  # a key names two places
     as_json = bool(file.document.spans) and file.document.text.lstrip().startswith(("{", "/", "#"))
     as_json = as_json and (file.kind == "deepspeed" or file.path.endswith(".json"))
-    document, mended = file.document, []
+    document, fixed = file.document, []
     for finding in file.findings:
-        if finding.rule == "json-trailing-comma":
-            continue  # below, from the end, so that places stay true
+        wanted = finding.fixable == "safe" or (unsafe and finding.fixable == "unsafe")
+        if not wanted or finding.rule == "json-trailing-comma":
+            continue  # commas below, from the end, so that places stay true
         for edit in finding.edits:
-            changed = _apply_json(document, edit) if as_json else _apply_yaml(document, edit)
+            changed = _changed(document, edit, as_json=as_json)
             if changed is not None:
-                document = (
-                    parse_json(changed, file.path, strict=False)
-                    if as_json
-                    else parse_yaml(changed, file.path)
-                )
-                mended.append(finding)
+                document = changed
+                fixed.append(finding)
     text, commas = _without_trailing_commas(document) if as_json else (document.text, 0)
-    mended += [finding for finding in file.findings if finding.rule == "json-trailing-comma"][:commas]
+    fixed += [finding for finding in file.findings if finding.rule == "json-trailing-comma"][:commas]
     # the text was read without it
-    mended += [finding for finding in file.findings if finding.rule == "json-byte-order-mark"]
-    if mended:
+    fixed += [finding for finding in file.findings if finding.rule == "json-byte-order-mark"]
+    if fixed:
         _write(file.path, text)
-    return mended
+    return fixed
+
+
+def _changed(document: Document, edit: Edit, *, as_json: bool) -> Document | None:
+    """The document after one edit; ``None`` where it does not apply."""
+    text = _apply_json(document, edit) if as_json else _apply_yaml(document, edit)
+    if text is None:
+        return None
+    try:
+        return parse_json(text, document.path, strict=False) if as_json else parse_yaml(text, document.path)
+    except FileInputError:
+        return None  # its place is written in a way that this cannot change
 
 
 def _write(path: str, text: str) -> None:
@@ -125,9 +139,8 @@ def _apply_yaml(document: Document, edit: Edit) -> str | None:
         return text[:start] + str(edit.value) + text[name.end() :]
     if edit.kind == "set":
         start = _offset(text, document.values[path])
-        end = text.find("\n", start)
-        old = re.compile(r"[^\s#]+").match(text, start)
-        if old is None or (end != -1 and old.end() > end):
+        old = _YAML_SCALAR.match(text, start)
+        if old is None:
             return None
         return text[:start] + _yaml_scalar(edit.value) + text[old.end() :]
     return None  # a YAML block is not taken out: its extent is a matter of indentation

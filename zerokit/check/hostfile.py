@@ -44,7 +44,7 @@ def load_hostfile(path: str) -> list[Host]:
         if isinstance(item, Host):
             hosts.append(item)
         elif item.severity == "error":
-            raise FileInputError(path, f"{item.message}; {item.mend}", *item.place)
+            raise FileInputError(path, f"{item.message}; {item.fix}", *item.place)
     return hosts
 
 
@@ -211,7 +211,7 @@ def _finding(
     column: int,
     rule: str,
     message: str,
-    mend: str,
+    fix: str,
     *,
     severity: Severity = "error",
 ) -> Finding:
@@ -221,6 +221,6 @@ def _finding(
         rule=rule,
         severity=severity,
         message=message,
-        mend=mend,
+        fix=fix,
         source=_SOURCE,
     )

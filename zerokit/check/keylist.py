@@ -8,10 +8,10 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.check.finding import Finding, fold, nearest
+from zerokit.check.finding import Finding
 from zerokit.check.parameters import lint_parameters
-from zerokit.check.synonyms import synonym
-from zerokit.check.values import finding, lint_value, shown
+from zerokit.check.suggest import leaves_no_doubt, nearest, synonym
+from zerokit.check.values import can_stand, finding, lint_value, shown
 from zerokit.core.rules.types import Edit, Severity
 from zerokit.core.settings import DEEPSPEED_VERSION
 from zerokit.strictload import Document, Path
@@ -106,10 +106,7 @@ def _unknown(
     if guess is None:
         guess = synonym(key, block["keys"])
     if guess is not None and guess not in siblings:
-        # of an ignored key only the spelling is mended: what it says takes effect from then on
-        safe = refused or fold(key) == fold(guess)
-        edit = Edit(kind="rename", key=".".join(str(part) for part in path), value=guess)
-        edits = (edit,) if safe else ()
+        edits = _rename(document, path, block, siblings[key], guess)
         return finding(document, path, "unknown-key", what, f"did you mean {guess!r}?", edits=edits)
     if guess is not None:
         return finding(document, path, "unknown-key", what, f"remove it; {guess!r} is given as well")
@@ -121,10 +118,44 @@ def _unknown(
     return finding(document, path, "unknown-key", what, "remove it, or correct the name", severity=severity)
 
 
+def _rename(
+    document: Document, path: Path, block: Mapping[str, Any], value: object, guess: str
+) -> tuple[Edit, ...]:
+    """The edit that gives a key its right name.
+
+    Safe only where DeepSpeed refuses the file as it is (an ignored key would take effect from then on),
+    where nothing else can be meant, and where the value fits the right name.
+    """
+    entry = block["keys"][guess]
+    in_place = (*path[:-1], guess)
+    is_block = entry["kind"] == "block" or ".".join(str(part) for part in in_place) in key_list()["blocks"]
+    fits = (
+        isinstance(value, dict)
+        if is_block
+        else value == "auto" or can_stand(lint_value(document, in_place, entry, value, refused=True))
+    )
+    if not fits or any("." in str(part) for part in path):
+        return ()  # a dot in a name would be read as a level
+    safe = block["unknown"] == "refused" and leaves_no_doubt(str(path[-1]), guess, block["keys"])
+    return (Edit(kind="rename", key=".".join(str(part) for part in path), value=guess, safe=safe),)
+
+
 @functools.cache
 def _homes(key: str) -> tuple[str, ...]:
     """Blocks that do have a key of this name, when that leaves no doubt."""
-    if key in ("enabled", "device", "type", "params", "dtype", "profile", "seed", "throughput"):
+    if key in (
+        "enabled",
+        "device",
+        "type",
+        "params",
+        "dtype",
+        "profile",
+        "seed",
+        "throughput",
+        "offload",
+        "name",
+        "mode",
+    ):
         return ()
     aliases = {"bfloat16", "tensor_parallel.tp", "tensor_parallel.tensor_parallel"}
     blocks = key_list()["blocks"]

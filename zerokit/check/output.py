@@ -11,6 +11,7 @@ from zerokit.check.finding import SEVERITIES, Finding
 
 FORMATS = ("text", "json", "github")
 SCHEMA = "zerokit.check/1"
+_FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
 _GITHUB_LEVEL = {"error": "error", "warning": "warning", "note": "notice"}
 
 
@@ -20,10 +21,10 @@ def as_text(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     for finding in _shown(files, notes):
         place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
         lines.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule}]")
-        if finding.mend:
-            lines.append(f"    mend: {finding.mend}")
+        if finding.fix:
+            lines.append(f"    fix: {finding.fix}{_FIXABLE[finding.fixable]}")
         if finding.source:
-            lines.append(f"    from: {finding.source}")
+            lines.append(f"    source: {finding.source}")
     lines.append(summary(files, notes=notes))
     return "\n".join(lines)
 
@@ -45,13 +46,13 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
         if len(files) <= 3
         else f"{len(files)} files"
     )
-    return f"{kinds}: {', '.join(parts) or 'nothing to mend'}{hidden}"
+    return f"{kinds}: {', '.join(parts) or 'no problems'}{hidden}"
 
 
 def as_json(
     files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = (), extra: dict[str, Any] | None = None
 ) -> str:
-    """One object: files with their kind, findings with place, rule, message and mend."""
+    """One object: files with their kind, findings with place, rule, message and fix."""
     body: dict[str, Any] = {
         "schema": SCHEMA,
         "ok": not any(file.failed for file in files),
@@ -66,7 +67,7 @@ def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     """Workflow commands that GitHub shows as annotations (other CI systems read the same lines)."""
     lines = []
     for finding in _shown(files, notes):
-        text = f"{finding.message} Mend: {finding.mend}" if finding.mend else finding.message
+        text = f"{finding.message} Fix: {finding.fix}" if finding.fix else finding.message
         properties = (
             f"file={_property(finding.path)},line={finding.place.line},col={finding.place.column},"
             f"title={_property(finding.rule)}"

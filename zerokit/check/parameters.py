@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from zerokit.check.finding import Finding, nearest
-from zerokit.check.synonyms import synonym
-from zerokit.check.values import finding, number_as_text, shown, wrong
+from zerokit.check.finding import Finding
+from zerokit.check.suggest import leaves_no_doubt, nearest, synonym
+from zerokit.check.values import can_stand, finding, number_as_text, shown, wrong
 from zerokit.core.rules.types import Edit
 from zerokit.strictload import Document
 
@@ -20,6 +20,13 @@ _WHOLE = frozenset(
 _NUMBERS_OR_LISTS = frozenset(
     {"warmup_min_lr", "warmup_max_lr", "cycle_min_lr", "cycle_max_lr", "lr_range_test_min_lr"}
 )
+_BOOLEANS = frozenset(
+    {
+        "amsgrad", "adam_w_mode", "adamw_mode", "bias_correction", "capturable", "differentiable", "foreach",
+        "fused", "maximize", "set_grad_none", "torch_adam", "fp32_optimizer_states", "nesterov",
+        "eps_inside_sqrt", "lr_range_test_staircase", "cycle_momentum",
+    }
+)  # fmt: skip
 _WARMUP_TYPES = ("log", "linear")
 
 
@@ -49,21 +56,38 @@ def lint_parameters(
     known = known_parameters.get(kind.lower() if name == "optimizer" else kind)
     for key, value in parameters.items():
         if known is not None and key not in known and key != "max_grad_norm":
-            yield _unknown(document, name, key, kind, known)
+            yield _unknown(document, name, key, kind, known, parameters)
         elif value != "auto":
             yield from _value(document, (name, "params", key), value)
 
 
-def _unknown(document: Document, name: str, key: str, kind: str, known: Sequence[str]) -> Finding:
+def _unknown(
+    document: Document,
+    name: str,
+    key: str,
+    kind: str,
+    known: Sequence[str],
+    parameters: Mapping[str, object],
+) -> Finding:
     path = (name, "params", key)
     guess = nearest(key, known) or synonym(key, dict.fromkeys(known))
-    mend = f"did you mean {guess!r}?" if guess else f"use {', '.join(known)}"
+    fix = f"did you mean {guess!r}?" if guess else f"use {', '.join(known)}"
     if kind.lower() == "muon":  # the engine picks those it knows (runtime/engine.py, _muon_param_groups)
         what = f"{kind} takes no parameter {key!r}: DeepSpeed ignores it"
-        return finding(document, path, "unknown-parameter", what, mend, severity="warning")
-    edits = (Edit(kind="rename", key=".".join(path), value=guess),) if guess else ()
+        return finding(document, path, "unknown-parameter", what, fix, severity="warning")
+    edits: tuple[Edit, ...] = ()
+    if guess and guess not in parameters and _fits(document, name, guess, parameters[key]):
+        safe = leaves_no_doubt(key, guess, known)
+        edits = (Edit(kind="rename", key=".".join(path), value=guess, safe=safe),)
     what = f"{kind} takes no parameter {key!r}: the engine fails to start"
-    return finding(document, path, "unknown-parameter", what, mend, edits=edits)
+    return finding(document, path, "unknown-parameter", what, fix, edits=edits)
+
+
+def _fits(document: Document, name: str, key: str, value: object) -> bool:
+    """Whether a value would be accepted under ``key``."""
+    if key in _BOOLEANS:
+        return isinstance(value, bool)
+    return value == "auto" or can_stand(_value(document, (name, "params", key), value))
 
 
 def _value(document: Document, path: tuple[str, str, str], value: object) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zerokit.check.finding import Finding, finding_at
@@ -22,6 +22,12 @@ LARGEST_INTEGER = 2**63 - 1
 
 finding = functools.partial(finding_at, source=SOURCE)
 """A finding at a path of a DeepSpeed JSON."""
+
+
+def can_stand(findings: Iterable[Finding]) -> bool:
+    """Whether a value has no finding, or only such that ``--fix`` removes."""
+    return all(found.fixable == "safe" for found in findings)
+
 
 _NAMES = {
     "integer": "a whole number",
@@ -159,7 +165,8 @@ def _boolean(
             "boolean-as-text",
             f'{path[-1]} is the text "{given}": {effect}',
             f"write {str(meant).lower()} without quotes",
-            edits=(Edit(kind="set", key=dotted, value=meant),),
+            # where any text counts as true, writing false would turn something off
+            edits=(Edit(kind="set", key=dotted, value=meant, safe=refused or meant),),
         )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerokit.strictload import Document
 
 
-# a key that was renamed may have a value to mend
+# a key that was renamed may have a value to change
 _MOST_PASSES = 5
 
 
@@ -44,7 +44,10 @@ _MOST_PASSES = 5
 @click.option(
     "--deep", is_flag=True, help="Also run the real deepspeed.initialize for every rank, on this CPU."
 )
-@click.option("--fix", is_flag=True, help="Write the mends that cannot change what runs.")
+@click.option("--fix", is_flag=True, help="Write the fixes that cannot change what runs.")
+@click.option(
+    "--unsafe", is_flag=True, help="With --fix: also those that let an ignored setting take effect."
+)
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
 @click.option("--notes", is_flag=True, help="Show notes as well.")
 @click.option("--format", "style", type=click.Choice(["text", "json", "github"]), default="text")
@@ -52,27 +55,44 @@ _MOST_PASSES = 5
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Find what DeepSpeed, Accelerate or the launcher would ignore, refuse or trip over.
 
-    Names the line, what will happen and the mend. Exit code 0: nothing wrong; 2: errors.
+    Names the line, what will happen and the fix. Exit code 0: nothing wrong; 2: errors.
     """
     from zerokit.check.files import check_files
 
+    if options["unsafe"] and not options["fix"]:
+        raise InputError("--unsafe needs --fix")
     context = _context(options)
     checked = check_files(files, context, kind=options["kind"])
     fixed: list[Finding] = []
     for _ in range(_MOST_PASSES if options["fix"] else 0):
-        more = _fix(checked)
+        more = _fix(checked, unsafe=options["unsafe"])
         if not more:
             break
         fixed += more
         checked = check_files(files, context, kind=options["kind"])
     _plans_and_recipes(checked)
-    if options["deepspeed_classes"] or options["deep"]:
-        _ask_deepspeed(checked, context, deep=options["deep"])
-    if options["model"] or options["params"]:
-        _ask_whether_it_fits(checked, options)
+    stopped: InputError | None = None
+    try:
+        if options["deepspeed_classes"] or options["deep"]:
+            _ask_deepspeed(checked, context, deep=options["deep"])
+        if options["model"] or options["params"]:
+            _ask_whether_it_fits(checked, options)
+    except InputError as error:
+        stopped = error  # what is known already is shown first
     _show(checked, fixed, options)
-    failing = ("error", "warning") if options["strict"] else ("error",)
-    return 2 if any(f.severity in failing for file in checked for f in file.findings) else 0
+    if stopped is not None:
+        raise stopped
+    return _exit_code(checked, strict=options["strict"])
+
+
+def _exit_code(checked: Sequence[CheckedFile], *, strict: bool) -> int:
+    from zerokit.check.files import INTERNAL_ERROR
+
+    findings = [finding for file in checked for finding in file.findings]
+    if any(finding.rule == INTERNAL_ERROR for finding in findings):
+        return 1
+    failing = ("error", "warning") if strict else ("error",)
+    return 2 if any(finding.severity in failing for finding in findings) else 0
 
 
 def _context(options: dict[str, Any]) -> Context:
@@ -133,13 +153,20 @@ def _key_value_heads(model: str) -> int | None:
     return heads if isinstance(heads, int) and not isinstance(heads, bool) else None
 
 
-def _fix(checked: Sequence[CheckedFile]) -> list[Finding]:
+def _fix(checked: Sequence[CheckedFile], *, unsafe: bool) -> list[Finding]:
     from zerokit.check.fix import fix_file
 
-    return [finding for file in checked for finding in fix_file(file)]
+    fixed: list[Finding] = []
+    for file in checked:
+        try:
+            fixed += fix_file(file, unsafe=unsafe)
+        except InputError as error:
+            click.echo(f"zerokit: {error}", err=True)
+    return fixed
 
 
 def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
+    from zerokit.check.files import internal_error
     from zerokit.check.finding import Finding
     from zerokit.strictload import Place
 
@@ -155,17 +182,20 @@ def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
                 from zerokit.recipes import parse_recipe
 
                 _look_up(parse_recipe(file.document), file.document)
-        except FileInputError as error:
+        except InputError as error:
+            line, column = (error.line, error.column) if isinstance(error, FileInputError) else (1, 1)
             file.findings.append(
                 Finding(
                     path=file.path,
-                    place=Place(error.line or 1, error.column or 1),
+                    place=Place(line or 1, column or 1),
                     rule=f"{file.kind}-invalid",
                     severity="error",
-                    message=error.message,
-                    mend="",
+                    message=error.message if isinstance(error, FileInputError) else str(error),
+                    fix="",
                 )
             )
+        except Exception as error:
+            file.findings.append(internal_error(file.path, error))
 
 
 def _look_up(recipe: Recipe, document: Document) -> None:
@@ -222,7 +252,7 @@ def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bo
                 rule="accelerate-says" if who == "Accelerate" else "deepspeed-says",
                 severity="error",
                 message=f"{who} refuses it{ranks}: {result.error}",
-                mend="",
+                fix="",
                 source=f"the installed {who}",
             )
         )
@@ -256,7 +286,7 @@ def _ask_whether_it_fits(checked: Sequence[CheckedFile], options: dict[str, Any]
                     rule="does-not-fit",
                     severity=severity,
                     message=message,
-                    mend="turn it on in the script, and say so here with --checkpointing full"
+                    fix="turn it on in the script, and say so here with --checkpointing full"
                     if severity == "warning"
                     else "let `zerokit plan` choose",
                 )
@@ -272,7 +302,7 @@ def _show(checked: Sequence[CheckedFile], fixed: Sequence[Finding], options: dic
         return
     for finding in fixed:
         place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
-        click.echo(f"{place}: mended: {finding.message} [{finding.rule}]", err=True)
+        click.echo(f"{place}: fixed: {finding.message} [{finding.rule}]", err=True)
     text = output.as_github if style == "github" else output.as_text
     shown = text(checked, notes=options["notes"])
     if shown:

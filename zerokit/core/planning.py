@@ -207,7 +207,7 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
     """
     violation = first_violation(strategy, key_value_heads=request.shape.kv_heads)
     if violation is not None and violation.rule.severity == "error":
-        raise InputError(f"{violation.key}: {violation.message}; {violation.mend}")
+        raise InputError(f"{violation.key}: {violation.message}; {violation.fix}")
     job = replace(request.job, global_batch=strategy.global_batch)
     memory = (request.exact_memory or request.memory)(job, strategy, request.cluster)
     timing = time_model(request, job)
@@ -289,7 +289,7 @@ def _check_placement(space: Space, layout: Layout) -> None:
     strategy = build_strategy(space, layout, placement, "none", 1, 1, fastest)
     violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
     if violation is not None:
-        raise InputError(f"--zero {pins.zero_stage}: {violation.message}; {violation.mend}")
+        raise InputError(f"--zero {pins.zero_stage}: {violation.message}; {violation.fix}")
 
 
 def _host_note(chosen: Candidate, request: Request) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class Problem:
     rule: str
     place: Place
     message: str
-    mend: str
+    fix: str
 
 
 @dataclass(slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def parse_json(text: str, path: str = "<text>", *, strict: bool = True) -> Docum
     document = _Reader(text, path).read()
     if strict and document.problems:
         first = document.problems[0]
-        raise FileInputError(path, f"{first.message}; {first.mend}", *first.place)
+        raise FileInputError(path, f"{first.message}; {first.fix}", *first.place)
     return document
 
 
@@ -74,9 +74,9 @@ class _Reader:
         place = place_of(self.text, self.at if at is None else at)
         return FileInputError(self.document.path, message, *place)
 
-    def note(self, rule: str, at: int, message: str, mend: str) -> None:
+    def note(self, rule: str, at: int, message: str, fix: str) -> None:
         place = place_of(self.text, at)
-        self.document.problems.append(Problem(rule=rule, place=place, message=message, mend=mend))
+        self.document.problems.append(Problem(rule=rule, place=place, message=message, fix=fix))
 
     def peek(self) -> str:
         return self.text[self.at : self.at + 1]

@@ -236,7 +236,7 @@ class _Reader:
                 rule="yaml-number-as-text",
                 place=Place(mark.line + 1, mark.column + 1),
                 message=f"{event.value}: without a point and a signed exponent, Accelerate reads text",
-                mend=f"write {shown}",
+                fix=f"write {shown}",
             )
         )
 

@@ -75,7 +75,7 @@ BATCH_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/config.py:650",
         key="gradient_accumulation_steps",
         message="neither train_batch_size nor train_micro_batch_size_per_gpu is given: DeepSpeed refuses the file",
-        mend='add "train_micro_batch_size_per_gpu"',
+        fix='add "train_micro_batch_size_per_gpu"',
         broken=_none_given,
         scope="file",
     ),
@@ -86,7 +86,7 @@ BATCH_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/config.py:596",
         key="{name}",
         message="{name} is {value}: DeepSpeed refuses the file",
-        mend="use a whole number of at least 1",
+        fix="use a whole number of at least 1",
         broken=_not_positive,
         scope="file",
     ),
@@ -98,7 +98,7 @@ BATCH_RULES: tuple[Rule, ...] = (
         key="train_batch_size",
         message="train_batch_size {train} is not {micro} (micro-batch) × {steps} (accumulation) × {ranks} "
         "(data-parallel ranks): DeepSpeed refuses the file",
-        mend="use {right}, or leave train_batch_size out",
+        fix="use {right}, or leave train_batch_size out",
         broken=_mismatch,
         scope="file",
     ),
@@ -110,7 +110,7 @@ BATCH_RULES: tuple[Rule, ...] = (
         key="train_batch_size",
         message="train_batch_size {train} is not a multiple of {micro} × {steps} (micro-batch × accumulation): "
         "no number of ranks fits",
-        mend="leave train_batch_size out",
+        fix="leave train_batch_size out",
         broken=_contradiction,
         scope="file",
     ),
@@ -122,13 +122,13 @@ BATCH_RULES: tuple[Rule, ...] = (
         key="train_batch_size",
         message="with tensor parallel {degree}, DeepSpeed checks train_batch_size against all {ranks}ranks, "
         "not the data-parallel ones: it refuses the file, or steps at another batch than meant",
-        mend="leave train_batch_size out",
+        fix="leave train_batch_size out",
         broken=lambda s: (
             s.tensor_parallel > 1
             and s.get("train_batch_size") not in (None, "auto")
             and {"degree": s.tensor_parallel, "ranks": f"{s.world_size} " if s.world_size else ""}
         ),
         scope="file",
-        edits=(Edit(kind="remove", key="train_batch_size"),),
+        edits=(Edit(kind="remove", key="train_batch_size", safe=False),),
     ),
 )

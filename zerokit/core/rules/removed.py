@@ -33,7 +33,7 @@ _ZERO: Mapping[str, tuple[str, str]] = {
 _OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
 
 
-def _present(key: str, what: str, mend: str, source: str) -> Rule:
+def _present(key: str, what: str, fix: str, source: str) -> Rule:
     return Rule(
         id=f"removed-{key.rpartition('.')[2].replace('_', '-')}",
         severity="error",
@@ -41,7 +41,7 @@ def _present(key: str, what: str, mend: str, source: str) -> Rule:
         source=source,
         key=key,
         message=f"{what} was removed from DeepSpeed: the key is refused, even when the feature is off",
-        mend=mend,
+        fix=fix,
         broken=lambda setup: setup.has(key),
         scope="file",
         edits=(Edit(kind="remove", key=key),),
@@ -49,13 +49,10 @@ def _present(key: str, what: str, mend: str, source: str) -> Rule:
 
 
 REMOVED_RULES: tuple[Rule, ...] = (
+    *(_present(key, what, fix, "deepspeed/runtime/config.py:134") for key, (what, fix) in _TOP_LEVEL.items()),
     *(
-        _present(key, what, mend, "deepspeed/runtime/config.py:134")
-        for key, (what, mend) in _TOP_LEVEL.items()
-    ),
-    *(
-        _present(f"zero_optimization.{key}", what, mend, "deepspeed/runtime/config.py:139")
-        for key, (what, mend) in _ZERO.items()
+        _present(f"zero_optimization.{key}", what, fix, "deepspeed/runtime/config.py:139")
+        for key, (what, fix) in _ZERO.items()
     ),
     Rule(
         id="removed-one-bit-optimizer",
@@ -64,7 +61,7 @@ REMOVED_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2019",
         key="optimizer.type",
         message="the 1-bit optimizers were removed from DeepSpeed: the engine fails to start",
-        mend="use AdamW or Lamb; zero_quantized_gradients saves traffic at stage 3",
+        fix="use AdamW or Lamb; zero_quantized_gradients saves traffic at stage 3",
         broken=lambda s: (
             isinstance(s.get("optimizer.type"), str) and s.get("optimizer.type").lower() in _OPTIMIZERS
         ),
@@ -77,7 +74,7 @@ REMOVED_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2651",
         key="zero_optimization.legacy_stage1",
         message="the old stage 1 was removed from DeepSpeed: the engine fails to start",
-        mend="remove the key",
+        fix="remove the key",
         broken=lambda s: s.get("zero_optimization.legacy_stage1") is True and s.settings.zero.stage > 0,
         scope="file",
         edits=(Edit(kind="remove", key="zero_optimization.legacy_stage1"),),

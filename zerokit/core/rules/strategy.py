@@ -114,7 +114,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2749",
         key="zero_optimization.offload_param",
         message="offload_param works at stage 3 only; at stage {stage} it is ignored and the weights stay on the GPU",
-        mend='set "stage": 3, or remove offload_param',
+        fix='set "stage": 3, or remove offload_param',
         broken=lambda s: (
             s.settings.zero.offload_param.device != "none"
             and s.settings.zero.stage < 3
@@ -128,7 +128,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:1562",
         key="zero_optimization.offload_optimizer",
         message="at stage 0 nothing is offloaded: the optimizer states stay on the GPU, stepped by the CPU optimizer",
-        mend='set "stage" to 1, 2 or 3, or remove offload_optimizer',
+        fix='set "stage" to 1, 2 or 3, or remove offload_optimizer',
         broken=lambda s: s.settings.zero.offload_optimizer.device != "none" and s.settings.zero.stage == 0,
     ),
     Rule(
@@ -138,7 +138,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/zero/stage_1_and_2.py:220",
         key="zero_optimization.offload_optimizer.device",
         message="NVMe offload works at stage 3 only; at stage {stage} the states go to host memory instead",
-        mend='set "stage": 3, or "device": "cpu"',
+        fix='set "stage": 3, or "device": "cpu"',
         broken=lambda s: (
             s.settings.zero.offload_optimizer.device == "nvme"
             and s.settings.zero.stage in (1, 2)
@@ -152,7 +152,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/swap_tensor/optimizer_utils.py:33",
         key="zero_optimization.offload_optimizer.device",
         message="NVMe offload without nvme_path: the engine fails to start",
-        mend='add "nvme_path": a folder on a local NVMe disk of every node',
+        fix='add "nvme_path": a folder on a local NVMe disk of every node',
         broken=lambda s: (
             s.settings.zero.stage == 3
             and s.settings.zero.offload_optimizer.device == "nvme"
@@ -166,7 +166,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/zero/partition_parameters.py:1230",
         key="zero_optimization.offload_param.device",
         message="NVMe offload without nvme_path: the engine fails to start",
-        mend='add "nvme_path": a folder on a local NVMe disk of every node',
+        fix='add "nvme_path": a folder on a local NVMe disk of every node',
         broken=lambda s: (
             s.settings.zero.stage == 3
             and s.settings.zero.offload_param.device == "nvme"
@@ -180,7 +180,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/zero/config.py:399",
         key="zero_optimization.offload_optimizer.ratio",
         message="partial offload (ratio below 1) works at stage 3 only; DeepSpeed refuses the file",
-        mend='set "stage": 3, or "ratio": 1.0',
+        fix='set "stage": 3, or "ratio": 1.0',
         broken=lambda s: s.settings.zero.offload_optimizer.ratio < 1.0 and s.settings.zero.stage < 3,
     ),
     Rule(
@@ -190,7 +190,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2380",
         key="optimizer",
         message="the offloaded step runs {name} in plain torch on the host, several times slower than DeepSpeedCPUAdam",
-        mend='use "AdamW" without torch_adam, or set "zero_force_ds_cpu_optimizer": false to say it is meant',
+        fix='use "AdamW" without torch_adam, or set "zero_force_ds_cpu_optimizer": false to say it is meant',
         broken=_slow_host_step,
     ),
     Rule(
@@ -200,7 +200,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2788",
         key="zero_optimization.zero_quantized_weights",
         message="quantised weights (ZeRO++ qwZ) work at stage 3 only; ignored here",
-        mend='set "stage": 3, or remove the key',
+        fix='set "stage": 3, or remove the key',
         **_below_stage_3("zero_quantized_weights"),
     ),
     Rule(
@@ -210,7 +210,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2159",
         key="zero_optimization.zero_quantized_gradients",
         message="quantised gradients (ZeRO++ qgZ) work at stage 3 only; ignored here",
-        mend='set "stage": 3, or remove the key',
+        fix='set "stage": 3, or remove the key',
         **_below_stage_3("zero_quantized_gradients"),
     ),
     Rule(
@@ -220,7 +220,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2787",
         key="zero_optimization.zero_hpz_partition_size",
         message="the secondary partition (ZeRO++ hpZ) works at stage 3 only; ignored here",
-        mend='set "stage": 3, or remove the key',
+        fix='set "stage": 3, or remove the key',
         broken=lambda s: s.settings.zero.stage < 3 and s.settings.zero.zero_hpz_partition_size > 1,
     ),
     Rule(
@@ -230,7 +230,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/utils/groups.py:945",
         key="zero_optimization.zero_hpz_partition_size",
         message="zero_hpz_partition_size {size} does not divide {world_size} ranks: the engine fails to start",
-        mend="use the number of GPUs per node",
+        fix="use the number of GPUs per node",
         broken=_hpz,
     ),
     Rule(
@@ -241,7 +241,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="zero_optimization.zero_hpz_partition_size",
         message="zero_hpz_partition_size {size} spans nodes of {gpus_per_node} GPUs: the gathers it should keep "
         "inside a node cross the network",
-        mend="use the number of GPUs per node",
+        fix="use the number of GPUs per node",
         broken=_hpz_across_nodes,
     ),
     Rule(
@@ -251,7 +251,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2323",
         key="data_types.grad_accum_dtype",
         message="stage 0 cannot accumulate {dtype} gradients of a {precision} model: the engine fails to start",
-        mend="remove grad_accum_dtype, or use stage 1 to 3",
+        fix="remove grad_accum_dtype, or use stage 1 to 3",
         broken=_accumulation_dtype_at_stage_0,
     ),
     Rule(
@@ -261,7 +261,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2310",
         key="data_types.grad_accum_dtype",
         message="stage 1 with bf16 and fp32 accumulation runs another optimizer (BF16_Optimizer), with its own memory",
-        mend="use stage 2 for the usual optimizer",
+        fix="use stage 2 for the usual optimizer",
         broken=lambda s: (
             s.settings.zero.stage == 1
             and s.settings.precision == "bf16"
@@ -276,7 +276,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/config.py:705",
         key="{block}.{block}_master_weights_and_grads",
         message="low-precision master weights need ZeRO stage 1, 2 or 3; DeepSpeed refuses the file",
-        mend="set a stage, or remove the key",
+        fix="set a stage, or remove the key",
         broken=lambda s: (
             s.settings.zero.stage == 0
             and (s.settings.fp16_master_weights_and_grads or s.settings.bf16_master_weights_and_grads)
@@ -290,7 +290,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/config.py:714",
         key="bf16.bf16_optimizer_states",
         message="bf16_optimizer_states needs bf16_master_weights_and_grads; DeepSpeed refuses the file",
-        mend='add "bf16_master_weights_and_grads": true',
+        fix='add "bf16_master_weights_and_grads": true',
         broken=lambda s: s.settings.bf16_optimizer_states and not s.settings.bf16_master_weights_and_grads,
     ),
     Rule(
@@ -301,7 +301,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="{block}.{block}_master_weights_and_grads",
         message="low-precision master weights need the optimizer offloaded and stepped by DeepSpeedCPUAdam: "
         "the engine fails to start",
-        mend="add offload_optimizer with device cpu and an AdamW without torch_adam (bf16_optimizer_states also "
+        fix="add offload_optimizer with device cpu and an AdamW without torch_adam (bf16_optimizer_states also "
         "allows them on the GPU)",
         broken=lambda s: (
             _low_precision_master(s)
@@ -315,7 +315,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2019",
         key="optimizer.type",
         message="{name} is neither a DeepSpeed optimizer nor in torch.optim: the engine fails to start",
-        mend="{instead}",
+        fix="{instead}",
         broken=_unknown_optimizer,
     ),
     Rule(
@@ -325,7 +325,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2300",
         key="optimizer.type",
         message="ZeRO refuses an optimizer that is not on its list",
-        mend='add "zero_allow_untested_optimizer": true',
+        fix='add "zero_allow_untested_optimizer": true',
         broken=_untested,
     ),
     Rule(
@@ -335,7 +335,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/zero/stage3.py:361",
         key="optimizer.type",
         message="Muon at stage 3 cannot run with reduce_scatter, which is on unless turned off",
-        mend='add "reduce_scatter": false to zero_optimization',
+        fix='add "reduce_scatter": false to zero_optimization',
         broken=lambda s: s.settings.zero.stage == 3 and _kind(s) == "muon" and s.settings.zero.reduce_scatter,
     ),
     Rule(
@@ -345,7 +345,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/pipe/engine.py:77",
         key="zero_optimization.stage",
         message="pipeline parallelism cannot run with ZeRO stage 2 or 3: the engine fails to start",
-        mend="use stage 1 or 0 with a pipeline",
+        fix="use stage 1 or 0 with a pipeline",
         broken=_pipeline_stage,
     ),
     Rule(
@@ -355,7 +355,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         source="deepspeed/utils/groups.py:71",
         key="tensor_parallel.autotp_size",
         message="{world_size} ranks do not divide by {degree} (tensor × pipeline × sequence parallel)",
-        mend="change the degrees or the number of ranks",
+        fix="change the degrees or the number of ranks",
         broken=_indivisible_world,
     ),
     Rule(
@@ -366,7 +366,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="tensor_parallel.autotp_size",
         message="tensor parallel {degree} is more than the model's {heads} key-value heads: ranks beyond them hold no "
         "attention and the work does not scale (DeepSpeed only warns)",
-        mend="use at most {heads}",
+        fix="use at most {heads}",
         broken=lambda s: (
             s.key_value_heads is not None
             and s.tensor_parallel > s.key_value_heads
@@ -381,7 +381,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="torch_autocast.enabled",
         message="torch_autocast together with {precision}: the weights are in {precision} already, so autocast "
         "only adds casts",
-        mend="enable one of the two",
+        fix="enable one of the two",
         broken=lambda s: (
             s.settings.torch_autocast is not None
             and s.settings.precision != "fp32"

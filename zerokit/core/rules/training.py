@@ -66,7 +66,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2483",
         key="optimizer.params.max_grad_norm",
         message="DeepSpeed refuses max_grad_norm in the optimizer",
-        mend='write "gradient_clipping" at the top level instead',
+        fix='write "gradient_clipping" at the top level instead',
         broken=lambda s: s.has(f"optimizer.params.{_CLIP}"),
         scope="file",
     ),
@@ -77,7 +77,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:1930",
         key="scheduler.type",
         message="{name} is no DeepSpeed scheduler: the engine fails to start",
-        mend="{instead}",
+        fix="{instead}",
         broken=_unknown_scheduler,
         scope="file",
     ),
@@ -88,7 +88,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/lr_schedules.py:791",
         key="scheduler.type",
         message="this scheduler needs total_num_steps: the engine fails to start",
-        mend='add "total_num_steps" to its params ("auto" with the Trainer)',
+        fix='add "total_num_steps" to its params ("auto" with the Trainer)',
         broken=lambda s: _scheduler_parameter(s, "total_num_steps"),
         scope="file",
     ),
@@ -99,7 +99,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/lr_schedules.py:734",
         key="scheduler.params.warmup_num_steps",
         message="warmup_num_steps must be at least 1 since DeepSpeed 0.19.6: the engine fails to start",
-        mend="write 1 for no warm-up, or leave the scheduler out",
+        fix="write 1 for no warm-up, or leave the scheduler out",
         broken=_warmup,
         scope="file",
     ),
@@ -111,7 +111,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         key="scheduler.params.warmup_num_steps",
         message="warmup_num_steps {warmup} is more than total_num_steps {total}: DeepSpeed only warns, and the "
         "full learning rate is never reached",
-        mend="warm up for fewer steps",
+        fix="warm up for fewer steps",
         broken=_warmup_beyond_total,
         scope="file",
     ),
@@ -122,7 +122,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/zero/stage_1_and_2.py:350",
         key="{name}",
         message="{name} cannot be used with reduce_scatter at stage 2 and 3: the engine fails to start",
-        mend='remove it, or set "reduce_scatter": false',
+        fix='remove it, or set "reduce_scatter": false',
         broken=_scaled_before_scatter,
         scope="file",
     ),
@@ -133,7 +133,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/config.py:696",
         key="gradient_allreduce_op",
         message="gradient_allreduce_op sum is not supported at stage 3: DeepSpeed refuses the file",
-        mend='use "mean"',
+        fix='use "mean"',
         broken=lambda s: (
             s.settings.zero.stage == 3
             and isinstance(s.get("gradient_allreduce_op"), str)
@@ -148,7 +148,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/config.py:246",
         key="gradient_allreduce_op",
         message="gradient_allreduce_op {value} is not known: DeepSpeed refuses the file",
-        mend='use "mean" or "sum"',
+        fix='use "mean" or "sum"',
         broken=lambda s: (
             isinstance(s.get("gradient_allreduce_op"), str)
             and s.get("gradient_allreduce_op").lower() not in ("mean", "sum")
@@ -163,7 +163,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/config.py:230",
         key="{name}",
         message="{name} {value} is not known: DeepSpeed refuses the file",
-        mend="use fp16, bf16 or fp32",
+        fix="use fp16, bf16 or fp32",
         broken=_communication_type,
         scope="file",
     ),
@@ -174,7 +174,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/engine.py:2022",
         key="fp16.loss_scale",
         message="Lamb needs dynamic loss scaling: the engine fails to start",
-        mend='set "loss_scale": 0',
+        fix='set "loss_scale": 0',
         broken=lambda s: (
             (s.settings.optimizer or "").lower() == "lamb"
             and s.settings.precision == "fp16"

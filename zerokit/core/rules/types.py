@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from zerokit.core.settings import DeepSpeedSettings
@@ -50,11 +50,16 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """A mend that cannot change what runs: what ``check --fix`` writes."""
+    """A change of the text: what ``check --fix`` writes.
+
+    Attributes:
+        safe: it cannot change what runs; others are written with ``--unsafe`` alone.
+    """
 
     kind: Literal["remove", "set", "rename"]
     key: str
     value: Any = None
+    safe: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +75,7 @@ class Rule:
         message: what is wrong and what will happen; may hold ``{fields}`` of the details.
         broken: falsy when the rule is kept; true, or the details that the texts need.
         scope: ``strategy``: settings and degrees are enough; ``file``: needs the raw dictionary.
-        edits: safe mends, or none.
+        edits: changes that ``check --fix`` can write.
     """
 
     id: str
@@ -79,7 +84,7 @@ class Rule:
     source: str
     key: str
     message: str
-    mend: str
+    fix: str
     broken: Callable[[Setup], bool | Mapping[str, Any] | None]
     scope: Literal["strategy", "file"] = "strategy"
     edits: tuple[Edit, ...] = ()
@@ -107,13 +112,11 @@ class Violation:
         return self._filled(self.rule.message)
 
     @property
-    def mend(self) -> str:
-        """How to mend it."""
-        return self._filled(self.rule.mend)
+    def fix(self) -> str:
+        """How to fix it."""
+        return self._filled(self.rule.fix)
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """Safe mends."""
-        return tuple(
-            Edit(kind=edit.kind, key=self._filled(edit.key), value=edit.value) for edit in self.rule.edits
-        )
+        """Changes that ``check --fix`` can write."""
+        return tuple(replace(edit, key=self._filled(edit.key)) for edit in self.rule.edits)

@@ -1,0 +1,144 @@
+"""Which known name was meant by a wrong one, and when that leaves no doubt."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_CUTOFF = 0.78
+_LONG_WORD = 6
+_SHORTEST_TYPO = 4
+_DIGITS = re.compile(r"\d+")
+
+_SYNONYMS = {
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "micro_batch_size_per_gpu": "train_micro_batch_size_per_gpu",
+    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
+    "train_micro_batch_size": "train_micro_batch_size_per_gpu",
+    "batch_size": "train_batch_size",
+    "global_batch_size": "train_batch_size",
+    "gradient_accumulation": "gradient_accumulation_steps",
+    "grad_accum_steps": "gradient_accumulation_steps",
+    "accumulation_steps": "gradient_accumulation_steps",
+    "max_grad_norm": "gradient_clipping",
+    "grad_clip": "gradient_clipping",
+    "clip_grad": "gradient_clipping",
+    "zero": "zero_optimization",
+    "zero_config": "zero_optimization",
+    "zero_stage": "stage",
+    "lr_scheduler": "scheduler",
+    "learning_rate": "lr",
+    "total_steps": "total_num_steps",
+    "warmup_steps": "warmup_num_steps",
+    "path": "nvme_path",
+    "pinned_memory": "pin_memory",
+    "wall_clock": "wall_clock_breakdown",
+    "autotp": "tensor_parallel",
+    "tp_size": "autotp_size",
+    "thread_count": "intra_op_parallelism",
+    "num_gpus": "num_processes",
+    "nproc_per_node": "num_processes",
+    "num_nodes": "num_machines",
+    "node_rank": "machine_rank",
+    "master_addr": "main_process_ip",
+    "main_process_addr": "main_process_ip",
+    "master_port": "main_process_port",
+}
+"""What a key of another tool is called here."""
+
+_ONE_MEANING = frozenset({"zero_stage", "learning_rate", "pinned_memory"})
+"""Synonyms that mean the same thing in every tool."""
+
+
+def fold(word: str) -> str:
+    """A word without what people get wrong first: case, hyphens, underscores."""
+    return word.lower().replace("-", "").replace("_", "")
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that ``word`` was most likely meant to be.
+
+    Names of two different things are never each other's suggestion, however alike they look
+    (``use_gpu`` and ``use_cpu``, ``tp_config`` and ``fp8_config``).
+    """
+    candidates = sorted(known)
+    for candidate in candidates:
+        if fold(candidate) == fold(word):
+            return candidate
+    words = {part for name in candidates for part in name.lower().split("_")}
+    lower = {name.lower(): name for name in candidates}
+    for close in difflib.get_close_matches(word.lower(), list(lower), n=3, cutoff=_CUTOFF):
+        if _may_be(word.lower(), close, words):
+            return lower[close]
+    return None
+
+
+def _may_be(wrong: str, right: str, words: set[str]) -> bool:
+    """Whether the difference is one of spelling, not of words."""
+    if _DIGITS.findall(wrong) != _DIGITS.findall(right):
+        return False
+    wrong_parts, right_parts = wrong.split("_"), right.split("_")
+    if len(wrong_parts) != len(right_parts):
+        return True
+    for left, other in zip(wrong_parts, right_parts, strict=True):
+        if left == other:
+            continue
+        is_a_word = left in words and not other.startswith(left)
+        allowed = 2 if max(len(left), len(other)) >= _LONG_WORD else 1
+        if is_a_word or min(len(left), len(other)) < 3 or distance(left, other) > allowed:
+            return False
+    return True
+
+
+def synonym(key: str, known: Mapping[str, Any]) -> str | None:
+    """The known key that ``key`` is called elsewhere, if there is one."""
+    meant = _SYNONYMS.get(key.lower())
+    if meant is None and f"stage3_{key}" in known:
+        meant = f"stage3_{key}"
+    return meant if meant in known else None
+
+
+def leaves_no_doubt(wrong: str, right: str, known: Iterable[str]) -> bool:
+    """Whether ``wrong`` can mean nothing but ``right`` among the known names.
+
+    True for another case or other hyphens, for one letter left out, doubled or swapped in a word of
+    four letters or more where no other name is near, and for a few words that mean the same everywhere.
+    A replaced letter may make another word, so that it is left to people.
+    """
+    if wrong.lower() in _ONE_MEANING and _SYNONYMS[wrong.lower()] == right:
+        return True
+    if fold(wrong) == fold(right):
+        return sum(fold(name) == fold(wrong) for name in known) == 1
+    if _DIGITS.findall(wrong) != _DIGITS.findall(right):
+        return False
+    if any(name != right and distance(fold(wrong), fold(name)) <= 2 for name in known):
+        return False
+    wrong_parts, right_parts = wrong.lower().split("_"), right.lower().split("_")
+    if len(wrong_parts) != len(right_parts):
+        return False
+    unlike = [(w, r) for w, r in zip(wrong_parts, right_parts, strict=True) if w != r]
+    if len(unlike) != 1:
+        return False
+    left, other = unlike[0]
+    if len(other) < _SHORTEST_TYPO:
+        return False
+    replaced = len(left) == len(other) and sorted(left) != sorted(other)
+    plural = other in (f"{left}s", f"{left}es")
+    return plural or (distance(left, other) == 1 and not replaced)
+
+
+def distance(left: str, right: str) -> int:
+    """How many letters are to be added, taken, replaced or swapped with their neighbour."""
+    before: list[int] = []
+    above = list(range(len(right) + 1))
+    for row, a in enumerate(left, start=1):
+        current = [row]
+        for column, b in enumerate(right, start=1):
+            cost = min(above[column] + 1, current[-1] + 1, above[column - 1] + (a != b))
+            if row > 1 and column > 1 and a == right[column - 2] and left[row - 2] == b:
+                cost = min(cost, before[column - 2] + 1)
+            current.append(cost)
+        before, above = above, current
+    return above[-1]
