@@ -244,7 +244,7 @@ def _script(
 
 
 def _variables(plan: PlanFile, given: tuple[str, ...]) -> dict[str, str]:
-    found = {str(name): str(value) for name, value in dict(plan.chosen.get("environment") or {}).items()}
+    found = dict(plan.environment)
     for text in given:
         name, separator, value = text.partition("=")
         if not separator or not name:

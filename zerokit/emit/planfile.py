@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zerokit import __version__
+from zerokit.core import environment as variables
 from zerokit.core.settings import DEEPSPEED_VERSION, from_config
 from zerokit.core.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
@@ -65,6 +66,11 @@ class PlanFile:
         for name in degrees:
             product *= int(self.chosen.get(name, 1))
         return product
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that the plan sets; each was checked against the list of those it may set."""
+        return variables.as_text(self.chosen.get("environment") or {})
 
     @property
     def nodes(self) -> int:
@@ -159,6 +165,7 @@ def read(place: str | pathlib.Path) -> PlanFile:
     nodes = cluster.get("nodes", 1) if isinstance(cluster, dict) else None
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
         raise document.error(("cluster", "nodes"), "cluster.nodes must be a whole number of at least 1")
+    _check_environment(document)
     return PlanFile(
         path=path,
         request=body["request"],
@@ -171,6 +178,17 @@ def read(place: str | pathlib.Path) -> PlanFile:
         zerokit_version=str(body.get("zerokit", "")),
         deepspeed_version=str(body.get("deepspeed", "")),
     )
+
+
+def _check_environment(document: Document) -> None:
+    given = document.value["chosen"].get("environment")
+    if given is None:
+        return
+    _expect(document, ("chosen", "environment"), dict)
+    for name, value in given.items():
+        problem = variables.problem_of(name, value)
+        if problem is not None:
+            raise document.error(("chosen", "environment", name), f"chosen.environment.{problem}")
 
 
 def _expect(document: Document, path: tuple[str, ...], kind: type) -> None:

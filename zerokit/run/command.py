@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zerokit.core import environment as variables
 from zerokit.errors import InputError
 from zerokit.run import deadman
 from zerokit.run.cluster import SlurmJob, srun_command
@@ -29,11 +30,6 @@ _SCRUBBED = re.compile(
     r"ROLE_WORLD_SIZE|ROLE_NAME|CROSS_RANK|CROSS_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|"
     r"ACCELERATE_(USE_.*|DEEPSPEED_.*|MIXED_PRECISION|CONFIG_DS_FIELDS|GRADIENT_.*|TORCH_DEVICE)|ZEROKIT_.*|"
     r"PARALLELISM_CONFIG_.*"
-)
-# What a plan may set: nothing that could load code or change who we are.
-_PLAN_MAY_SET = re.compile(
-    r"(PYTORCH|TORCH|NCCL|RCCL|GLOO|UCX|OMP|MKL|CUDA|DS|TOKENIZERS)_[A-Z0-9_]+|"
-    r"ACCELERATE_USE_PARALLELISM_CONFIG|PARALLELISM_CONFIG_[A-Z_]+|ZEROKIT_PIPELINE_STAGES"
 )
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -230,10 +226,8 @@ def _plan_environment(
     setting: dict[str, str], devices: Devices, plan_environment: Mapping[str, object], base: Mapping[str, str]
 ) -> None:
     for name, value in plan_environment.items():
-        if not isinstance(value, str | int | float) or isinstance(value, bool):
-            raise InputError(f"plan.yaml: chosen.environment.{name}: {value!r} is not text")
-        if not _PLAN_MAY_SET.fullmatch(name) or "\0" in str(value):
-            raise InputError(f"plan.yaml: chosen.environment.{name}: a plan may not set this variable")
+        if (problem := variables.problem_of(name, value)) is not None:
+            raise InputError(f"plan.yaml: chosen.environment.{problem}")
         if name in _ALLOCATOR or name in setting or (name in base and not _SCRUBBED.fullmatch(name)):
             continue
         setting[name] = str(value)
