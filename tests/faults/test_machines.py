@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import PROGRAMS, SCRIPT, Run, wait_for
+from tests.hostile import MARKER, strings
 from tests.planfixture import write_plan
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -66,6 +68,34 @@ def test_a_sweep_finds_the_runs_processes(path_of_programs: str, monkeypatch: py
     finally:
         sleeper.kill()
         other.kill()
+
+
+def test_hostile_arguments_and_folders_on_two_machines(tmp_path: Path, path_of_programs: str) -> None:
+    """DeepSpeed's own launcher, and a real shell for each host; nothing of what is passed on runs there."""
+    pytest.importorskip("deepspeed")
+    folder = tmp_path / f'w $(touch {MARKER}) `touch {MARKER}` it\'s;touch {MARKER} "q" ä'
+    folder.mkdir()
+    (folder / "hosts").write_text("node-1 slots=1\nnode-2 slots=1\n")
+    (folder / "deepspeed.py").write_text(f"open({str(tmp_path / MARKER)!r}, 'w')\n")
+    (folder / ".deepspeed_env").write_text(f"X=$(touch {tmp_path / MARKER})\n")
+    texts = strings(150)
+    environment = {"PATH": path_of_programs, "NCCL_DEBUG_SUBSYS": f"$(touch {MARKER})", "MLFLOW_RUN": "it's"}
+    run = Run(
+        Path(sys.executable),
+        folder,
+        ["--hostfile", "hosts", str(SCRIPT), "all:arguments", *texts],
+        environment,
+    )
+    try:
+        code, out, err = run.end(240)
+        assert code == 0, out + err
+        for rank in (0, 1):
+            assert ast.literal_eval((folder / f"argv-{rank}").read_text())[1:] == ["all:arguments", *texts]
+            assert (folder / f"environment-{rank}").read_text() == f"$(touch {MARKER})|it's|None"
+        assert not list(tmp_path.rglob(MARKER)) and not Path("/", MARKER).exists()
+        wait_for(lambda: not run.left(), 10, lambda: f"left: {run.left()}")
+    finally:
+        run.clean_up()
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_a_module_behaves_as_without_us(tmp_path, module):
     write_script(package, "from . import __main__\nimport sys\nprint(sys.argv, __spec__.name)", "train.py")
     write_script(package, "from . import missing", "broken.py")
     expected = plain(tmp_path, "-m", module, "--x", "1")
-    got = measured(tmp_path, "--module", module, "--", "--x", "1")
+    got = measured(tmp_path, "--", "-m", module, "--x", "1")
     assert got[:2] == expected[:2]
     if module != "no_such_module":
         assert [line for line in got[2].splitlines() if "runpy" not in line] == [
@@ -135,9 +135,10 @@ def test_a_hostile_folder_shadows_nothing_of_ours(tmp_path):
             ("t.py", False, ["--local_rank=1", "--local_rank", "7"]),
         ),
         (["--local-rank", "2", "--", "t.py"], ("t.py", False, ["--local-rank", "2"])),
-        (["--local_rank=0", "--module", "p.q", "--", "--x"], ("p.q", True, ["--local_rank=0", "--x"])),
-        (["--module", "p.q", "--x"], ("p.q", True, ["--x"])),
-        (["--module", "p.q", "--", "--", "x"], ("p.q", True, ["--", "x"])),
+        (["--", "--", "t.py", "--", "a"], ("t.py", False, ["--", "a"])),
+        (["--local_rank=0", "--", "-m", "p.q", "--x"], ("p.q", True, ["--local_rank=0", "--x"])),
+        (["-m", "p.q", "--x"], ("p.q", True, ["--x"])),
+        (["--", "--", "-m", "p.q", "--", "x"], ("p.q", True, ["--", "x"])),
     ],
 )
 def test_the_launchers_arguments_go_where_a_script_expects_them(given, expected):

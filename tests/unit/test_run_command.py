@@ -14,6 +14,7 @@ from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
 from zerokit.core.strategy import Strategy
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.run import command as commands
+from zerokit.run import packed
 from zerokit.run.cluster import slurm_job
 from zerokit.run.devices import Devices
 from zerokit.run.hostfile import Host
@@ -121,9 +122,9 @@ def test_a_plan_sets_what_the_user_has_not(tmp_path: Path) -> None:
 
 def test_our_options_go_before_a_double_dash() -> None:
     target = commands.Target(script="t.py", module=None, arguments=("a", "--", "b"))
-    assert target.bootstrap_argv(["--x"])[1:] == ["--", "t.py", "a", "--x", "--", "b"]
+    assert target.bootstrap_argv(["--x"])[1:] == ["--", "--", "t.py", "a", "--x", "--", "b"]
     module = commands.Target(script=None, module="p.t", arguments=("a",))
-    assert module.bootstrap_argv(["--x"])[1:] == ["--module", "p.t", "--", "a", "--x"]
+    assert module.bootstrap_argv(["--x"])[1:] == ["--", "--", "-m", "p.t", "a", "--x"]
 
 
 def test_local_rank_only_for_scripts_that_take_it(tmp_path: Path) -> None:
@@ -137,8 +138,9 @@ def test_other_machines(tmp_path: Path) -> None:
     built = build(tmp_path, hosts=hosts, hostfile=Path("/hosts"), base={"HF_TOKEN": "hf_secret_value"})
     assert "--hostfile=/hosts" in built.argv and "--num_nodes=2" in built.argv
     lines = built.files["deepspeed_env"].splitlines()
-    assert f"ZEROKIT_RUN_DIR={tmp_path}" in lines
-    assert "hf_secret_value" not in "".join(lines) and all("=" in line for line in lines)
+    arguments, environment = packed.unpack(built.argv[-1])
+    assert arguments[-3:] == ["train.py", "--lr", "1"] and environment["ZEROKIT_RUN_DIR"] == str(tmp_path)
+    assert "hf_secret_value" not in "".join(lines) + str(environment) and all("=" in line for line in lines)
     assert built.set_variables["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")
     with pytest.raises(InputError, match="--launcher accelerate"):
         build(tmp_path, hosts=hosts, hostfile=Path("/hosts"), launcher="accelerate")

@@ -2,7 +2,11 @@
 
 ``bootstrap.py [--local_rank=N] [--module] [--] SCRIPT ARGS…`` is started by deepspeed, torchrun or
 accelerate in place of the script. DeepSpeed puts ``--local_rank=N`` in front of the arguments; it goes
-right after the script's name, where an unmodified script expects it.
+right after the script's name, where an unmodified script expects it. On other machines the arguments come
+as one word, ``--packed=…`` (:mod:`zerokit.run.packed`).
+
+Launchers are started in the root folder, so that no file of the user's working folder becomes a module of
+theirs; the rank goes to the working folder itself, ``ZEROKIT_CWD``.
 """
 
 import os
@@ -15,6 +19,12 @@ if __name__ == "__main__" and sys.path and os.path.realpath(sys.path[0]) == _HER
 # The package that this file is part of, though another version be installed or nothing at all.
 _ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
 sys.path.insert(0, _ROOT)
+from zerokit.run import packed  # noqa: E402
+
+if __name__ == "__main__":
+    packed.become(os.path.abspath(__file__), sys.argv[1:])  # noqa: PTH100
+    packed.enter_working_folder()
+
 from zerokit.run import rank_process  # noqa: E402
 
 sys.path.remove(_ROOT)

@@ -4,12 +4,13 @@ DeepSpeed's pdsh runner ends remote ranks with one ``pkill`` that a stubborn ran
 when it is killed itself. srun kills a step's tasks at once when it is told to end, and where Slurm tracks
 processes by group (``proctrack/pgid``) not the ranks that torchrun put into sessions of their own. So
 zerokit looks for them itself, over ssh or in a step beside the run's: every process with this run's
-``ZEROKIT_RUN_DIR`` in its environment.
+``ZEROKIT_RUN_DIR`` in its environment, or its ``ZEROKIT_RUN_ID``, which DeepSpeed's own processes have there.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import os
 import re
 import shutil
@@ -25,12 +26,13 @@ SWEEP_SECONDS = 8.0
 # Runs there; its own environment holds no run folder, so it never finds itself. Prints how many it met.
 _SWEEP = """
 import os, sys
-wanted, number, met = b"ZEROKIT_RUN_DIR=" + sys.argv[1].encode(), int(sys.argv[2]), 0
+names = {b"ZEROKIT_RUN_DIR=" + os.fsencode(sys.argv[1]), b"ZEROKIT_RUN_ID=" + sys.argv[3].encode()}
+number, met = int(sys.argv[2]), 0
 for name in os.listdir("/proc"):
     if name.isdigit() and int(name) != os.getpid():
         try:
             with open("/proc/" + name + "/environ", "rb") as file:
-                mine = wanted in file.read().split(b"\\0")
+                mine = not names.isdisjoint(file.read().split(b"\\0"))
             if mine:
                 os.kill(int(name), number)
                 met += 1
@@ -56,6 +58,11 @@ def ssh_command(host: str, seconds: float, *remote: str) -> list[str]:
     return [program, *options, "--", host, *map(quote, remote)]
 
 
+def run_id(run_dir: str) -> str:
+    """The run folder's path in characters that every shell leaves alone."""
+    return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:32]
+
+
 def sweep(hosts: list[str], run_dir: str, number: int, slurm_job: str | None = None) -> dict[str, int | None]:
     """Send a signal to every process of the run on each host, side by side.
 
@@ -68,7 +75,9 @@ def sweep(hosts: list[str], run_dir: str, number: int, slurm_job: str | None = N
     def one(host: str) -> int | None:
         try:
             done = subprocess.run(
-                ssh_command(host, SWEEP_SECONDS, sys.executable, "-", run_dir, str(number)),
+                ssh_command(
+                    host, SWEEP_SECONDS, sys.executable, "-I", "-", run_dir, str(number), run_id(run_dir)
+                ),
                 input=_SWEEP,
                 capture_output=True,
                 text=True,
@@ -89,9 +98,9 @@ def _sweep_nodes(job: str, nodes: list[str], run_dir: str, number: int) -> dict[
     """A step of its own beside the run's (``--overlap``: Slurm 20.11 or later), one task a node."""
     count = len(nodes)
     command = ["srun", f"--jobid={job}", "--overlap", "--quiet", "--input=none", f"--nodes={count}",
-               f"--ntasks={count}", "--ntasks-per-node=1", sys.executable, "-c", _SWEEP]  # fmt: skip
+               f"--ntasks={count}", "--ntasks-per-node=1", sys.executable, "-I", "-c", _SWEEP]  # fmt: skip
     try:
-        done = subprocess.run([*command, run_dir, str(number)], stdin=subprocess.DEVNULL,
+        done = subprocess.run([*command, run_dir, str(number), run_id(run_dir)], stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=SWEEP_SECONDS, check=False)  # fmt: skip
         lines = [line.split() for line in done.stdout.splitlines()]
     except (OSError, subprocess.TimeoutExpired):

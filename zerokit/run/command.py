@@ -6,6 +6,7 @@ only the former may be shown or written down.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from pathlib import Path
 
 from zerokit.core import environment as variables
 from zerokit.errors import InputError
-from zerokit.run import deadman
-from zerokit.run.cluster import SlurmJob, srun_command
+from zerokit.run import deadman, packed
+from zerokit.run.cluster import SlurmJob, run_id, srun_command
 from zerokit.run.devices import Devices, cores_per_rank
 from zerokit.run.hostfile import Host
 from zerokit.run.steplimit import STOP_VARIABLE
@@ -31,6 +32,14 @@ _SCRUBBED = re.compile(
     r"ACCELERATE_(USE_.*|DEEPSPEED_.*|MIXED_PRECISION|CONFIG_DS_FIELDS|GRADIENT_.*|TORCH_DEVICE)|ZEROKIT_.*|"
     r"PARALLELISM_CONFIG_.*"
 )
+# What DeepSpeed's pdsh runner exports to the other machines of the environment that it was started in, by
+# the beginning of the name (deepspeed/launcher/runner.py:32, accelerator/cuda_accelerator.py:411 of 0.19.8).
+_EXPORTED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+_READ_BEFORE_THE_RANK = ("PYTHONPATH", "PYTHONHOME")  # by DeepSpeed's own processes on each machine
+_SAFE_EXPORT = re.compile(r"(?:[\w@+=:,./^~\[\]-]+(?: +[\w@+=:,./^~\[\]-]+)*)?")
+_SAFE_PATH = re.compile(r"[\w@+=:,./-]+")
+# What DeepSpeed's own processes there need; all else reaches the rank packed.
+_FOR_DEEPSPEED = ("DS_ACCELERATOR", "OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "ZEROKIT_RUN_ID")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
@@ -54,9 +63,11 @@ class Target:
         """
         cut = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
         arguments = [*self.arguments[:cut], *extra, *self.arguments[cut:]]
+        # Twice: DeepSpeed parses the command line twice, and each time argparse drops a ``--``; what comes
+        # after it is never taken for an abbreviated option of the launcher's.
         if self.script is None:
-            return [str(BOOTSTRAP), "--module", str(self.module), "--", *arguments]
-        return [str(BOOTSTRAP), "--", self.script, *arguments]
+            return [str(BOOTSTRAP), "--", "--", "-m", str(self.module), *arguments]
+        return [str(BOOTSTRAP), "--", "--", self.script, *arguments]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +152,7 @@ def build(
     script = target.bootstrap_argv(extra)
     if hosts is not None and hostfile is not None:
         takes_rank = facts.takes_local_rank(target.arguments)
-        _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, takes_rank)
+        _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, takes_rank, base)
     elif slurm is not None:
         torchrun = _program("torchrun", "torch.distributed.run")
         command.argv = [*srun_command(slurm, torchrun, devices.ranks, port), *script]
@@ -202,6 +213,14 @@ def _environment(
     setting = command.set_variables
     command.unset_variables = sorted(name for name in base if _SCRUBBED.fullmatch(name))
     setting["ZEROKIT_RUN_DIR"] = str(run_dir)
+    setting["ZEROKIT_RUN_ID"] = run_id(str(run_dir))
+    folder = os.getcwd()  # noqa: PTH109
+    setting[packed.WORKING_FOLDER] = folder
+    python_path = base.get("PYTHONPATH", "")
+    if python_path:
+        python_path = packed.absolute_python_path(python_path, folder)
+        setting["PYTHONPATH"] = python_path
+    setting[packed.PYTHON_PATH] = python_path
     setting["ZEROKIT_DEVICE"] = devices.kind
     if plan is not None:
         setting["ZEROKIT_PLAN"] = str(plan)
@@ -251,6 +270,7 @@ def _on_hosts(
     port: int,
     run_dir: Path,
     takes_local_rank: bool,
+    base: Mapping[str, str],
 ) -> None:
     if launcher != "deepspeed":
         raise InputError(
@@ -258,12 +278,20 @@ def _on_hosts(
             "here (accelerate would write the whole environment, tokens too, into .deepspeed_env); leave "
             "--launcher out"
         )
-    # What DeepSpeed exports by itself is MLFLOW*, PYTHON*, NCCL* and the like; ours go by this file, in the
-    # run folder instead of the home folder, and hold no variable of the user's.
+    _refuse_unsafe_paths()
+    word = packed.pack(script, _for_the_ranks(command, base))
+    if len(word) > packed.LONGEST:
+        raise InputError(
+            f"the script's arguments are {sum(map(len, script)):,} characters: too long for the command line "
+            "of another machine; put them into a file that the script reads"
+        )
+    # Ours go by this file, in the run folder instead of the home folder.
     environment_file = run_dir / "deepspeed_env"
-    lines = "".join(f"{name}={value}\n" for name, value in command.set_variables.items() if value)
-    command.files[environment_file.name] = lines
-    command.set_variables["DS_ENV_FILE"] = str(environment_file)
+    setting = command.set_variables
+    command.files[environment_file.name] = "".join(
+        f"{name}={setting[name]}\n" for name in _FOR_DEEPSPEED if setting.get(name)
+    )
+    setting["DS_ENV_FILE"] = str(environment_file)
     command.argv = [
         *_program("deepspeed", "deepspeed.launcher.runner"),
         f"--hostfile={hostfile}",
@@ -274,4 +302,42 @@ def _on_hosts(
     ]
     if not takes_local_rank:
         command.argv.append("--no_local_rank")
-    command.argv += script
+    command.argv += [script[0], word]
+
+
+def _refuse_unsafe_paths() -> None:
+    """DeepSpeed writes both into the remote shell's line as they are."""
+    for what, path in (("Python", sys.executable), ("zerokit", str(BOOTSTRAP))):
+        if not _SAFE_PATH.fullmatch(path):
+            raise InputError(
+                f"--hostfile: {what} is installed at {path!r}, and DeepSpeed cannot start it through "
+                "the shell of another machine; install it under a path of letters, digits and "
+                "_ @ + = : , . / -"
+            )
+
+
+def _for_the_ranks(command: Command, base: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables of ranks on other machines: those we set, and the user's that DeepSpeed would garble.
+
+    The latter are taken from DeepSpeed's own environment, so that it does not export them.
+
+    Raises:
+        InputError: one that Python itself needs before a rank begins.
+    """
+    kept = {n: v for n, v in command.set_variables.items() if n not in _FOR_DEEPSPEED}
+    for name in ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE"):  # deepspeed/launcher/launch.py sets the former
+        kept.pop(name, None)
+    variables_of_ranks: dict[str, str | None] = {"PYTHONPATH": None, **kept}
+    for name, value in {**base, **command.set_variables}.items():
+        if not name.startswith(_EXPORTED_BY_DEEPSPEED) or _SAFE_EXPORT.fullmatch(value):
+            continue
+        if name in _READ_BEFORE_THE_RANK:
+            raise InputError(
+                f"--hostfile: the environment variable {name} holds {value!r:.80}, which a shell on "
+                "the other machines would change, as DeepSpeed's pdsh runner quotes it; use paths of "
+                "letters, digits and _ @ + = : , . / -"
+            )
+        variables_of_ranks[name] = value
+        command.set_variables.pop(name, None)
+        command.unset_variables.append(name)
+    return variables_of_ranks

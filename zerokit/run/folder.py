@@ -104,4 +104,6 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; see :func:`write_atomically`."""
-    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # A byte of a path or argument that is no UTF-8 is a lone surrogate here, and \udcXX is JSON's way.
+    write_atomically(path, text.encode("utf-8", "backslashreplace"))

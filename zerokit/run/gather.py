@@ -94,7 +94,7 @@ def copy_to(hosts: list[str], run_dir: Path, names: list[str]) -> None:
     )
 
     def one(host: str) -> str | None:
-        command = ssh_command(host, _COPY_SECONDS, sys.executable, "-", str(run_dir))
+        command = ssh_command(host, _COPY_SECONDS, sys.executable, "-I", "-", str(run_dir))
         try:
             done = subprocess.run(command, input=script, capture_output=True, text=True,
                                   timeout=_COPY_SECONDS, check=False)  # fmt: skip
@@ -167,7 +167,7 @@ class Gatherer:
             self._over.wait(BEAT_SECONDS)
 
     def _command(self, host: str, how: str) -> list[str]:
-        remote = [sys.executable, "-c", _RELAY, str(self.run_dir), f"{self.alive_seconds:g}", how]
+        remote = [sys.executable, "-I", "-c", _RELAY, str(self.run_dir), f"{self.alive_seconds:g}", how]
         return ssh_command(host, _CONNECT_SECONDS, *remote, _FETCHED.pattern, ALIVE_FILE)
 
     def _follow(self, host: str) -> None:

@@ -46,7 +46,7 @@ class Guard:
         self.connection = connection
         self.order = order
         self.expected_ranks = int(order["expected_ranks"])
-        self.run_dir = str(order["run_dir"]).encode()
+        self.run_dir = os.fsencode(str(order["run_dir"]))
         self.launcher: subprocess.Popen[bytes] | None = None
         self.launcher_code: int | None = None
         self.ranks: dict[int, tuple[int, processes.Process]] = {}  # pid -> rank, process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from zerokit.run import packed
 from zerokit.run.redact import is_secret_name
 
 _SECRET_OPTION = re.compile(
@@ -26,19 +27,18 @@ class Masker:
         self._names = {v: found[v] for v in sorted(found, key=len, reverse=True)}
         self._encoded = {v.encode("utf-8", "surrogateescape"): n.encode() for v, n in self._names.items()}
         patterns = [re.escape(value) for value in self._encoded]
-        self._pattern = re.compile(b"|".join(patterns)) if patterns else None
+        patterns.append(packed.PATTERN.pattern)
+        self._pattern = re.compile(b"|".join(patterns))
 
     def text(self, text: str) -> str:
         """The text without secrets."""
         for value, name in self._names.items():
             text = text.replace(value, name)
-        return text
+        return packed.hide(text)
 
     def data(self, data: bytes) -> bytes:
         """The bytes (whole lines, so that no secret is cut in two) without secrets."""
-        if self._pattern is None:
-            return data
-        return self._pattern.sub(lambda match: self._encoded[match[0]], data)
+        return self._pattern.sub(lambda match: self._encoded.get(match[0], packed.SHOWN.encode()), data)
 
     def argv(self, argv: list[str]) -> list[str]:
         """An argument list for showing and keeping."""

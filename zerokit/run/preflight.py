@@ -87,7 +87,7 @@ def ask_node(host: Host, seconds: float, port: int = 0, token: Path | None = Non
     seen = [] if token is None else [str(token)]
     try:
         done = subprocess.run(
-            ssh_command(host.name, seconds, sys.executable, "-", str(port), *seen),
+            ssh_command(host.name, seconds, sys.executable, "-I", "-", str(port), *seen),
             input=_PROBE,
             capture_output=True,
             text=True,

@@ -45,29 +45,25 @@ class Target:
 def parse_arguments(arguments: list[str]) -> Target:
     """Read the command line that the launcher made and DeepSpeed or torchrun passed on.
 
-    Their parsers (argparse) drop a first ``--``, so it may be there or not.
+    ``[--local_rank=N] -- -- [-m] NAME ARGS…``: their parsers (argparse) drop a first ``--``, so two, one or
+    none of them may be left.
 
     Raises:
         SystemExit: no script is named.
     """
     rest = list(arguments)
     injected: list[str] = []
-    module: str | None = None
-    while rest and (rest[0].split("=")[0] in _LOCAL_RANK or rest[0] == "--module"):
-        if rest[0] == "--module":
-            module = rest[1] if len(rest) > 1 else None
-            del rest[:2]
-        else:
-            take = 1 if "=" in rest[0] else 2
-            injected += rest[:take]
-            del rest[:take]
-    if rest and rest[0] == "--":
+    while rest and rest[0].split("=")[0] in _LOCAL_RANK:
+        take = 1 if "=" in rest[0] else 2
+        injected += rest[:take]
+        del rest[:take]
+    while rest and rest[0] == "--":
         del rest[0]
-    if module is None:
-        if not rest:
-            raise SystemExit("zerokit: no script to run")
-        return Target(name=rest[0], is_module=False, arguments=[*injected, *rest[1:]])
-    return Target(name=module, is_module=True, arguments=[*injected, *rest])
+    is_module = rest[:1] == ["-m"]
+    del rest[: int(is_module)]
+    if not rest:
+        raise SystemExit("zerokit: no script to run")
+    return Target(name=rest[0], is_module=is_module, arguments=[*injected, *rest[1:]])
 
 
 def _whole_number(name: str) -> int | None:
@@ -171,7 +167,7 @@ class RankProcess:
         if not self.target.is_module and argv[1:2] == [name]:
             return [argv[0], _BOOTSTRAP, "--", *argv[1:]]
         if self.target.is_module and argv[1:3] == ["-m", name]:
-            return [argv[0], _BOOTSTRAP, "--module", name, "--", *argv[3:]]
+            return [argv[0], _BOOTSTRAP, "--", *argv[1:]]
         return argv
 
     def _exit_now(self, status: int) -> None:

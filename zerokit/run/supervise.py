@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerokit.run import cluster, processes, stdio
+from zerokit.run import cluster, packed, processes, stdio
 from zerokit.run import guard as guard_module
 from zerokit.run.gather import Gatherer
 from zerokit.run.masking import Masker
@@ -149,7 +149,7 @@ class Supervisor:
             os.close(fd)
         order = {
             "argv": self.launch.argv,
-            "cwd": str(self.launch.cwd),
+            "cwd": packed.LAUNCHER_FOLDER,  # the ranks go to the user's by themselves
             "stdout_fd": inherited["out"],
             "stderr_fd": inherited["err"],
             "run_dir": str(self.launch.run_dir),

@@ -107,6 +107,12 @@ def unreported() -> None:
     os.execv(sys.executable, [sys.executable, "-c", "pass"])
 
 
+def arguments() -> None:
+    Path(f"argv-{RANK}").write_text(ascii(sys.argv))
+    names = ("NCCL_DEBUG_SUBSYS", "MLFLOW_RUN", "PYTHONPATH")
+    Path(f"environment-{RANK}").write_text("|".join(str(os.environ.get(name)) for name in names))
+
+
 DEEDS = {
     "work": lambda: spin(600),
     "together": together,
@@ -126,7 +132,7 @@ DEEDS = {
     "saves": slow_to_end,
     "noisy": noisy,
     "secret": lambda: print("token", os.environ["HF_TOKEN"], file=sys.stderr),
-    "arguments": lambda: Path(f"argv-{RANK}").write_text(repr(sys.argv)),
+    "arguments": arguments,
     "unreported": unreported,
     "done": lambda: None,
 }
