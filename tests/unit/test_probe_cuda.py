@@ -116,7 +116,7 @@ def test_each_phase_has_its_own_peak_and_the_run_the_greatest(probe, allocator):
     train_step(probe, allocator, 20, 30, 5)
     train_step(probe, allocator, 25, 20, 6)
     account = probe.account("tick")
-    assert peaks(probe) == {"init": 10, "forward": 35, "backward": 40, "step": 16, "other": 10}
+    assert peaks(probe) == {"load": 10, "forward": 35, "backward": 40, "step": 16, "other": 10}
     assert account["peak_allocated_bytes"] == 40 * MIB
     assert account["peak_reserved_bytes"] == 40 * MIB
     assert account["steps"] == 2
@@ -139,11 +139,11 @@ def test_the_peak_of_a_step_that_is_not_split_is_the_runs_and_no_phases(unsplit,
     assert unsplit.account("tick")["peak_allocated_bytes"] == 40 * MIB
     unsplit._spare_seconds = 1.0
     train_step(unsplit, allocator, 21, 25, 6)
-    assert peaks(unsplit) == {"init": 0, "forward": 31, "backward": 35, "step": 16, "other": 0}
+    assert peaks(unsplit) == {"load": 0, "forward": 31, "backward": 35, "step": 16, "other": 0}
     account = unsplit.account("tick")
     assert account["peak_allocated_bytes"] == 40 * MIB
     assert {name: phase["count"] for name, phase in account["phases"].items()} == {
-        "init": 1, "forward": 2, "backward": 2, "step": 2, "other": 2}  # fmt: skip
+        "load": 1, "forward": 2, "backward": 2, "step": 2, "other": 2}  # fmt: skip
 
 
 def test_named_phases_are_measured_in_steps_that_are_not_split(unsplit, allocator):
@@ -182,6 +182,71 @@ def test_reading_memory_takes_its_share_of_the_time_and_no_more(probe, allocator
     assert peaks(probe)["backward"] == 40
 
 
+def test_making_engines_evaluating_generating_and_saving_are_phases(probe, allocator):
+    def call(phase: str, mib: int) -> None:
+        before = probe.begin(phase)
+        allocator.spike(mib * MIB)
+        probe.finish(before)
+
+    allocator.spike(3 * MIB)
+    call("init", 12)
+    assert probe.phase == "other"
+    train_step(probe, allocator, 20, 30, 5)
+    evaluation = probe.begin("eval")
+    allocator.spike(41 * MIB)
+    probe.enter("eval")  # an engine's forward without gradients
+    probe.enter("other")
+    call("generate", 52)
+    assert probe.phase == "eval"
+    assert probe.begin("eval") is None  # evaluate calls evaluation_loop
+    allocator.spike(42 * MIB)
+    probe.finish(None)
+    probe.finish(evaluation)
+    call("save", 60)
+    call("init", 13)
+    assert probe.phase == "other"
+    assert peaks(probe) == {"load": 3, "init": 13, "other": 0, "forward": 20, "backward": 30, "step": 5,
+                            "eval": 42, "generate": 52, "save": 60}  # fmt: skip
+    counts = {name: phase["count"] for name, phase in probe.account("tick")["phases"].items()}
+    assert (counts["eval"], counts["init"], counts["save"]) == (1, 2, 1)
+
+
+def test_a_reference_pass_within_a_forward_is_an_evaluation_and_the_forward_goes_on(probe, allocator):
+    probe.enter("forward")
+    allocator.spike(10 * MIB)
+    before = probe.phase
+    probe.enter("eval")
+    allocator.spike(30 * MIB)
+    probe.enter(before, again=True)
+    allocator.spike(12 * MIB)
+    probe.enter("backward")
+    assert peaks(probe) == {"load": 0, "forward": 12, "eval": 30, "backward": 0}
+    assert probe.account("tick")["phases"]["forward"]["count"] == 1
+
+
+def test_training_within_an_evaluation_is_training(probe, allocator):
+    evaluation = probe.begin("eval")
+    train_step(probe, allocator, 20, 30, 5)
+    assert probe.phase == "eval"
+    probe.finish(evaluation)
+    assert peaks(probe)["backward"] == 30
+
+
+def test_an_error_is_told_in_the_phase_that_it_left(probe):
+    train = probe.begin("init")
+    probe.finish(train)
+    error = RuntimeError("CUDA out of memory")
+    outer = probe.begin("eval")
+    inner = probe.begin("generate")
+    probe.finish(inner, error)
+    probe.finish(outer, error)
+    assert probe.phase == "other"
+    assert error_record(probe, error, "")["phase"] == "generate"
+    assert error_record(probe, ValueError("another"), "")["phase"] == "other"
+    probe.enter("forward")
+    assert error_record(probe, error, "")["phase"] == "forward"  # it was caught, and training went on
+
+
 RESETS = {
     "reset_peak_memory_stats": lambda: torch.cuda.reset_peak_memory_stats(0),
     "reset_max_memory_allocated": lambda: torch.cuda.reset_max_memory_allocated(0),
@@ -201,7 +266,7 @@ def test_a_reset_by_others_loses_no_peak(probe, allocator, how):
         RESETS[how]()
     allocator.spike(5 * MIB)
     probe.enter("backward")
-    assert peaks(probe) == {"init": 10, "forward": 60, "backward": 0}
+    assert peaks(probe) == {"load": 10, "forward": 60, "backward": 0}
     assert probe.account("tick")["peak_allocated_bytes"] == 60 * MIB
 
 
@@ -248,7 +313,7 @@ def test_named_phases_are_measured_beside_the_engines(probe, allocator):
             allocator.spike(70 * MIB)
     allocator.spike(3 * MIB)
     probe.enter("forward")
-    assert peaks(probe) == {"init": 10, "train": 80, "forward": 30, "backward": 40, "step": 15, "other": 13,
+    assert peaks(probe) == {"load": 10, "train": 80, "forward": 30, "backward": 40, "step": 15, "other": 13,
                             "eval": 80}  # fmt: skip
 
 

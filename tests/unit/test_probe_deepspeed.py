@@ -90,7 +90,15 @@ def test_phases_and_steps_of_a_raw_deepspeed_script(tmp_path):
         assert (rank["state"], rank["steps"], rank["micro_steps"]) == ("finished", 3, 6)
         counts = {name: phase["count"] for name, phase in rank["phase_details"].items()}
         counts.pop("other")
-        assert counts == {"init": 1, "forward": 6, "backward": 6, "step": 6, "eval": 1, "generate": 1}
+        assert counts == {
+            "load": 1,
+            "init": 1,
+            "forward": 6,
+            "backward": 6,
+            "step": 6,
+            "eval": 1,
+            "generate": 1,
+        }
         assert rank["peak_allocated_bytes"] is None
         phases = rank["phases"]
         assert phases["forward"] - phases["step"] > 200 * MIB

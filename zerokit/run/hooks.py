@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from zerokit.run import enginefacts, steplimit
+from zerokit.run import enginefacts, partshooks, steplimit
 from zerokit.run.cuda_memory import CudaMemory
 from zerokit.run.oom import OomWatch
 from zerokit.run.postimport import Hook, PostImport
@@ -29,16 +29,18 @@ def install(probe: Probe) -> PostImport:
         "torch": functools.partial(_hook_torch, probe, oom),
         "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom),
         "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
+        **partshooks.hooks(probe),
     }
     if probe.identity.device == "cpu":
         hooks["deepspeed.comm.torch"] = _hook_comm
-        hooks["accelerate.state"] = _hook_accelerate
+        hooks["accelerate.state"] = _hook_accelerate_state
     finder = PostImport(hooks)
     finder.install()
     return finder
 
 
 def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
+    partshooks.hook_torch(probe, torch)
     if probe.identity.device == "cpu" or not hasattr(torch._C, "_cuda_memoryStats"):
         return  # a build without CUDA has no such functions
     if probe.cuda is not None and probe.cuda.installed_in(torch):
@@ -52,18 +54,11 @@ def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
 
 def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
     engine = module.DeepSpeedEngine
-    torch = sys.modules["torch"]
 
-    def forward_phase(self: Any) -> str:
-        return "forward" if self.training and torch.is_grad_enabled() else "eval"
-
-    def after_forward(self: Any) -> None:
-        if probe.phase == "eval":
-            probe.enter("other")
-
-    def after_step(self: Any) -> None:
-        probe.enter("other")
-        probe.micro_steps += 1
+    def backward(self: Any) -> None:
+        if probe.phase != "backward":  # accelerate calls engine.step only where the optimizer steps
+            probe.micro_steps += 1
+        probe.enter("backward")
 
     limit = steplimit.of_environment(probe)
 
@@ -78,10 +73,13 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
 
     _note_baseline(probe, engine)
     _wrap(engine, "__init__", after=after_init)
-    _wrap(engine, "forward", before=lambda self: probe.enter(forward_phase(self)), after=after_forward)
-    _wrap(engine, "backward", before=lambda self: probe.enter("backward"))
-    _wrap(engine, "_backward_prologue", before=lambda self: probe.enter("backward"))
-    _wrap(engine, "step", before=lambda self: probe.enter("step"), after=after_step)
+    partshooks.around(probe, engine, "init", "__init__")
+    partshooks.around(probe, engine, "save", *partshooks.ENGINE_SAVES)
+    _tell_forwards(probe, engine)
+    _wrap(engine, "train", before=lambda self: probe.enter("other") if probe.phase == "eval" else None)
+    _wrap(engine, "backward", before=backward)
+    _wrap(engine, "_backward_prologue", before=backward)
+    _wrap(engine, "step", before=lambda self: probe.enter("step"), after=lambda self: probe.enter("other"))
     _wrap(
         engine,
         "_take_model_step",
@@ -89,6 +87,29 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
         after=after_model_step,
     )
     _tell_of_engine(probe, engine)
+
+
+def _tell_forwards(probe: Probe, engine: Any) -> None:
+    """A forward with gradients is training; one without is evaluation, and leaves a step going on.
+
+    The loss of a preference trainer runs its reference model within a training forward.
+    """
+    original = engine.forward
+    torch = sys.modules["torch"]
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training and torch.is_grad_enabled():
+            probe.enter("forward")
+            return original(self, *args, **kwargs)
+        before = probe.phase
+        probe.enter("eval")
+        result = original(self, *args, **kwargs)
+        if before in ("forward", "backward", "step"):
+            probe.enter(before, again=True)
+        return result
+
+    engine.forward = forward
 
 
 def _note_baseline(probe: Probe, engine: Any) -> None:
@@ -130,6 +151,7 @@ def _tell_of_engine(probe: Probe, engine: Any) -> None:
 def _hook_pipeline(probe: Probe, module: ModuleType) -> None:
     """A pipeline's middle stages call autograd, not ``engine.backward``, and never ``engine.step``."""
     engine = module.PipelineEngine
+    partshooks.around(probe, engine, "eval", "eval_batch", "inference_batch")
     phases = {"_exec_backward_pass": "backward", "_exec_optimizer_step": "step"}
     for name, phase in phases.items():
         original = engine.__dict__.get(name)
@@ -172,7 +194,7 @@ def _hook_comm(module: ModuleType) -> None:
     module.build_shm_op = lambda: None  # type: ignore[attr-defined]
 
 
-def _hook_accelerate(module: ModuleType) -> None:
+def _hook_accelerate_state(module: ModuleType) -> None:
     """Without a GPU accelerate finds no backend and makes every rank a job of its own: name Gloo."""
     state = module.PartialState
     original = state._prepare_backend

@@ -145,7 +145,7 @@ def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Rec
     text = redact(f"{type(error).__name__}: {said}".strip(": "))[:_TEXT]
     record: Record = {
         "type": "error", "error": text, "traceback": redact(traceback_text)[-8000:],
-        "phase": probe.named[-1] if probe.named else probe.phase, "step": probe.steps + 1,
+        "phase": probe.phase_left_by(error), "step": probe.steps + 1,
     }  # fmt: skip
     if is_out_of_memory(error):
         record["out_of_memory"] = True

@@ -8,10 +8,11 @@ milliseconds would feel. So the first steps are split into their phases one and 
 often as :data:`SPLIT_SHARE` of the time allows. A step that is not split is measured whole: its peak
 reaches the run's, and is no phase's, because nobody saw in which one it was.
 
-Phases: ``init`` until the first forward; ``forward`` from the engine's forward to the backward, so with
-a loss computed outside the model; ``backward`` until the optimizer step; ``step``; ``other`` until the
-next forward; ``eval`` for a forward without gradients; and those the script names with
-``zerokit.phase``, which are measured beside the engine's own.
+Phases: ``load`` until the first engine is made; ``init`` while one is; ``forward`` from the engine's
+forward to the backward, so with a loss computed outside the model; ``backward`` until the optimizer
+step; ``step``; ``eval`` from a forward without gradients until something else begins, and during an
+evaluation loop; ``generate`` and ``save`` while that is done; ``other`` for the rest; and those the script
+names with ``zerokit.phase``, which are measured beside these.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _MOVES_BYTES = 1 << 18  # between two looks: a checkpoint that is written; our o
 GPU_LEAK_BYTES = 8 * _MIB
 HOST_LEAK_BYTES = 64 * _MIB
 _CLEAN_EXIT = ("finished", 0)
+_TRAINING = ("forward", "backward", "step")
+_NOBODYS = ("load", "init", "other")  # phases that one which the script names replaces
 SPLIT_SHARE = 0.0005
 """Of the training thread's time, at most so much goes into reading memory at phase boundaries."""
 _MOST_SPARE_SECONDS = 0.02  # what a long wait may save up
@@ -88,8 +91,10 @@ class Probe:
         self.writer = RankWriter(rank_file(run_dir, identity.rank), identity.rank)
         self.cuda: CudaMemory | None = None
         self.host = HostMemory()
-        self.phase = "init"
-        self.phases: dict[str, PhaseRecord] = {"init": PhaseRecord(count=1)}
+        self.phase = "load"
+        self.phases: dict[str, PhaseRecord] = {"load": PhaseRecord(count=1)}
+        self._parts: list[str] = []  # init, eval, generate, save that are under way, outermost first
+        self._left_by: tuple[int, str] | None = None  # the last exception that left one, and which
         self.named: list[str] = []  # phases that the script opened, outermost first
         self.steps = 0
         self.micro_steps = 0
@@ -147,12 +152,23 @@ class Probe:
 
     # -- phases ----------------------------------------------------------------------------------
 
-    def enter(self, phase: str) -> None:
-        """The engine begins ``phase``; what was reached since the last change belongs to the one before."""
-        if not self._mine or phase == self.phase:
+    def enter(self, phase: str, *, again: bool = False) -> None:
+        """The engine begins ``phase``; what was reached since the last change belongs to the one before.
+
+        ``again``: it goes on after something in between. What an evaluation, a generation or the like
+        does with the engine is part of it, unless it trains.
+        """
+        if not self._mine:
+            return
+        if self._parts and phase not in _TRAINING:
+            phase = self._parts[-1]
+        if phase == self.phase:
+            if phase == "eval":  # one forward after another
+                self._record(phase).count += not self._parts
+                self.progress += 1
             return
         with self._lock:
-            if phase in ("forward", "eval"):
+            if phase in ("forward", "eval") and not again:
                 self._decide_split(phase)
             if self._splitting:
                 self._settle()
@@ -160,8 +176,39 @@ class Probe:
                 self._note_time()
                 self._mixed = True
             self.phase = phase
+            self._left_by = None
+            self._record(phase).count += not again
+            self.progress += 1
+
+    def begin(self, phase: str) -> str | None:
+        """A call begins that is ``phase`` as a whole; hand to :meth:`finish` what this returns."""
+        if not self._mine or self._parts[-1:] == [phase] or threading.get_ident() != self._main_thread:
+            return None
+        with self._lock:
+            self._settle()
+            before, self.phase, self._left_by = self.phase, phase, None
+            self._parts.append(phase)
             self._record(phase).count += 1
             self.progress += 1
+        return before
+
+    def finish(self, before: str | None, error: BaseException | None = None) -> None:
+        """That call ended, or ``error`` left it; what was going on around it goes on."""
+        if before is None or not self._mine:
+            return
+        with self._lock:
+            self._settle()
+            part = self._parts.pop()
+            if error is not None and (self._left_by is None or self._left_by[0] != id(error)):
+                self._left_by = (id(error), part)  # the innermost call that it leaves
+            self.phase = "other" if part == "init" and before == "load" else before
+            self.progress += 1
+
+    def phase_left_by(self, error: BaseException) -> str:
+        """The phase in which an exception was raised, though its way out has ended that phase."""
+        if self._left_by is not None and self._left_by[0] == id(error):
+            return self._left_by[1]
+        return self.named[-1] if self.named else self.phase
 
     def _decide_split(self, phase: str) -> None:
         """At the first forward of a step, and at each without gradients: is there time to split it?"""
@@ -227,7 +274,7 @@ class Probe:
     def _running(self) -> list[PhaseRecord]:
         if not self.named:
             return [self.peak, self._record(self.phase)]
-        own = [] if self.phase in ("init", "other") else [self.phase]
+        own = [] if self.phase in _NOBODYS else [self.phase]
         return [self.peak, *(self._record(name) for name in dict.fromkeys([*self.named, *own]))]
 
     def _note_time(self) -> None:
