@@ -309,3 +309,33 @@ def test_nobody_reads_our_output(launch: Launch, deed: str) -> None:
     _, err = run.process.communicate(timeout=60)
     assert run.process.returncode == (10 if deed == "fail" else 0), err
     assert "Traceback" not in err and "BrokenPipe" not in err
+
+
+def test_six_launches_into_one_folder(launch: Launch) -> None:
+    runs = [launch("all:short", environment={"MARK": str(number)}) for number in range(6)]
+    ends = [run.end() for run in runs]
+    codes = sorted(code for code, _, _ in ends)
+    assert codes == [0, 2, 2, 2, 2, 2], [err for _, _, err in ends]
+    first = next(run for run, (code, _, _) in zip(runs, ends, strict=True) if code == 0)
+    for code, _, err in ends:
+        assert code == 0 or f"pid {first.process.pid} " in err, err
+    report = first.report()
+    assert report["outcome"] == "ok" and [rank["state"] for rank in report["ranks"]] == ["finished"] * 2
+    assert not list(first.run_dir.glob("previous-*")) and (first.run_dir / "command.json").is_file()
+
+
+def test_a_killed_launch_keeps_its_folder_until_its_report_is_written(launch: Launch) -> None:
+    first = launch("all:work")
+    first.until_started(2)
+    first.process.kill()
+    second = launch("all:short")
+    code, _, err = second.end()
+    if code == 2:  # the guard was not done yet
+        assert f"pid {first.process.pid} was killed" in err or f"pid {first.process.pid} " in err
+        wait_for(lambda: (first.run_dir / "report.json").exists(), 20, lambda: "no report")
+        wait_for(lambda: not first.left(), 10, lambda: f"left: {first.left()}")
+        code, _, err = launch("all:short").end()
+    assert code == 0, err
+    before = json.loads((first.run_dir / "previous-1" / "report.json").read_text())
+    assert before["outcome"] == "launcher_lost"
+    assert first.report()["outcome"] == "ok"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,12 @@ def test_masking() -> None:
 
 def test_run_folders_are_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = make_run_folder(None, "a b/träin.py"), make_run_folder(None, "a b/träin.py")
-    assert first != second and first.parent == second.parent == tmp_path / "runs"
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be made"):
-        make_run_folder("file", "x.py")
+    with ExitStack() as stack:
+        first, second = (make_run_folder(None, "a b/träin.py", stack) for _ in range(2))
+        assert first != second and first.parent == second.parent == tmp_path / "runs"
+        (tmp_path / "file").write_text("")
+        with pytest.raises(InputError, match="cannot be made"):
+            make_run_folder("file", "x.py", stack)
 
 
 # ---- hangs

@@ -196,9 +196,14 @@ class _Attempt:
 
 def _run(wishes: Any, retries: int) -> int:
     """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed."""
+    with ExitStack() as locks:  # the folders stay ours until the last retry is written into their reports
+        return _run_locked(wishes, retries, locks)
+
+
+def _run_locked(wishes: Any, retries: int, locks: ExitStack) -> int:
     from zerokit.run import replan
 
-    last = first = _attempt(wishes, retries > 0)
+    last = first = _attempt(wishes, retries > 0, locks)
     for number in range(1, retries + 1):
         if last.report["outcome"] != "oom":
             break
@@ -209,7 +214,7 @@ def _run(wishes: Any, retries: int) -> int:
         _say(f"--retry-smaller: attempt {number + 1} of at most {retries + 1}: {changes}")
         name = f"retry-{number}"
         again = replace(wishes, plan=str(last.next.folder), run_dir=str(first.run_dir / name))
-        last = _attempt(again, True, retry_of=first.run_dir)
+        last = _attempt(again, True, locks, retry_of=first.run_dir)
         ended = {"outcome": last.report["outcome"], "exit_code": last.exit_code}
         _note_retry(first, {"folder": name, "changes": changes, **ended})
     else:
@@ -225,18 +230,20 @@ def _note_retry(first: _Attempt, entry: dict[str, Any]) -> None:
         _say(str(error))
 
 
-def _attempt(wishes: Any, retry_smaller: bool, retry_of: Path | None = None) -> _Attempt:
+def _attempt(wishes: Any, retry_smaller: bool, locks: ExitStack, retry_of: Path | None = None) -> _Attempt:
     from zerokit.run import folder, prepare, replan, supervise
 
-    run_dir = folder.make_run_folder(wishes.run_dir, wishes.target.name)
+    run_dir = folder.make_run_folder(wishes.run_dir, wishes.target.name, locks)
     with ExitStack() as stack:
         try:
             prepared = prepare.prepare(wishes, run_dir, stack)
             prepare.write_files(prepared)
         except Exception:
             # Nothing ran: an empty folder would only look like a run.
-            if wishes.run_dir is None and not any(run_dir.iterdir()):
-                run_dir.rmdir()
+            if wishes.run_dir is None:
+                locks.close()
+                with suppress(OSError):  # not empty: what was written tells why
+                    run_dir.rmdir()
             raise
         for note in prepared.notes:
             _say(note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,12 @@ class Tuning:
         from zerokit.run import folder
 
         stem = Path(self.target.name).stem if self.target.script else self.target.name
-        self.folder = folder.make_run_folder(run_dir, f"tune-{stem}")
-        self.say(f"tune folder: {self.folder}")
+        with ExitStack() as locks:
+            self.folder = folder.make_run_folder(run_dir, f"tune-{stem}", locks)
+            self.say(f"tune folder: {self.folder}")
+            self._run_all()
+
+    def _run_all(self) -> None:
         try:
             for trial in self.trials:
                 self._run(trial)
@@ -170,7 +175,11 @@ class Tuning:
             f"trial {trial.number} of {len(self.trials)}: {trial.words}"
             + (f"; predicted {predicted} a step" if self.request.timed else "")
         )
-        place = folder.make_run_folder(str(self.folder / f"trial-{trial.number}"), self.target.name)
+        with ExitStack() as locks:
+            name = str(self.folder / f"trial-{trial.number}")
+            self._run_in(folder.make_run_folder(name, self.target.name, locks), trial)
+
+    def _run_in(self, place: Path, trial: Trial) -> None:
         self._write_plan(trial, place / "plan")
         wishes = replace(
             self.wishes,

@@ -7,10 +7,12 @@ import json
 import os
 import re
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError, ReportNotWritten
+from zerokit.run import locks
 
 COMMAND_FILE = "command.json"
 COMMAND_SCHEMA = "zerokit.command/1"
@@ -21,14 +23,14 @@ _OF_A_RUN = re.compile(
 )
 
 
-def make_run_folder(wanted: str | None, script: str) -> Path:
+def make_run_folder(wanted: str | None, script: str, stack: ExitStack) -> Path:
     """Make ``runs/<timestamp>-<script>`` or the folder asked for; returns its absolute path.
 
-    What an earlier run left in it moves to ``previous-<n>/``: two runs are never mixed, and
-    none is lost.
+    The folder is locked until ``stack`` is closed, before anything in it is touched. What an earlier run left
+    in it moves to ``previous-<n>/``: two runs are never mixed, and none is lost.
 
     Raises:
-        InputError: the folder cannot be made.
+        InputError: the folder cannot be made, or another launch is running in it.
         ReportNotWritten: nothing can be written there (disk full).
     """
     if wanted is None:
@@ -41,10 +43,25 @@ def make_run_folder(wanted: str | None, script: str) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"--run-dir {wanted}: cannot be made: {error.strerror}") from None
+    lock = locks.lock_run_folder(folder, str(folder))
+    stack.callback(lock.release)
+    if wanted is not None:
         _put_aside(folder)
     write_atomically(folder / ".writable", b"x" * 4096)
     (folder / ".writable").unlink(missing_ok=True)
-    return folder.resolve()
+    folder = folder.resolve()
+    _LOCKS[folder] = lock
+    stack.callback(_LOCKS.pop, folder, None)
+    return folder
+
+
+_LOCKS: dict[Path, locks.FileLock] = {}
+
+
+def lock_of(folder: Path) -> int | None:
+    """The descriptor of the lock that this process holds on a run folder, for the guard to hold too."""
+    lock = _LOCKS.get(folder)
+    return lock.fd if lock is not None and lock.fd >= 0 else None
 
 
 def _make_fresh(base: Path) -> Path:
@@ -70,11 +87,18 @@ def _put_aside(folder: Path) -> None:
     while (folder / f"previous-{number}").exists():
         number += 1
     target = folder / f"previous-{number}"
+    moved: list[Path] = []
     try:
         target.mkdir()
         for path in old:
             path.rename(target / path.name)
+            moved.append(path)
     except OSError as error:
+        for path in moved:  # all of it or nothing
+            with contextlib.suppress(OSError):
+                (target / path.name).rename(path)
+        with contextlib.suppress(OSError):
+            target.rmdir()
         raise InputError(
             f"--run-dir {folder}: holds an earlier run that cannot be moved aside: {error.strerror}"
         ) from None

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.run import cluster, packed, processes, stdio
+from zerokit.run import folder as folder_module
 from zerokit.run import guard as guard_module
 from zerokit.run.gather import Gatherer
 from zerokit.run.masking import Masker
@@ -135,12 +136,14 @@ class Supervisor:
             os.set_blocking(read_fd, False)
             self._follow(read_fd, f"launcher.{stream}", None, stream)
             inherited[stream] = write_fd
+        lock = folder_module.lock_of(self.launch.run_dir)
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-I", "-S", str(guard_module.__file__), str(theirs.fileno())]
         self.guard = subprocess.Popen(
             command,
             env=environment,
-            pass_fds=(theirs.fileno(), *inherited.values()),
+            # The guard holds the folder's lock too: should we be killed, until all is ended and reported.
+            pass_fds=(theirs.fileno(), *inherited.values(), *([] if lock is None else [lock])),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
