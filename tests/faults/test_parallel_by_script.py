@@ -50,7 +50,7 @@ def plan(capsys: pytest.CaptureFixture[str], *options: str) -> None:
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], script: Path) -> tuple[int, str]:
-    code = run(["launch", "--plan", "plan", "--device", "cpu", "--dry-run", str(script)])
+    code = run(["launch", "--plan", "plan", "--device", "cpu", "--dry-run", "--accept-mismatch", str(script)])
     return code, capsys.readouterr().err
 
 
@@ -96,7 +96,7 @@ def test_what_an_unmodified_script_does_under_it(
     model = ["--model", "config.json"] if script == EXAMPLE else []
     done = subprocess.run(
         [sys.executable, "-m", "zerokit", "launch", "--plan", "plan", "--device", "cpu", "--run-dir", "run",
-         str(script), *model, "--steps", "3"],
+         "--accept-mismatch", str(script), *model, "--steps", "3"],
         env=dict(os.environ), capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     report = json.loads(Path("run/report.json").read_text())

@@ -63,18 +63,25 @@ def test_an_accelerate_script(tmp_path: Path) -> None:
 
 
 def test_a_trainer_script(tmp_path: Path) -> None:
-    # The plan's micro-batch is not the script's: the Trainer must not stop, and the user must hear.
     run = launch(tmp_path, "trainer.py", "--steps", "3", micro_batch=4)
+    code, _, err = run.end(60)
+    assert code == 2, err
+    for values in ("per_device_train_batch_size 2, but the plan has per_device_train_batch_size 4",
+                   "bf16 is False by default, but the plan has bf16 True"):  # fmt: skip
+        assert values in err
+    assert not run.run_dir.exists() or not (run.run_dir / "report.json").exists()
+    # The plan's micro-batch is not the script's: the Trainer must not stop, and the user must hear.
+    run = launch(tmp_path, "trainer.py", "--steps", "3", micro_batch=4, options=("--accept-mismatch",))
     seen = check_success(run)
     assert "trained 3 steps on 2 processes" in seen["out"]
     assert used_config(run)["train_micro_batch_size_per_gpu"] == "auto"
-    assert "per_device_train_batch_size=4, but 2" in seen["err"]
+    assert "warning: the script contradicts the plan" in seen["err"]
 
 
 @pytest.mark.slow
 def test_a_trainer_script_with_adapters(tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    seen = check_success(launch(tmp_path, "adapters.py", "--steps", "3"))
+    seen = check_success(launch(tmp_path, "adapters.py", "--steps", "3", options=("--accept-mismatch",)))
     # r (in + out) of q, k, v, o, gate, up and down in each of two layers
     each = 8 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
     assert f"trained {2 * each} parameters on 2 processes" in seen["out"]
@@ -84,7 +91,9 @@ def test_a_trainer_script_with_adapters(tmp_path: Path) -> None:
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 @pytest.mark.parametrize("script", ["raw.py", "accelerated.py", "trainer.py"])
 def test_other_launchers(tmp_path: Path, launcher: str, script: str) -> None:
-    check_success(launch(tmp_path, script, "--steps", "3", options=("--launcher", launcher)))
+    check_success(
+        launch(tmp_path, script, "--steps", "3", options=("--launcher", launcher, "--accept-mismatch"))
+    )
 
 
 @pytest.mark.slow
@@ -164,7 +173,7 @@ def test_the_configuration_loads_in_deepspeed(tmp_path: Path) -> None:
     plan = json.loads((write_plan(tmp_path, precision="fp16", stage=3) / "ds_config.json").read_text())
     plan["zero_optimization"] |= {"offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}
     adapted = adapt(
-        plan, style="raw", device="cpu", ranks=1, planned_ranks=2, facts=facts, script_args=[],
+        plan, style="raw", device="cpu", ranks=1, planned_ranks=2, facts=facts,
         cpu_has_bf16=True,
     ).config  # fmt: skip
     (tmp_path / "used.json").write_text(json.dumps(adapted))

@@ -169,7 +169,6 @@ def adapted(
     device: str = "cuda",
     ranks: int = 2,
     source: str = "",
-    args: str = "",
     precision: str = "fp16",
     cpu_has_bf16: bool = True,
 ) -> Adapted:
@@ -187,7 +186,6 @@ def adapted(
         ranks=ranks,
         planned_ranks=2,
         facts=facts,
-        script_args=args.split(),
         cpu_has_bf16=cpu_has_bf16,
     )
     assert before == config  # the plan itself is left alone
@@ -245,18 +243,3 @@ def test_the_trainer_fills() -> None:
     assert config["optimizer"]["params"] == {"lr": "auto", "betas": "auto", "eps": "auto"}
     assert config["fp16"]["enabled"] == "auto" and config["bf16"]["enabled"] == "auto"
     assert config["zero_optimization"]["stage"] == 3
-
-
-@pytest.mark.parametrize(
-    ("args", "warned"),
-    [
-        ("", {"per_device_train_batch_size", "gradient_accumulation_steps", "fp16"}),
-        ("--per_device_train_batch_size 4 --gradient_accumulation_steps=2 --fp16", set()),
-        ("--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --fp16 True",
-         {"per_device_train_batch_size"}),
-        ("--per-device-train-batch-size 4 --gradient_accumulation_steps 2 --fp16 False", {"fp16"}),
-    ],
-)  # fmt: skip
-def test_the_trainers_arguments_against_the_plan(args: str, warned: set[str]) -> None:
-    warnings = adapted("trainer", args=args).warnings
-    assert {text.split("has ")[1].split("=")[0] for text in warnings} == warned

@@ -11,7 +11,7 @@ from tests.rankprocess import write_script
 from zerokit.core.layouts import Pins
 from zerokit.core.settings import DeepSpeedSettings
 from zerokit.core.strategy import Strategy
-from zerokit.run.scriptargs import ScriptOptions
+from zerokit.run.scriptargs import PlannedValues, ScriptOptions
 from zerokit.run.style import read_script
 
 RAW = """
@@ -42,7 +42,7 @@ FIXED_TRAINER = """
 
 def options(folder: Path, text: str, *given: str) -> ScriptOptions:
     facts = read_script(write_script(folder, text), None)
-    return ScriptOptions(facts=facts, style=facts.style, given=given)
+    return ScriptOptions.read(facts, facts.style, given)
 
 
 def strategy(checkpointing: str = "full", precision: str = "bf16") -> Strategy:
@@ -97,7 +97,7 @@ def test_a_trainer_that_parses_its_arguments_gets_them(tmp_path: Path) -> None:
     assert found.pins(Pins()) == (Pins(search_tensor=True), ())
     assert found.arguments(strategy()) == (
         "--output_dir", "out", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2",
-        "--max_grad_norm", "1.0", "--bf16", "True", "--gradient_checkpointing", "True",
+        "--bf16", "True", "--gradient_checkpointing", "True",
     )  # fmt: skip
     assert "--bf16" not in found.arguments(strategy(precision="fp32"))
     placed = options(tmp_path, TRAINER, "--per_device_train_batch_size", "{micro_batch}")
@@ -151,3 +151,114 @@ def test_a_trainer_without_options_fixes_its_batch(tmp_path: Path, text: str, ex
     found = options(tmp_path, text)
     assert found.pins(Pins())[0] == replace(expected, search_tensor=True)
     assert found.arguments(strategy()) == ()
+
+
+# ---- what launch adds, and where it stops
+
+PLANNED = PlannedValues(
+    micro_batch=4, gradient_accumulation=2, precision="bf16", checkpointing="full", gradient_clipping=0.5
+)
+ALPACA = """
+    import transformers
+    from dataclasses import dataclass, field
+    @dataclass
+    class TrainingArguments(transformers.TrainingArguments):
+        optim: str = field(default="adamw_torch")
+        per_device_train_batch_size: int = field(default=4)
+    parser = transformers.HfArgumentParser((TrainingArguments,))
+    (args,) = parser.parse_args_into_dataclasses()
+    transformers.Trainer(args=args).train()
+"""
+NO_TRAINER = """
+    import argparse
+    from accelerate import Accelerator
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--per_device_train_batch_size", type=int, default=8)
+    parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
+    Accelerator()
+"""
+HIDDEN = """
+    from transformers import Trainer, TrainingArguments
+    Trainer(args=TrainingArguments(**settings)).train()
+"""
+
+
+def joined(found: ScriptOptions, **changed: object) -> str:
+    return " ".join(found.additions(replace(PLANNED, **changed)))  # type: ignore[arg-type]
+
+
+def test_what_the_plan_decided_is_added_where_the_user_gave_nothing(tmp_path: Path) -> None:
+    found = options(tmp_path, TRAINER, "--fp16", "False", "--gradient-accumulation-steps=2")
+    assert joined(found) == (
+        "--per_device_train_batch_size 4 --max_grad_norm 0.5 --bf16 True --gradient_checkpointing True"
+    )
+    assert found.conflicts(PLANNED, added=True) == []
+    assert joined(options(tmp_path, TRAINER), precision="fp32", checkpointing="none") == (
+        "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_grad_norm 0.5"
+    )
+    # the script's own class has the plan's batch already
+    assert "--per_device_train_batch_size" not in joined(options(tmp_path, ALPACA))
+    # bf16 on CPU ranks needs one more, or TrainingArguments refuse
+    assert joined(found, on_cpu=True).endswith("--use_cpu True")
+    assert joined(options(tmp_path, NO_TRAINER)) == (
+        "--per_device_train_batch_size 4 --gradient_accumulation_steps 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (TRAINER, "--per_device_train_batch_size 8 --bf16 False",
+         ["--per_device_train_batch_size 8, but the plan has per_device_train_batch_size 4",
+          "--bf16 False, but the plan has bf16 True"]),
+        (TRAINER, "--no_gradient_checkpointing", ["--gradient_checkpointing false, but the plan has"]),
+        (TRAINER, "--activation_checkpointing False", ["but the plan has gradient_checkpointing True"]),
+        (NO_TRAINER, "--gradient_accumulation_steps=4", ["--gradient_accumulation_steps 4, but the plan"]),
+        (FIXED_TRAINER, "", ["gradient_accumulation_steps is 1 by default", "bf16 is False by default"]),
+        (FIXED_TRAINER.replace("size=4", "size=3"), "",
+         ["t.py sets per_device_train_batch_size 3", "gradient_acc", "bf16"]),
+        (HIDDEN, "", []),
+    ],
+)  # fmt: skip
+def test_a_contradiction_names_both_values(
+    tmp_path: Path, text: str, arguments: str, said: list[str]
+) -> None:
+    facts = read_script(write_script(tmp_path, text, "t.py"), None)
+    found = ScriptOptions.read(facts, facts.style, tuple(arguments.split()))
+    conflicts = found.conflicts(PLANNED, added=True)
+    assert len(conflicts) == len(said), conflicts
+    assert all(text in conflict for text, conflict in zip(said, conflicts, strict=True))
+
+
+def test_a_file_in_the_place_of_all_arguments_is_held_to_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    path.write_text('{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "bf16": true}')
+    found = options(tmp_path, TRAINER, str(path))
+    assert found.additions(PLANNED) == ()
+    batch, checkpointing = found.conflicts(PLANNED, added=True)
+    assert f"{path}: per_device_train_batch_size: 8, but the plan has" in batch
+    assert f"{path} has no gradient_checkpointing, whose default is False" in checkpointing
+    # LLaMA-Factory's way to change a key of its file
+    changed = options(tmp_path, TRAINER, str(path), "per_device_train_batch_size=4")
+    assert len(changed.conflicts(PLANNED, added=True)) == 1
+
+
+def test_trls_own_defaults_and_configuration_file_count(tmp_path: Path) -> None:
+    """bf16 and checkpointing are on in TRL's classes; its parser reads ``--config``."""
+    trl = pytest.importorskip("trl")
+    facts = read_script(Path(trl.__file__).parent / "scripts" / "sft.py", None)
+    assert facts.style == "trainer"
+    (tmp_path / "x.yaml").write_text("gradient_accumulation_steps: 4\nmax_length: 512\n")
+    found = ScriptOptions.read(
+        facts, facts.style, ("--dataset_name", "d", "--config", str(tmp_path / "x.yaml"))
+    )
+    assert found.defaults["max_length"] == 512
+    assert joined(found) == "--per_device_train_batch_size 4 --max_grad_norm 0.5"
+    assert joined(found, precision="fp32", checkpointing="none") == (
+        "--per_device_train_batch_size 4 --max_grad_norm 0.5 --bf16 False --gradient_checkpointing False"
+    )
+    (conflict,) = found.conflicts(PLANNED, added=True)
+    assert (
+        "x.yaml: gradient_accumulation_steps: 4, but the plan has gradient_accumulation_steps 2" in conflict
+    )
+    assert found.pins(Pins())[0].micro_batch is None and found.pins(Pins())[0].gradient_accumulation == 4

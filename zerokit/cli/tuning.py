@@ -100,7 +100,7 @@ class Tuning:
         request = read.request
         if not request.on_cpu and not read.found_here:
             raise InputError("tune runs here, and no GPU was found; --device cpu tunes on CPU ranks")
-        script_options = ScriptOptions(facts=facts, style=style, given=arguments)
+        script_options = ScriptOptions.read(facts, style, arguments)
         pins, notes = script_options.pins(request.pins)
         precision, more = script_options.precision(request.precision)
         assumptions = (*request.assumptions, *notes, *more)
@@ -123,7 +123,7 @@ class Tuning:
         wishes = Wishes(
             target=target, device="cpu" if request.on_cpu else "cuda", launcher=launcher, style=style,
             heartbeat_seconds=heartbeat_seconds, grace_seconds=grace_seconds, show_ranks=show_ranks,
-            stop_after_steps=steps, limit_seconds=limit_seconds,
+            stop_after_steps=steps, limit_seconds=limit_seconds, no_arguments=True, accept_mismatch=True,
         )  # fmt: skip
         return cls(
             target=target, read=replace(read, request=request),

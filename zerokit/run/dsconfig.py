@@ -37,7 +37,6 @@ def adapt(
     ranks: int,
     planned_ranks: int,
     facts: ScriptFacts,
-    script_args: list[str],
     cpu_has_bf16: bool | None = None,
 ) -> Adapted:
     """The configuration for a script of this style on this device.
@@ -51,10 +50,15 @@ def adapt(
     if ranks != planned_ranks:
         _for_ranks(adapted, ranks, planned_ranks)
     if style == "trainer":
-        _for_trainer(adapted, facts, script_args)
+        _for_trainer(adapted)
     elif style == "accelerate":
         _for_accelerate(adapted, facts)
     return adapted
+
+
+def precision(config: dict[str, Any]) -> str:
+    """``bf16``, ``fp16`` or ``fp32``."""
+    return next((name for name in ("bf16", "fp16") if _enabled(config, name)), "fp32")
 
 
 def _for_cpu(adapted: Adapted, has_bf16: bool) -> None:
@@ -107,9 +111,8 @@ def _for_ranks(adapted: Adapted, ranks: int, planned_ranks: int) -> None:
         )
 
 
-def _for_trainer(adapted: Adapted, facts: ScriptFacts, script_args: list[str]) -> None:
+def _for_trainer(adapted: Adapted) -> None:
     config = adapted.config
-    _expect_trainer_values(adapted, facts, script_args)
     filled = []
     for dotted in TRAINER_FILLS:
         block: Any = config
@@ -129,46 +132,6 @@ def _for_trainer(adapted: Adapted, facts: ScriptFacts, script_args: list[str]) -
             f"auto for {', '.join(filled)}: the Trainer fills them from its TrainingArguments, and "
             "stops at a value that differs"
         )
-
-
-def _expect_trainer_values(adapted: Adapted, facts: ScriptFacts, script_args: list[str]) -> None:
-    """Say where the script's TrainingArguments will overrule the plan, as far as can be seen."""
-    config = adapted.config
-    wanted: dict[str, Any] = {
-        "per_device_train_batch_size": (config.get("train_micro_batch_size_per_gpu"), 8),
-        "gradient_accumulation_steps": (config.get("gradient_accumulation_steps"), 1),
-        "bf16": (_enabled(config, "bf16"), False),
-        "fp16": (_enabled(config, "fp16"), False),
-    }
-    for name, (planned, default) in wanted.items():
-        if planned in (None, "auto"):
-            continue
-        given, known = _given(name, facts, script_args)
-        value = given if known else default
-        if (known or name not in facts.batch_arguments) and value is not None and value != planned:
-            source = "is given" if known else "is the Trainer's default"
-            adapted.warnings.append(
-                f"the plan has {name}={planned}, but {value} {source}: TrainingArguments decide. "
-                f"Give the script --{name} {planned} (or set it in its TrainingArguments) for the "
-                "predicted memory"
-            )
-
-
-def _given(name: str, facts: ScriptFacts, script_args: list[str]) -> tuple[Any, bool]:
-    """The value on the script's command line, else in its source; and whether one was found."""
-    for index, argument in enumerate(script_args):
-        option, equals, text = argument.partition("=")
-        if option.lstrip("-").replace("-", "_") != name or not option.startswith("--"):
-            continue
-        if not equals:
-            following = script_args[index + 1] if index + 1 < len(script_args) else ""
-            text = "true" if not following or following.startswith("--") else following
-        lowered = text.lower()
-        if lowered in ("true", "false"):
-            return lowered == "true", True
-        return (int(text), True) if text.isdigit() else (None, False)
-    value = facts.batch_arguments.get(name)
-    return value, value is not None
 
 
 def _for_accelerate(adapted: Adapted, facts: ScriptFacts) -> None:

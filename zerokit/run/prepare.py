@@ -12,6 +12,7 @@ from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.run import (
+    agreement,
     buildlocks,
     cluster,
     deadman,
@@ -61,6 +62,7 @@ class Prepared:
 
     Attributes:
         plan: the plan file's ``request``, ``chosen`` and ``cluster``; None without one.
+        added_arguments: options that the script gets from the plan.
         planned_ranks: what it was made for.
         micro_batch_free: whether the script takes its micro-batch from the configuration.
         notes: one line each, for standard error and command.json.
@@ -74,6 +76,7 @@ class Prepared:
     plan_file: Path | None
     notes: list[str] = field(default_factory=list)
     style: str = "none"
+    added_arguments: tuple[str, ...] = ()
     planned_ranks: int | None = None
     micro_batch_free: bool = False
 
@@ -111,9 +114,23 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     place = _place(wishes, run_dir, plan.world_size if plan is not None else None, stack)
     notes = list(place.notes)
     chosen_style = _style(wishes, facts, notes, has_config=config is not None)
+    added: tuple[str, ...] = ()
     if config is not None and plan is not None:
-        _check_own_configuration(facts, chosen_style, wishes)
-        notes += _parts_of_the_script(plan.chosen, chosen_style, facts, wishes.target.arguments)
+        on_device = dsconfig.adapt(
+            config, style="none", device=place.devices.kind, ranks=place.ranks, planned_ranks=plan.world_size,
+            facts=facts,
+        )  # fmt: skip
+        agreed = agreement.agree(
+            scriptargs.ScriptOptions.read(facts, chosen_style, wishes.target.arguments),
+            plan.chosen,
+            on_device.config,
+            plan_folder=plan.folder,
+            on_cpu=place.devices.kind == "cpu",
+            no_arguments=wishes.no_arguments,
+            accept_mismatch=wishes.accept_mismatch,
+        )
+        added = agreed.added
+        notes += agreed.notes
         adapted = dsconfig.adapt(
             config,
             style=chosen_style,
@@ -121,7 +138,6 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
             ranks=place.ranks,
             planned_ranks=plan.world_size,
             facts=facts,
-            script_args=list(wishes.target.arguments),
         )
         config = adapted.config
         notes += [f"ds_config.json: {change}" for change in adapted.changes]
@@ -132,7 +148,10 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     command = commands.build(
         launcher=wishes.launcher,
         target=wishes.target,
-        extra=commands.script_options(chosen_style, facts, wishes.target.arguments, config_path),
+        extra=[
+            *added,
+            *commands.script_options(chosen_style, facts, wishes.target.arguments, config_path),
+        ],
         style=chosen_style,
         facts=facts,
         devices=place.devices,
@@ -157,6 +176,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         plan_file=plan.path if plan is not None else None,
         notes=notes,
         style=chosen_style,
+        added_arguments=added,
         planned_ranks=plan.world_size if plan is not None else None,
         micro_batch_free=chosen_style == "raw" and facts.reads_micro_batch,
     )
@@ -289,61 +309,12 @@ def _style(wishes: Wishes, facts: style.ScriptFacts, notes: list[str], *, has_co
             raise InputError(f"--style {wishes.style}: use auto, {', '.join(style.STYLES)}")
         return wishes.style
     notes.append(f"{wishes.target.name} is taken as {facts.style}: {facts.why}")
-    given = {argument.partition("=")[0] for argument in wishes.target.arguments}
-    if facts.style == "trainer" and "--deepspeed" in given:
-        notes.append("the script's own --deepspeed option decides, not the plan")
-    elif facts.style == "none" and has_config:
+    if facts.style == "none" and has_config:
         notes.append(
             "warning: the plan's configuration does not reach this script; if it takes one, say how "
             "with --style raw, accelerate or trainer"
         )
     return facts.style
-
-
-def _check_own_configuration(facts: style.ScriptFacts, chosen_style: str, wishes: Wishes) -> None:
-    """A configuration that the script makes itself and the plan's exclude each other.
-
-    Raises:
-        InputError: names the call (deepspeed/__init__.py, ``initialize``: it refuses both).
-    """
-    where = facts.own_configuration
-    if where is None or chosen_style not in ("raw", "none") or wishes.accept_mismatch:
-        return
-    raise InputError(
-        f"{where}: the script gives deepspeed.initialize a configuration of its own, so the plan's cannot "
-        "reach it (DeepSpeed refuses both); remove that argument and let the script take "
-        "--deepspeed_config (deepspeed.add_config_arguments), or run it with its own configuration: "
-        "--accept-mismatch, or no --plan"
-    )
-
-
-def _parts_of_the_script(
-    chosen: dict[str, Any], chosen_style: str, facts: style.ScriptFacts, arguments: tuple[str, ...]
-) -> list[str]:
-    """Warnings where the plan counts on something that only the script can do.
-
-    Raises:
-        InputError: the script would run, as another strategy than the plan's.
-    """
-    sequence = chosen.get("sequence_parallel", 1)
-    if sequence > 1 and chosen_style not in ("accelerate", "trainer"):
-        raise InputError(
-            f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
-            "script can; plan again with --sp 1"
-        )
-    warnings = []
-    if chosen.get("tensor_parallel", 1) > 1 and chosen_style == "raw":
-        warnings.append(
-            "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "
-            "inconsistency within the TP group': shard the data over data-parallel ranks only"
-        )
-    options = scriptargs.ScriptOptions(facts=facts, style=chosen_style, given=arguments)
-    if chosen.get("activation_checkpointing") == "full" and options.never_checkpoints:
-        warnings.append(
-            "warning: the plan counts on activation checkpointing, and the script shows no sign of turning "
-            "it on: call model.gradient_checkpointing_enable(), or plan again with --checkpointing none"
-        )
-    return warnings
 
 
 def write_files(prepared: Prepared) -> None:
@@ -401,6 +372,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "unset": prepared.command.unset_variables,
         "script": prepared.wishes.target.name,
         "script_arguments": masker.argv(list(prepared.wishes.target.arguments)),
+        "added_arguments": list(prepared.added_arguments),
         "style": prepared.style,
         "launcher": prepared.wishes.launcher,
         "device": prepared.command.set_variables["ZEROKIT_DEVICE"],

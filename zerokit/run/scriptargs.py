@@ -9,13 +9,13 @@ no way to change is fixed before planning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from zerokit.core.layouts import Pins
 from zerokit.core.strategy import Strategy
-from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.run.style import ScriptFacts
+from zerokit.run.trainerargs import ArgumentFile, argument_file, installed_values
 
 PLACEHOLDERS = ("{micro_batch}", "{gradient_accumulation}", "{checkpointing}")
 _MICRO_BATCH = (
@@ -28,7 +28,66 @@ _ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_a
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential", "checkpoint_wrapper",
                         "apply_activation_checkpointing"}  # fmt: skip
-_TRAINERS_OWN = {"micro_batch": 8, "gradient_accumulation": 1}  # transformers/training_args.py
+_TRAINERS_OWN: Mapping[str, object] = {
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
+    "bf16": False, "fp16": False, "max_grad_norm": 1.0,
+}  # fmt: skip
+"""Defaults of transformers/training_args.py, 4.56 to 5.23; TRL's are read from its installed classes."""
+_NO = ("false", "0", "no", "none", "off", "null", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedValues:
+    """What of a plan only the script can do.
+
+    Attributes:
+        micro_batch: sequences per GPU and forward pass.
+        gradient_accumulation: micro-batches per optimizer step.
+        precision: ``bf16``, ``fp16`` or ``fp32``, as the ranks will run.
+        checkpointing: ``none``, ``full`` or ``selective``.
+        gradient_clipping: the largest norm; None leaves the script's.
+        on_cpu: the ranks run without a GPU.
+    """
+
+    micro_batch: int
+    gradient_accumulation: int
+    precision: str
+    checkpointing: str
+    gradient_clipping: float | None = None
+    on_cpu: bool = False
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> PlannedValues:
+        """Those of a strategy."""
+        settings = strategy.settings
+        return cls(
+            micro_batch=settings.micro_batch,
+            gradient_accumulation=settings.gradient_accumulation,
+            precision=settings.precision,
+            checkpointing=strategy.checkpointing,
+            gradient_clipping=settings.gradient_clipping,
+        )
+
+    def trainer_values(self) -> dict[str, object]:
+        """As TrainingArguments name them; whole layers are all the checkpointing that a Trainer knows."""
+        values: dict[str, object] = {
+            "per_device_train_batch_size": self.micro_batch,
+            "gradient_accumulation_steps": self.gradient_accumulation,
+        }
+        if self.gradient_clipping is not None:
+            values["max_grad_norm"] = self.gradient_clipping
+        values |= {name: self.precision == name for name in ("bf16", "fp16")}
+        if self.checkpointing != "selective":
+            values["gradient_checkpointing"] = self.checkpointing == "full"
+        return values
+
+
+_SPELLINGS = {
+    "per_device_train_batch_size": _MICRO_BATCH,
+    "gradient_accumulation_steps": _ACCUMULATION,
+    "gradient_checkpointing": _CHECKPOINTING,
+}
+_ONLY_TOLD = frozenset({"max_grad_norm"})  # changes neither memory nor time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +96,28 @@ class ScriptOptions:
 
     Attributes:
         style: how it takes its configuration (``zerokit.run.style``).
+        file: of arguments, that the script reads.
+        defaults: what its installed arguments class has where nothing is given; empty where not known.
     """
 
     facts: ScriptFacts
     style: str
     given: tuple[str, ...]
+    file: ArgumentFile | None = None
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, facts: ScriptFacts, style: str, given: tuple[str, ...]) -> ScriptOptions:
+        """With the files that the arguments name, and the installed class of a script that parses one."""
+        file = argument_file(given, facts)
+        defaults = installed_values(facts, given) if style == "trainer" and not (file and file.alone) else {}
+        return cls(facts=facts, style=style, given=given, file=file, defaults=defaults)
 
     @property
-    def _parses_training_arguments(self) -> bool:
+    def _takes_trainer_options(self) -> bool:
         """All fields of TrainingArguments are options; a file of arguments in their place is not added to."""
-        from_file = len(self.given) == 1 and self.given[0].endswith((".json", ".yaml", ".yml"))
-        return self.style == "trainer" and "HfArgumentParser" in self.facts.mentions and not from_file
+        alone = self.file is not None and self.file.alone
+        return self.style == "trainer" and self.facts.parses_training_arguments and not alone
 
     def _declared(self, names: tuple[str, ...]) -> str | None:
         """The option of one of these names that the script's own parser has."""
@@ -55,19 +125,34 @@ class ScriptOptions:
             for option in (f"--{name}", f"--{name.replace('_', '-')}"):
                 if option in self.facts.options:
                     return option
-        return f"--{names[0]}" if self._parses_training_arguments else None
+        return f"--{names[0]}" if self._takes_trainer_options else None
 
     def _value_given(self, names: tuple[str, ...]) -> str | None:
         """What the user's arguments say; ``true`` for a flag without a value."""
         spelt = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
+        negated = {f"--no_{name}" for name in names} | {f"--no-{name.replace('_', '-')}" for name in names}
+        assigned = self.file is not None and self.file.alone  # LLaMA-Factory: train x.yaml KEY=VALUE
         for index, argument in enumerate(self.given):
             option, equals, value = argument.partition("=")
-            if option not in spelt:
+            if option in negated:
+                return "false"
+            if option not in spelt and not (assigned and equals and option in names):
                 continue
             if not equals:
                 following = self.given[index + 1] if index + 1 < len(self.given) else "--"
                 value = "true" if following.startswith("--") else following
             return value
+        return None
+
+    def _said_by_user(self, names: tuple[str, ...]) -> tuple[object, str] | None:
+        """The value in the user's arguments or in the file that they name, and where it stands."""
+        value = self._value_given(names)
+        if value is not None:
+            return value, f"--{names[0]} {value}"
+        if self.file is not None:
+            for name in names:
+                if name in self.file.values:
+                    return self.file.values[name], f"{self.file.path}: {name}: {self.file.values[name]}"
         return None
 
     # ---------------------------------------------------------------- what is fixed
@@ -85,11 +170,11 @@ class ScriptOptions:
             how = "leaves it off" if mode == "none" else "turns it on"
             notes.append(f"checkpointing {mode}: the script {how}, and has no option for it that is known")
         micro, steps = pins.micro_batch, pins.gradient_accumulation
-        if micro is None and (micro := self._fixed_number("micro_batch", _MICRO_BATCH)) is not None:
+        if micro is None and (micro := self._fixed_number(_MICRO_BATCH, "{micro_batch}")) is not None:
             notes.append(f"micro-batch {micro}: the script decides it")
         if (
             steps is None
-            and (steps := self._fixed_number("gradient_accumulation", _ACCUMULATION)) is not None
+            and (steps := self._fixed_number(_ACCUMULATION, "{gradient_accumulation}")) is not None
         ):
             notes.append(f"accumulation {steps}: the script decides it")
         pins = replace(pins, micro_batch=micro, gradient_accumulation=steps)
@@ -100,26 +185,45 @@ class ScriptOptions:
 
         A Trainer trains in what its TrainingArguments say, 32 bits unless they say otherwise.
         """
-        if asked != "auto" or self.style != "trainer" or self._parses_training_arguments:
+        said = {name: self._said_by_user((name,)) for name in ("bf16", "fp16")}
+        if (
+            asked != "auto"
+            or self.style != "trainer"
+            or (self._takes_trainer_options and not any(said.values()))
+        ):
             return asked, ()
-        for name in ("bf16", "fp16"):
-            value = self.facts.batch_arguments.get(name, False)
-            given = self._value_given((name,))
-            if given is not None:
-                value = given.lower() not in ("false", "0", "no")
+        for name, given in said.items():
+            value = _truth(given[0]) if given is not None else self._of_script(name)
             if value is None:  # computed: only the run will tell
                 return asked, ()
             if value is True:
                 return name, (f"precision {name}: the script decides it",)
         return "fp32", ("precision fp32: the script's TrainingArguments name neither bf16 nor fp16",)
 
+    def _of_script(self, name: str) -> object:
+        """What the script's source or its arguments class has; None: computed, or not known."""
+        if name in self.defaults:
+            return self.facts.field_defaults.get(name, self.defaults[name])
+        if self.facts.parses_training_arguments:
+            own = self.facts.field_defaults.get(name, _TRAINERS_OWN.get(name))
+            return None if self._has_other_class else own
+        own = (
+            _TRAINERS_OWN.get(name) if self.facts.spells_out_arguments and not self._has_other_class else None
+        )
+        return self.facts.batch_arguments.get(name, own)
+
+    @property
+    def _has_other_class(self) -> bool:
+        """Its arguments class is not Transformers' own, and could not be read."""
+        return any(not name.startswith("transformers.") for name in self.facts.argument_classes)
+
     def _fixed_checkpointing(self) -> str | None:
         if "{checkpointing}" in " ".join(self.given):
             return None
-        value = self._value_given(_CHECKPOINTING)
-        if value is not None:
-            return "none" if value.lower() in ("false", "0", "no", "none") else "full"
-        if self._parses_training_arguments or self._declared(_CHECKPOINTING) in self.facts.flags:
+        said = self._said_by_user(_CHECKPOINTING)
+        if said is not None:
+            return "none" if _truth(said[0]) is False else "full"
+        if self._takes_trainer_options or self._declared(_CHECKPOINTING) in self.facts.flags:
             return None
         literal = self.facts.batch_arguments.get("gradient_checkpointing")
         if "selective_checkpointing" in self.facts.mentions:
@@ -127,24 +231,32 @@ class ScriptOptions:
         return "full" if literal is True or self.facts.mentions & _CHECKPOINTING_CALLS else "none"
 
     @property
+    def own_deepspeed_file(self) -> str | None:
+        """The DeepSpeed file that a Trainer's script takes by itself."""
+        if self.style != "trainer":
+            return None
+        said = self._said_by_user(("deepspeed",))
+        value = said[0] if said is not None else self.facts.batch_arguments.get("deepspeed")
+        return value if isinstance(value, str) and value.lower() not in (*_NO, "true") else None
+
+    @property
     def never_checkpoints(self) -> bool:
         """Whether nothing in the script or its arguments looks like activation checkpointing."""
         return self._fixed_checkpointing() == "none"
 
-    def _fixed_number(self, field: str, names: tuple[str, ...]) -> int | None:
+    def _fixed_number(self, names: tuple[str, ...], placeholder: str) -> int | None:
         """A number that the user's arguments or the script's source fix; None: it can be given, or is
         not known (then the run tells)."""
-        if f"{{{field}}}" in " ".join(self.given):
+        if placeholder in " ".join(self.given):
             return None
-        value: Any = self._value_given(names)
-        if value is not None:
-            return int(value) if value.isdigit() and int(value) > 0 else None
+        said = self._said_by_user(names)
+        if said is not None:
+            return _number(said[0])
         if self.style != "trainer" or self._declared(names) is not None:
             return None
-        value = self.facts.batch_arguments.get(names[0], _TRAINERS_OWN[field])
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+        return _number(self._of_script(names[0]))
 
-    # ---------------------------------------------------------------- what is given
+    # ---------------------------------------------------------------- what is added, what contradicts
 
     def arguments(self, strategy: Strategy) -> tuple[str, ...]:
         """The user's arguments, filled in, and the script's options that this strategy needs."""
@@ -154,34 +266,100 @@ class ScriptOptions:
         filled = list(self.given)
         for placeholder, value in zip(PLACEHOLDERS, values, strict=True):
             filled = [argument.replace(placeholder, value) for argument in filled]
-        added: list[str] = []
-        if self._parses_training_arguments:
-            pairs = trainer_arguments(strategy)
-            for name, value in zip(pairs[::2], pairs[1::2], strict=True):
-                if self._value_given((name.removeprefix("--"),)) is None and not self._said(name):
-                    added += [name, value]
-        else:
-            for names, placeholder, value in zip(
-                (_MICRO_BATCH, _ACCUMULATION), PLACEHOLDERS, values, strict=False
-            ):
-                option = self._declared(names)
-                if option is not None and not self._said(placeholder) and self._value_given(names) is None:
-                    added += [option, value]
-            added += self._checkpointing_arguments(full)
+        added = self.additions(PlannedValues.of(strategy))
         cut = filled.index("--") if "--" in filled else len(filled)
         return (*filled[:cut], *added, *filled[cut:])
 
-    def _checkpointing_arguments(self, full: bool) -> list[str]:
-        option = self._declared(_CHECKPOINTING)
-        if option not in self.facts.flags or self._said("{checkpointing}"):
-            return []
-        return [option] if full and self._value_given(_CHECKPOINTING) is None else []
+    def additions(self, planned: PlannedValues) -> tuple[str, ...]:
+        """The options that tell the script what the plan decided, where the user gave nothing."""
+        added: list[str] = []
+        if self._takes_trainer_options:
+            for name, value in planned.trainer_values().items():
+                names = _SPELLINGS.get(name, (name,))
+                if (
+                    self._said_by_user(names) is None
+                    and not self._said(name)
+                    and self._of_script(name) != value
+                ):
+                    added += [f"--{name}", str(value)]
+            if planned.on_cpu and planned.precision == "bf16" and self._said_by_user(("use_cpu",)) is None:
+                added += ["--use_cpu", "True"]  # or TrainingArguments refuse bf16 where there is no GPU
+            return tuple(added)
+        for names, value in (
+            (_MICRO_BATCH, planned.micro_batch),
+            (_ACCUMULATION, planned.gradient_accumulation),
+        ):
+            option = self._declared(names)
+            if option is not None and not self._said(names[0]) and self._said_by_user(names) is None:
+                added += [option, str(value)]
+        return (*added, *self._checkpointing_flag(planned.checkpointing == "full"))
 
-    def _said(self, text: str) -> bool:
-        """Whether the user's arguments already say it: a placeholder, or the trainer option that has one."""
+    def _checkpointing_flag(self, full: bool) -> list[str]:
+        option = self._declared(_CHECKPOINTING)
+        if option is None or option not in self.facts.flags or self._said("gradient_checkpointing"):
+            return []
+        return [option] if full and self._said_by_user(_CHECKPOINTING) is None else []
+
+    def _said(self, name: str) -> bool:
+        """Whether a placeholder in the user's arguments says it already."""
         stands_for = {
-            "--per_device_train_batch_size": "{micro_batch}",
-            "--gradient_accumulation_steps": "{gradient_accumulation}",
-            "--gradient_checkpointing": "{checkpointing}",
+            "per_device_train_batch_size": "{micro_batch}",
+            "gradient_accumulation_steps": "{gradient_accumulation}",
+            "gradient_checkpointing": "{checkpointing}",
         }
-        return stands_for.get(text, text) in " ".join(self.given)
+        return name in stands_for and stands_for[name] in " ".join(self.given)
+
+    def conflicts(self, planned: PlannedValues, *, added: bool) -> list[str]:
+        """Where the script would do something else than the plan: both values, one sentence each.
+
+        Args:
+            planned: the plan's values.
+            added: whether :meth:`additions` reach the script.
+        """
+        wanted = planned.trainer_values()
+        if self.style != "trainer":  # the others' precision is DeepSpeed's matter
+            wanted = {name: wanted[name] for name in _SPELLINGS if name in wanted}
+        found = []
+        for name, value in wanted.items():
+            if name in _ONLY_TOLD or self._said(name):
+                continue
+            said = self._said_by_user(_SPELLINGS.get(name, (name,)))
+            if said is not None:
+                actual, where = said
+            elif (added and self._takes_trainer_options) or self.style != "trainer":
+                continue
+            else:
+                actual, where = self._of_script(name), self._where(name)
+            if _differs(actual, value):
+                found.append(f"{where}, but the plan has {name} {value}")
+        return found
+
+    def _where(self, name: str) -> str:
+        value = self._of_script(name)
+        if name in self.facts.batch_arguments or name in self.facts.field_defaults:
+            return f"{self.facts.path} sets {name} {value}"
+        if self.file is not None and self.file.alone:
+            return f"{self.file.path} has no {name}, whose default is {value}"
+        return f"{name} is {value} by default"
+
+
+def _truth(value: object) -> bool | None:
+    """Of a switch, as text or as a value; None: neither (``auto``)."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    return None if text == "auto" else text not in _NO
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, str):
+        value = int(value) if value.isdigit() else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _differs(actual: object, planned: object) -> bool:
+    """Whether a value contradicts the plan's; what is computed or ``auto`` is not known to."""
+    if isinstance(planned, bool):
+        return actual is not None and _truth(actual) not in (None, planned)
+    number = _number(actual)
+    return number is not None and number != planned

@@ -25,6 +25,7 @@ _MOST_FILES = 60
 _LARGEST_SOURCE_BYTES = 4 << 20
 _MICRO_BATCH = "train_micro_batch_size_per_gpu"
 _TRAINER_PACKAGES = ("transformers", "trl")
+PARSERS_OF_DATACLASSES = frozenset({"HfArgumentParser", "TrlParser"})
 ARGUMENT_FILES = (".json", ".yaml", ".yml")
 """How a file of arguments ends that is given in their place."""
 
@@ -41,6 +42,9 @@ class ScriptFacts:
         fields: names annotated in class bodies: what a parser of dataclasses turns into options.
         has_subcommands: its parser has subparsers, before which options mean something else.
         own_configurations: ``file:line: argument`` of calls of ``initialize`` with ``config=``.
+        argument_classes: names such as ``trl.SFTConfig`` that it imports.
+        spells_out_arguments: it makes training arguments with keywords, none of them hidden in ``**``.
+        field_defaults: literal defaults of such arguments in dataclasses of its own.
         reads_deepspeed_config: it uses the value of its option ``--deepspeed_config``.
         reads_micro_batch: it asks the engine or the configuration how large a micro-batch is to be, or has
             DeepSpeed make its data loader.
@@ -53,6 +57,9 @@ class ScriptFacts:
     calls_initialize: bool = False
     initialize_calls: int = 0
     own_configurations: list[str] = field(default_factory=list)
+    argument_classes: list[str] = field(default_factory=list)
+    spells_out_arguments: bool = False
+    field_defaults: dict[str, object] = field(default_factory=dict)
     reads_deepspeed_config: bool = False
     uses_accelerator: bool = False
     uses_trainer: bool = False
@@ -102,13 +109,18 @@ class ScriptFacts:
             "none": "it neither takes --deepspeed_config nor uses Accelerate or a Trainer",
         }[self.style]
 
+    @property
+    def parses_training_arguments(self) -> bool:
+        """Whether the fields of TrainingArguments are options of the script."""
+        return self.uses_trainer and bool(self.mentions & PARSERS_OF_DATACLASSES)
+
     def takes_local_rank(self, arguments: Sequence[str]) -> bool:
         """Whether the ``--local_rank=N`` that the deepspeed launcher puts first would be understood.
 
         Only a script that declares the option gets it: Trainers and Accelerate read LOCAL_RANK. Never
         before a subcommand, or a file of arguments (``HfArgumentParser`` users look into ``sys.argv[1]``).
         """
-        parses_dataclasses = bool(self.mentions & {"HfArgumentParser", "TrlParser"})
+        parses_dataclasses = bool(self.mentions & PARSERS_OF_DATACLASSES)
         declared = "--local_rank" in self.options or (parses_dataclasses and "local_rank" in self.fields)
         if not declared or self.has_subcommands:
             return False
@@ -247,7 +259,14 @@ class _Reader(ast.NodeVisitor):
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 self.facts.fields.add(statement.target.id)
+                self._field_default(statement.target.id, statement.value)
         self.generic_visit(node)
+
+    def _field_default(self, name: str, value: ast.expr | None) -> None:
+        if isinstance(value, ast.Call):
+            value = next((k.value for k in value.keywords if k.arg == "default"), None)
+        if name in BATCH_KEYWORDS and isinstance(value, ast.Constant):
+            self.facts.field_defaults[name] = value.value
 
     def visit_Name(self, node: ast.Name) -> None:
         self.facts.mentions.add(node.id)
@@ -275,6 +294,9 @@ class _Reader(ast.NodeVisitor):
             self.facts.has_subcommands = True
         elif name in ("parse_args", "parse_known_args", "parse_args_into_dataclasses"):
             self.facts.parses_arguments = True
+        elif name.endswith(("TrainingArguments", "Config")):
+            made_here = any(known.endswith(f".{name}") for known in self.facts.argument_classes)
+            self.facts.spells_out_arguments |= made_here and all(k.arg for k in node.keywords)
         self.facts.reads_micro_batch |= any(k.arg == "training_data" for k in node.keywords)
         for keyword in node.keywords:
             if keyword.arg in BATCH_KEYWORDS and isinstance(keyword.value, ast.Constant):
@@ -299,6 +321,8 @@ class _Reader(ast.NodeVisitor):
             self.facts.reads_micro_batch = True
         if name == "Accelerator":
             self.facts.uses_accelerator = True
+        if package in _TRAINER_PACKAGES and name.endswith(("Config", "TrainingArguments")):
+            self.facts.argument_classes.append(f"{package}.{name}")
         if package in _TRAINER_PACKAGES and (name.endswith(("Trainer", "TrainingArguments"))):
             self.facts.uses_trainer = True
 
@@ -316,4 +340,5 @@ BATCH_KEYWORDS = (
     "bf16",
     "fp16",
     "gradient_checkpointing",
+    "deepspeed",
 )

@@ -1,0 +1,148 @@
+"""Whether a script does what its plan says: what it is given for that, and where it contradicts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import InputError
+from zerokit.run import dsconfig
+from zerokit.run.scriptargs import PlannedValues, ScriptOptions
+from zerokit.run.style import ScriptFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What a script is given from the plan, and what is to be said about it."""
+
+    added: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def agree(
+    options: ScriptOptions,
+    chosen: Mapping[str, Any],
+    config: dict[str, Any],
+    *,
+    plan_folder: Path,
+    on_cpu: bool,
+    no_arguments: bool,
+    accept_mismatch: bool,
+) -> Agreement:
+    """Fill in what the user did not give, and hold the rest to the plan.
+
+    Args:
+        options: of the script.
+        chosen: the plan's choice.
+        config: the plan's DeepSpeed configuration for these devices, before any script's needs.
+        plan_folder: where the plan's files lie, which a script may name itself.
+        on_cpu: the ranks run without a GPU.
+        no_arguments: add nothing.
+        accept_mismatch: say contradictions instead of stopping.
+
+    Raises:
+        InputError: the script contradicts the plan; the message has both values.
+    """
+    conflicts = _own_configuration(options.facts, options.style)
+    planned = PlannedValues(
+        micro_batch=int(chosen["micro_batch"]),
+        gradient_accumulation=int(chosen["gradient_accumulation"]),
+        precision=dsconfig.precision(config),
+        checkpointing=str(chosen.get("activation_checkpointing", "none")),
+        gradient_clipping=_clipping(config),
+        on_cpu=on_cpu,
+    )
+    added = () if no_arguments else options.additions(planned)
+    conflicts += options.conflicts(planned, added=not no_arguments)
+    conflicts += _own_file(options, config, plan_folder)
+    notes = []
+    if added:
+        notes.append(f"added from the plan: {shlex.join(added)} (--no-arguments adds nothing)")
+    if conflicts and not accept_mismatch:
+        raise InputError(
+            f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
+            "does, or run it as it is: --accept-mismatch"
+        )
+    notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
+    return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen)))
+
+
+def _clipping(config: Mapping[str, Any]) -> float | None:
+    value = config.get("gradient_clipping")
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _own_configuration(facts: ScriptFacts, style: str) -> list[str]:
+    """A configuration that the script makes itself and the plan's exclude each other (deepspeed/__init__.py,
+    ``initialize``)."""
+    where = facts.own_configuration
+    if where is None or style not in ("raw", "none"):
+        return []
+    return [
+        f"{where}: it gives deepspeed.initialize a configuration of its own, so the plan's cannot reach it "
+        "(DeepSpeed refuses both): remove that argument and let the script take --deepspeed_config "
+        "(deepspeed.add_config_arguments)"
+    ]
+
+
+def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path) -> list[str]:
+    """A Trainer's own ``--deepspeed FILE`` decides in place of the plan's configuration."""
+    name = options.own_deepspeed_file
+    if name is None or Path(name).resolve().is_relative_to(plan_folder.resolve()):
+        return []
+    from zerokit.strictload import load_json
+
+    try:
+        own = load_json(Path(name)).value
+    except InputError as error:
+        return [f"--deepspeed {name}: {error}"]
+    differing = [
+        f"{label} {theirs}, but the plan has {ours}"
+        for (label, theirs), (_, ours) in zip(_strategy(own), _strategy(config), strict=True)
+        if theirs != ours and theirs != "auto"
+    ]
+    return [f"--deepspeed {name}: {each}" for each in differing]
+
+
+def _strategy(config: Any) -> Sequence[tuple[str, object]]:
+    zero = config.get("zero_optimization") if isinstance(config, dict) else None
+    zero = zero if isinstance(zero, dict) else {}
+
+    def device(name: str) -> object:
+        block = zero.get(name)
+        return block.get("device", "none") if isinstance(block, dict) else "none"
+
+    return (
+        ("stage", zero.get("stage", 0)),
+        ("offload_optimizer", device("offload_optimizer")),
+        ("offload_param", device("offload_param")),
+    )
+
+
+def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any]) -> list[str]:
+    """Warnings where the plan counts on something that only the script can do.
+
+    Raises:
+        InputError: the script would run, as another strategy than the plan's.
+    """
+    sequence = chosen.get("sequence_parallel", 1)
+    if sequence > 1 and options.style not in ("accelerate", "trainer"):
+        raise InputError(
+            f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
+            "script can; plan again with --sp 1"
+        )
+    warnings = []
+    if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
+        warnings.append(
+            "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "
+            "inconsistency within the TP group': shard the data over data-parallel ranks only"
+        )
+    if chosen.get("activation_checkpointing") == "full" and options.never_checkpoints:
+        warnings.append(
+            "warning: the plan counts on activation checkpointing, and the script shows no sign of turning "
+            "it on: call model.gradient_checkpointing_enable(), or plan again with --checkpointing none"
+        )
+    return warnings

@@ -1,0 +1,100 @@
+"""Values of a script's arguments that its command line does not show: of files, and of its class."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zerokit.run.style import ARGUMENT_FILES, ScriptFacts
+
+_PARSE_SECONDS = 120.0
+_LARGEST_FILE_BYTES = 1 << 20
+_SHOULD_NOT_SEE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentFile:
+    """A JSON or YAML file with the values of options.
+
+    Attributes:
+        alone: it stands in the place of all options, so none can be added beside it.
+    """
+
+    path: str
+    alone: bool
+    values: Mapping[str, object] = field(default_factory=dict)
+
+
+def argument_file(arguments: Sequence[str], facts: ScriptFacts) -> ArgumentFile | None:
+    """The file that ``--config FILE`` names, or the one given in place of all options."""
+    parses = facts.parses_training_arguments or not facts.options
+    if arguments and arguments[0].endswith(ARGUMENT_FILES) and parses:
+        return ArgumentFile(path=arguments[0], alone=True, values=_read(arguments[0]))
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == "--config" and (equals or index + 1 < len(arguments)):
+            path = value if equals else arguments[index + 1]
+            if path.endswith(ARGUMENT_FILES):
+                return ArgumentFile(path=path, alone=False, values=_read(path))
+    return None
+
+
+def _read(name: str) -> dict[str, object]:
+    """Its keys at the top, and those of sections where they say nothing else; empty if it cannot be read
+    (then the script itself will say why)."""
+    path = Path(name)
+    with suppress(OSError, ValueError, RecursionError):
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            return {}
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix == ".json":
+            body: Any = json.loads(text)
+        else:
+            import yaml
+
+            try:
+                body = yaml.safe_load(text)
+            except yaml.YAMLError:
+                return {}
+        if isinstance(body, dict):
+            values = {str(key): value for key, value in body.items()}
+            for section in body.values():
+                if isinstance(section, dict):
+                    values = {**{str(key): value for key, value in section.items()}, **values}
+            return values
+    return {}
+
+
+def installed_values(facts: ScriptFacts, arguments: Sequence[str]) -> dict[str, object]:
+    """What TRL's arguments class that the script parses makes of these arguments; empty where not known.
+
+    Runs the installed parser in a process of its own, for some seconds; no code of the script's runs.
+    """
+    classes = [name for name in facts.argument_classes if name.startswith("trl.")]
+    if not facts.parses_training_arguments or not classes:
+        return {}
+    order = {"classes": classes, "trl": "TrlParser" in facts.mentions, "arguments": list(arguments)}
+    environment = {name: value for name, value in os.environ.items() if name not in _SHOULD_NOT_SEE}
+    environment = {n: v for n, v in environment.items() if not n.startswith("ACCELERATE_")}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", str(Path(__file__).with_name("parse_only.py"))],
+            input=json.dumps(order),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=_PARSE_SECONDS,
+            check=True,
+        )
+        values = json.loads(done.stdout.splitlines()[-1])["values"]
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
+        return {}
+    return dict(values)
