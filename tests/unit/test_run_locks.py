@@ -58,6 +58,7 @@ def test_a_run_folder_has_one_launch_and_a_dead_ones_lock_is_taken_over(
 def test_a_lock_that_was_passed_on_outlives_its_taker(tmp_path: Path) -> None:
     lock = locks.take(tmp_path / "lock")
     assert lock is not None
+    assert lock.fd is not None
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=(lock.fd,))
     try:
         os.close(lock.fd)  # as when the taker is killed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,37 @@ def test_a_taken_port(family: socket.AddressFamily, address: str) -> None:
         with pytest.raises(NodeUnusable, match=f"pid {os.getpid()}"), ports.reserve(port):
             pass
     assert ports.is_free(port)
+
+
+def test_locks_of_ports_are_this_users_alone_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else made the folder first, with links in it and its locks held."""
+    victim, theirs = tmp_path / "victim", tmp_path / "runtime" / "zerokit"
+    victim.write_text("precious")
+    theirs.mkdir(parents=True)
+    theirs.chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "zerokit" / f"ports-{socket.gethostname()}"
+    with ports.reserve() as port:
+        assert [path.name for path in folder.iterdir()] == [f"{port}.lock"]
+        (folder / "25001.lock").symlink_to(victim)
+        (folder / "25002.lock").write_text("")  # of a launch that was killed
+        with ports.reserve():
+            assert not (folder / "25002.lock").exists()
+    (folder / "25001.lock").unlink()
+    assert not list(folder.iterdir()) and not list(theirs.iterdir())
+    assert victim.read_text() == "precious"
+
+
+def test_without_a_folder_for_locks_ports_are_still_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zerokit.run.ports.private_folder", lambda name: None)
+    with ports.reserve() as port, ports.reserve(port) as again:
+        assert port == again
+    assert Path(os.devnull).is_char_device()
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])

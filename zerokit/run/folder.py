@@ -61,7 +61,7 @@ _LOCKS: dict[Path, locks.FileLock] = {}
 def lock_of(folder: Path) -> int | None:
     """The descriptor of the lock that this process holds on a run folder, for the guard to hold too."""
     lock = _LOCKS.get(folder)
-    return lock.fd if lock is not None and lock.fd >= 0 else None
+    return lock.fd if lock is not None else None
 
 
 def _make_fresh(base: Path) -> Path:

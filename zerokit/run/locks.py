@@ -34,20 +34,23 @@ class NoLocks(Exception):
 
 @dataclass(slots=True)
 class FileLock:
-    """A lock that this process holds. ``fd`` may be passed on: a child then holds it too."""
+    """A lock that this process holds. ``fd`` may be passed on: a child then holds it too.
 
-    path: Path
-    fd: int
+    ``path`` and ``fd`` are None for one that locks nothing, where there can be no locks.
+    """
+
+    path: Path | None
+    fd: int | None
 
     def release(self) -> None:
         """Let go, and leave no file behind."""
-        if self.fd < 0:
+        if self.fd is None or self.path is None:
             return
         with suppress(OSError):
             if _is_at(self.path, self.fd):
                 self.path.unlink()
         os.close(self.fd)
-        self.fd = -1
+        self.fd = None
 
 
 def take(path: Path) -> FileLock | None:
@@ -139,7 +142,8 @@ def lock_run_folder(folder: Path, wanted: str) -> FileLock:
         raise InputError(f"--run-dir {wanted}: {problem}; name another folder") from None
     if lock is None:
         raise InputError(f"--run-dir {wanted}: {_holder(path)}")
-    _sign(lock.fd)
+    if lock.fd is not None:
+        _sign(lock.fd)
     return lock
 
 

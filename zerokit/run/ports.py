@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import random
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zerokit.errors import InputError, NodeUnusable
+from zerokit.run.locks import FileLock, NoLocks, private_folder, take
 from zerokit.run.redact import redact
 
 _LOWEST = 20_000
@@ -57,12 +55,6 @@ def holder(port: int) -> str:
     return "a process of another user" if inodes else "a connection that is still closing"
 
 
-def _folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"zerokit-ports-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
 @contextmanager
 def reserve(wanted: int | None = None) -> Iterator[int]:
     """A port that is free now and that no other zerokit takes while the block runs.
@@ -77,8 +69,11 @@ def reserve(wanted: int | None = None) -> Iterator[int]:
     if wanted is not None:
         if not 1 <= wanted <= 65535:
             raise InputError(f"--master-port {wanted}: use 1 to 65535")
-        lock = _lock(wanted)
+        folder = private_folder("ports")
+        lock = _lock(folder, wanted)
         if not is_free(wanted):
+            if lock is not None:
+                lock.release()
             raise NodeUnusable(
                 f"port {wanted} is in use by {holder(wanted)}; end it, or leave --master-port "
                 "out to have a free one chosen"
@@ -90,12 +85,14 @@ def reserve(wanted: int | None = None) -> Iterator[int]:
         try:
             yield wanted
         finally:
-            os.close(lock)
+            lock.release()
         return
+    folder = private_folder("ports")
+    _clear(folder)
     highest = _ephemeral_start()
     candidates = random.sample(range(_LOWEST, highest), k=min(500, highest - _LOWEST))
     for port in candidates:
-        lock = _lock(port)
+        lock = _lock(folder, port)
         if lock is None:
             continue
         try:
@@ -103,21 +100,27 @@ def reserve(wanted: int | None = None) -> Iterator[int]:
                 yield port
                 return
         finally:
-            os.close(lock)
+            lock.release()
     raise NodeUnusable(f"no free TCP port between {_LOWEST} and {highest}")
 
 
-def _lock(port: int) -> int | None:
-    try:
-        fd = os.open(_folder() / f"{port}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return os.open(os.devnull, os.O_RDONLY)  # no place for locks: the bind test must do
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
+def _lock(folder: Path | None, port: int) -> FileLock | None:
+    """The port's lock; one that locks nothing where no folder is ours alone: the bind test must do."""
+    if folder is not None:
+        with suppress(OSError, NoLocks):
+            return take(folder / f"{port}.lock")
+    return FileLock(None, None)
+
+
+def _clear(folder: Path | None) -> None:
+    """Remove what killed launches have left."""
+    if folder is None:
+        return
+    for path in folder.glob("*.lock"):
+        with suppress(OSError, NoLocks):
+            lock = take(path)
+            if lock is not None:
+                lock.release()
 
 
 def _ephemeral_start() -> int:
