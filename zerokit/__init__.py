@@ -1,6 +1,14 @@
 """zerokit: plan, launch and measure DeepSpeed training before the GPU hours are spent."""
 
-from __future__ import annotations
+import os
+import sys
+
+# ``python -m zerokit`` puts the working folder first: its typing.py or yaml.py must not become ours. Both of
+# the modules above are loaded by then; the package is found, and its modules are looked up beside this file.
+if sys.argv[:1] == ["-m"] and "zerokit" in sys.orig_argv[2:] and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
+    del sys.path[0]
+    if (root := os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) not in sys.path:  # noqa: PTH100, PTH120
+        sys.path.append(root)  # not installed: run from a checkout
 
 from typing import TYPE_CHECKING, Any
 

@@ -145,13 +145,14 @@ def _plan_from_recipe(name: str, overrides: tuple[str, ...] = ()) -> str:
     import atexit
     import shutil
     import subprocess
-    import sys
     import tempfile
+
+    from zerokit.run.own_process import own_process
 
     folder = tempfile.mkdtemp(prefix="zerokit-plan-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "plan", "--recipe", name, "--out", folder, "--", *overrides],
+        own_process("zerokit", "plan", "--recipe", name, "--out", folder, "--", *overrides),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

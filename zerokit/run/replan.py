@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from zerokit.emit import planfile
 from zerokit.errors import ZerokitError
+from zerokit.run.own_process import own_process
 from zerokit.run.prepare import Prepared
 from zerokit.units import format_gib
 
@@ -180,7 +180,7 @@ def _plan(request: Mapping[str, Any], folder: Path, cwd: Path) -> planfile.PlanF
         recipe = {name.replace("-", "_"): value for name, value in request.items()}
         asked.write_text(dump_yaml({"title": "After an out-of-memory", **recipe}))
         done = subprocess.run(
-            [sys.executable, "-m", "zerokit", "plan", "--recipe", str(asked), "--out", str(folder)],
+            own_process("zerokit", "plan", "--recipe", str(asked), "--out", str(folder)),
             cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False,
         )  # fmt: skip
         if done.returncode == 0:

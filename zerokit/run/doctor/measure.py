@@ -8,7 +8,6 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from datetime import datetime, timezone
@@ -18,6 +17,7 @@ from typing import Any
 from zerokit.catalog.detect import Detected
 from zerokit.catalog.measured import SCHEMA, Measured, from_dict
 from zerokit.errors import RankFailed, RunHung
+from zerokit.run.own_process import own_process
 
 CPU_RANKS = 2
 LIMIT_SECONDS = 600.0
@@ -71,7 +71,7 @@ def _start(folder: Path, rank: int, world: int, device: str, detected: Detected)
         environment.pop(name, None)
     with (folder / f"rank-{rank}.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "zerokit.run.doctor.measure_rank", json.dumps(wanted)],
+            own_process("zerokit.run.doctor.measure_rank", json.dumps(wanted)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
