@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from zerokit.cli.plan import DEFAULT_FOLDER
 from zerokit.cli.scriptcommand import ScriptCommand
 from zerokit.errors import InputError, ReportNotWritten
 
@@ -36,7 +37,17 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="Options after the script are the script's own, and reach it verbatim.",
 )
-@click.option("--plan", metavar="DIR", help="A folder (or plan.yaml) that `zerokit plan` wrote.")
+@click.option(
+    "--plan",
+    metavar="DIR",
+    help=f"A folder (or plan.yaml) that `zerokit plan` wrote. Default: {DEFAULT_FOLDER}, where there is one.",
+)
+@click.option("--no-plan", is_flag=True, help=f"Run without a plan, though there is a {DEFAULT_FOLDER}.")
+@click.option(
+    "--deepspeed",
+    metavar="FILE",
+    help="A DeepSpeed JSON of your own in place of a plan; nothing is predicted.",
+)
 @click.option(
     "--recipe",
     metavar="NAME",
@@ -90,7 +101,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     The run folder holds the plan, the configuration and command used, the output of every rank, and
     the report: predicted beside measured.
     """
-    from zerokit.run.command import Target
+    from zerokit.run import consoles
     from zerokit.run.prepare import Wishes
 
     module = options["module"]
@@ -101,17 +112,13 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         raise InputError("launch: name a script, for example: zerokit launch --plan DIR train.py")
     if options["show"] not in ("first", "all", "none"):
         raise InputError(f"--show {options['show']}: use first, all or none")
-    target = Target(
-        script=None if module else arguments[0],
-        module=module,
-        arguments=arguments if module else arguments[1:],
-    )
-    if options["plan"] and options["recipe"]:
-        raise InputError("--plan and --recipe: give one of them")
+    resolved = consoles.target_of(module, arguments)
+    if resolved.note is not None:
+        _say(resolved.note)
     wishes = Wishes(
-        target=target,
-        plan=options["plan"]
-        or (_plan_from_recipe(options["recipe"], overrides) if options["recipe"] else None),
+        target=resolved.target,
+        plan=_plan(options, resolved.target.arguments, overrides),
+        deepspeed=options["deepspeed"],
         device=options["device"],
         launcher=options["launcher"],
         style=options["style"],
@@ -130,6 +137,30 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         if options["dry_run"]:
             return _dry_run(wishes, stack)
     return _run(wishes, retries=MOST_RETRIES if options["retry_smaller"] else 0)
+
+
+def _plan(options: dict[str, Any], arguments: tuple[str, ...], overrides: tuple[str, ...]) -> str | None:
+    """The plan that the options name, or the one that `zerokit plan` wrote into this folder."""
+    named = [name for name in ("plan", "recipe", "deepspeed", "no_plan") if options[name]]
+    if len(named) > 1:
+        text = " and ".join(f"--{name.replace('_', '-')}" for name in named)
+        raise InputError(f"{text}: give one of them")
+    if options["recipe"]:
+        return _plan_from_recipe(options["recipe"], overrides)
+    if named:
+        plan: str | None = options["plan"]
+        return plan
+    if not Path(DEFAULT_FOLDER).is_dir():
+        return None
+    own = next((a for a in arguments if a.partition("=")[0] in ("--deepspeed", "--deepspeed_config")), None)
+    if not (Path(DEFAULT_FOLDER) / "plan.yaml").is_file():
+        _say(f"{DEFAULT_FOLDER} is not used: it holds no plan.yaml")
+        return None
+    if own is not None:
+        _say(f"{DEFAULT_FOLDER} is not used: the script is given {own}; --plan {DEFAULT_FOLDER} uses it")
+        return None
+    _say(f"plan: {DEFAULT_FOLDER}, found here (--no-plan runs without one)")
+    return DEFAULT_FOLDER
 
 
 def _overrides(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -66,6 +66,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     """
     from zerokit.cli.tuneresult import body, conclude
     from zerokit.cli.tuning import Tuning
+    from zerokit.run.consoles import target_of
 
     started = time.monotonic()
     names = ("recipe", "top", "steps", "timeout", "out", "run_dir", "launcher", "style", "heartbeat", "grace",
@@ -80,10 +81,11 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         raise InputError(f"--show {own['show']}: use first, all or none")
     if own["as_json"] and own["show"] != "none":
         raise InputError("--json: standard output is the result's; leave --show out")
+    resolved = target_of(own["module"], arguments)
+    if resolved.note is not None:
+        _say(resolved.note)
     tuning = Tuning.prepare(
-        script=None if own["module"] else arguments[0],
-        module=own["module"],
-        arguments=arguments if own["module"] else arguments[1:],
+        target=resolved.target,
         options=_options(options, own["recipe"]),
         top=parse_positive_int(own["top"], "--top", 20),
         steps=_steps(own["steps"]),

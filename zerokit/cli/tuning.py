@@ -77,7 +77,7 @@ class Tuning:
 
     @classmethod
     def prepare(
-        cls, *, script: str | None, module: str | None, arguments: tuple[str, ...], options: dict[str, Any],
+        cls, *, target: Target, options: dict[str, Any],
         top: int, steps: int, out: str, launcher: str, style: str, limit_seconds: float,
         heartbeat_seconds: float, grace_seconds: float, show_ranks: str, say: Callable[[str], None],
     ) -> Tuning:  # fmt: skip
@@ -89,8 +89,9 @@ class Tuning:
         """
         check_launcher(launcher)
         check_folder(Path(out))
-        target = Target(script=script, module=module, arguments=arguments)
-        facts = read_script(Path(script) if script is not None else None, module)
+        arguments = target.arguments
+        script = Path(target.script) if target.script is not None else None
+        facts = read_script(script, target.module, target.source)
         if style == "auto":
             style = facts.style
         elif style not in STYLES:

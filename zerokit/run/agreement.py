@@ -70,6 +70,16 @@ def agree(
     return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen)))
 
 
+def check_reaches(facts: ScriptFacts, style: str) -> None:
+    """Refuse a DeepSpeed file for a script that makes its own.
+
+    Raises:
+        InputError: names the call.
+    """
+    for conflict in _own_configuration(facts, style):
+        raise InputError(f"the DeepSpeed file does not reach the script: {conflict}")
+
+
 def _clipping(config: Mapping[str, Any]) -> float | None:
     value = config.get("gradient_clipping")
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -82,7 +92,7 @@ def _own_configuration(facts: ScriptFacts, style: str) -> list[str]:
     if where is None or style not in ("raw", "none"):
         return []
     return [
-        f"{where}: it gives deepspeed.initialize a configuration of its own, so the plan's cannot reach it "
+        f"{where}: it gives deepspeed.initialize a configuration of its own, so another cannot reach it "
         "(DeepSpeed refuses both): remove that argument and let the script take --deepspeed_config "
         "(deepspeed.add_config_arguments)"
     ]

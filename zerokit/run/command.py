@@ -45,11 +45,16 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the user wants run: a script or a module, and its arguments verbatim."""
+    """What the user wants run: a script or a module, and its arguments verbatim.
+
+    Attributes:
+        source: the module that holds a console command's code.
+    """
 
     script: str | None
     module: str | None
     arguments: tuple[str, ...]
+    source: str | None = None
 
     @property
     def name(self) -> str:

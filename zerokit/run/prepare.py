@@ -39,6 +39,7 @@ class Wishes:
 
     target: commands.Target
     plan: str | None = None
+    deepspeed: str | None = None
     device: str = "auto"
     launcher: str = "deepspeed"
     style: str = "auto"
@@ -93,12 +94,21 @@ def read_plan(place: str) -> tuple[Any, dict[str, Any]]:
     path = plan.folder / "ds_config.json"
     if not path.is_file():
         return plan, dict(plan.chosen["deepspeed_config"])
+    return plan, _read_config(path)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """A DeepSpeed JSON.
+
+    Raises:
+        InputError: it cannot be read, or is no object.
+    """
     from zerokit.strictload import load_json
 
     value = load_json(path).value
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected an object")
-    return plan, value
+    return value
 
 
 def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
@@ -109,12 +119,24 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     """
     preflight.check_packages(wishes.launcher)
     script = Path(wishes.target.script) if wishes.target.script is not None else None
-    facts = style.read_script(script, wishes.target.module)
+    facts = style.read_script(script, wishes.target.module, wishes.target.source)
     plan, config = read_plan(wishes.plan) if wishes.plan is not None else (None, None)
+    if wishes.deepspeed is not None:
+        config = _read_config(Path(wishes.deepspeed))
     place = _place(wishes, run_dir, plan.world_size if plan is not None else None, stack)
     notes = list(place.notes)
     chosen_style = _style(wishes, facts, notes, has_config=config is not None)
     added: tuple[str, ...] = ()
+    if config is not None and plan is None:
+        # the user's own file: what runs on CPU ranks is all that may be changed
+        agreement.check_reaches(facts, chosen_style)
+        adapted = dsconfig.adapt(
+            config, style="none", device=place.devices.kind, ranks=place.ranks, planned_ranks=place.ranks,
+            facts=facts,
+        )  # fmt: skip
+        config = adapted.config
+        notes += [f"{wishes.deepspeed}: {change}" for change in adapted.changes]
+        notes += [f"warning: {warning}" for warning in adapted.warnings]
     if config is not None and plan is not None:
         on_device = dsconfig.adapt(
             config, style="none", device=place.devices.kind, ranks=place.ranks, planned_ranks=plan.world_size,

@@ -14,6 +14,7 @@ import ast
 import functools
 import importlib.util
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,8 +131,13 @@ class ScriptFacts:
         return not (from_file and (parses_dataclasses or "argv" in self.mentions))
 
 
-def read_script(script: Path | None, module: str | None) -> ScriptFacts:
-    """Read the script, or the module, and what it imports from its own folder.
+def read_script(script: Path | None, module: str | None, source: str | None = None) -> ScriptFacts:
+    """Read the script, or the module, and what it imports from its own folder or package.
+
+    Args:
+        script: a file, or a folder with ``__main__.py``.
+        module: a module's name, where there is no script.
+        source: the module that a console command's program imports.
 
     Raises:
         InputError: there is no such script or module.
@@ -142,19 +148,33 @@ def read_script(script: Path | None, module: str | None) -> ScriptFacts:
     if not path.is_file():
         raise InputError(f"script {path}: there is no such file")
     facts = ScriptFacts(path=path)
-    root = path.parent if script is not None else Path.cwd()
-    waiting = [path]
+    package = _installed_package(path)
+    root = package.parent if package else path.parent if script is not None else Path.cwd()
+    waiting = deque([path])
+    if source is not None:
+        start = _find_module(source)
+        package = _installed_package(start)
+        root = package.parent if package else root
+        waiting.append(start)
     seen: set[Path] = set()
     while waiting and len(seen) < _MOST_FILES:
-        current = waiting.pop()
+        current = waiting.popleft()
         if current in seen:
             continue
         seen.add(current)
         tree = _parse(current, facts)
         if tree is not None:
             _Reader(facts, current).visit(tree)
-            waiting.extend(_own_modules(tree, root, current.parent))
+            waiting.extend(_own_modules(tree, root, current.parent, package.name if package else None))
     return facts
+
+
+def _installed_package(path: Path) -> Path | None:
+    """The folder of the installed package that a file belongs to; of it alone the source is read."""
+    for folder in path.resolve().parents:
+        if folder.parent.name in ("site-packages", "dist-packages"):
+            return folder
+    return None
 
 
 def _find_module(module: str) -> Path:
@@ -186,21 +206,27 @@ def _parse(path: Path, facts: ScriptFacts) -> ast.Module | None:
         return None
 
 
-def _own_modules(tree: ast.Module, root: Path, here: Path) -> Iterator[Path]:
+def _own_modules(tree: ast.Module, root: Path, here: Path, package: str | None) -> Iterator[Path]:
+    """Files that the module imports from ``root`` (there, of ``package`` alone), or relatively."""
     for node in ast.walk(tree):
         names: list[tuple[Path, str]] = []
+        level = 0
         if isinstance(node, ast.Import):
             names = [(root, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = root if node.level == 0 else here
+            level = node.level
+            base = root if level == 0 else here
             for _ in range(node.level - 1):
                 base = base.parent
             prefix = f"{node.module}." if node.module else ""
             names = [(base, prefix + alias.name) for alias in node.names]
             names += [(base, node.module)] if node.module else []
         for base, name in names:
+            top = name.partition(".")[0]
+            if package is not None and level == 0 and (top != package or top in _LIBRARIES):
+                continue
             path = _module_file(base, name)
-            if path is None and base == root:
+            if path is None and level == 0 and package is None:
                 path = _checked_out(name, root)
             if path is not None:
                 yield path
