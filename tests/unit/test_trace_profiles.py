@@ -208,7 +208,8 @@ def test_a_profile_is_the_same_after_a_round_trip(
         store.write(own, tmp_path / "a.json.gz")
         store.write(again, tmp_path / "b.json.gz")
         assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
-        read = store.read(tmp_path / "a.json.gz")
+        store.keep(own, tmp_path / "a.profile")
+        read = store.read(tmp_path / "a.profile")
         assert read is not None
         for variant, traces in own.traces.items():
             for before, after in zip(traces, read.traces[variant], strict=True):
@@ -222,7 +223,8 @@ def test_another_format_or_a_broken_file_is_no_profile(tmp_path: Path) -> None:
     place = tmp_path / "x.json.gz"
     assert store.read(place) is None
     place.write_bytes(b"\x1f\x8b\x08no")
-    assert store.read(place) is None
+    with pytest.raises(store.DamagedProfile):
+        store.read(place)
 
 
 def test_a_committed_profile_is_what_a_trace_gives_today() -> None:

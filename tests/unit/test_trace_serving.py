@@ -211,8 +211,8 @@ def test_an_encoder_takes_one_pass() -> None:
 def test_a_served_profile_is_the_same_after_a_round_trip(gpu_profile: ModelProfile, tmp_path: Path) -> None:
     again = from_json(json.loads(json.dumps(to_json(gpu_profile))))
     assert to_json(again) == to_json(gpu_profile)
-    store.write(gpu_profile, tmp_path / "a.json.gz")
-    read = store.read(tmp_path / "a.json.gz")
+    store.keep(gpu_profile, tmp_path / "a.profile")
+    read = store.read(tmp_path / "a.profile")
     assert read is not None
     job = Job(seq_len=777, inference=True)
     assert (

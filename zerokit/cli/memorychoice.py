@@ -83,8 +83,9 @@ class Source:
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
             return
         from zerokit.trace import store
+        from zerokit.trace.on_demand import cached
 
-        kept = store.read(store.cache_place(self.hf_config, self.head))
+        kept = cached(self.hf_config, self.head, _say)
         if kept is not None:
             self.profile = kept if self.profile is None else store.merged([self.profile, kept])
         self.notes["estimate"] = (
@@ -126,7 +127,7 @@ class Source:
 
         key = variants_of(job, strategy, self.head)[0]
         assert self.hf_config is not None
-        kept = cached(self.hf_config, self.head)
+        kept = cached(self.hf_config, self.head, _say)
         if kept is None or key not in kept.traces:
             click.echo(f"zerokit: tracing {self.name} ({key}), once; then it comes from a cache", err=True)
         try:
@@ -138,6 +139,10 @@ class Source:
             self.notes[key] = f"memory is analytic, not traced: {error}"
         if self.profile is None or not covers(self.profile, job, strategy):
             self.given_up.add(key)
+
+
+def _say(text: str) -> None:
+    click.echo(f"zerokit: {text}", err=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +20,18 @@ from zerokit.errors import InputError
 from zerokit.trace import store
 
 
-def cached(hf_config: Mapping[str, Any], head: str | None) -> ModelProfile | None:
-    """What the cache holds of a model; ``None``: nothing."""
-    return store.read(store.cache_place(hf_config, head))
+def cached(
+    hf_config: Mapping[str, Any], head: str | None, say: Callable[[str], None] = lambda text: None
+) -> ModelProfile | None:
+    """What the cache holds of a model, if anything; ``say`` hears of a damaged file, which is removed."""
+    place = store.cache_place(hf_config, head)
+    try:
+        return store.read(place)
+    except store.DamagedProfile as error:
+        say(f"warning: {place}: {error}: what it held of the model is traced again")
+        with contextlib.suppress(OSError):
+            place.unlink()
+        return None
 
 
 def complete(
@@ -47,7 +57,7 @@ def complete(
     added = _traced(hf_config, job, strategy, name, head)
     result = store.merged([*([merged] if merged is not None else []), added])
     try:
-        store.write(result, place)
+        store.keep(result, place)
     except OSError as error:  # a read-only home costs a second trace, not the answer
         logging.getLogger(__name__).debug("profile not cached: %s", error)
     return result

@@ -7,23 +7,50 @@ import gzip
 import hashlib
 import json
 import os
+import stat
 import tempfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from zerokit.core.model import ModelProfile
+from zerokit.core.profile_check import check
 from zerokit.core.profile_json import FORMAT, from_json, to_json
 
+_CACHE_FORMAT = b"zerokit.profile-cache/1"
+_LARGEST_BYTES = 1 << 30
 _RECORDED = "leaves"
 """Changed when traces begin to record what cached profiles of the same format lack."""
 
 
+class DamagedProfile(Exception):
+    """A file of the cache that is not what was written there; says why, for people."""
+
+
 def write(profile: ModelProfile, place: Path) -> None:
     """Write a profile; the same profile gives the same bytes, and a half-written file never shows."""
+    _write(_packed(profile), place)
+
+
+def keep(profile: ModelProfile, place: Path) -> None:
+    """Write a profile into the cache, with a checksum of its bytes and of the file's name."""
+    data = _packed(profile)
+    _write(_header(data, place) + data, place)
+
+
+def _packed(profile: ModelProfile) -> bytes:
     text = json.dumps(to_json(profile), separators=(",", ":"))
-    data = gzip.compress(text.encode(), compresslevel=9, mtime=0)
+    return gzip.compress(text.encode(), compresslevel=9, mtime=0)
+
+
+def _header(data: bytes, place: Path) -> bytes:
+    digest = hashlib.sha256(place.name.encode() + b"\0" + data).hexdigest()
+    return b"%s %s\n" % (_CACHE_FORMAT, digest.encode())
+
+
+def _write(data: bytes, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=place.name)
     try:
@@ -48,15 +75,43 @@ def cache_place(hf_config: Mapping[str, Any], head: str | None) -> Path:
 
     facts = [FORMAT, _RECORDED, dict(hf_config), head, version("torch"), version("transformers")]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    return cache_folder() / f"{digest[:32]}.json.gz"
+    return cache_folder() / f"{digest[:32]}.profile"
 
 
 def read(place: Path) -> ModelProfile | None:
-    """A cached profile; ``None`` when there is none or it cannot be read."""
+    """A profile of the cache; ``None`` where there is none.
+
+    Raises:
+        DamagedProfile: there is a file, and it is not what :func:`keep` wrote.
+    """
     try:
-        return from_json(json.loads(gzip.decompress(place.read_bytes())))
-    except (OSError, EOFError, ValueError, KeyError):
+        held = _read_regular(place)
+        header, _, data = held.partition(b"\n")
+        if header + b"\n" != _header(data, place):
+            raise DamagedProfile("its checksum does not hold")
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        text = unpacker.decompress(data, _LARGEST_BYTES)
+        if unpacker.unconsumed_tail or not unpacker.eof:
+            raise DamagedProfile("it is cut off or too large")
+        return from_json(check(json.loads(text)))
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise DamagedProfile(error.strerror or str(error)) from None
+    except (ValueError, RecursionError, zlib.error) as error:
+        raise DamagedProfile(str(error)) from None
+
+
+def _read_regular(place: Path) -> bytes:
+    """The bytes of a regular file of ours; a pipe is not waited for, a link not followed."""
+    fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedProfile("it is not a regular file")
+        if status.st_size > _LARGEST_BYTES:
+            raise DamagedProfile("it is too large")
+        return file.read()
 
 
 def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:

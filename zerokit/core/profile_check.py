@@ -1,0 +1,116 @@
+"""Whether JSON is a profile, down to every number: a damaged one must not become a wrong figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.core.profile_json import FORMAT
+
+_KINDS = ("fwd_pre", "fwd_post", "bwd_pre", "bwd_post", "grad", "kept", "end")
+_TEXTS = ("name", "family", "head", "torch_version", "transformers_version")
+_LARGEST = 1 << 60
+_MOST_LAYERS = 1 << 20
+
+
+def check(data: object) -> Mapping[str, Any]:
+    """The data, where they hold as a profile.
+
+    Raises:
+        ValueError: names the part that does not.
+    """
+    body = _mapping(data, "the profile")
+    if body.get("format") != FORMAT:
+        raise ValueError(f"profile format {str(body.get('format'))[:40]!r}; this zerokit reads {FORMAT}")
+    for name in _TEXTS:
+        _require(isinstance(body.get(name), str), name)
+    _mapping(body.get("hf_config"), "hf_config")
+    _whole(body.get("buffer_bytes", 0), "buffer_bytes")
+    names = set(_parameters(body.get("parameters"), "parameters"))
+    for key, rows in _mapping(body.get("parameter_sets"), "parameter_sets").items():
+        names |= _parameters(rows, f"parameter_sets.{key}")
+    for name, other in _mapping(body.get("ties"), "ties").items():
+        _require(isinstance(other, str) and other in names, f"ties.{name}")
+    for part in ("views", "leaves"):
+        _require(all(isinstance(name, str) for name in _list(body.get(part, []), part)), part)
+    _traces(body)
+    return body
+
+
+def _parameters(value: object, what: str) -> frozenset[str]:
+    rows = _list(value, what)
+    _require(bool(rows), what)
+    for row in rows:
+        fields = _list(row, what)
+        _require(2 <= len(fields) <= 6 and isinstance(fields[0], str), what)
+        for size in [*_list(fields[1], what), *fields[2:]]:
+            _whole(size, what)
+    found = frozenset(row[0] for row in rows)
+    _require(len(found) == len(rows), what)
+    return found
+
+
+def _traces(body: Mapping[str, Any]) -> None:
+    polynomials = _list(body.get("polynomials"), "polynomials")
+    for polynomial in polynomials:
+        terms = _list(polynomial, "polynomials")
+        good = all(not isinstance(c, bool) and isinstance(c, int | float) and math.isfinite(c) for c in terms)
+        _require(len(terms) == 6 and good, "polynomials")
+    segments = _list(body.get("segments"), "segments")
+    for segment in segments:
+        for mark in _list(segment, "segments"):
+            _mark(mark, len(polynomials))
+    traces = _mapping(body.get("traces"), "traces")
+    _require(bool(traces), "traces")
+    for key, variants in traces.items():
+        what = f"traces.{key}"
+        _require(bool(_list(variants, what)), what)
+        for trace in variants:
+            _trace(_mapping(trace, what), len(segments), what)
+
+
+def _mark(mark: object, polynomials: int) -> None:
+    fields = _list(mark, "segments")
+    _require(len(fields) == 5 and fields[0] in _KINDS and isinstance(fields[1], str), "segments")
+    for number in [*_list(fields[2], "segments"), *fields[3:]]:
+        _whole(number, "segments", below=polynomials)
+
+
+def _trace(trace: Mapping[str, Any], segments: int, what: str) -> None:
+    limit = trace.get("max_seq_len")
+    if limit is not None:
+        _whole(limit, f"{what}.max_seq_len")
+    own = _list(trace.get("segments"), what)
+    for number in own:
+        _whole(number, what, below=segments)
+    for name in ("forward", "backward", "cache", "gradients"):
+        runs = _list(trace.get(name, [] if name in ("cache", "gradients") else None), f"{what}.{name}")
+        for run in runs:
+            fields = _list(run, f"{what}.{name}")
+            _require(len(fields) == 5 and isinstance(fields[1], str), f"{what}.{name}")
+            _whole(fields[0], f"{what}.{name}", below=len(own))
+            _whole(fields[2], f"{what}.{name}", below=_MOST_LAYERS)
+            _whole(fields[3], f"{what}.{name}", below=_MOST_LAYERS)
+            _require(type(fields[4]) is int and abs(fields[4]) <= 1, f"{what}.{name}")
+    _require(bool(trace["forward"]), f"{what}.forward")
+
+
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    _require(isinstance(value, dict), what)
+    return value  # type: ignore[return-value]
+
+
+def _list(value: object, what: str) -> list[Any]:
+    _require(isinstance(value, list), what)
+    return value  # type: ignore[return-value]
+
+
+def _whole(value: object, what: str, below: int = _LARGEST) -> None:
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
+    _require(good, what)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} is not as a profile has it")
