@@ -32,6 +32,7 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
     from zerokit.cli import payload, show
     from zerokit.core.advice import cluster_words
     from zerokit.core.planning import estimate_strategy
+    from zerokit.core.saving import notes as saving_notes
 
     settings = None if deepspeed is None else _settings(Path(deepspeed), options)
     read = shared_options.read({**options, "deepspeed": deepspeed}, single=True)
@@ -40,6 +41,7 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
     if deepspeed is not None:
         notes = (*_errors_in(deepspeed), *notes)
     candidate, fitting = estimate_strategy(request, strategy)
+    notes = (*notes, *saving_notes(candidate, request.shape, request.job, request.cluster))
     body = payload.estimate(
         candidate,
         request.cluster,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ def estimate(
         "time_parts": dict(time.parts) if timed else {},
         "bound_by": time.bound_by if timed else None,
         "basis": memory.basis,
+        "saving": None if candidate.saving is None else dataclasses.asdict(candidate.saving),
         "per_rank": per_rank(memory.ranks, candidate.strategy.world_size),
         "assumptions": list(dict.fromkeys((*assumptions, *memory.assumptions))),
     }

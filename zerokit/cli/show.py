@@ -75,6 +75,21 @@ def speed(estimate: Mapping[str, Any], world_size: int) -> list[str]:
     return [*lines, f"  where it goes: {shares}"]
 
 
+def saving(estimate: Mapping[str, Any]) -> list[str]:
+    """What a save takes, where the job saves anything."""
+    takes = estimate["saving"]
+    if takes is None:
+        return []
+    weights = format_gib(takes["weights_bytes"], 1) if takes["weights_bytes"] else "none that load"
+    lines = [f"  weights {weights}, each checkpoint {format_gib(takes['checkpoint_bytes'], 1)} of disk"]
+    if takes["host_bytes"]:
+        lines.append(
+            f"  gathered on rank 0: {format_gib(takes['host_bytes'], 1)} of its host's RAM, "
+            f"{format_seconds(takes['seconds'])} and the disk's time"
+        )
+    return [heading("Saving"), *lines]
+
+
 def degrees(strategy: Mapping[str, Any]) -> list[str]:
     """The strategy as a short table."""
     batch = strategy["micro_batch"] * strategy["gradient_accumulation"] * strategy["data_parallel"]
@@ -110,6 +125,7 @@ def plan(body: Mapping[str, Any], title: str, capacity_bytes: int, *, on_cpu: bo
     lines += [heading(f"Memory per {what} (worst rank)"), *memory_table(estimate, capacity_bytes, what)]
     lines += ["  " + phases(estimate)]
     lines += [heading("Host RAM per node"), f"  {format_gib(estimate['host_bytes_per_node'], 1)}"]
+    lines += saving(estimate)
     lines += [heading("Expected speed"), *speed(estimate, world)]
     if body["alternatives"]:
         lines += [heading("Next best"), *bullets(other["why"] for other in body["alternatives"])]
@@ -144,5 +160,6 @@ def estimate(
         "  " + phases(body),
     ]
     lines += [heading("Host RAM per node"), f"  {format_gib(body['host_bytes_per_node'], 1)}"]
+    lines += saving(body)
     lines += [heading("Expected speed"), *speed(body, world)]
     return "\n".join(lines)

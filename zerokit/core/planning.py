@@ -12,6 +12,8 @@ from zerokit.core.job import Job
 from zerokit.core.layouts import Layout, Pins, Placement, broken_rule, divisors, knobs
 from zerokit.core.memory.analytic import trainable_parameters
 from zerokit.core.rules import first_violation
+from zerokit.core.saving import notes as saving_notes
+from zerokit.core.saving import saving, with_saving
 from zerokit.core.search import (
     BATCH_REASON,
     Found,
@@ -151,9 +153,13 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         raise NothingFits(_explain(request, space, found))
     chosen, *others = found.ranked
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
-    chosen = replace(chosen, memory=exact)
+    chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
+    others = [with_saving(other, space.shape, space.job, request.cluster) for other in others]
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
-    assumptions = (*request.assumptions, *notes, *chosen.memory.assumptions, *_host_note(chosen, request))
+    assumptions = (
+        *request.assumptions, *notes, *chosen.memory.assumptions, *_host_note(chosen, request),
+        *saving_notes(chosen, space.shape, space.job, request.cluster),
+    )  # fmt: skip
     return Plan(
         chosen=replace(chosen, why=why),
         alternatives=tuple(
@@ -212,7 +218,9 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
     memory = (request.exact_memory or request.memory)(job, strategy, request.cluster)
     timing = time_model(request, job)
     time = timing.with_retries(timing.estimate(strategy), strategy, memory)
-    return Candidate(strategy=strategy, memory=memory, time=time), fits(memory, request.cluster) is None
+    takes = saving(request.shape, job, strategy, request.cluster)
+    found = Candidate(strategy=strategy, memory=memory, time=time, saving=takes)
+    return found, fits(memory, request.cluster) is None
 
 
 def check_pins(space: Space, request: Request) -> None:

@@ -133,6 +133,7 @@ def build_strategy(space: Space, layout: Layout, placement: Placement, checkpoin
         prefetch_bucket_size=chosen.prefetch_bucket_size,
         param_persistence_threshold=chosen.persistence_threshold,
         max_reuse_distance=chosen.reuse_distance,
+        gather_16bit_weights_on_model_save=placement.stage == 3 and not space.job.inference,
         offload_optimizer=Offload(
             device=placement.optimizer, nvme_path=nvme if placement.optimizer == "nvme" else None
         ),

@@ -168,7 +168,7 @@ def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
     zero_block = {k: v for k, v in _block(config, "zero_optimization").items() if v != "auto"}
     zero_values: dict[str, Any] = {}
     for name, key in _ZERO_KEYS.items():
-        value = zero_block.get(key)
+        value = zero_block.get(key, zero_block.get(name))  # DeepSpeed takes the name without "stage3_" too
         if value is None:
             continue
         default = ZeroSettings.__dataclass_fields__[name].default

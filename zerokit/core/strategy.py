@@ -98,10 +98,29 @@ class TimeEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What one save takes. Bytes, and seconds without the disk's own time.
+
+    Attributes:
+        weights_bytes: on disk, of the model that ``save_model`` writes (of adapters: theirs alone); 0 where
+            it writes none that load.
+        checkpoint_bytes: on disk, of one DeepSpeed checkpoint, all ranks' files together.
+        host_bytes: on the node of rank 0, beside what training holds there: the gathered weights.
+        seconds: to gather the weights and copy them to the host; 0 where nothing is gathered.
+    """
+
+    weights_bytes: int
+    checkpoint_bytes: int
+    host_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A strategy with its predictions."""
+    """A strategy with its predictions. ``saving``: known of those that are shown."""
 
     strategy: Strategy
     memory: MemoryEstimate
     time: TimeEstimate
     why: str = ""
+    saving: Saving | None = None

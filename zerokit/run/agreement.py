@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
-from zerokit.run import dsconfig
+from zerokit.run import diskspace, dsconfig
 from zerokit.run.scriptargs import PlannedValues, ScriptOptions
 from zerokit.run.style import ScriptFacts
 
@@ -144,7 +144,7 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any]) -> l
             f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
             "script can; plan again with --sp 1"
         )
-    warnings = []
+    warnings = diskspace.warnings(chosen, options.given)
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
         warnings.append(
             "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "

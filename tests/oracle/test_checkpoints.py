@@ -1,0 +1,101 @@
+"""What real DeepSpeed writes for a checkpoint, and gathers for a save, on two CPU ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerokit.core.saving import checkpoint_bytes
+from zerokit.core.settings import from_config
+
+pytest.importorskip("deepspeed")
+
+CASES = (
+    (3, "bf16", False), (2, "bf16", False), (1, "fp32", False), (0, "bf16", False), (0, "fp32", False),
+    (3, "fp32", False), (3, "bf16", True), (2, "bf16", True),
+)  # fmt: skip
+
+RANK = """
+import importlib, json, os, sys
+from pathlib import Path
+import torch
+rank, folder, cases = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+import deepspeed
+importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # minutes of C++
+torch.distributed.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{folder}/store")
+deepspeed.init_distributed("gloo")
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(512, 512, bias=False)
+        self.b = torch.nn.Linear(512, 1024, bias=False)
+        self.c = torch.nn.Linear(1024, 512, bias=False)
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x))).float().pow(2).mean()
+
+for at, (config, frozen) in enumerate(cases):
+    net = Net()
+    net.a.weight.requires_grad = not frozen
+    trained = [p for p in net.parameters() if p.requires_grad]
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=trained, config=config)
+    dtype = torch.bfloat16 if "bf16" in config else torch.float32
+    engine.backward(engine(torch.randn(2, 512, dtype=dtype)))
+    engine.step()
+    engine.save_checkpoint(str(folder / f"case{at}"))
+    gathered = None
+    if config["zero_optimization"]["stage"] == 3:
+        state = engine._zero3_consolidated_16bit_state_dict()
+        assert (state is None) == (rank > 0)
+        if state is not None:
+            gathered = sum(v.untyped_storage().nbytes() for v in state.values())
+    if rank == 0:
+        (folder / f"gathered{at}").write_text(json.dumps(gathered))
+"""
+
+
+@pytest.mark.timeout(400)
+def test_checkpoints_and_gathered_weights_are_as_large_as_counted(tmp_path: Path) -> None:
+    cases = []
+    for stage, precision, frozen in CASES:
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+            "zero_optimization": {
+                "stage": stage, "stage3_gather_16bit_weights_on_model_save": True,
+                "stage3_param_persistence_threshold": 0,
+            },
+        }  # fmt: skip
+        if precision != "fp32":
+            config[precision] = {"enabled": True}
+        cases.append((config, frozen))
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    ranks = []
+    for rank in range(2):
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu",
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+        ranks.append(subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(tmp_path), json.dumps(cases)],
+            env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ))  # fmt: skip
+    for process in ranks:
+        _, err = process.communicate(timeout=380)
+        assert process.returncode == 0, err[-3000:]
+    parameters, frozen_parameters = 512 * 512 * 5, 512 * 512
+    for at, (config, frozen) in enumerate(cases):
+        files = (tmp_path / f"case{at}").rglob("*_states.pt")
+        written = sum(place.stat().st_size for place in files)
+        trainable = parameters - frozen_parameters * frozen
+        counted = checkpoint_bytes(parameters, trainable, from_config(config))
+        # names, shapes and hyperparameters take some kilobytes a file
+        assert counted <= written <= counted * 1.02 + 40_000, (CASES[at], counted, written)
+        gathered = json.loads((tmp_path / f"gathered{at}").read_text())
+        if config["zero_optimization"]["stage"] == 3:
+            assert gathered == parameters * (2 if "bf16" in config else 4)

@@ -1,0 +1,106 @@
+"""What a save takes: gathering under ZeRO-3, disk, and what is said where there is no room."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from zerokit.cli import run
+from zerokit.run import diskspace
+
+GIB = 1 << 30
+WEIGHTS = 8_030_261_248  # llama-3.1-8b
+ASKED = ("--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "a100-40gb", "--zero", "3", "--seq-len", "2048")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code = run([*arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    body: dict[str, Any] = json.loads(out)
+    return body
+
+
+def test_a_zero3_plan_gathers_the_weights_and_counts_what_that_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    body = answer(capsys, "plan", *ASKED)
+    for name in ("ds_config.json", "ds_config.trainer.json", "ds_config.accelerate.json"):
+        zero = json.loads((Path("zerokit-plan") / name).read_text())["zero_optimization"]
+        assert zero["stage3_gather_16bit_weights_on_model_save"] is True
+    assert yaml.safe_load(Path("zerokit-plan/accelerate.yaml").read_text()) is not None
+    takes = body["chosen"]["estimate"]["saving"]
+    assert takes["weights_bytes"] == takes["host_bytes"] == 2 * WEIGHTS
+    assert takes["checkpoint_bytes"] == 12 * WEIGHTS  # fp32 weights and Adam's two moments
+    assert 1 < takes["seconds"] < 30
+    assert run(["plan", *ASKED]) == 0
+    assert "gathered on rank 0: 15.0 GiB of its host's RAM" in capsys.readouterr().out
+
+
+def test_weights_that_the_host_cannot_hold_are_not_gathered_and_the_way_out_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    body = answer(capsys, "plan", *ASKED, "--host-ram", "30GiB")
+    assert body["chosen"]["deepspeed_config"]["zero_optimization"][
+        "stage3_gather_16bit_weights_on_model_save"
+    ] is False  # fmt: skip
+    assert body["chosen"]["estimate"]["saving"]["weights_bytes"] == 0
+    (said,) = (line for line in body["assumptions"] if "zero_to_fp32.py" in line)
+    assert "15 GiB on the first node's host, have no room there" in said
+    roomy = answer(capsys, "plan", *ASKED, "--host-ram", "48GiB")
+    assert roomy["chosen"]["estimate"]["saving"]["host_bytes"] == 2 * WEIGHTS
+
+
+def test_a_file_that_does_not_gather_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    place = tmp_path / "ds.json"
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+    }
+    asked = [word for word in ASKED if word not in ("--zero", "3")]
+    place.write_text(json.dumps(config))
+    body = answer(capsys, "estimate", *asked, "--deepspeed", str(place))
+    assert any("are not gathered (stage3_gather_16bit" in line for line in body["assumptions"])
+    config["zero_optimization"]["gather_16bit_weights_on_model_save"] = True
+    place.write_text(json.dumps(config))
+    body = answer(capsys, "estimate", *asked, "--deepspeed", str(place))
+    assert body["saving"]["host_bytes"] == 2 * WEIGHTS
+    assert not any("zero_to_fp32" in line for line in body["assumptions"])
+
+
+class _Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def usage(place: Path) -> _Usage:
+        asked.append(place)
+        return _Usage(100 * GIB, 80 * GIB, 20 * GIB)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    chosen = {"estimate": {"saving": {"weights_bytes": 15 * GIB, "checkpoint_bytes": 90 * GIB}}}
+    (said,) = diskspace.warnings(chosen, ["--lr", "1", "--output_dir", str(tmp_path / "not" / "yet")])
+    assert "weights and a checkpoint do not fit" in said and "20.0 GiB are free" in said
+    assert asked == [tmp_path]
+    chosen["estimate"]["saving"]["checkpoint_bytes"] = 4 * GIB
+    assert diskspace.warnings(chosen, []) == []
+    chosen["estimate"]["saving"]["weights_bytes"] = 21 * GIB
+    assert "the weights alone do not fit" in diskspace.warnings(chosen, ["--output_dir=x"])[0]
+    assert diskspace.warnings({"estimate": {"saving": None}}, []) == []
+    assert diskspace.warnings({}, []) == []

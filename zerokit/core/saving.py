@@ -1,0 +1,105 @@
+"""What saving a model and writing a DeepSpeed checkpoint take: disk, the host's memory, time.
+
+Read from DeepSpeed 0.19.8 and compared with real checkpoints of two CPU ranks (tests/oracle):
+
+* ``save_model`` of a Trainer writes the weights in the dtype that is trained. Under ZeRO-3 rank 0 gets them
+  from ``_zero3_consolidated_16bit_state_dict`` (runtime/engine.py:5631): module by module all ranks gather
+  the weights and rank 0 copies them to the host, where all of them stand together at the end. On the GPU only
+  one module's weights are whole at a time, no more than its forward pass gathered.
+* ``save_checkpoint`` writes for every rank its part of the fp32 master weights and of the optimizer's states
+  (``_save_zero_checkpoint``, engine.py:5549), and below ZeRO-3 the weights once more (``_save_checkpoint``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zerokit.core.hardware import Cluster
+from zerokit.core.job import Job
+from zerokit.core.memory.analytic import trainable_parameters
+from zerokit.core.memory.optimizers import optimizer_values
+from zerokit.core.settings import DeepSpeedSettings
+from zerokit.core.shape import ModelShape
+from zerokit.core.strategy import Candidate, Saving, Strategy
+from zerokit.units import format_gib
+
+_COPY_SHARE = 0.25
+"""Of PCIe's rate, what a copy to pageable memory (``Tensor.cpu()``) is taken to reach; not measured."""
+
+
+def saving(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) -> Saving | None:
+    """What saving takes under this strategy; ``None`` when serving, which saves nothing."""
+    if job.inference:
+        return None
+    settings = strategy.settings
+    width, stage = settings.parameter_bytes, settings.zero.stage
+    trainable = trainable_parameters(shape, job)
+    adapters = job.method != "full"
+    total = shape.parameters + (trainable if adapters else 0)
+    whole = total * width
+    gathers = stage == 3 and settings.zero.gather_16bit_weights_on_model_save
+    written = trainable * (4 if stage == 3 else width) if adapters else whole
+    return Saving(
+        weights_bytes=0 if stage == 3 and not gathers else written,
+        checkpoint_bytes=checkpoint_bytes(total, trainable, settings),
+        host_bytes=whole if gathers else 0,
+        seconds=_gather_seconds(whole, cluster) if gathers else 0.0,
+    )
+
+
+def checkpoint_bytes(parameters: int, trainable: int, settings: DeepSpeedSettings) -> int:
+    """The files of one ``save_checkpoint``, all ranks' together, but for names and shapes."""
+    stage, width = settings.zero.stage, settings.parameter_bytes
+    module = (parameters - trainable if stage == 3 else parameters) * width
+    master = trainable * 4 if stage or width == 2 else 0
+    return module + master + trainable * 4 * optimizer_values(settings)
+
+
+def _gather_seconds(whole: int, cluster: Cluster) -> float:
+    gpu = cluster.gpu
+    link = cluster.network_bytes_per_second if cluster.nodes > 1 else gpu.link_bytes_per_second
+    return whole / link + whole / (gpu.pcie_bytes_per_second * _COPY_SHARE)
+
+
+def with_saving(found: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> Candidate:
+    """The candidate with what saving takes; whole weights are not gathered where the host has no room."""
+    takes = saving(shape, job, found.strategy, cluster)
+    if takes is not None and takes.host_bytes and not _has_room(found, takes, cluster):
+        zero = replace(found.strategy.settings.zero, gather_16bit_weights_on_model_save=False)
+        settings = replace(found.strategy.settings, zero=zero)
+        found = replace(found, strategy=replace(found.strategy, settings=settings))
+        takes = saving(shape, job, found.strategy, cluster)
+    return replace(found, saving=takes)
+
+
+def notes(found: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> tuple[str, ...]:
+    """What must be said of a ZeRO-3 job whose weights are not gathered, or have no room when they are."""
+    takes, zero = found.saving, found.strategy.settings.zero
+    if takes is None or zero.stage < 3:
+        return ()
+    whole = shape.parameters * found.strategy.settings.parameter_bytes
+    if takes.host_bytes and _has_room(found, takes, cluster):
+        return ()
+    limit = cluster.host_ram_bytes
+    if takes.host_bytes:
+        return (
+            f"saving gathers {format_gib(whole, 0)} on the first node's host, which has no room for them "
+            f"beside the training: --host-ram is {format_gib(limit or 0, 0)}",
+        )
+    why = f", {format_gib(whole, 0)} on the first node's host, have no room there beside the training"
+    if limit is None or _has_room(found, replace(takes, host_bytes=whole), cluster):
+        why = " are not gathered (stage3_gather_16bit_weights_on_model_save is false)"
+    return (
+        f"the whole weights{why}: save_model writes none that load. After the run convert a checkpoint where "
+        "there is memory for it: python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR (DeepSpeed puts the script "
+        "into every checkpoint)",
+    )
+
+
+def _has_room(found: Candidate, takes: Saving, cluster: Cluster) -> bool:
+    if cluster.host_ram_bytes is None:
+        return True
+    used = found.memory.host_bytes_per_node
+    if cluster.gpu.name == "cpu":  # its ranks' memory is the host's
+        used = found.memory.min_vram_bytes * cluster.gpus
+    return used + takes.host_bytes <= cluster.host_ram_bytes

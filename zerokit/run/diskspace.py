@@ -1,0 +1,56 @@
+"""Whether a save fits the file system that the script writes to, said before the run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zerokit.units import format_gib
+
+_OUTPUT_OPTIONS = (
+    "--output_dir", "--output-dir", "--output_path", "--save_dir", "--save-dir", "--checkpoint_dir",
+    "--checkpoint-dir", "--ckpt_dir", "--out_dir",
+)  # fmt: skip
+
+
+def warnings(chosen: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
+    """What must be said where the free space is less than weights and one checkpoint take.
+
+    Args:
+        chosen: the strategy of a ``plan.yaml``; one written before plans knew what saves take says nothing.
+        arguments: the script's own, of which an output folder is taken; without one, the working directory.
+    """
+    estimate = chosen.get("estimate")
+    takes = estimate.get("saving") if isinstance(estimate, Mapping) else None
+    if not isinstance(takes, Mapping):
+        return []
+    weights, checkpoint = (takes.get(f"{kind}_bytes") for kind in ("weights", "checkpoint"))
+    if not isinstance(weights, int) or not isinstance(checkpoint, int):
+        return []
+    folder = output_folder(arguments)
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        free = shutil.disk_usage(there).free
+    except (OSError, StopIteration):
+        return []
+    if free >= weights + checkpoint:
+        return []
+    what = "the weights alone do not" if free < weights else "the weights and a checkpoint do not"
+    return [
+        f"warning: {what} fit {folder}: {format_gib(free, 1)} are free there; a DeepSpeed checkpoint takes "
+        f"{format_gib(checkpoint, 1)}, the weights {format_gib(weights, 1)}"
+    ]
+
+
+def output_folder(arguments: Sequence[str]) -> Path:
+    """The folder that the script's arguments name for its output; the working directory if none does."""
+    for at, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if option in _OUTPUT_OPTIONS:
+            if equals:
+                return Path(value)
+            if at + 1 < len(arguments):
+                return Path(arguments[at + 1])
+    return Path()
