@@ -344,3 +344,11 @@ def test_the_answer_says_what_another_name_was_taken_for(capsys: pytest.CaptureF
         assert (code, out) == (2, "") and "did you mean phi-3-mini" in err
         code, out, err = call(capsys, command, "--model", "gpt2", "--gpu", "gb300")
         assert (code, out) == (2, "") and "did you mean gb200" in err
+
+
+def test_an_estimate_that_does_not_fit_ends_with_3_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("estimate", "--model", "llama-3.1-8b", "--gpus", "1", "--json")
+    code, out, _ = call(capsys, *job, "--gpu", "t4")
+    assert code == 3 and json.loads(out)["fits"] is False
+    code, out, _ = call(capsys, *job)  # no memory named: nothing to fit into
+    assert code == 0 and json.loads(out)["fits"] is None

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from zerokit.cli import options as shared_options
-from zerokit.errors import FileInputError, InputError
+from zerokit.errors import FileInputError, InputError, NothingFits
 
 
 @click.command(
@@ -23,11 +23,11 @@ from zerokit.errors import FileInputError, InputError
     "--deepspeed", "deepspeed", metavar="FILE", help="A ds_config.json, which then decides the strategy."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the estimate as JSON on standard output.")
-def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
+def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
     """Predict memory and step time of ONE configuration.
 
     What is not given takes its plain value: ZeRO-0 (or the file's stage), micro-batch 1, no
-    accumulation, no parallelism but data, no checkpointing.
+    accumulation, no parallelism but data, no checkpointing. Ends with exit code 3 where it does not fit.
     """
     from zerokit.cli import payload, show
     from zerokit.core.advice import cluster_words
@@ -50,12 +50,15 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> None:
         timed=request.timed,
         on_cpu=request.on_cpu,
     )
+    # 3 as `plan` ends where nothing fits; the answer itself stands on standard output all the same
+    code = NothingFits.exit_code if body["fits"] is False else 0
     if as_json:
         click.echo(json.dumps(body, indent=1, allow_nan=False))
-        return
+        return code
     capacity = request.cluster.gpu.driver_vram_bytes if read.vram_named else None
     title = f"{read.model_name} on {cluster_words(request.cluster)}"
     click.echo(show.estimate(body, title, capacity, payload.degrees(strategy)))
+    return code
 
 
 def _errors_in(path: str) -> tuple[str, ...]:
