@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import ClassVar
 
 __all__ = [
+    "INSTALL_TRAINING",
     "FileInputError",
     "InputError",
     "LaunchError",
@@ -34,6 +35,10 @@ __all__ = [
     "RunHung",
     "ZerokitError",
 ]
+
+
+INSTALL_TRAINING = "pip install torch deepspeed accelerate transformers"
+"""What `launch` and tracing need beside zerokit itself, which is on no package index."""
 
 
 class ZerokitError(Exception):

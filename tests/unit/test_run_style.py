@@ -243,3 +243,26 @@ def test_the_trainer_fills() -> None:
     assert config["optimizer"]["params"] == {"lr": "auto", "betas": "auto", "eps": "auto"}
     assert config["fp16"]["enabled"] == "auto" and config["bf16"]["enabled"] == "auto"
     assert config["zero_optimization"]["stage"] == 3
+
+
+DUMMIES = "from accelerate import Accelerator\nfrom accelerate.utils import DummyOptim, DummyScheduler\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "optimizer", "scheduler"),
+    [
+        # accelerate's examples/by_feature/deepspeed_with_config_support.py
+        ("a = DummyOptim if 'optimizer' in p.deepspeed_config else A\nDummyScheduler(o)\n", False, False),
+        ("DummyOptim(p)\nDummyScheduler(o, total_num_steps=5)\n", True, True),
+        ("DummyOptim(p)\nDummyScheduler(o, lr_scheduler_callable=f)\n", True, False),
+    ],
+)  # fmt: skip
+def test_a_plans_optimizer_beside_accelerates_dummies(
+    tmp_path: Path, source: str, optimizer: bool, scheduler: bool
+) -> None:
+    """accelerate/accelerator.py refuses a DummyOptim beside a real scheduler, and a DummyScheduler alone."""
+    (tmp_path / "t.py").write_text(DUMMIES + source)
+    facts = read_script(tmp_path / "t.py", None)
+    result = adapt(CONFIG, style="accelerate", device="cuda", ranks=2, planned_ranks=2, facts=facts)
+    assert ("optimizer" in result.config, "scheduler" in result.config) == (optimizer, scheduler)
+    assert bool(result.changes) == (not optimizer or scheduler)

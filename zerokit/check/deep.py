@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerokit.errors import InputError
+from zerokit.errors import INSTALL_TRAINING, InputError
 
 MAX_RANKS = 8
 """Ranks tried per case; of more, the first, the last and some between."""
@@ -71,7 +71,7 @@ def available() -> str | None:
     """Why ``--deep`` cannot run here; ``None`` when it can."""
     for name in ("torch", "deepspeed"):
         if importlib.util.find_spec(name) is None:
-            return f"--deep needs {name}; install it with: pip install 'zerokit[train]'"
+            return f"--deep needs {name}; install it with: {INSTALL_TRAINING}"
     if not hasattr(os, "fork"):
         return "--deep needs an operating system with fork"
     return None

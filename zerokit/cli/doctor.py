@@ -9,7 +9,7 @@ import click
 from zerokit.catalog import measured as measurements
 from zerokit.catalog import tuned
 from zerokit.catalog.measured import Measured
-from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
+from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable, ReportNotWritten
 from zerokit.run.doctor import Examination, Finding, examine
 from zerokit.units import MIB
 
@@ -58,7 +58,7 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
 
 def _refuse_without_torch(examination: Examination) -> None:
     if any(finding.check == "software.torch" for finding in examination.blockers):
-        raise InputError("--measure: torch is not installed; pip install 'zerokit[train]'")
+        raise InputError(f"--measure: torch is not installed; {INSTALL_TRAINING}")
 
 
 def _measure(examination: Examination) -> Measured:

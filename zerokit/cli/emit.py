@@ -77,7 +77,7 @@ def accelerate_command(form: str, config: str | None, folder: str, out: str | No
     plan = _read(folder)
     if form == "plugin" and config is not None:
         raise InputError("--deepspeed: only with --form file")
-    named = config or str(_config(plan, "accelerate"))
+    named = config or str(_config(plan, "accelerate").absolute())
     attention = str(plan.request.get("attention") or "sdpa")
     _write(
         accelerate_yaml(

@@ -18,7 +18,7 @@ from zerokit.core.memory.traced import covers, estimate_traced, variants_of
 from zerokit.core.model import ModelProfile
 from zerokit.core.shape import ModelShape
 from zerokit.core.strategy import MemoryEstimate, Strategy
-from zerokit.errors import InputError
+from zerokit.errors import INSTALL_TRAINING, InputError
 
 _MOST_TRACED_IN_A_SEARCH = 4
 
@@ -116,7 +116,7 @@ class Source:
             self.given_up.add(key)
             self.notes["torch"] = (
                 "memory is analytic, not traced: torch and transformers are not installed here "
-                "(pip install 'zerokit[train]')"
+                f"({INSTALL_TRAINING})"
             )
             return False
         return True

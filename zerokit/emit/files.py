@@ -31,7 +31,8 @@ class PlanFiles:
 
 
 def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> PlanFiles:
-    """The files of a plan in ``folder``, which is written into the accelerate YAML."""
+    """The files of a plan in ``folder``, whose whole path is written into the accelerate YAML: accelerate
+    looks a relative one up in the folder that it is started from."""
     # neither a Trainer nor Accelerate can run a pipeline
     variants = DEEPSPEED_NAMES if strategy.pipeline_parallel == 1 else ("raw",)
     emitted = {variant: emit_deepspeed(strategy, job, variant=variant) for variant in variants}
@@ -44,7 +45,7 @@ def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> Pla
     if "accelerate" in emitted:
         named = names.get("deepspeed_accelerate", names["deepspeed"])
         texts[ACCELERATE_NAME] = accelerate_yaml(
-            strategy, nodes, ds_config_path=str(folder / named), attention=job.attention
+            strategy, nodes, ds_config_path=str((folder / named).absolute()), attention=job.attention
         )
         names["accelerate"] = ACCELERATE_NAME
     return PlanFiles(texts=texts, names=names, reasons=emitted["raw"].reasons)

@@ -134,8 +134,37 @@ def _for_trainer(adapted: Adapted) -> None:
         )
 
 
+def _complete_dummies(adapted: Adapted, facts: ScriptFacts) -> None:
+    """Accelerate takes a ``DummyOptim`` beside a ``DummyScheduler`` only (1.15, accelerator.py:2282), and the
+    plan has an optimizer and no scheduler."""
+    config = adapted.config
+    if facts.asks_for_optimizer:
+        del config["optimizer"]
+        adapted.changes.append(
+            "optimizer taken out: the script makes its own, as it does its scheduler; "
+            "Accelerate refuses one of the two from the file"
+        )
+    elif "lr_scheduler_callable" not in facts.keywords:
+        config["scheduler"] = {
+            "type": "WarmupDecayLR",
+            "params": dict.fromkeys(
+                ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto"
+            ),
+        }
+        adapted.changes.append(
+            "scheduler WarmupDecayLR added, filled from the script's DummyScheduler: Accelerate refuses a "
+            "DummyScheduler beside a file without a scheduler"
+        )
+
+
 def _for_accelerate(adapted: Adapted, facts: ScriptFacts) -> None:
     config = adapted.config
+    if (
+        "scheduler" not in config
+        and "optimizer" in config
+        and {"DummyOptim", "DummyScheduler"} <= facts.mentions
+    ):
+        _complete_dummies(adapted, facts)
     for block, dummy in (("optimizer", "DummyOptim"), ("scheduler", "DummyScheduler")):
         if block in config and dummy not in facts.mentions:
             del config[block]

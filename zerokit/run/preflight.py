@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokit.errors import InputError, NodeUnusable
+from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable
 from zerokit.run.cluster import ssh_command
 from zerokit.run.hostfile import Host
 
@@ -62,13 +62,13 @@ def check_packages(launcher: str) -> None:
     """Whether the launcher and what it needs are installed beside this Python.
 
     Raises:
-        InputError: something is missing; names the extra to install.
+        InputError: something is missing; names the command that installs it.
     """
     missing = [name for name in _NEEDED.get(launcher, ()) if _version(name) is None]
     if missing:
         raise InputError(
             f"--launcher {launcher}: {' and '.join(missing)} not installed for {sys.executable}; "
-            "pip install 'zerokit[train]'"
+            f"{INSTALL_TRAINING}"
         )
 
 

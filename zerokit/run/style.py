@@ -45,6 +45,8 @@ class ScriptFacts:
         own_configurations: ``file:line: argument`` of calls of ``initialize`` with ``config=``.
         argument_classes: names such as ``trl.SFTConfig`` that it imports.
         spells_out_arguments: it makes training arguments with keywords, none of them hidden in ``**``.
+        names_optimizer: the text ``optimizer`` stands in it, as a key.
+        keywords: of all calls.
         field_defaults: literal defaults of such arguments in dataclasses of its own.
         reads_deepspeed_config: it uses the value of its option ``--deepspeed_config``.
         reads_micro_batch: it asks the engine or the configuration how large a micro-batch is to be, or has
@@ -60,6 +62,8 @@ class ScriptFacts:
     own_configurations: list[str] = field(default_factory=list)
     argument_classes: list[str] = field(default_factory=list)
     spells_out_arguments: bool = False
+    names_optimizer: bool = False
+    keywords: set[str] = field(default_factory=set)
     field_defaults: dict[str, object] = field(default_factory=dict)
     reads_deepspeed_config: bool = False
     uses_accelerator: bool = False
@@ -109,6 +113,11 @@ class ScriptFacts:
             "accelerate": "it creates an Accelerator",
             "none": "it neither takes --deepspeed_config nor uses Accelerate or a Trainer",
         }[self.style]
+
+    @property
+    def asks_for_optimizer(self) -> bool:
+        """Whether the script looks whether the DeepSpeed file has an optimizer, and else makes its own."""
+        return self.names_optimizer and self.reads_deepspeed_config
 
     @property
     def parses_training_arguments(self) -> bool:
@@ -306,6 +315,7 @@ class _Reader(ast.NodeVisitor):
         if node.value == _MICRO_BATCH:
             self.facts.reads_micro_batch = True
         self.facts.reads_deepspeed_config |= node.value == "deepspeed_config"
+        self.facts.names_optimizer |= node.value == "optimizer"
 
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -324,6 +334,7 @@ class _Reader(ast.NodeVisitor):
             made_here = any(known.endswith(f".{name}") for known in self.facts.argument_classes)
             self.facts.spells_out_arguments |= made_here and all(k.arg for k in node.keywords)
         self.facts.reads_micro_batch |= any(k.arg == "training_data" for k in node.keywords)
+        self.facts.keywords |= {keyword.arg for keyword in node.keywords if keyword.arg}
         for keyword in node.keywords:
             if keyword.arg in BATCH_KEYWORDS and isinstance(keyword.value, ast.Constant):
                 self.facts.batch_arguments[keyword.arg] = keyword.value.value

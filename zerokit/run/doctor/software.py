@@ -11,6 +11,7 @@ from pathlib import Path
 
 from zerokit import __version__
 from zerokit.core.settings import DEEPSPEED_VERSION
+from zerokit.errors import INSTALL_TRAINING
 from zerokit.run.doctor.finding import Finding, Surroundings, blocker, note, ok, warning
 
 # the versions that zerokit's rules and memory model were read from and checked against
@@ -24,7 +25,6 @@ NEEDED = ("torch", "deepspeed")
 # oldest driver that runs programs of each CUDA major version: NVIDIA's CUDA toolkit release notes,
 # table "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor Version Compatibility"
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
-_INSTALL = "pip install 'zerokit[train]'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,10 @@ def _package(name: str) -> Finding:
     version, read_from = installed(name), READ_FROM[name]
     if version is None:
         if name in NEEDED:
-            return blocker(check, f"{name} is not installed; planning works, running does not", _INSTALL)
-        return note(check, f"{name} is not installed; scripts that import it will not run", _INSTALL)
+            return blocker(
+                check, f"{name} is not installed; planning works, running does not", INSTALL_TRAINING
+            )
+        return note(check, f"{name} is not installed; scripts that import it will not run", INSTALL_TRAINING)
     plain = version.partition("+")[0]
     if plain == read_from:
         return ok(check, f"{name} {version}, the version that zerokit was checked against")
