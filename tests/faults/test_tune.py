@@ -173,7 +173,7 @@ def test_ctrl_c_ends_all_and_keeps_what_was_measured(tune: Start) -> None:
         (("0=fail", "1=fail", "2=fail", "3=fail"), ("--top", "2"), 10, "exited with code 3"),
         (("0=hang", "1=hang", "2=hang", "3=hang"), ("--top", "1", "--timeout", "5"), 11, "not done within 5"),
         (("--steps", "2"), ("--top", "1"), 2, "only 2 optimizer steps"),
-        (("--batch", "7"), ("--top", "1"), 2, "micro-batch 7 ran, not 2"),
+        (("--batch", "7"), ("--top", "1"), 2, "batch size per GPU 7 ran, not 2"),
     ],
 )
 def test_when_no_trial_counts_the_exit_code_says_why(

@@ -35,7 +35,14 @@ def gpu_phase(peak: int) -> dict[str, Any]:
 
 
 def write_rank(
-    folder: Path, rank: int, *, peak: int = 30 * GIB, on_gpu: bool = True, extra: list[Any] = (), **end: Any
+    folder: Path,
+    rank: int,
+    *,
+    peak: int = 30 * GIB,
+    on_gpu: bool = True,
+    device: str | None = None,
+    extra: list[Any] = (),
+    **end: Any,
 ) -> None:
     phases = {
         name: gpu_phase(peak - cut * GIB)
@@ -75,7 +82,7 @@ def write_rank(
             "host": f"node-{rank // 4}",
             "pid": 100 + rank,
             "world_size": 8,
-            "device": "cuda" if on_gpu else "cpu",
+            "device": device or ("cuda" if on_gpu else "cpu"),
             "script": "train.py",
             "time": 990.0,
         },

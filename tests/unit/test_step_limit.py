@@ -98,7 +98,7 @@ def test_what_ran_otherwise_than_planned_is_named() -> None:
               "batch_rows": 4, "gradient_checkpointing": True}  # fmt: skip
     assert differences(chosen, engine) == []
     # the loader decides what is fed, whatever the engine was told
-    assert differences(chosen, {**engine, "batch_rows": 8}) == ["micro-batch 8 ran, not 4"]
+    assert differences(chosen, {**engine, "batch_rows": 8}) == ["batch size per GPU 8 ran, not 4"]
     assert (
         "did not turn activation checkpointing on"
         in differences(chosen, {**engine, "gradient_checkpointing": False})[0]

@@ -72,6 +72,7 @@ def _plan(
         made, shared_options.given(options), job, request.cluster,
         timed=request.timed, on_cpu=request.on_cpu, whole=as_json,
     )  # fmt: skip
+    body["chosen"]["parameters"] = request.shape.parameters
     body["files"] = write_files(Path(out), body, made, job, request.cluster)
     if as_json:
         click.echo(json.dumps(body, indent=1, allow_nan=False))

@@ -13,6 +13,8 @@ from zerokit.report import render
 from zerokit.report.model import RunReport
 
 SCHEMA = "zerokit.comparison/1"
+_OLDER = {"load": "init", "eval": "other", "generate": "other", "save": "other"}
+"""Phase → what an older report has it in (interfaces: the table of phases)."""
 
 
 def compare_reports(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,6 +28,9 @@ def compare_reports(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
         dict.fromkeys(p for run in runs for rank in run.ranks for p in rank.phases)
     )
     alike = runs[0].on_gpu == runs[1].on_gpu  # a phase's GPU bytes and host bytes do not compare
+    mixed = len({_has_load(run) for run in runs}) > 1
+    if mixed:
+        phases = render.ordered_phases(dict.fromkeys(_OLDER.get(name, name) for name in phases))
     rows = {name: (_most(runs[0], name), _most(runs[1], name)) for name in _NAMES if name != "step_seconds"}
     times = (_step_seconds(runs[0]), _step_seconds(runs[1]))
     return {
@@ -34,7 +39,9 @@ def compare_reports(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
         "ranks": [len(run.ranks) for run in runs],
         "steps": [max((rank.steps for rank in run.ranks), default=0) for run in runs],
         "figures": {**{name: _change(*pair) for name, pair in rows.items()}, "step_seconds": _change(*times)},
-        "phases": {name: _change(*(_phase(run, name) for run in runs)) for name in (phases if alike else ())},
+        "phases": {
+            name: _change(*(_phase(run, name, mixed) for run in runs)) for name in (phases if alike else ())
+        },
     }
 
 
@@ -43,8 +50,14 @@ def _most(run: RunReport, name: str) -> int | None:
     return max(values, default=None)
 
 
-def _phase(run: RunReport, name: str) -> int | None:
-    return max((rank.phases[name] for rank in run.ranks if name in rank.phases), default=None)
+def _phase(run: RunReport, name: str, mixed: bool) -> int | None:
+    names = [name, *(part for part, whole in _OLDER.items() if mixed and whole == name)]
+    return max((rank.phases[n] for rank in run.ranks for n in names if n in rank.phases), default=None)
+
+
+def _has_load(run: RunReport) -> bool:
+    """Whether a run knows the phases of today's probe; older ones know fewer."""
+    return any("load" in rank.phases for rank in run.ranks)
 
 
 def _step_seconds(run: RunReport) -> float | None:

@@ -29,6 +29,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         phases=render.ordered_phases(dict.fromkeys(name for rank in run.ranks for name in rank.phases)),
         predicted=run.predicted_vs_measured,
         predicted_rows=render.predicted_rows(run.predicted_vs_measured) if run.predicted_vs_measured else [],
+        differences=render.difference_lines(run.predicted_vs_measured) if run.predicted_vs_measured else [],
         warnings=render.warnings(run),
         retries=render.retry_lines(run),
         failure=run.first_failure,
@@ -58,7 +59,8 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
     size = render.size
     memory = [size(run.expected_bytes.get(rank.rank))]
     if run.on_gpu:
-        memory += [size(rank.peak_allocated_bytes), size(rank.peak_reserved_bytes),
+        memory += [render.gpu_size(rank, rank.peak_allocated_bytes),
+                   render.gpu_size(rank, rank.peak_reserved_bytes),
                    size(rank.peak_device_used_bytes),
                    "–" if rank.alloc_retries is None else str(rank.alloc_retries)]  # fmt: skip
     memory.append(size(rank.peak_host_rss_bytes or None))

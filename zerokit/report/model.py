@@ -44,8 +44,21 @@ class RankPair(Pair):
     rank: Count
 
 
+class Differing(_Part):
+    """One thing that ran otherwise than planned."""
+
+    what: str
+    planned: str
+    ran: str
+    text: str
+
+
 class Predicted(_Part):
-    """Predicted beside measured, for the fullest rank."""
+    """Predicted beside measured, for the fullest rank.
+
+    ``predicted_for``: ``plan``, ``what ran`` (predicted again), or None where the run was not what the
+    plan predicts, so that nothing is compared. Reports of older versions compare with the plan.
+    """
 
     kind: Literal["gpu_memory", "host_memory"]
     rank: Count
@@ -54,6 +67,8 @@ class Predicted(_Part):
     step_seconds: Pair | None = None
     per_rank: list[RankPair] = []
     note: str | None = None
+    differences: list[Differing] = []
+    predicted_for: Literal["plan", "what ran"] | None = "plan"
 
 
 class Leak(_Part):
@@ -135,6 +150,8 @@ class RankReport(_Part):
     exit_code: int | None = None
     error: str | None = None
     reported: bool = True
+    device: str | None = None
+    not_measured: str | None = None
     peak_allocated_bytes: Bytes | None = None
     peak_reserved_bytes: Bytes | None = None
     peak_device_used_bytes: Bytes | None = None
@@ -171,6 +188,11 @@ class RunReport(_Part):
 
     @property
     def on_gpu(self) -> bool:
+        """Whether it is GPU memory that the report is of, measured or not."""
+        return any(rank.device == "cuda" or rank.peak_allocated_bytes is not None for rank in self.ranks)
+
+    @property
+    def gpu_measured(self) -> bool:
         """Whether any rank measured GPU memory."""
         return any(rank.peak_allocated_bytes is not None for rank in self.ranks)
 

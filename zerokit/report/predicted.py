@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from zerokit.report.measured import init_bytes, on_gpu, reached_end_of
+from zerokit.report.whatran import Difference, differences
 
 Report = Mapping[str, Any]
 Plan = Mapping[str, Any]
@@ -49,27 +52,52 @@ def predicted_of_rank(plan: Plan | None, rank: int) -> dict[str, Any]:
     }
 
 
-def compare_with_plan(report: Report, plan: Plan | None) -> dict[str, Any] | None:
+PredictAgain = Callable[[Mapping[str, Any], list[Difference]], Plan | None]
+"""Predicts for the job that ran: takes the plan and what differs from it, returns a plan with that
+estimate, or None where it cannot."""
+
+
+def compare_with_plan(
+    report: Report, plan: Plan | None, predict_again: PredictAgain | None = None
+) -> dict[str, Any] | None:
     """Predicted beside measured, for the worst rank, by phase, and the step time.
 
-    On GPUs it is ``torch.cuda.max_memory_allocated``. On CPU ranks the tensors that a GPU would hold
+    On GPUs it is ``torch.cuda.max_memory_allocated``; where that was not measured, nothing stands beside
+    the prediction. On CPU ranks the tensors that a GPU would hold
     are in host memory, on top of what the Python process itself takes (read when the engine is made, less
     the model's tensors): that baseline is measured, not predicted, and is said. Of the phases only the
     first is compared there: a process keeps much of what its tensors free (glibc's arenas), so the
     resident memory of a later phase tells of the phases before it as much as of its own tensors. A step
-    time is predicted for GPUs alone: that of a plan for GPUs says nothing of CPU ranks.
+    time is predicted for GPUs alone: it says nothing of CPU ranks, or of ranks that did not use their GPU.
+
+    A prediction stands beside a measurement only where the run did what was predicted: else it is made
+    again for what ran, with ``predict_again``, or left out. The same goes for a phase that a rank did not
+    get through.
     """
-    estimate = estimate_of(plan)
-    ranks = [rank for rank in report["ranks"] if rank["reported"]]
-    if not estimate or not ranks:
+    if not estimate_of(plan) or not any(rank["reported"] for rank in report["ranks"]):
         return None
-    on_gpu = [rank for rank in ranks if rank["peak_allocated_bytes"] is not None]
-    result = _gpu(on_gpu) if on_gpu else _host(ranks, _offloaded_bytes(plan))
+    reached = any(rank.get("engine") or rank["steps"] for rank in report["ranks"])
+    differing = differences(plan, report["ranks"]) if reached else []
+    again = predict_again(plan or {}, differing) if differing and predict_again is not None else None
+    usable = not differing or again is not None
+    shown = again if again is not None else plan
+    ranks: list[Mapping[str, Any]] = [
+        {**rank, **predicted_of_rank(shown if usable else None, rank["rank"])}
+        for rank in report["ranks"]
+        if rank["reported"]
+    ]
+    gpu = any(on_gpu(rank.get("device"), rank["peak_allocated_bytes"]) for rank in ranks)
+    result = _gpu(ranks) if gpu else _host(ranks, _offloaded_bytes(shown))
+    estimate = estimate_of(shown) if usable else {}
     result["step_seconds"] = _pair(
-        estimate.get("step_seconds") if on_gpu else None,
+        estimate.get("step_seconds")
+        if any(rank["peak_allocated_bytes"] is not None for rank in ranks)
+        else None,
         statistics.median(times) if (times := _step_times(ranks)) else None,
     )
     result["min_vram_bytes"] = estimate.get("min_vram_bytes")
+    result["differences"] = [difference.to_dict() for difference in differing]
+    result["predicted_for"] = "plan" if not differing else "what ran" if again is not None else None
     return result
 
 
@@ -77,28 +105,34 @@ def _step_times(ranks: list[Mapping[str, Any]]) -> list[float]:
     return [rank["median_step_seconds"] for rank in ranks if rank["median_step_seconds"]]
 
 
-def _pair(predicted: float | None, measured: float | None) -> dict[str, Any] | None:
-    """Both figures and the error of the prediction, as a fraction of what was measured."""
+def _pair(predicted: float | None, measured: float | None, *, whole: bool = True) -> dict[str, Any] | None:
+    """Both figures and the error of the prediction, as a fraction of what was measured.
+
+    Not ``whole``: what was measured is not all that was predicted, and an error would mean nothing.
+    """
     if predicted is None and measured is None:
         return None
-    error = (predicted - measured) / measured if predicted is not None and measured else None
+    error = (predicted - measured) / measured if whole and predicted is not None and measured else None
     return {"predicted": predicted, "measured": measured, "error_fraction": error}
 
 
 def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
-    worst = max(ranks, key=lambda rank: rank["peak_allocated_bytes"])
-    peak = _pair(worst["predicted_peak_allocated_bytes"], worst["peak_allocated_bytes"])
+    worst = max(ranks, key=lambda rank: rank["peak_allocated_bytes"] or 0)
     return {
         "kind": "gpu_memory",
         "rank": worst["rank"],
-        "peak_bytes": peak,
+        "peak_bytes": _peak(worst, worst["predicted_peak_allocated_bytes"], worst["peak_allocated_bytes"]),
         "phases": _phases(worst, 0, _PHASES),
         "per_rank": [
             {"rank": rank["rank"],
-             **(_pair(rank["predicted_peak_allocated_bytes"], rank["peak_allocated_bytes"]) or {})}
+             **(_peak(rank, rank["predicted_peak_allocated_bytes"], rank["peak_allocated_bytes"]) or {})}
             for rank in ranks
         ],
     }  # fmt: skip
+
+
+def _peak(rank: Mapping[str, Any], predicted: int | None, measured: int | None) -> dict[str, Any] | None:
+    return _pair(predicted, measured, whole=reached_end_of(rank, "step"))
 
 
 def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any]:
@@ -107,13 +141,13 @@ def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any
     return {
         "kind": "host_memory",
         "rank": worst["rank"],
-        "peak_bytes": _pair(_on_host(worst, offloaded_bytes), worst["peak_host_rss_bytes"]),
+        "peak_bytes": _peak(worst, _on_host(worst, offloaded_bytes), worst["peak_host_rss_bytes"]),
         "baseline_bytes": baseline,
         "phases": _phases(worst, (baseline or 0) + offloaded_bytes, () if baseline is None else ("init",)),
         "per_rank": [
             {
                 "rank": rank["rank"],
-                **(_pair(_on_host(rank, offloaded_bytes), rank["peak_host_rss_bytes"]) or {}),
+                **(_peak(rank, _on_host(rank, offloaded_bytes), rank["peak_host_rss_bytes"]) or {}),
             }
             for rank in ranks
         ],
@@ -142,12 +176,14 @@ def _offloaded_bytes(plan: Plan | None) -> int:
 
 def _phases(rank: Mapping[str, Any], baseline_bytes: int, compared: tuple[str, ...]) -> dict[str, Any]:
     predicted: Mapping[str, int] = rank["predicted_phases"]
-    names = [*_PHASES, *(name for name in rank["phases"] if name not in _PHASES)]
+    seen: dict[str, int] = rank["phases"]
+    names = [*_PHASES, *(name for name in seen if name not in _PHASES)]
     pairs = {}
     for name in names:
         expected = predicted.get(name) if name in compared else None
         shifted = expected + baseline_bytes if isinstance(expected, int) else None
-        pair = _pair(shifted, rank["phases"].get(name))
+        measured = init_bytes(seen) if name == "init" else seen.get(name)
+        pair = _pair(shifted, measured, whole=reached_end_of(rank, name))
         if pair is not None:
             pairs[name] = pair
     return pairs

@@ -15,7 +15,8 @@ from rich.text import Text
 from zerokit.report.model import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.units import MIB, format_gib, format_seconds
 
-PHASE_ORDER = ("init", "forward", "backward", "step", "other", "eval")
+PHASE_ORDER = ("load", "init", "forward", "backward", "step", "eval", "generate", "save", "other")
+NOT_MEASURED = "not measured"
 MOST_RANKS = 64
 _PIPE_WIDTH = 160
 _STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
@@ -51,7 +52,8 @@ def parts(report: Mapping[str, Any]) -> list[RenderableType]:
     predicted = run.predicted_vs_measured
     if predicted:
         shown.append(_predicted_table(predicted))
-        if predicted.note:
+        shown += [Text(line, style="yellow") for line in difference_lines(predicted)]
+        if predicted.note and predicted.predicted_for is not None:
             shown.append(Text(predicted.note, style="dim"))
     elif any(rank.phases for rank in run.ranks):
         shown.append(_phase_table(run))
@@ -94,7 +96,14 @@ def shown_ranks(run: RunReport) -> tuple[list[RankReport], int]:
 
 def measured(rank: RankReport) -> int | None:
     """The figure that a rank is compared by: GPU memory allocated, or host memory without a GPU."""
-    return rank.peak_allocated_bytes if rank.peak_allocated_bytes is not None else rank.peak_host_rss_bytes
+    if rank.device == "cuda" or rank.peak_allocated_bytes is not None:
+        return rank.peak_allocated_bytes
+    return rank.peak_host_rss_bytes
+
+
+def gpu_size(rank: RankReport, value: int | None) -> str:
+    """A figure of the GPU allocator; says where nothing measured it."""
+    return NOT_MEASURED if value is None and rank.not_measured else size(value)
 
 
 def new_table() -> Table:
@@ -141,7 +150,8 @@ def _memory_cells(run: RunReport, rank: RankReport, expected: float | None) -> l
     if not run.on_gpu:
         return [size(expected), host]
     retries = "–" if rank.alloc_retries is None else str(rank.alloc_retries)
-    return [size(expected), size(rank.peak_allocated_bytes), size(rank.peak_reserved_bytes),
+    return [size(expected), gpu_size(rank, rank.peak_allocated_bytes),
+            gpu_size(rank, rank.peak_reserved_bytes),
             size(rank.peak_device_used_bytes), retries, host]  # fmt: skip
 
 
@@ -165,7 +175,21 @@ def _predicted_table(predicted: Predicted) -> RenderableType:
         table.add_column(name, justify="right")
     for name, expected, seen, error in predicted_rows(predicted):
         table.add_row(escape(name), expected, seen, error)
-    return _titled(f"Predicted beside measured: {what}, rank {predicted.rank}", table)
+    title = "Measured" if predicted.predicted_for is None else "Predicted beside measured"
+    return _titled(f"{title}: {what}, rank {predicted.rank}", table)
+
+
+def difference_lines(predicted: Predicted) -> list[str]:
+    """What ran otherwise than planned, and what that means for the comparison."""
+    if not predicted.differences:
+        return []
+    texts = [difference.text for difference in predicted.differences]
+    if predicted.predicted_for == "what ran":
+        return [
+            "predicted again for what ran, which is not the plan's job:",
+            *(f"  {text}" for text in texts),
+        ]
+    return ["not compared with the plan, whose prediction is of another job:", *(f"  {t}" for t in texts)]
 
 
 def predicted_rows(predicted: Predicted) -> list[tuple[str, str, str, str]]:
@@ -178,9 +202,14 @@ def predicted_rows(predicted: Predicted) -> list[tuple[str, str, str, str]]:
     if predicted.step_seconds:
         rows.append(("step time", predicted.step_seconds, seconds))
     return [
-        (name, shown(pair.predicted), shown(pair.measured), percent(pair.error_fraction))
+        (name, shown(pair.predicted), _seen(predicted, pair, shown), percent(pair.error_fraction))
         for name, pair, shown in rows
     ]
+
+
+def _seen(predicted: Predicted, pair: Pair, shown: Callable[[float | None], str]) -> str:
+    gpu = predicted.kind == "gpu_memory" and shown is size
+    return NOT_MEASURED if gpu and pair.measured is None else shown(pair.measured)
 
 
 def seconds(value: float | None) -> str:
@@ -237,7 +266,9 @@ def failure_place(failure: Failure) -> str:
     where = f"rank {failure.rank} on {failure.host}"
     if failure.phase is None:
         return where
-    return f"{where}, in {failure.phase}" + (f" of step {failure.step}" if failure.phase != "init" else "")
+    return f"{where}, in {failure.phase}" + (
+        f" of step {failure.step}" if failure.phase not in ("load", "init") else ""
+    )
 
 
 def failure_lines(failure: Failure) -> list[str]:
@@ -291,4 +322,7 @@ def outcome_line(run: RunReport) -> Text:
     good = run.outcome in ("ok", "stopped", "running")
     took = f", {format_seconds(run.elapsed_seconds)}" if run.elapsed_seconds else ""
     text = f"Outcome: {run.outcome} ({OUTCOME_TEXT[run.outcome]}{took}; exit code {run.exit_code})"
-    return Text(text, style="bold green" if good else "bold red")
+    if run.problems:
+        count = len(run.problems)
+        text += f", with {count} problem{'s' if count > 1 else ''} named above"
+    return Text(text, style="bold red" if not good else "bold yellow" if run.problems else "bold green")

@@ -32,19 +32,19 @@ def timeline_svg(run: RunReport) -> Any:
     """The chart, marked as safe HTML; None where nothing was recorded."""
     from markupsafe import Markup
 
-    field = _ALLOCATED if run.on_gpu else _HOST
+    field = _ALLOCATED if run.gpu_measured else _HOST
     series = {rank.rank: points for rank in run.ranks if len(points := _points(rank, field)) > 1}
     if not series:
         return None
     shown = sorted(series, key=lambda rank: -max(used for _, used in series[rank]))[:_MOST_LINES]
     pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
-    predicted = pair.predicted if pair else None
+    predicted = pair.predicted if pair and run.on_gpu == run.gpu_measured else None
     peak = max(used for rank in shown for _, used in series[rank])
     top = max(peak, predicted or 0) * 1.08 or 1.0
     scale = _Scale(seconds=max(series[rank][-1][0] for rank in shown) or 1.0, limit_bytes=top)
     body = [*_axes(scale), *_prediction(scale, predicted)]
     body += [_line(scale, rank, number, series[rank]) for number, rank in enumerate(sorted(shown))]
-    what = "GPU memory allocated" if run.on_gpu else "Host memory"
+    what = "GPU memory allocated" if run.gpu_measured else "Host memory"
     left_out = f"; the fullest {len(shown)} of {len(series)} ranks" if len(series) > len(shown) else ""
     caption = f"{what} over time, GiB{left_out}"
     return Markup(

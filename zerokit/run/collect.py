@@ -12,8 +12,10 @@ from typing import Any
 
 from zerokit import __version__
 from zerokit.errors import LauncherLost, RankFailed, ReportNotWritten
+from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
 from zerokit.report.model import SCHEMA, plain
 from zerokit.report.predicted import (
+    PredictAgain,
     compare_with_plan,
     predicted_of_rank,
     ways_to_need_less,
@@ -37,6 +39,7 @@ def build_report(
     exit_code: int,
     rank_exits: Iterable[Any] = (),
     plan: Mapping[str, Any] | None = None,
+    predict_again: PredictAgain | None = None,
 ) -> dict[str, Any]:
     """The ``report.json`` of a run, from whatever its ranks left behind.
 
@@ -49,6 +52,7 @@ def build_report(
         rank_exits: per rank that was seen to end ``rank``, ``host``, ``code``, ``signal``, ``at``
             (Unix seconds) and ``by_us``, as attributes or keys; may be empty.
         plan: the parsed ``plan.yaml``, or its ``chosen`` alone.
+        predict_again: predicts for the job that ran, where it was not the plan's.
     """
     logs, problems = _read_logs(run_dir)
     exits = {exit_.rank: exit_ for exit_ in map(Exit.of, rank_exits)}
@@ -61,6 +65,7 @@ def build_report(
     points = max(_FEWEST_POINTS, _TIMELINE_POINTS // max(1, len(numbers)))
     ranks = [_rank_report(end, logs.get(end.rank), exits.get(end.rank), plan, points) for end in ends]
     problems += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
+    problems += unmeasured_problems(ranks)
     outcome, exit_code = _truthful(outcome, exit_code, ends, first)
     report: dict[str, Any] = {
         "schema": SCHEMA,
@@ -73,7 +78,7 @@ def build_report(
         "first_failure": _first_failure(first, ranks) if first else None,
         "problems": problems,
     }
-    report["predicted_vs_measured"] = compare_with_plan(report, plan)
+    report["predicted_vs_measured"] = compare_with_plan(report, plan, predict_again)
     if outcome == "oom" and report["first_failure"] is not None:
         report["first_failure"]["try_next"] = ways_to_need_less(plan)
     clean: dict[str, Any] = plain(report)
@@ -195,7 +200,10 @@ def _rank_report(
     start = (log.last("start") if log else None) or {}
     known = (log.last("end", "tick") if log else None) or {}
     allocated, reserved = known.get("peak_allocated_bytes"), known.get("peak_reserved_bytes")
-    measure = "peak_allocated_bytes" if allocated is not None else "peak_host_rss_bytes"
+    device = start.get("device")
+    gpu = on_gpu(device, allocated)
+    measure = "peak_allocated_bytes" if gpu else "peak_host_rss_bytes"
+    why, fix = why_not_measured(device, known, end.state) or (None, None)
     details: dict[str, Record] = known.get("phases") or {}
     phases = {name: value for name, phase in details.items() if isinstance(value := phase.get(measure), int)}
     return {
@@ -206,6 +214,9 @@ def _rank_report(
         "exit_code": end.exit_code,
         "error": end.error,
         "reported": log is not None,
+        "device": device,
+        "not_measured": why,
+        "not_measured_fix": fix,
         "peak_allocated_bytes": allocated,
         "peak_reserved_bytes": reserved,
         "peak_device_used_bytes": known.get("peak_device_used_bytes"),
@@ -214,7 +225,7 @@ def _rank_report(
         "alloc_retries": known.get("alloc_retries"),
         "peak_host_rss_bytes": known.get("peak_host_rss_bytes") or 0,
         "baseline_host_rss_bytes": known.get("baseline_host_rss_bytes"),
-        "peak_phase": max(phases, key=lambda name: phases[name]) if phases else None,
+        "peak_phase": peak_phase(phases, gpu=gpu),
         "phases": phases,
         "phase_details": details,
         **predicted_of_rank(plan, end.rank),

@@ -1,4 +1,4 @@
-"""What the DeepSpeed engine of a rank really runs with, read at its first training forward.
+"""What the DeepSpeed engine of a rank really runs with, read at its training forwards.
 
 The plan says one thing; the script's own arguments may say another: a Trainer decides its batch, a
 data loader its size, and checkpointing is turned on by the script or not at all.
@@ -6,7 +6,7 @@ data loader its size, and checkpointing is turned on by the script or not at all
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from zerokit.run.rankfile import Record
@@ -14,25 +14,89 @@ from zerokit.run.rankfile import Record
 _LEADING = ("input_ids", "labels", "inputs_embeds", "pixel_values", "input_features")
 
 
-def record(engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
-    """The ``engine`` record of the rank's file; a fact that cannot be read is None.
+class Observed:
+    """What the engine that trains runs with, and the largest batch that it was fed so far.
 
     ``batch_rows`` and ``batch_columns``: of the tensor fed first, so sequences and tokens of each.
     """
-    rows, columns = _batch(args, kwargs)
+
+    def __init__(self) -> None:
+        self._facts: Record | None = None
+        self._told: Record | None = None
+
+    def training_forward(
+        self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], engines: int
+    ) -> None:
+        """Look at one training forward; a few microseconds after the first."""
+        rows, columns = _batch(args, kwargs)
+        facts = self._facts
+        if facts is None:
+            self._facts = {**record(engine), "batch_rows": rows, "batch_columns": columns, "engines": engines}
+            return
+        before = (facts["batch_rows"] or 0) * (facts["batch_columns"] or 1)
+        if (rows or 0) * (columns or 1) > before or engines > facts["engines"]:
+            larger = (
+                {"batch_rows": rows, "batch_columns": columns}
+                if (rows or 0) * (columns or 1) > before
+                else {}
+            )
+            self._facts = {**facts, **larger, "engines": max(engines, facts["engines"])}
+
+    def news(self) -> Record | None:
+        """The ``engine`` record for the rank's file, where it is not the one that was asked for last."""
+        if self._facts is self._told:
+            return None
+        self._told = self._facts
+        return self._facts
+
+
+def record(engine: Any) -> Record:
+    """What stays the same for an engine; a fact that cannot be read is None."""
     parameters = list(engine.module.parameters())
     return {
         "type": "engine",
-        "zero_stage": engine.zero_optimization_stage(),
-        "micro_batch": engine.train_micro_batch_size_per_gpu(),
-        "gradient_accumulation": engine.gradient_accumulation_steps(),
-        "tensor_parallel": max(1, _optional(engine, "autotp_size") or 1),
-        "batch_rows": rows,
-        "batch_columns": columns,
-        "gradient_checkpointing": _checkpointing(engine.module),
-        "parameters": sum(getattr(p, "ds_numel", None) or p.numel() for p in parameters),
+        "zero_stage": _fact(lambda: engine.zero_optimization_stage()),
+        "micro_batch": _fact(lambda: engine.train_micro_batch_size_per_gpu()),
+        "gradient_accumulation": _fact(lambda: engine.gradient_accumulation_steps()),
+        "tensor_parallel": _fact(lambda: max(1, int(engine.autotp_size() or 1))) or 1,
+        "offload_optimizer": _fact(lambda: _device(engine.zero_offload_optimizer())),
+        "offload_param": _fact(lambda: _device(engine.zero_offload_param())),
+        "precision": _fact(lambda: _precision(engine)),
+        "optimizer": _fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
+        "gradient_checkpointing": _fact(lambda: _checkpointing(engine.module)),
+        "parameters": sum(map(_elements, parameters)),
+        "trainable_parameters": sum(_elements(each) for each in parameters if each.requires_grad),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
     }
+
+
+def _fact(read: Callable[[], Any]) -> Any:
+    """A fact that this version of DeepSpeed tells in another way is unknown."""
+    try:
+        return read()
+    except Exception:
+        return None
+
+
+def _elements(parameter: Any) -> int:
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+
+
+def _device(offload: Any) -> str:
+    device = getattr(offload, "device", None)
+    return "none" if offload is None or device is None else str(getattr(device, "value", device))
+
+
+def _precision(engine: Any) -> str:
+    if engine.bfloat16_enabled():
+        return "bf16"
+    if engine.fp16_enabled():
+        return "fp16"
+    if engine.torch_autocast_enabled():
+        return {"bfloat16": "bf16", "float16": "fp16"}[
+            str(engine.torch_autocast_dtype()).removeprefix("torch.")
+        ]
+    return "fp32"
 
 
 def host_tensor_bytes(model: Any) -> int:
@@ -44,11 +108,6 @@ def host_tensor_bytes(model: Any) -> int:
                 storage = part.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
-
-
-def _optional(engine: Any, name: str) -> int | None:
-    method = getattr(engine, name, None)
-    return int(method()) if method is not None else None
 
 
 def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:

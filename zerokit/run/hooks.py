@@ -41,8 +41,11 @@ def install(probe: Probe) -> PostImport:
 
 def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
     partshooks.hook_torch(probe, torch)
-    if probe.identity.device == "cpu" or not hasattr(torch._C, "_cuda_memoryStats"):
-        return  # a build without CUDA has no such functions
+    if probe.identity.device == "cpu":
+        return
+    if not hasattr(torch._C, "_cuda_memoryStats"):
+        probe.gpu_status = "no_cuda_build"  # it has no such functions
+        return
     if probe.cuda is not None and probe.cuda.installed_in(torch):
         return  # torch is executed again (a reload): its C extension, which is wrapped, is not
     cuda = CudaMemory(torch)
@@ -86,7 +89,6 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
         before=lambda self: probe.enter("step"),
         after=after_model_step,
     )
-    _tell_of_engine(probe, engine)
 
 
 def _tell_forwards(probe: Probe, engine: Any) -> None:
@@ -101,6 +103,9 @@ def _tell_forwards(probe: Probe, engine: Any) -> None:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             probe.enter("forward")
+            if probe.mine:
+                with contextlib.suppress(Exception):
+                    probe.observed.training_forward(self, args, kwargs, _living_engines())
             return original(self, *args, **kwargs)
         before = probe.phase
         probe.enter("eval")
@@ -131,23 +136,6 @@ def _note_baseline(probe: Probe, engine: Any) -> None:
     engine.__init__ = init
 
 
-def _tell_of_engine(probe: Probe, engine: Any) -> None:
-    """At the first training forward of the rank, note what its engine runs with."""
-    original = engine.forward
-    told = False
-
-    @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal told
-        if not told and self.training:
-            told = True
-            with contextlib.suppress(Exception):
-                probe.event(enginefacts.record(self, args, kwargs))
-        return original(self, *args, **kwargs)
-
-    engine.forward = forward
-
-
 def _hook_pipeline(probe: Probe, module: ModuleType) -> None:
     """A pipeline's middle stages call autograd, not ``engine.backward``, and never ``engine.step``."""
     engine = module.PipelineEngine
@@ -164,6 +152,10 @@ def _hook_pipeline(probe: Probe, module: ModuleType) -> None:
 
 ENGINES: list[Any] = []
 """Weak references to the engines that the script made."""
+
+
+def _living_engines() -> int:
+    return sum(reference() is not None for reference in ENGINES)
 
 
 def _wrap(

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerokit.run import enginefacts
 from zerokit.run.activity import Activity, waits_for_child
 from zerokit.run.children import ChildWatch
 from zerokit.run.cuda_memory import CudaMemory, Peaks
@@ -101,6 +102,9 @@ class Probe:
         self.progress = 0
         self.baseline_host_rss_bytes: int | None = None
         self.failure: Record | None = None
+        self.observed = enginefacts.Observed()
+        self.gpu_status: str | None = None
+        """Why the hook on torch put nothing in place: ``no_cuda_build`` or ``hook_failed``."""
         self.events: list[Record] = []
         self.notes: list[Record] = []
         self.peak = PhaseRecord()
@@ -380,7 +384,7 @@ class Probe:
     def _gpu_account(self) -> Record:
         if self.cuda is None or not self.cuda.devices:
             return {"allocated_bytes": None, "reserved_bytes": None, "peak_allocated_bytes": None,
-                    "peak_reserved_bytes": None}  # fmt: skip
+                    "peak_reserved_bytes": None, "gpu_status": self._why_no_gpu()}  # fmt: skip
         device, state = max(self.cuda.devices.items(), key=lambda item: item[1].reserved_bytes)
         return {
             "cuda_device": device,
@@ -392,6 +396,14 @@ class Probe:
             "alloc_retries": sum(each.retries for each in self.cuda.devices.values()),
             "ooms": sum(each.ooms for each in self.cuda.devices.values()),
         }  # fmt: skip
+
+    def _why_no_gpu(self) -> str | None:
+        """Why there are no figures of a GPU; None on CPU ranks. The words: :mod:`zerokit.report.measured`."""
+        if self.identity.device == "cpu":
+            return None
+        if self.cuda is None:
+            return (self.gpu_status or "hook_failed") if "torch" in sys.modules else "no_torch"
+        return "nothing_allocated" if self.cuda.ready() else "not_used"
 
     def _step_account(self) -> Record:
         if not self._step_seconds:
@@ -429,9 +441,17 @@ class Probe:
         who = {"rank": self.identity.rank, "pid": self.identity.pid, "time": time.time()}
         full = {"type": record["type"], **who, **record}
         kept = self.notes if record["type"] == "note" else self.events
+        if record["type"] == "engine":  # the newest says it all
+            kept[:] = [each for each in kept if each["type"] != "engine"]
         if len(kept) < _MAX_NOTES:
             kept.append(full)
             self.writer.write(full)
+
+    def tell_of_engine(self) -> None:
+        """Write what the engine runs with, where that is news."""
+        news = self.observed.news()
+        if news is not None:
+            self.event(news)
 
     def snapshot(self) -> dict[str, Any]:
         """What is in use now, in bytes; the GPU's figures are None without one."""
@@ -449,6 +469,7 @@ class Probe:
             return
         with self._lock:
             self._settle()
+        self.tell_of_engine()
         record = self.account("end")
         failure = self.failure or {}
         if failure and (state, exit_code) == _CLEAN_EXIT:

@@ -7,7 +7,7 @@ descriptor opened with ``O_APPEND``, so a kill at any moment leaves whole lines 
 ``start``    schema, rank, host, pid, script: who writes, once per process
 ``tick``     every 0.4 s: what is in use now, and everything known so far (peaks, phases, steps), so that
              the last whole line of a killed rank is its full account
-``engine``   what DeepSpeed runs with, at the first training forward (:mod:`zerokit.run.enginefacts`)
+``engine``   what DeepSpeed trains with, and again when that changed (:mod:`zerokit.run.enginefacts`)
 ``timed``    steps and seconds of each, measured under a step limit (:mod:`zerokit.run.steplimit`)
 ``oom``      an allocation that failed: what was asked for, what was live
 ``error``    an exception that nobody caught
@@ -214,7 +214,9 @@ _NUMBERS = frozenset(
     )
 )
 _TEXTS = frozenset(
-    re.split(r"\s+", "type phase state host script error traceback memory device name dtype label kind")
+    re.split(
+        r"\s+", "type phase state host script error traceback memory device name dtype label kind gpu_status"
+    )
 )
 _TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}
 _MOST = 1 << 53  # beyond it a number is damage

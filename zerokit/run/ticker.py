@@ -149,6 +149,7 @@ class Ticker:
         self._look_for_zerokit()
         probe = self._probe
         probe.watch()
+        probe.tell_of_engine()
         record = probe.account("tick")
         self._timeline.add(record)
         probe.writer.write(record)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerokit.report import whatran
 from zerokit.run.prepare import Prepared, Wishes
 
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_DECISIVE = ("ZeRO stage", "batch size per GPU", "gradient accumulation", "tensor parallel", "precision",
+             "activation checkpointing")  # fmt: skip
 FEWEST_STEPS = 3  # two to warm up, one to time
 
 
@@ -142,23 +144,5 @@ def _failure(report: Mapping[str, Any]) -> str:
 
 def differences(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
     """Where what ran is not what was planned; a fact that is not known is no difference."""
-    found = []
-    rows = engine.get("batch_rows")
-    pairs = (
-        ("ZeRO stage", chosen.get("zero_stage"), engine.get("zero_stage")),
-        ("micro-batch", chosen.get("micro_batch"), rows if rows is not None else engine.get("micro_batch")),
-        ("accumulation", chosen.get("gradient_accumulation"), engine.get("gradient_accumulation")),
-        ("tensor parallel", chosen.get("tensor_parallel"), engine.get("tensor_parallel")),
-    )
-    for name, planned, ran in pairs:
-        if planned is not None and ran is not None and planned != ran:
-            found.append(f"{name} {ran} ran, not {planned}")
-    dtype, precision = _DTYPES.get(str(engine.get("dtype"))), chosen.get("precision")
-    if dtype is not None and precision is not None and dtype != precision:
-        found.append(f"the weights were in {dtype}, not {precision}")
-    wanted, has = chosen.get("activation_checkpointing"), engine.get("gradient_checkpointing")
-    if has is False and wanted == "full":
-        found.append("the script did not turn activation checkpointing on")
-    if has is True and wanted == "none":
-        found.append("the script turned activation checkpointing on")
-    return found
+    found = whatran.of_engine(chosen, engine)
+    return [difference.text for difference in found if difference.what in _DECISIVE]

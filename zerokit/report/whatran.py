@@ -1,0 +1,197 @@
+"""Whether a run did what its plan predicts, as the ranks' own records show it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zerokit.core.job import Job
+from zerokit.errors import InputError
+from zerokit.units import parse_count
+
+Facts = Mapping[str, Any]
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_DEGREES = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
+_SAME_LENGTH = 0.01
+_SAME_PARAMETERS = 0.02  # a vocabulary that was resized, say
+_ALL_TRAINED = 0.999
+_SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that ran otherwise than planned.
+
+    Attributes:
+        what: the thing, in our words.
+        option: the option of ``zerokit plan`` and ``estimate`` that says it; None where none does.
+        text: both values, in one sentence.
+    """
+
+    what: str
+    planned: str
+    ran: str
+    option: str | None
+    text: str
+
+    def to_dict(self) -> dict[str, str | None]:
+        """For ``report.json``."""
+        return asdict(self)
+
+
+def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
+    """Where the ranks' job was not the plan's; what is not known is no difference."""
+    if not isinstance(plan, Mapping):
+        return []
+    chosen = plan.get("chosen", plan)
+    request = plan.get("request")
+    ranks = list(ranks)
+    found: dict[str, Difference] = {}
+    if isinstance(chosen, Mapping):
+        for each in _of_world(chosen, len(ranks)):
+            found.setdefault(each.what, each)
+        for rank in ranks:
+            engine = rank.get("engine") or {}
+            own = of_engine(chosen, engine, request if isinstance(request, Mapping) else None)
+            for each in (*own, *_of_steps(chosen, rank)):
+                found.setdefault(each.what, each)
+    return list(found.values())
+
+
+def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> list[Difference]:
+    """Where what an engine ran with is not the plan's choice, nor the job that was asked for."""
+    found = [*_of_batch(chosen, engine, request)]
+    for what, option, name in (
+        ("ZeRO stage", "zero", "zero_stage"),
+        ("gradient accumulation", "gradient-accumulation", "gradient_accumulation"),
+        ("tensor parallel", "tp", "tensor_parallel"),
+        ("optimizer offload", "offload-optimizer", "offload_optimizer"),
+        ("weight offload", "offload-param", "offload_param"),
+    ):
+        found += _unlike(what, chosen.get(name), engine.get(name), option)
+    weights = _DTYPES.get(str(engine.get("dtype")))
+    text = "" if engine.get("precision") else f"the weights were in {weights}, not {chosen.get('precision')}"
+    ran = engine.get("precision") or weights
+    found += _unlike("precision", chosen.get("precision"), ran, "precision", text)
+    found += _of_checkpointing(chosen, engine)
+    if request is not None:
+        found += [*_of_training(chosen, engine, request), *_of_size(chosen, engine, request)]
+    if (engine.get("engines") or 1) > 1:
+        text = (
+            f"{engine['engines']} DeepSpeed engines ran (a reference or reward model beside the one that "
+            "trains), the plan has one"
+        )
+        found += _unlike("engines", 1, engine["engines"], None, text)
+    return found
+
+
+def _unlike(what: str, planned: Any, ran: Any, option: str | None, text: str = "") -> list[Difference]:
+    if planned is None or ran is None or planned == ran:
+        return []
+    said = text or f"{what} {ran} ran, not {planned}"
+    return [Difference(what=what, planned=str(planned), ran=str(ran), option=option, text=said)]
+
+
+def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Difference]:
+    rows, columns = engine.get("batch_rows"), engine.get("batch_columns")
+    planned = chosen.get("micro_batch")
+    length = _length(chosen, request)
+    if rows == 1 and columns and length and planned and columns > length * (1 + _SAME_LENGTH):
+        tokens = length * planned  # sequences laid end to end, as one
+        if abs(columns - tokens) <= _SAME_LENGTH * tokens:
+            return []
+        text = f"{columns} tokens per micro-batch ran (one row), not {tokens} ({planned} × {length})"
+        return _unlike("tokens per micro-batch", tokens, columns, None, text)
+    fed = rows if rows is not None else engine.get("micro_batch")
+    found = _unlike("batch size per GPU", planned, fed, "micro-batch")
+    if length and columns and abs(columns - length) > _SAME_LENGTH * length:
+        found += _unlike("sequence length", length, columns, "seq-len")
+    return found
+
+
+def _length(chosen: Facts, request: Facts | None) -> int | None:
+    """Tokens of a sequence that one rank was planned to hold."""
+    if request is None:
+        return None
+    asked = _count(request.get("seq-len", Job().seq_len))
+    return asked // max(1, _count(chosen.get("sequence_parallel")) or 1) if asked else None
+
+
+def _count(value: Any) -> int | None:
+    try:
+        return parse_count(str(value))
+    except InputError:
+        return None
+
+
+def _of_checkpointing(chosen: Facts, engine: Facts) -> list[Difference]:
+    wanted, has = chosen.get("activation_checkpointing"), engine.get("gradient_checkpointing")
+    if has is False and wanted == "full":
+        text = "the script did not turn activation checkpointing on"
+        return _unlike("activation checkpointing", wanted, "none", "checkpointing", text)
+    if has is True and wanted == "none":
+        text = "the script turned activation checkpointing on"
+        return _unlike("activation checkpointing", wanted, "full", "checkpointing", text)
+    return []
+
+
+def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
+    """The optimizer, and which parameters are trained."""
+    found: list[Difference] = []
+    configured = ((chosen.get("deepspeed_config") or {}).get("optimizer") or {}).get("type")
+    planned, ran = configured or request.get("optimizer"), engine.get("optimizer")
+    if planned and ran and _family(str(planned)) != _family(str(ran)):
+        found += _unlike("optimizer", planned, ran, "optimizer")
+    trained, all_ = engine.get("trainable_parameters"), engine.get("parameters")
+    method = str(request.get("method", "full"))
+    if trained and all_:
+        whole = trained >= _ALL_TRAINED * all_
+        if method == "full" and not whole:
+            text = f"{trained:,} of {all_:,} parameters were trained (adapters, or frozen weights), not all"
+            found += _unlike("trained parameters", "all", str(trained), "method", text)
+        elif method in ("lora", "qlora") and whole:
+            text = f"all {all_:,} parameters were trained, not adapters alone"
+            found += _unlike("trained parameters", method, "all", "method", text)
+    return found
+
+
+def _family(optimizer: str) -> str:
+    """Optimizers that keep the same states are one: FusedAdam, DeepSpeedCPUAdam, AdamW and Adam."""
+    return _SPELLING.sub("", optimizer.lower()).replace("adamw", "adam")
+
+
+def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
+    whole = (chosen.get("tensor_parallel") or 1) * (chosen.get("pipeline_parallel") or 1) == 1
+    planned = chosen.get("parameters") or _count(request.get("params", ""))
+    method = request.get("method", "full")
+    ran = engine.get("parameters")
+    if not whole or not planned or not ran or method == "qlora":  # packed weights count half
+        return []
+    if method == "lora" and (engine.get("trainable_parameters") or ran) < ran:
+        ran -= engine["trainable_parameters"]
+    if abs(ran / planned - 1) <= _SAME_PARAMETERS:
+        return []
+    text = f"the model has {ran:,} parameters, the planned one {planned:,}"
+    return _unlike("model", planned, ran, "model", text)
+
+
+def _of_world(chosen: Facts, ranks: int) -> list[Difference]:
+    planned = 1
+    for name in _DEGREES:
+        if name == "data_parallel" and not chosen.get(name):
+            return []
+        planned *= int(chosen.get(name) or 1)
+    return _unlike("ranks", planned, ranks, "gpus")
+
+
+def _of_steps(chosen: Facts, rank: Facts) -> list[Difference]:
+    """A loop may step at each micro-batch though the engine was told to accumulate."""
+    steps, micro_steps = rank.get("steps") or 0, rank.get("micro_steps") or 0
+    planned = chosen.get("gradient_accumulation")
+    if steps < 2 or not micro_steps or not planned or (chosen.get("pipeline_parallel") or 1) > 1:
+        return []
+    ran = round(micro_steps / steps)
+    return _unlike("gradient accumulation", planned, ran, "gradient-accumulation") if ran else []
