@@ -339,3 +339,20 @@ def test_a_killed_launch_keeps_its_folder_until_its_report_is_written(launch: La
     before = json.loads((first.run_dir / "previous-1" / "report.json").read_text())
     assert before["outcome"] == "launcher_lost"
     assert first.report()["outcome"] == "ok"
+
+
+def test_secrets_of_the_command_line_are_nowhere(launch: Launch) -> None:
+    value = "-s3cret/of+the.command-line"
+    environment = {"MYSQL_PWD": "1234567890123", "DATABASE_URL": "postgres://me:dbpassword9@h/d"}
+    run = launch("1:tells", "--hub_token", value, f"hub.password={value}", environment=environment)
+    code, out, err = run.end()
+    assert code == 10, err  # the rank's own error names them too
+    shown = {"terminal": out + err}
+    for path in run.run_dir.rglob("*"):
+        if path.is_file():
+            shown[path.name] = path.read_text(errors="replace")
+            assert path.suffix != ".log" or path.stat().st_mode & 0o777 == 0o600
+    for name, text in shown.items():
+        for secret in (value, "1234567890123", "dbpassword9"):
+            assert secret not in text, (name, secret)
+    assert "<redacted>" in shown["command.json"] and "<redacted>" in shown["report.json"]

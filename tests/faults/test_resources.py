@@ -96,11 +96,11 @@ def test_a_full_disk_is_noticed_before_the_run(launch: Launch, small_disk: Path)
 
 
 def test_a_log_on_a_full_device(tmp_path: Path) -> None:
-    from zerokit.run.masking import Masker
     from zerokit.run.output import Log
+    from zerokit.run.secrets import Secrets
 
     (tmp_path / "full.log").symlink_to("/dev/full")
-    log = Log(tmp_path / "full.log", Masker({}))
+    log = Log(tmp_path / "full.log", Secrets({}))
     assert log.feed(b"one\ntwo") == b"one\n"  # passed on all the same
     assert log.close() == b"two"
     assert log.dropped_bytes == 7

@@ -12,7 +12,6 @@ import pytest
 
 from zerokit.errors import InputError
 from zerokit.run.folder import make_run_folder
-from zerokit.run.masking import Masker
 from zerokit.run.outcome import Evidence, Outcome, RankExit, decide, launcher_status
 from zerokit.run.progress import Progress
 
@@ -82,33 +81,6 @@ def test_the_cause_goes_before_its_victims() -> None:
 )
 def test_deepspeeds_exit_codes(code: int, status: int) -> None:
     assert launcher_status(code) == status
-
-
-def test_masking() -> None:
-    environment = {
-        "HF_TOKEN": "hf_secret_value",
-        "HOME_KEY": "/root/a/path",
-        "LANG": "C.UTF-8",
-        "X_API_KEY": "1",
-    }
-    masker = Masker(environment)
-    assert masker.data(b"a hf_secret_value b\n") == b"a <HF_TOKEN> b\n"
-    assert masker.text("C.UTF-8 1") == "C.UTF-8 1"
-    argv = [
-        "t.py",
-        "--hub_token",
-        "abc",
-        "--api-key=xyz",
-        "--max_tokens",
-        "5",
-        "--tokenizer",
-        "gpt2",
-        "hf_secret_value",
-    ]
-    assert masker.argv(argv) == [
-        "t.py", "--hub_token", "<redacted>", "--api-key=<redacted>", "--max_tokens", "5",
-        "--tokenizer", "gpt2", "<HF_TOKEN>",
-    ]  # fmt: skip
 
 
 def test_run_folders_are_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,10 @@ def run(argv: list[str] | None = None) -> int:
         click.echo("zerokit: interrupted", err=True)
         return 130
     except ZerokitError as error:
-        click.echo(f"zerokit: {error}", err=True)
+        from zerokit.run.secrets import redact
+
+        text = redact(str(error), arguments=sys.argv if argv is None else argv)
+        click.echo(f"zerokit: {text}", err=True)
         return error.exit_code
     except BrokenPipeError:
         # the reader (head, less) went away: not an error of ours

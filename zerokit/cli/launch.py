@@ -195,19 +195,19 @@ def _plan_from_recipe(name: str, overrides: tuple[str, ...] = ()) -> str:
 
 
 def _dry_run(wishes: Any, stack: ExitStack) -> int:
-    from zerokit.run.masking import Masker
     from zerokit.run.prepare import prepare
+    from zerokit.run.secrets import Secrets
 
-    masker = Masker(os.environ)
+    secrets = Secrets(os.environ, wishes.target.arguments)
     shown = Path(wishes.run_dir or "runs/<timestamp>-<script>").absolute()
     prepared = prepare(wishes, shown, stack)
     for note in prepared.notes:
-        _say(note)
+        _say(secrets.text(note))
     for name in prepared.command.unset_variables:
         click.echo(f"unset {name}")
     for name, value in sorted(prepared.command.set_variables.items()):
-        click.echo(f"export {name}={shlex.quote(masker.text(value))}")
-    click.echo(shlex.join(masker.argv(prepared.launch.argv)))
+        click.echo(f"export {name}={shlex.quote(secrets.text(value))}")
+    click.echo(shlex.join(secrets.argv(prepared.launch.argv)))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from zerokit.errors import (
     ZerokitError,
 )
 from zerokit.run.scriptargs import PLACEHOLDERS
+from zerokit.run.secrets import Secrets
 from zerokit.run.style import read_script
 
 SCHEMA = "zerokit.tune/1"
@@ -53,7 +55,7 @@ def _row(trial: Trial, *, timed: bool) -> dict[str, Any]:
         "trial": trial.number,
         "description": trial.words,
         "strategy": payload.degrees(candidate.strategy),
-        "script_arguments": list(trial.arguments),
+        "script_arguments": Secrets(os.environ, trial.arguments).argv(trial.arguments),
         "predicted_step_seconds": candidate.time.step_seconds if timed else None,
         "predicted_peak_bytes": candidate.memory.worst.peak_allocated_bytes,
     }
@@ -81,7 +83,8 @@ def _next(tuning: Tuning, best: Trial) -> str:
     where = ["-m", str(target.module)] if target.script is None else [target.script]
     device = ["--device", "cpu"] if tuning.request.on_cpu else []
     style = [] if tuning.wishes.style == _style_found(tuning) else ["--style", tuning.wishes.style]
-    return shlex.join(["zerokit", "launch", "--plan", tuning.out, *device, *style, *where, *best.arguments])
+    arguments = Secrets(os.environ, best.arguments).argv(best.arguments)
+    return shlex.join(["zerokit", "launch", "--plan", tuning.out, *device, *style, *where, *arguments])
 
 
 def _style_found(tuning: Tuning) -> str:

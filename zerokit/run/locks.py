@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError, ReportNotWritten
-from zerokit.run.masking import Masker
+from zerokit.run.secrets import Secrets
 
 RUN_LOCK = ".zerokit-lock"
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -161,7 +161,7 @@ def _elsewhere(folder: Path) -> Path:
 
 def _sign(fd: int) -> None:
     """Say who holds the lock, for the message of those who do not get it."""
-    command = " ".join(Masker(os.environ).argv(sys.argv))[:200]
+    command = " ".join(Secrets(os.environ, sys.argv).argv(sys.argv))[:200]
     text = json.dumps(
         {"pid": os.getpid(), "host": socket.gethostname(), "began": time.time(), "command": command}
     )

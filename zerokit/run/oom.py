@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import sys
 from typing import Any
 
 from zerokit.run.probe import Probe
 from zerokit.run.rankfile import Record
-from zerokit.run.redact import redact
+from zerokit.run.secrets import redact
 
 _BIGGEST = 12
 _MAX_RECORDED = 3  # a script that tries smaller batches until one fits raises many
@@ -142,9 +143,9 @@ class OomWatch:
 def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Record:
     """The record of an exception that nobody caught; says so where memory ran out."""
     said = _text_of(error)
-    text = redact(f"{type(error).__name__}: {said}".strip(": "))[:_TEXT]
+    text = redact(f"{type(error).__name__}: {said}".strip(": "), arguments=sys.argv)[:_TEXT]
     record: Record = {
-        "type": "error", "error": text, "traceback": redact(traceback_text)[-8000:],
+        "type": "error", "error": text, "traceback": redact(traceback_text, arguments=sys.argv)[-8000:],
         "phase": probe.phase_left_by(error), "step": probe.steps + 1,
     }  # fmt: skip
     if is_out_of_memory(error):

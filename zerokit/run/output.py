@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from zerokit.run.masking import Masker
+from zerokit.run.secrets import Secrets
 
 _LONGEST_LINE = 1 << 16  # a progress bar without a line end is passed on from here
 _TAIL_BYTES = 16_384
@@ -26,22 +26,23 @@ _ERASE = b"\r\x1b[2K"
 class Log:
     """One stream's log file, with its last bytes kept in memory."""
 
-    def __init__(self, path: Path, masker: Masker) -> None:
+    def __init__(self, path: Path, secrets: Secrets) -> None:
         self.path = path
-        self.masker = masker
+        self.secrets = secrets
         self.dropped_bytes = 0
         self.tail = b""
         self._rest = b""
         self._file: BinaryIO | None = None
         with suppress(OSError):
-            self._file = path.open("ab", buffering=0)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0)
 
     def feed(self, data: bytes) -> bytes:
         """Write the complete lines among what has come; returns them, redacted."""
         data = self._rest + data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if cut == 0 and len(data) > _LONGEST_LINE:
-            cut = len(data)
+            cut = self.secrets.cut(data)
         lines, self._rest = data[:cut], data[cut:]
         return self._write(lines)
 
@@ -57,7 +58,7 @@ class Log:
     def _write(self, lines: bytes) -> bytes:
         if not lines:
             return b""
-        lines = self.masker.data(lines)
+        lines = self.secrets.data(lines)
         self.tail = (self.tail + lines)[-_TAIL_BYTES:]
         written = 0
         if self._file is not None:

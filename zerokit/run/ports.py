@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.run.locks import FileLock, NoLocks, private_folder, take
-from zerokit.run.redact import redact
+from zerokit.run.secrets import Secrets
 
 _LOWEST = 20_000
 _LISTEN = "0A"  # state column of /proc/net/tcp
@@ -48,10 +49,9 @@ def holder(port: int) -> str:
             for fd in (process / "fd").iterdir():
                 with suppress(OSError):
                     if str(fd.readlink()) in inodes:
-                        command = (
-                            (process / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-                        )
-                        return f"pid {process.name} ({redact(command.strip())[:120]})"
+                        words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+                        command = " ".join(Secrets(os.environ, words).argv(words)).strip()
+                        return f"pid {process.name} ({command[:120]})"
     return "a process of another user" if inodes else "a connection that is still closing"
 
 

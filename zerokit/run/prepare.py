@@ -27,8 +27,8 @@ from zerokit.run import (
 )
 from zerokit.run import command as commands
 from zerokit.run import devices as device_module
-from zerokit.run.masking import Masker
 from zerokit.run.runstate import Launch
+from zerokit.run.secrets import Secrets
 
 _NEEDED_ON_NODES = ["ds_config.json", "plan.yaml"]
 
@@ -268,6 +268,7 @@ def _launch(
     return Launch(
         argv=command.argv,
         environment=command.environment(os.environ),
+        script_arguments=wishes.target.arguments,
         cwd=Path.cwd(),
         run_dir=run_dir,
         expected_ranks=place.ranks,
@@ -385,16 +386,16 @@ def _accelerate_yaml(prepared: Prepared) -> dict[str, Any]:
 
 def describe(prepared: Prepared) -> dict[str, Any]:
     """``command.json``: the command, the variables that zerokit set, and every note."""
-    masker = Masker(os.environ)
+    secrets = Secrets(os.environ, prepared.launch.script_arguments)
     return {
         "schema": folder.COMMAND_SCHEMA,
-        "argv": masker.argv(prepared.launch.argv),
+        "argv": secrets.argv(prepared.launch.argv),
         "cwd": str(prepared.launch.cwd),
-        "environment": {n: masker.text(v) for n, v in prepared.command.set_variables.items()},
+        "environment": {n: secrets.text(v) for n, v in prepared.command.set_variables.items()},
         "unset": prepared.command.unset_variables,
         "script": prepared.wishes.target.name,
-        "script_arguments": masker.argv(list(prepared.wishes.target.arguments)),
-        "added_arguments": list(prepared.added_arguments),
+        "script_arguments": secrets.argv(list(prepared.wishes.target.arguments)),
+        "added_arguments": secrets.argv(prepared.added_arguments),
         "style": prepared.style,
         "launcher": prepared.wishes.launcher,
         "device": prepared.command.set_variables["ZEROKIT_DEVICE"],
@@ -406,5 +407,5 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "heartbeat_seconds": prepared.launch.heartbeat_seconds,
         "stop_after_steps": prepared.launch.stop_after_steps,
         "limit_seconds": prepared.launch.limit_seconds,
-        "notes": prepared.notes,
+        "notes": [secrets.text(note) for note in prepared.notes],
     }

@@ -24,7 +24,7 @@ from zerokit.run import probe as probe_module
 from zerokit.run.oom import error_record
 from zerokit.run.probe import Identity, Probe
 from zerokit.run.rankfile import stacks_file
-from zerokit.run.redact import redact
+from zerokit.run.secrets import redact
 from zerokit.run.ticker import Ticker
 
 _OURS = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
@@ -123,7 +123,7 @@ class RankProcess:
         if isinstance(error, SystemExit):
             self.exit_code = _exit_code_of(error)
             if isinstance(error.code, str):  # what Python shows as the reason
-                self.exit_reason = redact(error.code)[:2000]
+                self.exit_reason = redact(error.code, arguments=sys.argv)[:2000]
             return
         self.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -19,6 +19,7 @@ class Launch:
 
     Attributes:
         environment: of the launcher, complete.
+        script_arguments: as the user gave them; secrets among them are kept out of what is written.
         local_ranks: how many of the ranks run on this machine.
         remote: ranks on other machines too, which the guard cannot see.
         remote_hosts: their names; zerokit reaches them over ssh, or in a step of ``slurm_job``.
@@ -38,6 +39,7 @@ class Launch:
     expected_ranks: int
     local_ranks: int
     host: str
+    script_arguments: tuple[str, ...] = ()
     grace_seconds: float = 10.0
     heartbeat_seconds: float = 60.0
     remote: bool = False

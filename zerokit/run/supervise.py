@@ -26,11 +26,11 @@ from zerokit.run import cluster, packed, processes, stdio
 from zerokit.run import folder as folder_module
 from zerokit.run import guard as guard_module
 from zerokit.run.gather import Gatherer
-from zerokit.run.masking import Masker
 from zerokit.run.outcome import RankExit, launcher_status
 from zerokit.run.output import Log, Terminal
 from zerokit.run.progress import Progress
 from zerokit.run.runstate import Ended, Launch, Seen, judge, oom_kills
+from zerokit.run.secrets import Secrets
 from zerokit.units import format_seconds
 
 FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
@@ -47,7 +47,7 @@ class Supervisor:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.masker = Masker(launch.environment)
+        self.secrets = Secrets(launch.environment, launch.script_arguments)
         self.terminal = Terminal()
         self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.heartbeat_seconds)
         self.seen = Seen(oom_kills_before=oom_kills())
@@ -126,7 +126,7 @@ class Supervisor:
         environment = dict(self.launch.environment)
         logs = self.launch.run_dir / "logs"
         with suppress(OSError):
-            logs.mkdir(exist_ok=True)
+            logs.mkdir(mode=0o700, exist_ok=True)
         environment[stdio.VARIABLE] = str(folder)
         for (rank, stream), fd in stdio.make(folder, self.launch.local_ranks).items():
             self._follow(fd, f"rank-{rank:05d}.{stream}", rank, stream)
@@ -171,7 +171,7 @@ class Supervisor:
         self._next_poll = time.monotonic()
 
     def _follow(self, fd: int, name: str, rank: int | None, stream: str) -> None:
-        log = self.logs[name] = Log(self.launch.run_dir / "logs" / f"{name}.log", self.masker)
+        log = self.logs[name] = Log(self.launch.run_dir / "logs" / f"{name}.log", self.secrets)
         show = self._shower(rank, stream)
         prefix = b"" if rank in (None, 0) or self.launch.show_ranks != "all" else f"[rank {rank}] ".encode()
 

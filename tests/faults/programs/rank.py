@@ -113,6 +113,13 @@ def arguments() -> None:
     Path(f"environment-{RANK}").write_text("|".join(str(os.environ.get(name)) for name in names))
 
 
+def tells() -> None:
+    """Says all that it was given, and fails with it."""
+    print(sys.argv, os.environ["MYSQL_PWD"], os.environ["DATABASE_URL"])
+    print("token:", sys.argv[-2], flush=True, file=sys.stderr)
+    raise RuntimeError(f"{sys.argv} {os.environ['MYSQL_PWD']} {os.environ['DATABASE_URL']}")
+
+
 DEEDS = {
     "work": lambda: spin(600),
     "together": together,
@@ -133,6 +140,7 @@ DEEDS = {
     "noisy": noisy,
     "secret": lambda: print("token", os.environ["HF_TOKEN"], file=sys.stderr),
     "arguments": arguments,
+    "tells": tells,
     "unreported": unreported,
     "done": lambda: None,
 }
