@@ -23,16 +23,16 @@ from typing import Any
 
 from benchmarks.measure.case import job_and_strategy
 from zerokit.catalog import gpus, profiles
-from zerokit.core.activations import Timeline
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.memory.overlay import highest
 from zerokit.core.memory.plan import layout
 from zerokit.core.memory.timeline import RankBytes, rank_bytes
 from zerokit.core.memory.traced import covers, estimate_traced, variant_of
-from zerokit.core.model import ModelProfile
-from zerokit.core.settings import Offload, ZeroSettings, from_config
-from zerokit.core.strategy import MemoryEstimate, Strategy
+from zerokit.domain.activations import Timeline
+from zerokit.domain.deepspeed_settings import Offload, ZeroSettings, from_config
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.profile import ModelProfile
+from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.trace.on_demand import complete
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "h200" / "h200-deepspeed.jsonl"

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerokit.core.job import Job
-from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
 from zerokit.emit import planfile
 from zerokit.emit.deepspeed import deepspeed_config
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zerokit import resources
-from zerokit.core.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
+from zerokit.domain.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
 from zerokit.emit import planfile
 from zerokit.errors import FileInputError, InputError
 from zerokit.strictload import Document, load_yaml, parse_yaml

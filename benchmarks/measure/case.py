@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zerokit.core.job import Job, Lora
-from zerokit.core.settings import from_config
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import from_config
+from zerokit.domain.job import Job, Lora
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 
 DEFAULTS: dict[str, Any] = {

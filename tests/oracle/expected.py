@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 from zerokit.catalog import gpus
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.memory.overlay import highest
 from zerokit.core.memory.plan import layout
 from zerokit.core.memory.stage12 import partition
@@ -25,9 +23,11 @@ from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, on_device, share_
 from zerokit.core.memory.timeline import _Replay, rank_bytes
 from zerokit.core.memory.traced import estimate_traced
 from zerokit.core.memory.ulysses import exchange_of, exchanging
-from zerokit.core.model import ModelProfile
-from zerokit.core.settings import from_config
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import from_config
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.profile import ModelProfile
+from zerokit.domain.strategy import Strategy
 
 FOREACH = {"lr": 1e-4, "torch_adam": True, "foreach": True}
 """torch's AdamW as it runs on GPUs; on CPU tensors its default is another loop, with a second temporary."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.core.saving import checkpoint_bytes
-from zerokit.core.settings import from_config
+from zerokit.domain.deepspeed_settings import from_config
 
 pytest.importorskip("deepspeed")
 

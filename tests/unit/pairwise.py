@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.core.rules import first_violation
-from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.domain.strategy import Strategy
 
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "stage": (0, 1, 2, 3),

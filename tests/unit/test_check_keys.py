@@ -18,7 +18,7 @@ from zerokit.check.deepspeed_file import Context, lint_deepspeed
 from zerokit.check.keylist import key_list
 from zerokit.core.rules import known
 from zerokit.core.rules.removed import REMOVED_RULES
-from zerokit.core.settings import DEEPSPEED_VERSION
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.strictload import parse_json
 
 

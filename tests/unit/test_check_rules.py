@@ -9,8 +9,8 @@ import pytest
 
 from zerokit.check.deep import DeepCase, DeepResult, run_deep
 from zerokit.core.rules import RULES, Setup, first_violation, rule, violations
-from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings, from_config
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings, from_config
+from zerokit.domain.strategy import Strategy
 
 ON = {"enabled": True}
 CPU = {"device": "cpu"}
@@ -281,7 +281,7 @@ def test_sources_still_say_it() -> None:
     deepspeed = pytest.importorskip("deepspeed")
     from pathlib import Path
 
-    from zerokit.core.settings import DEEPSPEED_VERSION
+    from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 
     if deepspeed.__version__ != DEEPSPEED_VERSION:
         pytest.skip(f"rules were read from {DEEPSPEED_VERSION}")

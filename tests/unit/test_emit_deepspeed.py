@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zerokit.core.job import Job
-from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings, from_config
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings, from_config
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import VARIANTS, deepspeed_config, emit_deepspeed, trainer_arguments
 from zerokit.errors import InputError
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zerokit.core.job import Job
-from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
 from zerokit.emit import planfile
 from zerokit.emit.accelerate import accelerate_yaml, parallelism_environment
 from zerokit.emit.deepspeed import deepspeed_config

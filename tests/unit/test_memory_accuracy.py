@@ -10,7 +10,7 @@ import pytest
 from benchmarks import accuracy
 from benchmarks.accuracy import error
 from zerokit.core.memory.traced import variant_of
-from zerokit.core.model import ModelProfile
+from zerokit.domain.profile import ModelProfile
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

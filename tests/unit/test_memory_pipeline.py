@@ -7,12 +7,12 @@ import random
 import pytest
 
 from zerokit.catalog import gpus, profiles
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.memory.pipeline import partition_balanced
 from zerokit.core.memory.traced import covers, estimate_traced
-from zerokit.core.settings import from_config
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import from_config
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
 
 
 def test_layers_are_divided_as_deepspeed_divides_them() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.cli import run, versions
-from zerokit.core.settings import DEEPSPEED_VERSION
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 
 ARGUMENTS = ["estimate", "--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--json"]
 

@@ -14,14 +14,14 @@ from benchmarks import step_time
 from tests.unit.test_search import request_for
 from zerokit.catalog import gpus
 from zerokit.core.constants import HUGGING_FACE
-from zerokit.core.hardware import Cluster
-from zerokit.core.hf_shape import from_config
-from zerokit.core.job import Job
 from zerokit.core.layouts import Pins
 from zerokit.core.planning import make_plan
 from zerokit.core.retries import retry_seconds
-from zerokit.core.settings import from_config as from_deepspeed
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import from_config as from_deepspeed
+from zerokit.domain.families import from_config
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
 
 GIB = 1 << 30
 DATA = Path(step_time.DATA)

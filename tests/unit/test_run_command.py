@@ -9,9 +9,9 @@ import pytest
 
 from zerokit.catalog import gpus
 from zerokit.cli.payload import environment
-from zerokit.core.hardware import Cluster
-from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.run import command as commands
 from zerokit.run import packed

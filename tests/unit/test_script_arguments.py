@@ -9,8 +9,8 @@ import pytest
 
 from tests.rankprocess import write_script
 from zerokit.core.layouts import Pins
-from zerokit.core.settings import DeepSpeedSettings
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.strategy import Strategy
 from zerokit.run.scriptargs import PlannedValues, ScriptOptions
 from zerokit.run.style import read_script
 

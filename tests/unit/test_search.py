@@ -13,16 +13,16 @@ import pytest
 from zerokit.catalog import gpus, models
 from zerokit.check.emitted import verify
 from zerokit.cli.modelchoice import choose_model
-from zerokit.core.hardware import Cluster
-from zerokit.core.hf_shape import from_config
-from zerokit.core.job import Job, Lora
 from zerokit.core.layouts import Layout, Pins, broken_rule, divisors, knobs, layouts, placements
 from zerokit.core.memory.analytic import estimate_analytic
 from zerokit.core.planning import Plan, Request, choose_global_batch, make_plan, make_space
 from zerokit.core.rules import first_violation
 from zerokit.core.search import Space, batches, build_strategy, checkpointings, fits, search
-from zerokit.core.settings import from_config as read_settings
-from zerokit.core.shape import ModelShape
+from zerokit.domain.deepspeed_settings import from_config as read_settings
+from zerokit.domain.families import from_config
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job, Lora
+from zerokit.domain.model_shape import ModelShape
 from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.files import plan_files
 from zerokit.errors import InputError, NothingFits

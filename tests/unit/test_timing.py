@@ -13,13 +13,13 @@ import pytest
 
 from zerokit.catalog import gpus, models
 from zerokit.core.constants import FSDP_TRITON, HUGGING_FACE, MEGATRON, Calibration, LayerFactor
-from zerokit.core.hardware import Cluster
-from zerokit.core.hf_shape import from_config
-from zerokit.core.job import Job, Lora
-from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
-from zerokit.core.shape import ModelShape, scaled
-from zerokit.core.strategy import Strategy, TimeEstimate
 from zerokit.core.timing import TimeModel
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.domain.families import from_config
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job, Lora
+from zerokit.domain.model_shape import ModelShape, scaled
+from zerokit.domain.strategy import Strategy, TimeEstimate
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,8 +16,8 @@ pytest.importorskip("transformers")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from zerokit.catalog import models, profiles  # noqa: E402
-from zerokit.core.model import ModelProfile, variant_key  # noqa: E402
-from zerokit.core.profile_json import from_json, to_json  # noqa: E402
+from zerokit.domain.profile import ModelProfile, variant_key  # noqa: E402
+from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.trace import store  # noqa: E402
 from zerokit.trace.build import AUTO_CLASSES, read_config, transformers_on_gpu  # noqa: E402

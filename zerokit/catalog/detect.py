@@ -17,7 +17,7 @@ from zerokit.catalog import gpus as gpu_catalog
 from zerokit.catalog.host import Host, detect_host
 from zerokit.catalog.tools import TIMEOUT_SECONDS, ask
 from zerokit.catalog.visible import FoundGpu, visible
-from zerokit.core.hardware import Gpu
+from zerokit.domain.hardware import Gpu
 from zerokit.units import MIB
 
 _NVIDIA_FIELDS = "index,uuid,name,memory.total,memory.used,driver_version"

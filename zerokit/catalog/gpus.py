@@ -15,7 +15,7 @@ from typing import Any
 
 from zerokit.catalog.naming import Words, contains, incomplete, split, suggestions
 from zerokit.catalog.reader import Field, read
-from zerokit.core.hardware import Gpu
+from zerokit.domain.hardware import Gpu
 from zerokit.errors import InputError
 from zerokit.strictload import Document
 from zerokit.units import GIB, MIB, format_gib

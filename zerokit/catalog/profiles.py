@@ -10,8 +10,8 @@ import zlib
 from functools import lru_cache
 from pathlib import Path
 
-from zerokit.core.model import ModelProfile
-from zerokit.core.profile_json import from_json
+from zerokit.domain.profile import ModelProfile
+from zerokit.domain.profile_json import from_json
 
 FOLDER = Path(__file__).parent / "profiles"
 _GZIP = zlib.MAX_WBITS | 16  # zlib reads gzip itself, and the gzip module takes longer to import than to use

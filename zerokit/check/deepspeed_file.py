@@ -11,7 +11,7 @@ from zerokit.check.keylist import key_list, lint_keys
 from zerokit.check.values import LARGEST_INTEGER
 from zerokit.core.rules import Setup, violations
 from zerokit.core.rules.types import Edit, Rule, Violation
-from zerokit.core.settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
 from zerokit.strictload import Document
 
 

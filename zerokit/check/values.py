@@ -12,7 +12,7 @@ from typing import Any
 
 from zerokit.check.finding import Finding, finding_at
 from zerokit.core.rules.types import Edit
-from zerokit.core.settings import DEEPSPEED_VERSION
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.strictload import Document, Path
 
 SOURCE = f"keys that DeepSpeed {DEEPSPEED_VERSION} reads"

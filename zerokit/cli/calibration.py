@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from zerokit.core.constants import Calibration
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.planning import Request, time_model
-from zerokit.core.shape import ModelShape
-from zerokit.core.strategy import Strategy, TimeEstimate
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.strategy import Strategy, TimeEstimate
 
 OPTION = "--no-calibration"
 

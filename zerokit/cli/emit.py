@@ -50,7 +50,7 @@ def command() -> None:
 @_out
 def deepspeed_command(variant: str, folder: str, out: str | None) -> None:
     """The DeepSpeed JSON, as its consumer takes it."""
-    from zerokit.core.job import Job
+    from zerokit.domain.job import Job
     from zerokit.emit.deepspeed import deepspeed_config
 
     strategy = _read(folder).strategy()
@@ -165,7 +165,7 @@ def kubernetes_command(
 
     SCRIPT is a path in the image; with --style auto it must lie here under the same path.
     """
-    from zerokit.core.job import Job
+    from zerokit.domain.job import Job
     from zerokit.emit.deepspeed import VARIANTS, deepspeed_config
     from zerokit.emit.scripts import CONFIG_IN_POD, kubernetes_manifest
 

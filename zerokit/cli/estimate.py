@@ -84,7 +84,7 @@ def _settings(path: Path, options: dict[str, Any]) -> Any:
         InputError: unreadable, a bad value, or an option that the file decides.
     """
     from zerokit.cli.effects import refuse_beside_file
-    from zerokit.core.settings import from_config
+    from zerokit.domain.deepspeed_settings import from_config
     from zerokit.strictload import load_json
 
     document = load_json(path, strict=False)  # DeepSpeed reads past comments, too
@@ -106,7 +106,7 @@ def _strategy(request: Any, read: Any) -> tuple[Any, tuple[str, ...]]:
     from zerokit.core.layouts import Knobs, Layout, Placement, broken_rule
     from zerokit.core.planning import choose_precision, make_space
     from zerokit.core.search import build_strategy
-    from zerokit.core.strategy import Strategy
+    from zerokit.domain.strategy import Strategy
 
     pins, cluster = request.pins, request.cluster
     raw, settings = read if read is not None else ({}, None)

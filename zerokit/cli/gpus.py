@@ -9,7 +9,7 @@ import click
 
 from zerokit.catalog import gpus
 from zerokit.cli.columns import aligned
-from zerokit.core.hardware import Gpu
+from zerokit.domain.hardware import Gpu
 from zerokit.units import GIB, MIB, format_gib
 
 _COLUMNS = ("NAME", "GiB", "bf16 TFLOP/s", "GB/s memory", "GB/s link", "LINK", "TITLE")

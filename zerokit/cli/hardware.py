@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zerokit.cli.values import MAX_GPUS, choice, whole
-from zerokit.core.hardware import Cluster, Gpu
+from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.errors import InputError
 from zerokit.units import format_gib, parse_bytes
 

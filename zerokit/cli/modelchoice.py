@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.cli.memorychoice import Model, Source
-from zerokit.core.hf_shape import from_config
-from zerokit.core.job import Job
-from zerokit.core.shape import ModelShape, scaled
+from zerokit.domain.families import from_config
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.errors import InputError
 from zerokit.units import format_count, parse_count
 

@@ -10,7 +10,9 @@ import click
 
 from zerokit.cli.hardware import hardware
 from zerokit.cli.values import MAX_GPUS, choice, count, key, whole
-from zerokit.core.job import (
+from zerokit.core.layouts import Pins
+from zerokit.core.planning import Request
+from zerokit.domain.job import (
     ATTENTIONS,
     CHECKPOINTINGS,
     METHODS,
@@ -20,8 +22,6 @@ from zerokit.core.job import (
     Job,
     Lora,
 )
-from zerokit.core.layouts import Pins
-from zerokit.core.planning import Request
 from zerokit.errors import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -259,7 +259,7 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
 def _known_optimizer(name: str | None) -> None:
     """The rule for files asks the same of a DeepSpeed JSON."""
     from zerokit.core.rules import Setup, rule
-    from zerokit.core.settings import DeepSpeedSettings
+    from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 
     details = name and rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
     if isinstance(details, Mapping):

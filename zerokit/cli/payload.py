@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.planning import Plan
-from zerokit.core.strategy import Candidate, RankEstimate, Strategy
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Candidate, RankEstimate, Strategy
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
 

@@ -12,9 +12,9 @@ from zerokit.cli import options as shared_options
 from zerokit.cli import payload
 from zerokit.cli.plan import check_folder, write_files
 from zerokit.core.advice import strategy_words
-from zerokit.core.job import Job
 from zerokit.core.planning import Plan, Request, make_plan, make_space
-from zerokit.core.strategy import Candidate
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
 from zerokit.run.command import Target, check_launcher
 from zerokit.run.prepare import Wishes

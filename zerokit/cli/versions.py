@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from zerokit.core.settings import DEEPSPEED_VERSION
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 
 
 def installed(name: str) -> str | None:

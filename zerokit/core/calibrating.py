@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zerokit.core.constants import Calibration, JobFactors, LayerFactor
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
-from zerokit.core.shape import ModelShape
-from zerokit.core.strategy import Strategy, TimeEstimate
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.strategy import Strategy, TimeEstimate
 
 FEWEST_JOBS = 4
 """Of one width, before their layer factors are used for other jobs."""

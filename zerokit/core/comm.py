@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerokit.core.constants import Calibration, Constants
-from zerokit.core.hardware import Cluster
+from zerokit.domain.hardware import Cluster
 
 _NO_PEER_SHARE = 0.5  # without peer access every byte goes through host memory: up and down again
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
-from zerokit.core.shape import ModelShape
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

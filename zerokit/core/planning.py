@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from zerokit.core import advice
 from zerokit.core.constants import HUGGING_FACE, Calibration, Constants
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.layouts import Layout, Pins, Placement, broken_rule, divisors, knobs
 from zerokit.core.memory.analytic import trainable_parameters
 from zerokit.core.rules import first_violation
@@ -24,9 +22,11 @@ from zerokit.core.search import (
     fits,
     search,
 )
-from zerokit.core.shape import ModelShape
-from zerokit.core.strategy import Candidate, Strategy
 from zerokit.core.timing import TimeModel
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
 
 _TARGET_TOKENS = 262_144

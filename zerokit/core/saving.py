@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.memory.analytic import trainable_parameters
 from zerokit.core.memory.optimizers import optimizer_values
-from zerokit.core.settings import DeepSpeedSettings
-from zerokit.core.shape import ModelShape
-from zerokit.core.strategy import Candidate, Saving, Strategy
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.strategy import Candidate, Saving, Strategy
 from zerokit.units import format_gib
 
 _COPY_SHARE = 0.25

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zerokit.core.hardware import Cluster, Gpu
-from zerokit.core.job import Job, Lora
 from zerokit.core.layouts import Pins
 from zerokit.core.planning import Request, check_pins, make_space
 from zerokit.core.search import search
-from zerokit.core.strategy import Candidate
+from zerokit.domain.hardware import Cluster, Gpu
+from zerokit.domain.job import Job, Lora
+from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
 
 _MOST_GPUS = 1 << 14

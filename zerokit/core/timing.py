@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping
 
 from zerokit.core.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.retries import retry_seconds, spare_bytes
-from zerokit.core.shape import Gemm, ModelShape, Stack
-from zerokit.core.strategy import MemoryEstimate, Strategy, TimeEstimate
 from zerokit.core.traffic import Traffic, Work
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import Gemm, ModelShape, Stack
+from zerokit.domain.strategy import MemoryEstimate, Strategy, TimeEstimate
 
 _QLORA_DEQUANTIZE_BYTES = 5.0  # per weight and pass: NF4 read, bf16 written and read again
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerokit.core.strategy import Strategy
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.strictload.yamldump import dump_yaml
 

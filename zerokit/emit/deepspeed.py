@@ -1,6 +1,6 @@
 """Strategy → DeepSpeed JSON, with literal values and a reason for every key.
 
-The inverse of :func:`zerokit.core.settings.from_config`. Three variants, because three
+The inverse of :func:`zerokit.domain.deepspeed_settings.from_config`. Three variants, because three
 consumers read the file differently:
 
 ``raw``
@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerokit.core.job import Job
 from zerokit.core.rules.known import TRAINER_FILLS, ZERO_TESTED_OPTIMIZERS
-from zerokit.core.settings import DeepSpeedSettings, Offload, ZeroSettings
-from zerokit.core.strategy import Strategy
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 
 VARIANTS = ("raw", "trainer", "accelerate")

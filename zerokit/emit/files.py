@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokit.core.job import Job
-from zerokit.core.strategy import Strategy
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
 from zerokit.emit.accelerate import accelerate_yaml
 from zerokit.emit.deepspeed import emit_deepspeed
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zerokit import __version__
-from zerokit.core import environment as variables
-from zerokit.core.settings import DEEPSPEED_VERSION, from_config
-from zerokit.core.strategy import Strategy
+from zerokit.domain import environment as variables
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml, write_text_atomically

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerokit import resources
-from zerokit.core.strategy import Strategy
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 
 STYLES = ("raw", "trainer", "accelerate", "none")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zerokit.core.job import Job
+from zerokit.domain.job import Job
 from zerokit.errors import InputError
 from zerokit.units import parse_count
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zerokit.core import environment as variables
+from zerokit.domain import environment as variables
 from zerokit.errors import InputError
 from zerokit.run import deadman, packed
 from zerokit.run.cluster import SlurmJob, run_id, srun_command

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from zerokit.core.layouts import Pins
-from zerokit.core.strategy import Strategy
+from zerokit.domain.strategy import Strategy
 from zerokit.run.style import ScriptFacts
 from zerokit.run.trainerargs import ArgumentFile, argument_file, installed_values
 

@@ -12,7 +12,7 @@ import time
 
 from zerokit.catalog import models, profiles
 from zerokit.core.memory.serving import phases_of
-from zerokit.core.model import ModelProfile
+from zerokit.domain.profile import ModelProfile
 from zerokit.errors import ZerokitError
 from zerokit.trace import store
 from zerokit.trace.profile import profile_from_config

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from zerokit.core.activations import ActivationTrace, Mark, Polynomial, Run, evaluate
+from zerokit.domain.activations import ActivationTrace, Mark, Polynomial, Run, evaluate
 from zerokit.errors import ZerokitError
 from zerokit.trace.build import Stack
 from zerokit.trace.storage import Event

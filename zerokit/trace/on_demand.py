@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zerokit.core.job import Job
 from zerokit.core.memory.serving import phases_of
 from zerokit.core.memory.traced import own_linear, variants_of
-from zerokit.core.model import ModelProfile
-from zerokit.core.strategy import Strategy
+from zerokit.domain.job import Job
+from zerokit.domain.profile import ModelProfile
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.trace import store
 

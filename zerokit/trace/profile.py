@@ -1,4 +1,4 @@
-"""Any Hugging Face config → a :class:`~zerokit.core.model.ModelProfile`, by tracing the real model."""
+"""Any Hugging Face config → a :class:`~zerokit.domain.profile.ModelProfile`, by tracing the real model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from zerokit.core.activations import ActivationTrace
-from zerokit.core.model import ModelProfile, Parameter
+from zerokit.domain.activations import ActivationTrace
+from zerokit.domain.profile import ModelProfile, Parameter
 from zerokit.errors import InputError
 from zerokit.trace.build import BuiltModel, build
 from zerokit.trace.fit import fit, plain_point, points

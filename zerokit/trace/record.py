@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zerokit.core.model import variant_key
+from zerokit.domain.profile import variant_key
 from zerokit.trace.autocast import cuda_lists
 from zerokit.trace.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.kernels import cuda_kernels

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zerokit.core.model import ModelProfile
-from zerokit.core.profile_check import check
-from zerokit.core.profile_json import FORMAT, from_json, to_json
+from zerokit.domain.profile import ModelProfile
+from zerokit.domain.profile_check import check
+from zerokit.domain.profile_json import FORMAT, from_json, to_json
 
 _CACHE_FORMAT = b"zerokit.profile-cache/1"
 _LARGEST_BYTES = 1 << 30

@@ -9,7 +9,7 @@ from __future__ import annotations
 from zerokit.core.memory.optimizers import optimizer_temporaries
 from zerokit.core.memory.plan import Precision
 from zerokit.core.memory.stage12 import Stage12
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 
 
 def runs_bf16_optimizer(settings: DeepSpeedSettings) -> bool:

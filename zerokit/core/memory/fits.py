@@ -7,8 +7,8 @@ benchmarks/measure/data.
 
 from __future__ import annotations
 
-from zerokit.core.hardware import Gpu
-from zerokit.core.strategy import Strategy
+from zerokit.domain.hardware import Gpu
+from zerokit.domain.strategy import Strategy
 from zerokit.units import GIB, MIB
 
 LIBRARIES_BYTES = 720 * MIB

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from zerokit.core.activations import ActivationTrace, evaluate
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.memory import fits
 from zerokit.core.memory.optimizers import optimizer_bytes
 from zerokit.core.memory.plan import Layout, Precision, layout
 from zerokit.core.memory.serving import estimate_serving
 from zerokit.core.memory.traced import usable_trace, variant_of
-from zerokit.core.model import ModelProfile
-from zerokit.core.settings import DeepSpeedSettings
-from zerokit.core.strategy import Strategy
+from zerokit.domain.activations import ActivationTrace, evaluate
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.profile import ModelProfile
+from zerokit.domain.strategy import Strategy
 
 
 def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> int:

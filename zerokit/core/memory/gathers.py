@@ -15,7 +15,7 @@ from functools import lru_cache
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.modules import modules_of
 from zerokit.core.memory.plan import Layout, Overlay
-from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 
 ABSENT, FLYING, HERE = 0, 1, 2
 

@@ -10,7 +10,7 @@ from zerokit.core.memory.optimizers import optimizer_bytes, optimizer_values
 from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.memory.stage12 import Partition
 from zerokit.core.memory.states import on_device, share_bytes, shares
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.units import MIB
 
 PROCESS_BYTES = 1060 * MIB

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 
 OPTIMIZER_STATES = {
     "adam": 2, "adamw": 2, "fusedadam": 2, "onebitadam": 2, "lamb": 2, "fusedlamb": 2,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
-from zerokit.core.activations import ActivationTrace
-from zerokit.core.model import ModelProfile, Parameter
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.domain.activations import ActivationTrace
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.profile import ModelProfile, Parameter
 
 FP64 = 8  # bytes; gradient norms accumulate in it (zero/utils.py:59 get_norm_dtype)
 DTYPE_BYTES = {

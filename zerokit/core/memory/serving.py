@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from zerokit.core.activations import ActivationTrace, Pass
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.memory import fits
 from zerokit.core.memory.gathers import Parameters
 from zerokit.core.memory.host import host_components
@@ -23,9 +20,12 @@ from zerokit.core.memory.overlay import highest, where
 from zerokit.core.memory.plan import Layout, Overlay, layout
 from zerokit.core.memory.stage12 import partition
 from zerokit.core.memory.states import FORWARD_WORKSPACE_BYTES, most_while_building, share_bytes
-from zerokit.core.model import ModelProfile, variant_key
-from zerokit.core.settings import DeepSpeedSettings
-from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.domain.activations import ActivationTrace, Pass
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.profile import ModelProfile, variant_key
+from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.units import format_gib
 
 QUANTIZED = {

@@ -16,7 +16,7 @@ from itertools import accumulate, chain
 from zerokit.core.memory.ledger import Ledger
 from zerokit.core.memory.optimizers import optimizer_temporaries
 from zerokit.core.memory.plan import FP64, Layout, Overlay, Precision
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 
 STAGE0_REDUCE_ELEMENTS = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
 

@@ -7,7 +7,7 @@ from zerokit.core.memory.modules import modules_of
 from zerokit.core.memory.optimizers import optimizer_temporaries
 from zerokit.core.memory.plan import FP64, Layout, Precision
 from zerokit.core.memory.states import on_device, sub_groups
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 
 _NORM_ELEMENTS = 250_000_000  # _constant_buffered_norm2
 

@@ -11,7 +11,7 @@ from zerokit.core.memory.bf16 import runs_bf16_optimizer
 from zerokit.core.memory.optimizers import optimizer_bytes, optimizer_name
 from zerokit.core.memory.plan import Layout, Precision
 from zerokit.core.memory.stage12 import Partition
-from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 
 FORWARD_WORKSPACE_BYTES = 32 << 20
 """cuBLAS's workspace on Hopper, one for each thread that multiplies, from its first product on (measured)."""

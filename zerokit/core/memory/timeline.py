@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from zerokit.core.activations import Pass
 from zerokit.core.memory.bf16 import Bf16Gradients, runs_bf16_optimizer
 from zerokit.core.memory.gathers import Parameters, gathers, of_gathers
 from zerokit.core.memory.ledger import Ledger
@@ -13,7 +12,8 @@ from zerokit.core.memory.plan import Layout, Overlay
 from zerokit.core.memory.stage3 import Gradients
 from zerokit.core.memory.stage12 import Partition, Stage12, partition, stage0_step
 from zerokit.core.memory.states import Persistent, init_peak, persistent
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.domain.activations import Pass
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

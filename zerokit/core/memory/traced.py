@@ -9,9 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from zerokit.core.activations import ActivationTrace, Timeline
-from zerokit.core.hardware import Cluster
-from zerokit.core.job import Job
 from zerokit.core.memory import fits
 from zerokit.core.memory.host import host_components
 from zerokit.core.memory.lazy import LazyDict
@@ -22,9 +19,12 @@ from zerokit.core.memory.serving import estimate_serving, phases_of, serving_tra
 from zerokit.core.memory.stage12 import partition
 from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
 from zerokit.core.memory.ulysses import among_peers, exchange_of, exchanging
-from zerokit.core.model import ModelProfile, variant_key
-from zerokit.core.settings import DeepSpeedSettings, ZeroSettings
-from zerokit.core.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.domain.activations import ActivationTrace, Timeline
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.profile import ModelProfile, variant_key
+from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 
 LIST_EVERY_RANK_UP_TO = 64
 SELECTIVE = (

@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from zerokit.core.activations import ActivationTrace, Mark, Polynomial, Run
-from zerokit.core.hardware import Gpu
-from zerokit.core.hf_shape import from_config
-from zerokit.core.model import ModelProfile
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.domain.activations import ActivationTrace, Mark, Polynomial, Run
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.families import from_config
+from zerokit.domain.hardware import Gpu
+from zerokit.domain.profile import ModelProfile
 from zerokit.errors import InputError
 
 POSITION_BYTES = 8  # int64

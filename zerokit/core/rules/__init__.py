@@ -13,7 +13,7 @@ from zerokit.core.rules.removed import REMOVED_RULES
 from zerokit.core.rules.strategy import STRATEGY_RULES
 from zerokit.core.rules.training import TRAINING_RULES
 from zerokit.core.rules.types import Edit, Rule, Setup, Violation
-from zerokit.core.strategy import Strategy
+from zerokit.domain.strategy import Strategy
 
 RULES: tuple[Rule, ...] = (*STRATEGY_RULES, *BATCH_RULES, *FILE_RULES, *TRAINING_RULES, *REMOVED_RULES)
 """Every rule, in the order findings are shown."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from zerokit.core.settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 
 _FIELD = re.compile(r"\{(\w+)\}")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit import __version__
-from zerokit.core.settings import DEEPSPEED_VERSION
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.errors import INSTALL_TRAINING
 from zerokit.run.doctor.finding import Finding, Surroundings, blocker, note, ok, warning
 

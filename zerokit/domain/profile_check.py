@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.core.profile_json import FORMAT
+from zerokit.domain.profile_json import FORMAT
 
 _KINDS = ("fwd_pre", "fwd_post", "bwd_pre", "bwd_post", "grad", "kept", "end")
 _TEXTS = ("name", "family", "head", "torch_version", "transformers_version")

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from zerokit.core.activations import ActivationTrace
+from zerokit.domain.activations import ActivationTrace
 
 
 def variant_key(

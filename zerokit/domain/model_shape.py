@@ -1,6 +1,6 @@
 """The matrices of a transformer: what the time model multiplies and the analytic memory model counts.
 
-``zerokit.core.hf_shape`` reads them out of a Hugging Face configuration.
+``zerokit.domain.families`` reads them out of a Hugging Face configuration.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zerokit.core.activations import ActivationTrace, Mark, Polynomial, Run
-from zerokit.core.model import ModelProfile, Parameter
+from zerokit.domain.activations import ActivationTrace, Mark, Polynomial, Run
+from zerokit.domain.profile import ModelProfile, Parameter
 
 FORMAT = "zerokit.profile/2"
 """Raised with the layout of the file, and with whatever makes a trace of the same model another."""

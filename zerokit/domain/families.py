@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from zerokit.core.shape import Gemm, ModelShape, Stack
+from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.errors import InputError
 
 __all__ = ["from_config"]
