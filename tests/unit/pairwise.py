@@ -7,9 +7,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.core.rules import first_violation
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.strategy import Strategy
+from zerokit.rules import first_violation
 
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "stage": (0, 1, 2, 3),

@@ -16,9 +16,9 @@ from zerokit.check.accelerate_keys import key_list as accelerate_list
 from zerokit.check.accelerate_pair import lint_pair
 from zerokit.check.deepspeed_file import Context, lint_deepspeed
 from zerokit.check.keylist import key_list
-from zerokit.core.rules import known
-from zerokit.core.rules.removed import REMOVED_RULES
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.rules import known
+from zerokit.rules.removed import REMOVED_RULES
 from zerokit.strictload import parse_json
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from zerokit.check.deep import DeepCase, DeepResult, run_deep
-from zerokit.core.rules import RULES, Setup, first_violation, rule, violations
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings, from_config
 from zerokit.domain.strategy import Strategy
+from zerokit.rules import RULES, Setup, first_violation, rule, violations
 
 ON = {"enabled": True}
 CPU = {"device": "cpu"}

@@ -20,7 +20,7 @@ from zerokit.check.accelerate_processes import lint_parallelism, lint_processes
 from zerokit.check.accelerate_values import fits
 from zerokit.check.finding import Finding, finding_at
 from zerokit.check.suggest import leaves_no_doubt, nearest, synonym
-from zerokit.core.rules.types import Edit
+from zerokit.rules.types import Edit
 from zerokit.strictload import Document
 
 

@@ -1,4 +1,4 @@
-"""Lint one DeepSpeed JSON: grammar, keys, then the rules of :mod:`zerokit.core.rules`."""
+"""Lint one DeepSpeed JSON: grammar, keys, then the rules of :mod:`zerokit.rules`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from zerokit.check.finding import Finding
 from zerokit.check.keylist import key_list, lint_keys
 from zerokit.check.values import LARGEST_INTEGER
-from zerokit.core.rules import Setup, violations
-from zerokit.core.rules.types import Edit, Rule, Violation
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
+from zerokit.rules import Setup, violations
+from zerokit.rules.types import Edit, Rule, Violation
 from zerokit.strictload import Document
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zerokit.core.rules.types import Edit, Severity
+from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path, Place
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")

@@ -9,8 +9,8 @@ from typing import Any
 
 from zerokit.check.files import CheckedFile
 from zerokit.check.finding import Finding
-from zerokit.core.rules.types import Edit
 from zerokit.errors import FileInputError, InputError
+from zerokit.rules.types import Edit
 from zerokit.strictload import Document, Path, Place, parse_json, parse_yaml
 from zerokit.strictload.yamldump import write_text_atomically
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zerokit.check.finding import Finding
-from zerokit.core.rules.types import Severity
 from zerokit.errors import FileInputError
+from zerokit.rules.types import Severity
 from zerokit.strictload import BYTE_ORDER_MARK, Document, Place, read_text
 
 MAX_SLOTS = 1024

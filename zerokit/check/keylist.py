@@ -12,8 +12,8 @@ from zerokit.check.finding import Finding
 from zerokit.check.parameters import lint_parameters
 from zerokit.check.suggest import leaves_no_doubt, nearest, synonym
 from zerokit.check.values import can_stand, finding, lint_value, shown
-from zerokit.core.rules.types import Edit, Severity
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path
 
 _FILE = pathlib.Path(__file__).parent / "keys" / f"deepspeed-{DEEPSPEED_VERSION}.json"

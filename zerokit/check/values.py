@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zerokit.check.finding import Finding, finding_at
-from zerokit.core.rules.types import Edit
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.rules.types import Edit
 from zerokit.strictload import Document, Path
 
 SOURCE = f"keys that DeepSpeed {DEEPSPEED_VERSION} reads"

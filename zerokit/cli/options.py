@@ -258,8 +258,8 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
 
 def _known_optimizer(name: str | None) -> None:
     """The rule for files asks the same of a DeepSpeed JSON."""
-    from zerokit.core.rules import Setup, rule
     from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+    from zerokit.rules import Setup, rule
 
     details = name and rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
     if isinstance(details, Mapping):

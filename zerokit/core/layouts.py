@@ -1,6 +1,6 @@
 """The declared space: parallel degrees, stages, offload, knobs; and the rules of a layout.
 
-What DeepSpeed itself refuses or ignores stands in ``zerokit.core.rules``; here is what model, job
+What DeepSpeed itself refuses or ignores stands in ``zerokit.rules``; here is what model, job
 and hardware rule out before a strategy is built.
 """
 

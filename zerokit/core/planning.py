@@ -9,7 +9,6 @@ from zerokit.core import advice
 from zerokit.core.constants import HUGGING_FACE, Calibration, Constants
 from zerokit.core.layouts import Layout, Pins, Placement, broken_rule, divisors, knobs
 from zerokit.core.memory.analytic import trainable_parameters
-from zerokit.core.rules import first_violation
 from zerokit.core.saving import notes as saving_notes
 from zerokit.core.saving import saving, with_saving
 from zerokit.core.search import (
@@ -28,6 +27,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
+from zerokit.rules import first_violation
 
 _TARGET_TOKENS = 262_144
 _MOST_SEQUENCES_PER_GPU = 32

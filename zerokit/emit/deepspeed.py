@@ -22,11 +22,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerokit.core.rules.known import TRAINER_FILLS, ZERO_TESTED_OPTIMIZERS
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
+from zerokit.rules.known import TRAINER_FILLS, ZERO_TESTED_OPTIMIZERS
 
 VARIANTS = ("raw", "trainer", "accelerate")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zerokit.catalog.host import bf16_in_hardware
-from zerokit.core.rules.known import TRAINER_FILLS
+from zerokit.rules.known import TRAINER_FILLS
 from zerokit.run.style import ScriptFacts
 
 _COMPILED_FOR_CUDA = (

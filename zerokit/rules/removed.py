@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zerokit.core.rules.types import Edit, Rule
+from zerokit.rules.types import Edit, Rule
 
 _TOP_LEVEL: Mapping[str, tuple[str, str]] = {
     "amp": ("NVIDIA Apex AMP", 'use "bf16", "fp16" or "torch_autocast"'),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.core.rules.known import ALSO_FILLED, TRAINER_FILLS
-from zerokit.core.rules.types import Edit, Rule, Setup
+from zerokit.rules.known import ALSO_FILLED, TRAINER_FILLS
+from zerokit.rules.types import Edit, Rule, Setup
 
 # fields whose own vocabulary has "auto"
 _AUTO_IS_A_VALUE = (

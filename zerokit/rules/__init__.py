@@ -7,13 +7,13 @@ need. Every rule names the DeepSpeed source that it stands for.
 
 from __future__ import annotations
 
-from zerokit.core.rules.batch import BATCH_RULES
-from zerokit.core.rules.file import FILE_RULES
-from zerokit.core.rules.removed import REMOVED_RULES
-from zerokit.core.rules.strategy import STRATEGY_RULES
-from zerokit.core.rules.training import TRAINING_RULES
-from zerokit.core.rules.types import Edit, Rule, Setup, Violation
 from zerokit.domain.strategy import Strategy
+from zerokit.rules.batch import BATCH_RULES
+from zerokit.rules.file import FILE_RULES
+from zerokit.rules.removed import REMOVED_RULES
+from zerokit.rules.strategy import STRATEGY_RULES
+from zerokit.rules.training import TRAINING_RULES
+from zerokit.rules.types import Edit, Rule, Setup, Violation
 
 RULES: tuple[Rule, ...] = (*STRATEGY_RULES, *BATCH_RULES, *FILE_RULES, *TRAINING_RULES, *REMOVED_RULES)
 """Every rule, in the order findings are shown."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.core.rules.known import SCHEDULERS
-from zerokit.core.rules.types import Rule, Setup
+from zerokit.rules.known import SCHEDULERS
+from zerokit.rules.types import Rule, Setup
 
 _CLIP = "max_grad_norm"
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.core.rules.known import (
+from zerokit.rules.known import (
     DEEPSPEED_OPTIMIZERS,
     HOST_OPTIMIZERS,
     TORCH_OPTIMIZERS,
     ZERO_TESTED_OPTIMIZERS,
 )
-from zerokit.core.rules.types import Rule, Setup
+from zerokit.rules.types import Rule, Setup
 
 _INSTEAD = "use Adam, AdamW, Adagrad, Lamb, Lion or Muon, or leave the block out and let the script build it"
 
