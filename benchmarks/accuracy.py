@@ -23,16 +23,16 @@ from typing import Any
 
 from benchmarks.measure.case import job_and_strategy
 from zerokit.catalog import gpus, profiles
-from zerokit.core.memory.overlay import highest
-from zerokit.core.memory.plan import layout
-from zerokit.core.memory.timeline import RankBytes, rank_bytes
-from zerokit.core.memory.traced import covers, estimate_traced, variant_of
 from zerokit.domain.activations import Timeline
 from zerokit.domain.deepspeed_settings import Offload, ZeroSettings, from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import MemoryEstimate, Strategy
+from zerokit.memory.estimate import covers, estimate_traced, variant_of
+from zerokit.memory.overlay import highest
+from zerokit.memory.rank_model import layout
+from zerokit.memory.replay.step import RankBytes, rank_bytes
 from zerokit.trace.on_demand import complete
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "h200" / "h200-deepspeed.jsonl"
@@ -48,13 +48,13 @@ BARS = {
 """Quantity -> most |error| allowed: median, 95th percentile, worst."""
 
 FITTED = (
-    ("zerokit/core/memory/fits.py", "LIBRARIES, NCCL, NCCL_PER_GROUP_MEMBER, DEFAULT_CONTEXT",
+    ("zerokit/memory/card.py", "LIBRARIES, NCCL, NCCL_PER_GROUP_MEMBER, DEFAULT_CONTEXT",
      "device_used_bytes less peak_reserved_bytes of these rows: min_vram only, no peak uses them"),
-    ("zerokit/core/memory/fits.py", "allocator_bytes: 384 MiB + 0.5 %, or 1/5",
+    ("zerokit/memory/card.py", "allocator_bytes: 384 MiB + 0.5 %, or 1/5",
      "the capped runs of benchmarks/measure/data and tests/data/h200: min_vram only, no peak uses them"),
-    ("zerokit/core/memory/host.py", "PROCESS_BYTES, PROCESS_NCCL_BYTES",
+    ("zerokit/memory/host.py", "PROCESS_BYTES, PROCESS_NCCL_BYTES",
      "host_max_rss_bytes of runs without offload: host memory only"),
-    ("zerokit/core/memory/states.py", "FORWARD_WORKSPACE_BYTES = 32 MiB",
+    ("zerokit/memory/replay/model_states.py", "FORWARD_WORKSPACE_BYTES = 32 MiB",
      "cuBLAS's workspace as PyTorch asks for on Hopper, one a thread: 64 MiB in training; for every family"),
 )  # fmt: skip
 """Every constant that came from a measurement: file, which, from what."""

@@ -25,7 +25,7 @@ import jinja2
 from benchmarks import accuracy, autotuner, peers, plots, step_time
 from benchmarks.accuracy_runs import DATA, ROOT, SOURCES, STATUSES, Run, grouped, rows_of, runs
 from benchmarks.measure import limits, quality
-from zerokit.core.memory.serving import phase_peaks
+from zerokit.memory.inference import phase_peaks
 
 PAGE = ROOT / "docs" / "accuracy.md"
 TEMPLATE = Path(__file__).with_name("accuracy.md.j2")

@@ -32,7 +32,6 @@ from benchmarks.measure.quality import possible
 from zerokit.catalog import gpus
 from zerokit.core.calibrating import fit_layer_factors, layer_point
 from zerokit.core.constants import FSDP_TRITON, MEGATRON, Calibration, Constants
-from zerokit.core.memory.analytic import FUSED_LOSS_BYTES, estimate_analytic
 from zerokit.core.timing import TimeModel
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.domain.families import from_config
@@ -40,6 +39,7 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
+from zerokit.memory.closed_form import FUSED_LOSS_BYTES, estimate_analytic
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 MEGATRON_FILE = DATA / "a100-megatron-deepspeed-iteration-times.csv"

@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks.measure import case as cases
 from zerokit.catalog import gpus
-from zerokit.core.memory.serving import phase_peaks
-from zerokit.core.memory.traced import estimate_traced
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import MemoryEstimate
 from zerokit.errors import ZerokitError
+from zerokit.memory.estimate import estimate_traced
+from zerokit.memory.inference import phase_peaks
 from zerokit.trace.on_demand import complete
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.measure import planned
 from benchmarks.measure.host import GIB, Case
 from benchmarks.measure.trials import CARDS_MIB
-from zerokit.core.memory.fits import EXPANDABLE_BYTES
+from zerokit.memory.card import EXPANDABLE_BYTES
 
 STEPS = 4
 WARM_UP = 2

@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 from zerokit.catalog import gpus
-from zerokit.core.memory.overlay import highest
-from zerokit.core.memory.plan import layout
-from zerokit.core.memory.stage12 import partition
-from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, on_device, share_bytes
-from zerokit.core.memory.timeline import _Replay, rank_bytes
-from zerokit.core.memory.traced import estimate_traced
-from zerokit.core.memory.ulysses import exchange_of, exchanging
 from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
+from zerokit.memory.estimate import estimate_traced
+from zerokit.memory.overlay import highest
+from zerokit.memory.rank_model import layout
+from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, on_device, share_bytes
+from zerokit.memory.replay.step import _Replay, rank_bytes
+from zerokit.memory.replay.zero_1_2 import partition
+from zerokit.memory.sequence_parallel import exchange_of, exchanging
 
 FOREACH = {"lr": 1e-4, "torch_adam": True, "foreach": True}
 """torch's AdamW as it runs on GPUs; on CPU tensors its default is another loop, with a second temporary."""

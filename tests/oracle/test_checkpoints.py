@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.core.saving import checkpoint_bytes
 from zerokit.domain.deepspeed_settings import from_config
+from zerokit.memory.saving import checkpoint_bytes
 
 pytest.importorskip("deepspeed")
 

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import accuracy
 from benchmarks.accuracy import error
-from zerokit.core.memory.traced import variant_of
 from zerokit.domain.profile import ModelProfile
+from zerokit.memory.estimate import variant_of
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -7,12 +7,12 @@ import random
 import pytest
 
 from zerokit.catalog import gpus, profiles
-from zerokit.core.memory.pipeline import partition_balanced
-from zerokit.core.memory.traced import covers, estimate_traced
 from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
+from zerokit.memory.estimate import covers, estimate_traced
+from zerokit.memory.pipeline import partition_balanced
 
 
 def test_layers_are_divided_as_deepspeed_divides_them() -> None:

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerokit.catalog import gpus, profiles
-from zerokit.core.memory.overlay import highest, where
-from zerokit.core.memory.plan import Overlay, layout
-from zerokit.core.memory.timeline import compose, rank_bytes
-from zerokit.core.memory.traced import covers, estimate_traced, variant_of
 from zerokit.domain.activations import Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import PHASES, MemoryEstimate, Strategy
+from zerokit.memory.estimate import covers, estimate_traced, variant_of
+from zerokit.memory.overlay import highest, where
+from zerokit.memory.rank_model import Overlay, layout
+from zerokit.memory.replay.step import compose, rank_bytes
 
 NAME = "llama-3.2-1b"
 FULL_JOB = Job(seq_len=1024)

@@ -14,7 +14,6 @@ from zerokit.catalog import gpus, models
 from zerokit.check.emitted import verify
 from zerokit.cli.modelchoice import choose_model
 from zerokit.core.layouts import Layout, Pins, broken_rule, divisors, knobs, layouts, placements
-from zerokit.core.memory.analytic import estimate_analytic
 from zerokit.core.planning import Plan, Request, choose_global_batch, make_plan, make_space
 from zerokit.core.search import Space, batches, build_strategy, checkpointings, fits, search
 from zerokit.domain.deepspeed_settings import from_config as read_settings
@@ -25,6 +24,7 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.files import plan_files
 from zerokit.errors import InputError, NothingFits
+from zerokit.memory.closed_form import estimate_analytic
 from zerokit.rules import first_violation
 
 GIB = 1 << 30

@@ -16,9 +16,6 @@ pytest.importorskip("transformers")
 from tests.oracle.ranks import live_bytes  # noqa: E402
 from tests.unit.test_trace_profiles import MODELS  # noqa: E402
 from zerokit.catalog import gpus  # noqa: E402
-from zerokit.core.memory.serving import phase_peaks  # noqa: E402
-from zerokit.core.memory.states import FORWARD_WORKSPACE_BYTES  # noqa: E402
-from zerokit.core.memory.traced import covers, estimate_traced  # noqa: E402
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings  # noqa: E402
 from zerokit.domain.hardware import Cluster  # noqa: E402
 from zerokit.domain.job import Job  # noqa: E402
@@ -26,6 +23,9 @@ from zerokit.domain.profile import ModelProfile  # noqa: E402
 from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
 from zerokit.domain.strategy import PHASES, MemoryEstimate, Strategy  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
+from zerokit.memory.estimate import covers, estimate_traced  # noqa: E402
+from zerokit.memory.inference import phase_peaks  # noqa: E402
+from zerokit.memory.replay.model_states import FORWARD_WORKSPACE_BYTES  # noqa: E402
 from zerokit.trace import serving, store  # noqa: E402
 from zerokit.trace.build import read_config  # noqa: E402
 from zerokit.trace.profile import profile_from_config  # noqa: E402

@@ -32,7 +32,7 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
     from zerokit.cli import payload, show
     from zerokit.core.advice import cluster_words
     from zerokit.core.planning import estimate_strategy
-    from zerokit.core.saving import notes as saving_notes
+    from zerokit.memory.saving import notes as saving_notes
 
     settings = None if deepspeed is None else _settings(Path(deepspeed), options)
     read = shared_options.read({**options, "deepspeed": deepspeed}, single=True)

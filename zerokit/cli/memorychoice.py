@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 
-from zerokit.core.memory.analytic import estimate_analytic
-from zerokit.core.memory.floor import least_vram_bytes
-from zerokit.core.memory.serving import traceable
-from zerokit.core.memory.traced import covers, estimate_traced, variants_of
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError
+from zerokit.memory.closed_form import estimate_analytic
+from zerokit.memory.estimate import covers, estimate_traced, variants_of
+from zerokit.memory.inference import traceable
+from zerokit.memory.lower_bound import least_vram_bytes
 
 _MOST_TRACED_IN_A_SEARCH = 4
 

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field, replace
 from zerokit.core import advice
 from zerokit.core.constants import HUGGING_FACE, Calibration, Constants
 from zerokit.core.layouts import Layout, Pins, Placement, broken_rule, divisors, knobs
-from zerokit.core.memory.analytic import trainable_parameters
-from zerokit.core.saving import notes as saving_notes
-from zerokit.core.saving import saving, with_saving
 from zerokit.core.search import (
     BATCH_REASON,
     Found,
@@ -27,6 +24,9 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
+from zerokit.memory.closed_form import trainable_parameters
+from zerokit.memory.saving import notes as saving_notes
+from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
 
 _TARGET_TOKENS = 262_144

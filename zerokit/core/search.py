@@ -29,7 +29,6 @@ from zerokit.core.layouts import (
     layouts,
     placements,
 )
-from zerokit.core.memory.fits import EXPANDABLE_BYTES
 from zerokit.core.retries import most_spare_bytes, spare_bytes
 from zerokit.core.timing import TimeModel
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
@@ -37,6 +36,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
+from zerokit.memory.card import EXPANDABLE_BYTES
 from zerokit.rules import first_violation
 
 MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from zerokit.core.comm import Route, route
 from zerokit.core.constants import Calibration, Constants
-from zerokit.core.memory.plan import Precision
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
+from zerokit.memory.rank_model import Precision
 
 _NF4_BYTES = 0.5 + 4 / 64
 

@@ -11,9 +11,9 @@ import sys
 import time
 
 from zerokit.catalog import models, profiles
-from zerokit.core.memory.serving import phases_of
 from zerokit.domain.profile import ModelProfile
 from zerokit.errors import ZerokitError
+from zerokit.memory.inference import phases_of
 from zerokit.trace import store
 from zerokit.trace.profile import profile_from_config
 from zerokit.trace.record import Variant

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zerokit.core.memory.serving import phases_of
-from zerokit.core.memory.traced import own_linear, variants_of
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
+from zerokit.memory.estimate import own_linear, variants_of
+from zerokit.memory.inference import phases_of
 from zerokit.trace import store
 
 

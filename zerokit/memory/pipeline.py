@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from zerokit.core.memory.plan import Layout
 from zerokit.domain.activations import ActivationTrace, Mark, Run, Timeline
 from zerokit.domain.profile import ModelProfile, Parameter
+from zerokit.memory.rank_model import Layout
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

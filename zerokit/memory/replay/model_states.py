@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from zerokit.core.memory.bf16 import runs_bf16_optimizer
-from zerokit.core.memory.optimizers import optimizer_bytes, optimizer_name
-from zerokit.core.memory.plan import Layout, Precision
-from zerokit.core.memory.stage12 import Partition
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.memory.rank_model import Layout, Precision
+from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
+from zerokit.memory.replay.optimizers import optimizer_bytes, optimizer_name
+from zerokit.memory.replay.zero_1_2 import Partition
 
 FORWARD_WORKSPACE_BYTES = 32 << 20
 """cuBLAS's workspace on Hopper, one for each thread that multiplies, from its first product on (measured)."""

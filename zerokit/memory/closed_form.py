@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerokit.core.memory.states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, Stack
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
 from zerokit.units import GIB, MIB
 
 ASSUMPTION = (

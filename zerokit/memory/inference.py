@@ -11,21 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from zerokit.core.memory import fits
-from zerokit.core.memory.gathers import Parameters
-from zerokit.core.memory.host import host_components
-from zerokit.core.memory.lazy import LazyDict
-from zerokit.core.memory.ledger import Ledger
-from zerokit.core.memory.overlay import highest, where
-from zerokit.core.memory.plan import Layout, Overlay, layout
-from zerokit.core.memory.stage12 import partition
-from zerokit.core.memory.states import FORWARD_WORKSPACE_BYTES, most_while_building, share_bytes
 from zerokit.domain.activations import ActivationTrace, Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, variant_key
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.memory import card
+from zerokit.memory.host import host_components
+from zerokit.memory.lazy import LazyDict
+from zerokit.memory.ledger import Ledger
+from zerokit.memory.overlay import highest, where
+from zerokit.memory.rank_model import Layout, Overlay, layout
+from zerokit.memory.replay.model_states import FORWARD_WORKSPACE_BYTES, most_while_building, share_bytes
+from zerokit.memory.replay.zero_1_2 import partition
+from zerokit.memory.replay.zero_3_parameters import Parameters
 from zerokit.units import format_gib
 
 QUANTIZED = {
@@ -164,7 +164,7 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     host = _host(shape, strategy, cluster)
     return MemoryEstimate(
         ranks=(rank,),
-        min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
+        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak),
         host_bytes_per_node=sum(size for name, size in host.items() if not name.startswith("nvme")),
         host_components={name: size for name, size in host.items() if not name.startswith("nvme")},
         nvme_bytes_per_node=sum(size for name, size in host.items() if name.startswith("nvme")),

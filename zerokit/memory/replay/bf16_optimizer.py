@@ -6,10 +6,10 @@ fp32 buffer of all gradients for good, and no bucket.
 
 from __future__ import annotations
 
-from zerokit.core.memory.optimizers import optimizer_temporaries
-from zerokit.core.memory.plan import Precision
-from zerokit.core.memory.stage12 import Stage12
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.rank_model import Precision
+from zerokit.memory.replay.optimizers import optimizer_temporaries
+from zerokit.memory.replay.zero_1_2 import Stage12
 
 
 def runs_bf16_optimizer(settings: DeepSpeedSettings) -> bool:

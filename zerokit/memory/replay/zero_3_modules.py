@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import accumulate
 
-from zerokit.core.memory.plan import Layout
+from zerokit.memory.rank_model import Layout
 
 
 class Modules:

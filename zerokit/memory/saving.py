@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zerokit.core.memory.analytic import trainable_parameters
-from zerokit.core.memory.optimizers import optimizer_values
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Saving, Strategy
+from zerokit.memory.closed_form import trainable_parameters
+from zerokit.memory.replay.optimizers import optimizer_values
 from zerokit.units import format_gib
 
 _COPY_SHARE = 0.25

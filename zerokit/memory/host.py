@@ -6,11 +6,11 @@ rounds every request up to a power of two and never gives it back (``CachingHost
 
 from __future__ import annotations
 
-from zerokit.core.memory.optimizers import optimizer_bytes, optimizer_values
-from zerokit.core.memory.plan import Layout, Precision
-from zerokit.core.memory.stage12 import Partition
-from zerokit.core.memory.states import on_device, share_bytes, shares
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.rank_model import Layout, Precision
+from zerokit.memory.replay.model_states import on_device, share_bytes, shares
+from zerokit.memory.replay.optimizers import optimizer_bytes, optimizer_values
+from zerokit.memory.replay.zero_1_2 import Partition
 from zerokit.units import MIB
 
 PROCESS_BYTES = 1060 * MIB

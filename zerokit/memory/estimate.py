@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from zerokit.core.memory import fits
-from zerokit.core.memory.host import host_components
-from zerokit.core.memory.lazy import LazyDict
-from zerokit.core.memory.overlay import highest, where
-from zerokit.core.memory.pipeline import can_be_cut, stages
-from zerokit.core.memory.plan import Layout, Precision, layout
-from zerokit.core.memory.serving import estimate_serving, phases_of, serving_traces, serving_variant
-from zerokit.core.memory.stage12 import partition
-from zerokit.core.memory.timeline import RankBytes, compose, rank_bytes
-from zerokit.core.memory.ulysses import among_peers, exchange_of, exchanging
 from zerokit.domain.activations import ActivationTrace, Timeline
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, variant_key
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.memory import card
+from zerokit.memory.host import host_components
+from zerokit.memory.inference import estimate_serving, phases_of, serving_traces, serving_variant
+from zerokit.memory.lazy import LazyDict
+from zerokit.memory.overlay import highest, where
+from zerokit.memory.pipeline import can_be_cut, stages
+from zerokit.memory.rank_model import Layout, Precision, layout
+from zerokit.memory.replay.step import RankBytes, compose, rank_bytes
+from zerokit.memory.replay.zero_1_2 import partition
+from zerokit.memory.sequence_parallel import among_peers, exchange_of, exchanging
 
 LIST_EVERY_RANK_UP_TO = 64
 SELECTIVE = (
@@ -169,7 +169,7 @@ def estimate_traced(
         notes = (*notes, SELECTIVE)
     return MemoryEstimate(
         ranks=ranks,
-        min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
+        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak),
         host_bytes_per_node=scene.host_bytes_per_node,
         host_components=scene.host,
         nvme_bytes_per_node=scene.nvme_bytes_per_node,
@@ -227,7 +227,7 @@ def _pipeline(
     )
     return MemoryEstimate(
         ranks=tuple(ranks),
-        min_vram_bytes=fits.min_vram_bytes(cluster.gpu, strategy, peak),
+        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak),
         host_bytes_per_node=sum(host.values()),
         host_components=host,
         nvme_bytes_per_node=0,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from zerokit.core.memory.bf16 import Bf16Gradients, runs_bf16_optimizer
-from zerokit.core.memory.gathers import Parameters, gathers, of_gathers
-from zerokit.core.memory.ledger import Ledger
-from zerokit.core.memory.plan import Layout, Overlay
-from zerokit.core.memory.stage3 import Gradients
-from zerokit.core.memory.stage12 import Partition, Stage12, partition, stage0_step
-from zerokit.core.memory.states import Persistent, init_peak, persistent
 from zerokit.domain.activations import Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.ledger import Ledger
+from zerokit.memory.rank_model import Layout, Overlay
+from zerokit.memory.replay.bf16_optimizer import Bf16Gradients, runs_bf16_optimizer
+from zerokit.memory.replay.model_states import Persistent, init_peak, persistent
+from zerokit.memory.replay.zero_1_2 import Partition, Stage12, partition, stage0_step
+from zerokit.memory.replay.zero_3_gradients import Gradients
+from zerokit.memory.replay.zero_3_parameters import Parameters, gathers, of_gathers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
 
-from zerokit.core.memory.ledger import Ledger
-from zerokit.core.memory.optimizers import optimizer_temporaries
-from zerokit.core.memory.plan import FP64, Layout, Overlay, Precision
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.ledger import Ledger
+from zerokit.memory.rank_model import FP64, Layout, Overlay, Precision
+from zerokit.memory.replay.optimizers import optimizer_temporaries
 
 STAGE0_REDUCE_ELEMENTS = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from operator import add
 
-from zerokit.core.memory.plan import Overlay
 from zerokit.domain.activations import Pass
+from zerokit.memory.rank_model import Overlay
 
 
 def highest(activations: Pass, overlay: Overlay) -> float:

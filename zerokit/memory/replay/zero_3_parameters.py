@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from zerokit.core.memory.ledger import Ledger
-from zerokit.core.memory.modules import modules_of
-from zerokit.core.memory.plan import Layout, Overlay
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.memory.ledger import Ledger
+from zerokit.memory.rank_model import Layout, Overlay
+from zerokit.memory.replay.zero_3_modules import modules_of
 
 ABSENT, FLYING, HERE = 0, 1, 2
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from zerokit.core.memory.ledger import Ledger
-from zerokit.core.memory.modules import modules_of
-from zerokit.core.memory.optimizers import optimizer_temporaries
-from zerokit.core.memory.plan import FP64, Layout, Precision
-from zerokit.core.memory.states import on_device, sub_groups
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.ledger import Ledger
+from zerokit.memory.rank_model import FP64, Layout, Precision
+from zerokit.memory.replay.model_states import on_device, sub_groups
+from zerokit.memory.replay.optimizers import optimizer_temporaries
+from zerokit.memory.replay.zero_3_modules import modules_of
 
 _NORM_ELEMENTS = 250_000_000  # _constant_buffered_norm2
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from zerokit.core.memory import fits
-from zerokit.core.memory.optimizers import optimizer_bytes
-from zerokit.core.memory.plan import Layout, Precision, layout
-from zerokit.core.memory.serving import estimate_serving
-from zerokit.core.memory.traced import usable_trace, variant_of
 from zerokit.domain.activations import ActivationTrace, evaluate
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
+from zerokit.memory import card
+from zerokit.memory.estimate import usable_trace, variant_of
+from zerokit.memory.inference import estimate_serving
+from zerokit.memory.rank_model import Layout, Precision, layout
+from zerokit.memory.replay.optimizers import optimizer_bytes
 
 
 def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> int:
@@ -38,7 +38,7 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     ranks = strategy.data_parallel * strategy.sequence_parallel
     states, gradients = _states(shape, strategy.settings, ranks)
     activations = _activation_peak(trace, strategy.settings.micro_batch, tokens)
-    return fits.min_vram_bytes(cluster.gpu, strategy, states + max(activations, gradients))
+    return card.min_vram_bytes(cluster.gpu, strategy, states + max(activations, gradients))
 
 
 @lru_cache(maxsize=512)
