@@ -8,7 +8,7 @@
 Needs numpy (for the fits). Regret: measured time of the picked plan over the best measured one, less 1,
 in groups of four or more plans that compete for the same job.
 
-* catalogue: constants of ``zerokit/core/constants.py``, none of them fitted to the rows shown.
+* catalogue: constants of ``zerokit/timing/constants.py``, none of them fitted to the rows shown.
 * left out: constants and layer factors fitted to all other shapes than the one judged.
 """
 
@@ -30,9 +30,6 @@ import numpy as np
 from benchmarks import step_time
 from benchmarks.measure.quality import possible
 from zerokit.catalog import gpus
-from zerokit.core.calibrating import fit_layer_factors, layer_point
-from zerokit.core.constants import FSDP_TRITON, MEGATRON, Calibration, Constants
-from zerokit.core.timing import TimeModel
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Cluster, Gpu
@@ -40,6 +37,9 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.closed_form import FUSED_LOSS_BYTES, estimate_analytic
+from zerokit.timing.calibration import fit_layer_factors, layer_point
+from zerokit.timing.constants import FSDP_TRITON, MEGATRON, Calibration, Constants
+from zerokit.timing.step_time import TimeModel
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 MEGATRON_FILE = DATA / "a100-megatron-deepspeed-iteration-times.csv"

@@ -21,12 +21,12 @@ from typing import Any
 
 from benchmarks import accuracy
 from benchmarks.measure import planned
-from zerokit.core.constants import HUGGING_FACE, Constants
 from zerokit.core.planning import trainable_parameters
-from zerokit.core.timing import TimeModel
 from zerokit.domain.families import from_config
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate
 from zerokit.memory.card import allocator_bytes
+from zerokit.timing.constants import HUGGING_FACE, Constants
+from zerokit.timing.step_time import TimeModel
 
 DATA = Path(__file__).resolve().parent / "measure" / "data"
 WARM_UP = 2

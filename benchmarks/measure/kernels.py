@@ -2,7 +2,7 @@
 
     python -m benchmarks.measure.kernels -o ROWS.jsonl [--only TEXT] [--seconds 400]
 
-The source of constants in ``zerokit/core/constants.py``. Real DeepSpeed on one GPU with a few layers of a
+The source of constants in ``zerokit/timing/constants.py``. Real DeepSpeed on one GPU with a few layers of a
 model, at two depths, so that a layer's share is a difference. A row is a case with, of steady steps: wall
 seconds of forward, backward and step without a wait between them and of each alone; GPU seconds of each by
 kind of kernel and how many kernels; and steps with the allocator held to so many MiB above the peak. Rows

@@ -33,7 +33,7 @@ WARM_UP = 2
 """Steps that are not timed: kernels are chosen in the first, and ZeRO-3 prefetches from its third forward."""
 
 ROOM_BYTES = 8 * GIB
-"""With so much above its peak the allocator loses no time (most seen: 7 GiB, ``zerokit.core.retries``)."""
+"""With so much above its peak the allocator loses no time (most seen: 7 GiB)."""
 
 RIVAL = 1.3
 """Predicted slower than the choice by more than that, a strategy is not run on the larger card too."""

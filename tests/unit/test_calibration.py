@@ -14,11 +14,11 @@ import pytest
 from tests.unit.test_search import request_for
 from zerokit.catalog import tuned
 from zerokit.cli import run
-from zerokit.core.calibrating import FEWEST_JOBS, Observation, calibrate, job_key, observe
-from zerokit.core.constants import Calibration
 from zerokit.core.planning import Request, make_plan, make_space, time_model
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy, TimeEstimate
+from zerokit.timing.calibration import FEWEST_JOBS, Observation, calibrate, job_key, observe
+from zerokit.timing.constants import Calibration
 
 JOB = {"model": "gpt2", "device": "cpu", "gpus": "2", "seq-len": "128", "host-ram": "32GiB",
        "global-batch": "8", "precision": "fp32"}  # fmt: skip

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from zerokit.catalog import gpus, models
-from zerokit.core.constants import FSDP_TRITON, HUGGING_FACE, MEGATRON, Calibration, LayerFactor
-from zerokit.core.timing import TimeModel
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.domain.strategy import Strategy, TimeEstimate
+from zerokit.timing.constants import FSDP_TRITON, HUGGING_FACE, MEGATRON, Calibration, LayerFactor
+from zerokit.timing.step_time import TimeModel
 
 ROOT = Path(__file__).resolve().parents[2]
 

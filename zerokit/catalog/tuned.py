@@ -19,8 +19,8 @@ from typing import Any
 
 from zerokit import __version__
 from zerokit.catalog import measured
-from zerokit.core.calibrating import Observation
 from zerokit.strictload.yamldump import write_text_atomically
+from zerokit.timing.calibration import Observation
 
 SCHEMA = "zerokit.tuned/1"
 _MOST = 4000

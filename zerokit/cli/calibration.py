@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zerokit.core.constants import Calibration
 from zerokit.core.planning import Request, time_model
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy, TimeEstimate
+from zerokit.timing.constants import Calibration
 
 OPTION = "--no-calibration"
 
@@ -22,7 +22,7 @@ def of_this_machine(
     """What ``doctor --measure`` and ``tune`` stored here for this GPU, and notes for the user.
 
     Step times of another model or another number of GPUs are used as far as they carry over
-    (``zerokit.core.calibrating``).
+    (``zerokit.timing.calibration``).
 
     Returns:
         None and no note when nothing was measured here.
@@ -64,7 +64,7 @@ def _tuned(
     at = store.path()
     if not at.exists():
         return None, ()
-    from zerokit.core.calibrating import calibrate
+    from zerokit.timing.calibration import calibrate
 
     observations, warning = store.load(at)
     if warning is not None:
@@ -90,7 +90,7 @@ def keep(request: Request, job: Job, ran: Sequence[tuple[Strategy, float]]) -> t
     import time
 
     from zerokit.catalog import tuned
-    from zerokit.core.calibrating import observe
+    from zerokit.timing.calibration import observe
 
     rates = replace(request.calibration or Calibration(), tuned=None, layer_factors=())
 

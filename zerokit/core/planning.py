@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from zerokit.core import advice
-from zerokit.core.constants import HUGGING_FACE, Calibration, Constants
 from zerokit.core.layouts import Layout, Pins, Placement, broken_rule, divisors, knobs
 from zerokit.core.search import (
     BATCH_REASON,
@@ -18,7 +17,6 @@ from zerokit.core.search import (
     fits,
     search,
 )
-from zerokit.core.timing import TimeModel
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -28,6 +26,8 @@ from zerokit.memory.closed_form import trainable_parameters
 from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
+from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
+from zerokit.timing.step_time import TimeModel
 
 _TARGET_TOKENS = 262_144
 _MOST_SEQUENCES_PER_GPU = 32

@@ -3,9 +3,9 @@
 Every legal combination is enumerated. Each family (degrees, placement, checkpointing,
 micro-batch) enters a queue under the time of its fastest knobs, which no other knobs beat; memory
 is asked only of what comes to the front. What fits, but so narrowly that the allocator's retries cost
-time (``zerokit.core.retries``), enters again under its time with them. So the first that comes to the
-front settled is the fastest that fits, without the memory of the slower ones being computed:
-exhaustive, and quick.
+time (``zerokit.timing.allocator_retries``), enters again under its time with them. So the first that
+comes to the front settled is the fastest that fits, without the memory of the slower ones being
+computed: exhaustive, and quick.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from zerokit.core.layouts import (
     layouts,
     placements,
 )
-from zerokit.core.retries import most_spare_bytes, spare_bytes
-from zerokit.core.timing import TimeModel
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -38,6 +36,8 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.memory.card import EXPANDABLE_BYTES
 from zerokit.rules import first_violation
+from zerokit.timing.allocator_retries import most_spare_bytes, spare_bytes
+from zerokit.timing.step_time import TimeModel
 
 MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]
 LeastVram = Callable[[Job, Strategy, Cluster], int]

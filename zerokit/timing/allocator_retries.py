@@ -15,12 +15,12 @@ shrinks, to about two per occurrence: 0 at 4 GiB to spare, 1 at 2, 2 at 1 and 4 
 
 from __future__ import annotations
 
-from zerokit.core.constants import Constants
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.memory.card import allocator_bytes
+from zerokit.timing.constants import Constants
 
 _FP32 = 4
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerokit.core.constants import Calibration, Constants
 from zerokit.domain.hardware import Cluster
+from zerokit.timing.constants import Calibration, Constants
 
 _NO_PEER_SHARE = 0.5  # without peer access every byte goes through host memory: up and down again
 

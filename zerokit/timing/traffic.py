@@ -12,13 +12,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerokit.core.comm import Route, route
-from zerokit.core.constants import Calibration, Constants
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import Precision
+from zerokit.timing.collectives import Route, route
+from zerokit.timing.constants import Calibration, Constants
 
 _NF4_BYTES = 0.5 + 4 / 64
 

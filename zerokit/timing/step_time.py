@@ -4,7 +4,7 @@ Compute: forward = 2·P·tokens + 4·b·s²·width·c FLOPs (c = ½ when causal)
 full checkpointing adds one forward of the layers (Megatron-LM, arXiv 2104.04473, appendix A). A
 product M×N×K runs at F·e with e = e_max / ((1 + M₀/M)(1 + N₀/N)). Element-wise work is bound by
 HBM, and short kernels by the time the host takes to launch them. Communication is
-``zerokit.core.traffic``'s. Everything is kept per part, so that a plan can say what bounds it.
+``zerokit.timing.traffic``'s. Everything is kept per part, so that a plan can say what bounds it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from zerokit.core.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants
-from zerokit.core.retries import retry_seconds, spare_bytes
-from zerokit.core.traffic import Traffic, Work
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.domain.strategy import MemoryEstimate, Strategy, TimeEstimate
+from zerokit.timing.allocator_retries import retry_seconds, spare_bytes
+from zerokit.timing.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants
+from zerokit.timing.traffic import Traffic, Work
 
 _QLORA_DEQUANTIZE_BYTES = 5.0  # per weight and pass: NF4 read, bf16 written and read again
 
