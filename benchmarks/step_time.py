@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks import accuracy
 from benchmarks.measure import planned
-from zerokit.core.planning import trainable_parameters
 from zerokit.domain.families import from_config
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate
 from zerokit.memory.card import allocator_bytes
+from zerokit.search.plan import trainable_parameters
 from zerokit.timing.constants import HUGGING_FACE, Constants
 from zerokit.timing.step_time import TimeModel
 

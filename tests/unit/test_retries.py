@@ -13,13 +13,13 @@ import pytest
 from benchmarks import step_time
 from tests.unit.test_search import request_for
 from zerokit.catalog import gpus
-from zerokit.core.layouts import Pins
-from zerokit.core.planning import make_plan
 from zerokit.domain.deepspeed_settings import from_config as from_deepspeed
 from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
+from zerokit.search.plan import make_plan
+from zerokit.search.space import Pins
 from zerokit.timing.allocator_retries import retry_seconds
 from zerokit.timing.constants import HUGGING_FACE
 

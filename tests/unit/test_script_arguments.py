@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.rankprocess import write_script
-from zerokit.core.layouts import Pins
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.strategy import Strategy
 from zerokit.run.scriptargs import PlannedValues, ScriptOptions
 from zerokit.run.style import read_script
+from zerokit.search.space import Pins
 
 RAW = """
     import argparse, deepspeed

@@ -13,9 +13,6 @@ import pytest
 from zerokit.catalog import gpus, models
 from zerokit.check.emitted import verify
 from zerokit.cli.modelchoice import choose_model
-from zerokit.core.layouts import Layout, Pins, broken_rule, divisors, knobs, layouts, placements
-from zerokit.core.planning import Plan, Request, choose_global_batch, make_plan, make_space
-from zerokit.core.search import Space, batches, build_strategy, checkpointings, fits, search
 from zerokit.domain.deepspeed_settings import from_config as read_settings
 from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Cluster
@@ -26,6 +23,9 @@ from zerokit.emit.files import plan_files
 from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.rules import first_violation
+from zerokit.search.plan import Plan, Request, choose_global_batch, make_plan, make_space
+from zerokit.search.search import Space, batches, build_strategy, checkpointings, fits, search
+from zerokit.search.space import Layout, Pins, broken_rule, divisors, knobs, layouts, placements
 
 GIB = 1 << 30
 

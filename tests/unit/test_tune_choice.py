@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.unit.test_search import request_for
 from zerokit.cli.tuning import distinct
-from zerokit.core.planning import make_plan
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
+from zerokit.search.plan import make_plan
 
 
 def ranked(count: int) -> list[Candidate]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zerokit.core.planning import Request, time_model
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy, TimeEstimate
+from zerokit.search.plan import Request, time_model
 from zerokit.timing.constants import Calibration
 
 OPTION = "--no-calibration"

@@ -30,9 +30,9 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
     accumulation, no parallelism but data, no checkpointing. Ends with exit code 3 where it does not fit.
     """
     from zerokit.cli import payload, show
-    from zerokit.core.advice import cluster_words
-    from zerokit.core.planning import estimate_strategy
     from zerokit.memory.saving import notes as saving_notes
+    from zerokit.search.explain import cluster_words
+    from zerokit.search.plan import estimate_strategy
 
     settings = None if deepspeed is None else _settings(Path(deepspeed), options)
     read = shared_options.read({**options, "deepspeed": deepspeed}, single=True)
@@ -103,10 +103,10 @@ def _settings(path: Path, options: dict[str, Any]) -> Any:
 
 def _strategy(request: Any, read: Any) -> tuple[Any, tuple[str, ...]]:
     """One strategy: the file's, or plain values with the options."""
-    from zerokit.core.layouts import Knobs, Layout, Placement, broken_rule
-    from zerokit.core.planning import choose_precision, make_space
-    from zerokit.core.search import build_strategy
     from zerokit.domain.strategy import Strategy
+    from zerokit.search.plan import choose_precision, make_space
+    from zerokit.search.search import build_strategy
+    from zerokit.search.space import Knobs, Layout, Placement, broken_rule
 
     pins, cluster = request.pins, request.cluster
     raw, settings = read if read is not None else ({}, None)

@@ -147,7 +147,7 @@ def _say(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A memory model bound to a model (``zerokit.core.search.MemoryModel``)."""
+    """A memory model bound to a model (``zerokit.search.search.MemoryModel``)."""
 
     source: Source
     every_rank: bool = False

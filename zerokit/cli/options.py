@@ -10,8 +10,6 @@ import click
 
 from zerokit.cli.hardware import hardware
 from zerokit.cli.values import MAX_GPUS, choice, count, key, whole
-from zerokit.core.layouts import Pins
-from zerokit.core.planning import Request
 from zerokit.domain.job import (
     ATTENTIONS,
     CHECKPOINTINGS,
@@ -23,6 +21,8 @@ from zerokit.domain.job import (
     Lora,
 )
 from zerokit.errors import InputError
+from zerokit.search.plan import Request
+from zerokit.search.space import Pins
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.core.planning import Plan
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, RankEstimate, Strategy
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
+from zerokit.search.plan import Plan
 
 ESTIMATE_SCHEMA = "zerokit.estimate/1"
 PLAN_SCHEMA = "zerokit.plan/1"

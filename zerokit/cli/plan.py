@@ -54,8 +54,8 @@ def _plan(
     options: dict[str, Any],
 ) -> None:
     from zerokit.cli import payload, show
-    from zerokit.core.advice import cluster_words
-    from zerokit.core.planning import make_plan, make_space
+    from zerokit.search.explain import cluster_words
+    from zerokit.search.plan import make_plan, make_space
 
     if recipe is not None:
         from zerokit.cli.recipeoptions import merged

@@ -31,7 +31,7 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
     limits the answer to one method, --gpus the number of GPUs.
     """
     from zerokit.catalog import gpus as catalog
-    from zerokit.core.sizing import sizes
+    from zerokit.search.sizing import sizes
 
     if options.get("device") == "cpu":
         raise InputError("--device cpu: size counts GPUs; leave it out")
@@ -124,7 +124,7 @@ def _row(size: Any, price: float | None) -> dict[str, Any]:
     if size.candidate is None:
         return {**row, "strategy": None, "why": size.why}
     from zerokit.cli.payload import degrees
-    from zerokit.core.advice import strategy_words
+    from zerokit.search.explain import strategy_words
 
     memory = size.candidate.memory
     return {

@@ -11,8 +11,6 @@ from typing import Any
 from zerokit.cli import options as shared_options
 from zerokit.cli import payload
 from zerokit.cli.plan import check_folder, write_files
-from zerokit.core.advice import strategy_words
-from zerokit.core.planning import Plan, Request, make_plan, make_space
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
@@ -21,6 +19,8 @@ from zerokit.run.prepare import Wishes
 from zerokit.run.scriptargs import ScriptOptions
 from zerokit.run.style import STYLES, read_script
 from zerokit.run.trial import Measured, attempt
+from zerokit.search.explain import strategy_words
+from zerokit.search.plan import Plan, Request, make_plan, make_space
 from zerokit.units import format_gib, format_seconds
 
 RESULT_FILE = "tune.json"

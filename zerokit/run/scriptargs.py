@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from zerokit.core.layouts import Pins
 from zerokit.domain.strategy import Strategy
 from zerokit.run.style import ScriptFacts
 from zerokit.run.trainerargs import ArgumentFile, argument_file, installed_values
+from zerokit.search.space import Pins
 
 PLACEHOLDERS = ("{micro_batch}", "{gradient_accumulation}", "{checkpointing}")
 _MICRO_BATCH = (

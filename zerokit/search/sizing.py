@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zerokit.core.layouts import Pins
-from zerokit.core.planning import Request, check_pins, make_space
-from zerokit.core.search import search
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
+from zerokit.search.plan import Request, check_pins, make_space
+from zerokit.search.search import search
+from zerokit.search.space import Pins
 
 _MOST_GPUS = 1 << 14
 

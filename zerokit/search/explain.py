@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zerokit.core.layouts import Pins
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Strategy
+from zerokit.search.space import Pins
 from zerokit.units import GIB, format_gib, format_seconds
 
 MemoryModel = Callable[..., Any]

@@ -5,18 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from zerokit.core import advice
-from zerokit.core.layouts import Layout, Pins, Placement, broken_rule, divisors, knobs
-from zerokit.core.search import (
-    BATCH_REASON,
-    Found,
-    LeastVram,
-    MemoryModel,
-    Space,
-    build_strategy,
-    fits,
-    search,
-)
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -26,6 +14,18 @@ from zerokit.memory.closed_form import trainable_parameters
 from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
+from zerokit.search import explain as advice
+from zerokit.search.search import (
+    BATCH_REASON,
+    Found,
+    LeastVram,
+    MemoryModel,
+    Space,
+    build_strategy,
+    fits,
+    search,
+)
+from zerokit.search.space import Layout, Pins, Placement, broken_rule, divisors, knobs
 from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
 from zerokit.timing.step_time import TimeModel
 

@@ -18,7 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from zerokit.core.layouts import (
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
+from zerokit.memory.card import EXPANDABLE_BYTES
+from zerokit.rules import first_violation
+from zerokit.search.space import (
     Knobs,
     Layout,
     Pins,
@@ -29,13 +36,6 @@ from zerokit.core.layouts import (
     layouts,
     placements,
 )
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
-from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job
-from zerokit.domain.model_shape import ModelShape
-from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
-from zerokit.memory.card import EXPANDABLE_BYTES
-from zerokit.rules import first_violation
 from zerokit.timing.allocator_retries import most_spare_bytes, spare_bytes
 from zerokit.timing.step_time import TimeModel
 
