@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from zerokit.check.deep import DeepCase, DeepResult, run_deep
-from zerokit.check.files import check_files
+from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
+from zerokit.linter.files import check_files
 
 HEAD = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\n"
 ONE = HEAD + "num_processes: 4\n"
@@ -119,7 +119,7 @@ def write(folder: Path, name: str) -> Path:
 
 
 def test_every_rule_is_provoked() -> None:
-    source = "".join(path.read_text() for path in Path(check_files.__code__.co_filename).parent.glob("*.py"))
+    source = "".join(path.read_text() for path in Path(check_files.__code__.co_filename).parent.rglob("*.py"))
     rules = set(re.findall(r'"(accelerate-[a-z0-9-]+)"', source)) - {"accelerate-says"}
     assert rules == set(PROVOCATIONS) | OURS
 

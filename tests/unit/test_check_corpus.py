@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from zerokit.check.deep import DeepCase, run_deep
-from zerokit.check.deepspeed_file import Context
-from zerokit.check.files import check_files
+from zerokit.linter.deepspeed.deep import DeepCase, run_deep
+from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.files import check_files
 from zerokit.strictload import load_json, load_yaml
 
 CORPUS = Path(__file__).parents[1] / "corpus"

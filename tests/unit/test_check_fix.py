@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from zerokit.check.suggest import leaves_no_doubt, nearest
 from zerokit.cli import run
 from zerokit.strictload import load_yaml
+from zerokit.suggest import leaves_no_doubt, nearest
 
 HEAD = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 2\n"
 STAGE = "deepspeed_config:\n  zero_stage: 2\n"

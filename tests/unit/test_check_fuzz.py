@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zerokit.check.deepspeed_file import Context
-from zerokit.check.files import INTERNAL_ERROR, check_files
-from zerokit.check.fix import fix_file
-from zerokit.check.output import as_github, as_json, as_text
 from zerokit.cli import run
 from zerokit.errors import FileInputError
+from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.files import INTERNAL_ERROR, check_files
+from zerokit.linter.fix import fix_file
+from zerokit.linter.output import as_github, as_json, as_text
 from zerokit.strictload import load_json
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -164,7 +164,7 @@ def test_a_fault_of_zerokit_is_a_finding(
     def fails(*_: object) -> None:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("zerokit.check.files.lint_hostfile", fails)
+    monkeypatch.setattr("zerokit.linter.files.lint_hostfile", fails)
     hosts, broken = tmp_path / "hostfile", tmp_path / "broken.json"
     hosts.write_text("a slots=1\n")
     broken.write_text(BROKEN)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zerokit.check.accelerate_file import lint_accelerate
-from zerokit.check.accelerate_keys import ACCELERATE_VERSION
-from zerokit.check.accelerate_keys import key_list as accelerate_list
-from zerokit.check.accelerate_pair import lint_pair
-from zerokit.check.deepspeed_file import Context, lint_deepspeed
-from zerokit.check.keylist import key_list
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.linter.accelerate.file import lint_accelerate
+from zerokit.linter.accelerate.keys import ACCELERATE_VERSION
+from zerokit.linter.accelerate.keys import key_list as accelerate_list
+from zerokit.linter.accelerate.pair import lint_pair
+from zerokit.linter.deepspeed.file import Context, lint_deepspeed
+from zerokit.linter.deepspeed.keylist import key_list
 from zerokit.rules import known
 from zerokit.rules.removed import REMOVED_RULES
 from zerokit.strictload import parse_json
@@ -26,18 +26,18 @@ def test_deepspeed_list_is_current() -> None:
     deepspeed = pytest.importorskip("deepspeed")
     if deepspeed.__version__ != DEEPSPEED_VERSION:
         pytest.skip(f"DeepSpeed {deepspeed.__version__}; the list is of {DEEPSPEED_VERSION}")
-    from zerokit.check.keys.generate import generate
+    from tools.deepspeed_keys import generate
 
-    assert json.loads(json.dumps(generate())) == key_list(), "run: python -m zerokit.check.keys.generate"
+    assert json.loads(json.dumps(generate())) == key_list(), "run: python -m tools.deepspeed_keys"
 
 
 def test_accelerate_list_is_current() -> None:
     accelerate = pytest.importorskip("accelerate")
     if accelerate.__version__ != ACCELERATE_VERSION:
         pytest.skip(f"Accelerate {accelerate.__version__}; the list is of {ACCELERATE_VERSION}")
-    from zerokit.check.keys.generate import generate_accelerate
+    from tools.deepspeed_keys import generate_accelerate
 
-    assert generate_accelerate() == accelerate_list(), "run: python -m zerokit.check.keys.generate"
+    assert generate_accelerate() == accelerate_list(), "run: python -m tools.deepspeed_keys"
 
 
 def test_known_names_are_those_of_the_installed_deepspeed() -> None:

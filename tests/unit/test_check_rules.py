@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from zerokit.check.deep import DeepCase, DeepResult, run_deep
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings, from_config
 from zerokit.domain.strategy import Strategy
+from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
 from zerokit.rules import RULES, Setup, first_violation, rule, violations
 
 ON = {"enabled": True}

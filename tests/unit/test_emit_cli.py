@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zerokit.check.deepspeed_file import Context
-from zerokit.check.emitted import verify
-from zerokit.check.files import check_files
 from zerokit.cli import run
 from zerokit.emit import planfile
 from zerokit.emit.files import DEEPSPEED_NAMES
+from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.emitted import verify
+from zerokit.linter.files import check_files
 
 REQUESTS = {
     "stage 1": ("--params", "8b", "--gpus", "8", "--gpu", "h100-sxm-80gb"),

@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 
 from tests.unit.pairwise import KEY_VALUE_HEADS, pairwise
-from zerokit.check.deep import DeepCase, run_deep
-from zerokit.check.deepspeed_file import Context
-from zerokit.check.files import check_files
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.accelerate import accelerate_yaml
 from zerokit.emit.deepspeed import VARIANTS, deepspeed_config, trainer_arguments
+from zerokit.linter.deepspeed.deep import DeepCase, run_deep
+from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.files import check_files
 
 pytestmark = [
     pytest.mark.slow,

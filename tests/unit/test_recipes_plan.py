@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from zerokit import recipes
-from zerokit.check.deep import DeepCase, DeepResult, run_deep
-from zerokit.check.deepspeed_file import Context
-from zerokit.check.files import check_files
 from zerokit.cli.inprocess import json_of
 from zerokit.emit import planfile
+from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
+from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.files import check_files
 
 NAMES = recipes.names()
 needs_deepspeed = pytest.mark.skipif(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerokit.check.hostfile import MAX_SLOTS
 from zerokit.errors import FileInputError, InputError
+from zerokit.linter.hostfile import MAX_SLOTS
 from zerokit.run.hostfile import choose_hosts, read_hostfile
 
 

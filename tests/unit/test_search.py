@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from zerokit.catalog import gpus, models
-from zerokit.check.emitted import verify
 from zerokit.cli.modelchoice import choose_model
 from zerokit.domain.deepspeed_settings import from_config as read_settings
 from zerokit.domain.families import from_config
@@ -21,6 +20,7 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.files import plan_files
 from zerokit.errors import InputError, NothingFits
+from zerokit.linter.emitted import verify
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.rules import first_violation
 from zerokit.search.plan import Plan, Request, choose_global_batch, make_plan, make_space

@@ -11,9 +11,9 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.units import parse_positive_int
 
 if TYPE_CHECKING:
-    from zerokit.check.deepspeed_file import Context
-    from zerokit.check.files import CheckedFile
-    from zerokit.check.finding import Finding
+    from zerokit.linter.deepspeed.file import Context
+    from zerokit.linter.files import CheckedFile
+    from zerokit.linter.finding import Finding
     from zerokit.recipes import Recipe
     from zerokit.strictload import Document
 
@@ -57,7 +57,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 
     Names the line, what will happen and the fix. Exit code 0: nothing wrong; 2: errors.
     """
-    from zerokit.check.files import check_files
+    from zerokit.linter.files import check_files
 
     if options["unsafe"] and not options["fix"]:
         raise InputError("--unsafe needs --fix")
@@ -86,7 +86,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 
 
 def _exit_code(checked: Sequence[CheckedFile], *, strict: bool) -> int:
-    from zerokit.check.files import INTERNAL_ERROR
+    from zerokit.linter.files import INTERNAL_ERROR
 
     findings = [finding for file in checked for finding in file.findings]
     if any(finding.rule == INTERNAL_ERROR for finding in findings):
@@ -96,7 +96,7 @@ def _exit_code(checked: Sequence[CheckedFile], *, strict: bool) -> int:
 
 
 def _context(options: dict[str, Any]) -> Context:
-    from zerokit.check.deepspeed_file import Context
+    from zerokit.linter.deepspeed.file import Context
 
     numbers = {
         name: parse_positive_int(options[name], f"--{name.replace('_', '-')}") if options[name] else None
@@ -154,7 +154,7 @@ def _key_value_heads(model: str) -> int | None:
 
 
 def _fix(checked: Sequence[CheckedFile], *, unsafe: bool) -> list[Finding]:
-    from zerokit.check.fix import fix_file
+    from zerokit.linter.fix import fix_file
 
     fixed: list[Finding] = []
     for file in checked:
@@ -166,8 +166,8 @@ def _fix(checked: Sequence[CheckedFile], *, unsafe: bool) -> list[Finding]:
 
 
 def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
-    from zerokit.check.files import internal_error
-    from zerokit.check.finding import Finding
+    from zerokit.linter.files import internal_error
+    from zerokit.linter.finding import Finding
     from zerokit.strictload import Place
 
     for file in checked:
@@ -220,9 +220,9 @@ def _look_up(recipe: Recipe, document: Document) -> None:
 
 def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bool) -> None:
     """Tiers 2 and deep; only of files that can be read at all."""
-    from zerokit.check.deep import DeepCase, run_deep
-    from zerokit.check.deepspeed_file import degree
-    from zerokit.check.finding import Finding
+    from zerokit.linter.deepspeed.deep import DeepCase, run_deep
+    from zerokit.linter.deepspeed.file import degree
+    from zerokit.linter.finding import Finding
 
     asked: list[tuple[CheckedFile, DeepCase]] = []
     for file in checked:
@@ -270,8 +270,8 @@ def _smallest_world(file: CheckedFile, tensor_parallel: int) -> int:
 
 
 def _ask_whether_it_fits(checked: Sequence[CheckedFile], options: dict[str, Any]) -> None:
-    from zerokit.check.finding import Finding
     from zerokit.cli.fits import why_it_does_not_fit
+    from zerokit.linter.finding import Finding
 
     for file in checked:
         if file.kind != "deepspeed" or file.document is None or file.failed:
@@ -294,7 +294,7 @@ def _ask_whether_it_fits(checked: Sequence[CheckedFile], options: dict[str, Any]
 
 
 def _show(checked: Sequence[CheckedFile], fixed: Sequence[Finding], options: dict[str, Any]) -> None:
-    from zerokit.check import output
+    from zerokit.linter import output
 
     style = "json" if options["as_json"] else options["style"]
     if style == "json":

@@ -63,8 +63,8 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
 
 def _errors_in(path: str) -> tuple[str, ...]:
     """What DeepSpeed would refuse or not understand of a file whose other keys are estimated."""
-    from zerokit.check.deepspeed_file import Context
-    from zerokit.check.files import check_files
+    from zerokit.linter.deepspeed.file import Context
+    from zerokit.linter.files import check_files
 
     (checked,) = check_files([path], Context(), kind="deepspeed")
     errors = [finding for finding in checked.findings if finding.severity == "error"]

@@ -105,11 +105,11 @@ def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster
     Raises:
         InputError: the folder cannot be written.
     """
-    from zerokit.check.emitted import verify
     from zerokit.cli import payload
     from zerokit.emit import planfile
     from zerokit.emit.deepspeed import trainer_arguments
     from zerokit.emit.files import plan_files
+    from zerokit.linter.emitted import verify
     from zerokit.strictload.yamldump import write_text_atomically
 
     strategy = made.chosen.strategy

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerokit.check.hostfile import Host, load_hostfile
 from zerokit.errors import InputError
+from zerokit.linter.hostfile import Host, load_hostfile
 
 __all__ = ["Host", "choose_hosts", "read_hostfile"]
 

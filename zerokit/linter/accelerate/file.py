@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerokit.check.accelerate_keys import (
+from zerokit.linter.accelerate.keys import (
     ACCELERATE_VERSION,
     CONFIG,
     LAUNCH,
     key_list,
     short,
 )
-from zerokit.check.accelerate_plugin import lint_deepspeed_block
-from zerokit.check.accelerate_processes import lint_parallelism, lint_processes
-from zerokit.check.accelerate_values import fits
-from zerokit.check.finding import Finding, finding_at
-from zerokit.check.suggest import leaves_no_doubt, nearest, synonym
+from zerokit.linter.accelerate.plugin import lint_deepspeed_block
+from zerokit.linter.accelerate.processes import lint_parallelism, lint_processes
+from zerokit.linter.accelerate.values import fits
+from zerokit.linter.finding import Finding, finding_at
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document
+from zerokit.suggest import leaves_no_doubt, nearest, synonym
 
 
 def named_config(document: Document) -> str | None:

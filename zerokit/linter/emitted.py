@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zerokit.check.accelerate_file import lint_accelerate, named_config
-from zerokit.check.accelerate_pair import lint_pair
-from zerokit.check.deepspeed_file import Context, lint_deepspeed
-from zerokit.check.finding import Finding
+from zerokit.linter.accelerate.file import lint_accelerate, named_config
+from zerokit.linter.accelerate.pair import lint_pair
+from zerokit.linter.deepspeed.file import Context, lint_deepspeed
+from zerokit.linter.finding import Finding
 from zerokit.strictload import parse_json, parse_yaml
 
 

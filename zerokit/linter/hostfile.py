@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerokit.check.finding import Finding
 from zerokit.errors import FileInputError
+from zerokit.linter.finding import Finding
 from zerokit.rules.types import Severity
 from zerokit.strictload import BYTE_ORDER_MARK, Document, Place, read_text
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from zerokit.check.accelerate_keys import (
+from zerokit.linter.accelerate.keys import (
     ACCELERATE_VERSION,
     LAUNCH,
     PARALLELISM_PREFIX,
     key_list,
     short,
 )
-from zerokit.check.finding import Finding, finding_at
-from zerokit.check.suggest import nearest
+from zerokit.linter.finding import Finding, finding_at
 from zerokit.strictload import Document
+from zerokit.suggest import nearest
 
 
 def number_of_processes(document: Document) -> int | None:

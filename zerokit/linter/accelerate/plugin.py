@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.check.accelerate_keys import (
+from zerokit.linter.accelerate.keys import (
     ACCELERATE_VERSION,
     LAUNCH,
     PLUGIN,
@@ -13,9 +13,9 @@ from zerokit.check.accelerate_keys import (
     key_list,
     short,
 )
-from zerokit.check.finding import Finding, finding_at
-from zerokit.check.suggest import nearest
+from zerokit.linter.finding import Finding, finding_at
 from zerokit.strictload import Document
+from zerokit.suggest import nearest
 
 REFUSED_BESIDE_CONFIG_FILE = (
     "gradient_accumulation_steps",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from zerokit.check.finding import Finding
-from zerokit.check.suggest import leaves_no_doubt, nearest, synonym
-from zerokit.check.values import can_stand, finding, number_as_text, shown, wrong
+from zerokit.linter.deepspeed.values import can_stand, finding, number_as_text, shown, wrong
+from zerokit.linter.finding import Finding
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document
+from zerokit.suggest import leaves_no_doubt, nearest, synonym
 
 _NUMBERS = frozenset({"lr", "eps", "weight_decay", "momentum", "dampening", "muon_lr", "adam_lr"})
 _WHOLE = frozenset(

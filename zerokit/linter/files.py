@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zerokit.check.accelerate_file import lint_accelerate, named_config
-from zerokit.check.accelerate_keys import LAUNCH, is_file, key_list, short
-from zerokit.check.accelerate_pair import lint_pair
-from zerokit.check.accelerate_processes import number_of_processes
-from zerokit.check.deepspeed_file import Context, lint_deepspeed
-from zerokit.check.finding import Finding, finding_at
-from zerokit.check.hostfile import lint_hostfile
-from zerokit.check.keylist import key_list as deepspeed_key_list
 from zerokit.errors import FileInputError, InputError
+from zerokit.linter.accelerate.file import lint_accelerate, named_config
+from zerokit.linter.accelerate.keys import LAUNCH, is_file, key_list, short
+from zerokit.linter.accelerate.pair import lint_pair
+from zerokit.linter.accelerate.processes import number_of_processes
+from zerokit.linter.deepspeed.file import Context, lint_deepspeed
+from zerokit.linter.deepspeed.keylist import key_list as deepspeed_key_list
+from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.hostfile import lint_hostfile
 from zerokit.strictload import (
     BYTE_ORDER_MARK,
     Document,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ACCELERATE_VERSION = "1.15.0"
-_FILE = pathlib.Path(__file__).parent / "keys" / f"accelerate-{ACCELERATE_VERSION}.json"
+_FILE = pathlib.Path(__file__).parent / f"accelerate-{ACCELERATE_VERSION}.json"
 LAUNCH = f"accelerate/commands/launch.py ({ACCELERATE_VERSION})"
 CONFIG = f"accelerate/commands/config/config_args.py ({ACCELERATE_VERSION})"
 PLUGIN = f"accelerate/utils/dataclasses.py, DeepSpeedPlugin ({ACCELERATE_VERSION})"
@@ -18,7 +18,7 @@ PARALLELISM_PREFIX = "parallelism_config_"
 
 @functools.cache
 def key_list() -> Mapping[str, Any]:
-    """The committed list (see :mod:`zerokit.check.keys.generate`)."""
+    """The committed list (see :mod:`tools.deepspeed_keys`)."""
     loaded: Mapping[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
     return loaded
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.check.accelerate_keys import ACCELERATE_VERSION, PARALLELISM_PREFIX, PLUGIN
-from zerokit.check.accelerate_plugin import init_flag, init_off
-from zerokit.check.finding import Finding, finding_at
+from zerokit.linter.accelerate.keys import ACCELERATE_VERSION, PARALLELISM_PREFIX, PLUGIN
+from zerokit.linter.accelerate.plugin import init_flag, init_off
+from zerokit.linter.finding import Finding, finding_at
 from zerokit.strictload import Document
 
 

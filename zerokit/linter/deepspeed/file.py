@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerokit.check.finding import Finding
-from zerokit.check.keylist import key_list, lint_keys
-from zerokit.check.values import LARGEST_INTEGER
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
+from zerokit.linter.deepspeed.keylist import key_list, lint_keys
+from zerokit.linter.deepspeed.values import LARGEST_INTEGER
+from zerokit.linter.finding import Finding
 from zerokit.rules import Setup, violations
 from zerokit.rules.types import Edit, Rule, Violation
 from zerokit.strictload import Document

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from zerokit.check.finding import Finding, finding_at
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.linter.finding import Finding, finding_at
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document, Path
 

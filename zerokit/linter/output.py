@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from zerokit.check.files import CheckedFile
-from zerokit.check.finding import SEVERITIES, Finding
+from zerokit.linter.files import CheckedFile
+from zerokit.linter.finding import SEVERITIES, Finding
 
 FORMATS = ("text", "json", "github")
 SCHEMA = "zerokit.check/1"

@@ -1,6 +1,6 @@
 """The real ``deepspeed.initialize`` for every rank, on one CPU, without a process per rank.
 
-Run as a script by :mod:`zerokit.check.deep`, in its own process: reads cases as JSON from standard
+Run as a script by :mod:`zerokit.linter.deepspeed.deep`, in its own process: reads cases as JSON from standard
 input, writes one JSON line per case to standard output. Ranks are forks that join torch's "fake"
 process group, whose collectives return at once; kernels are replaced by empty ones, so that nothing
 is compiled. What this shows: whether DeepSpeed accepts the configuration and builds its engine and

@@ -1,4 +1,4 @@
-"""Write the list of keys that the installed DeepSpeed reads: ``python -m zerokit.check.keys.generate``.
+"""Write the list of keys that the installed DeepSpeed reads: ``python -m tools.deepspeed_keys``.
 
 Pydantic blocks (which refuse unknown keys) are read from their model fields. Everything else (which
 ignores unknown keys) is recorded: a dictionary that notes each key DeepSpeed asks for.
@@ -15,7 +15,7 @@ import sys
 import typing
 from typing import Any
 
-FOLDER = pathlib.Path(__file__).parent
+LINTER = pathlib.Path(__file__).parents[1] / "zerokit" / "linter"
 
 # DeepSpeed checks no types at the top level; a wrong one fails later, or is used as it is
 _TOP_LEVEL_KINDS = {
@@ -293,9 +293,9 @@ def generate_accelerate() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write ``deepspeed-VERSION.json`` and ``accelerate-VERSION.json`` beside this file."""
+    """Write ``deepspeed-VERSION.json`` and ``accelerate-VERSION.json`` into the linter."""
     for name, found in (("deepspeed", generate()), ("accelerate", generate_accelerate())):
-        path = FOLDER / f"{name}-{found[name]}.json"
+        path = LINTER / name / f"{name}-{found[name]}.json"
         path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         print(path, file=sys.stderr)
 

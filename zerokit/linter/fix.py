@@ -7,9 +7,9 @@ import pathlib
 import re
 from typing import Any
 
-from zerokit.check.files import CheckedFile
-from zerokit.check.finding import Finding
 from zerokit.errors import FileInputError, InputError
+from zerokit.linter.files import CheckedFile
+from zerokit.linter.finding import Finding
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document, Path, Place, parse_json, parse_yaml
 from zerokit.strictload.yamldump import write_text_atomically

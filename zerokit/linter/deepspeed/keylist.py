@@ -8,22 +8,22 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.check.finding import Finding
-from zerokit.check.parameters import lint_parameters
-from zerokit.check.suggest import leaves_no_doubt, nearest, synonym
-from zerokit.check.values import can_stand, finding, lint_value, shown
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.linter.deepspeed.parameters import lint_parameters
+from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, shown
+from zerokit.linter.finding import Finding
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path
+from zerokit.suggest import leaves_no_doubt, nearest, synonym
 
-_FILE = pathlib.Path(__file__).parent / "keys" / f"deepspeed-{DEEPSPEED_VERSION}.json"
+_FILE = pathlib.Path(__file__).parent / f"deepspeed-{DEEPSPEED_VERSION}.json"
 
 _NOTES_TO_SELF = ("_comment", "comment", "//", "$schema")
 
 
 @functools.cache
 def key_list() -> Mapping[str, Any]:
-    """The committed list (see :mod:`zerokit.check.keys.generate`)."""
+    """The committed list (see :mod:`tools.deepspeed_keys`)."""
     loaded: Mapping[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
     return loaded
 
