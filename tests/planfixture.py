@@ -9,7 +9,7 @@ from typing import Any
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
-from zerokit.emit import planfile
+from zerokit.emit import plan_file
 from zerokit.emit.deepspeed import deepspeed_config
 
 
@@ -60,6 +60,6 @@ def write_plan(
         },
         "why": "for the tests",
     }
-    planfile.write(folder, {"params": "100k", "gpus": ranks}, chosen)
+    plan_file.write(folder, {"params": "100k", "gpus": ranks}, chosen)
     (folder / "ds_config.json").write_text(json.dumps(config, indent=2))
     return folder

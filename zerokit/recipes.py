@@ -16,7 +16,7 @@ from typing import Any
 
 from zerokit import resources
 from zerokit.domain.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
-from zerokit.emit import planfile
+from zerokit.emit import plan_file
 from zerokit.errors import FileInputError, InputError
 from zerokit.strictload import Document, load_yaml, parse_yaml
 from zerokit.strictload.yamldump import write_text_atomically
@@ -218,15 +218,15 @@ def load_any(text: str) -> Recipe:
         FileInputError: the file is wrong, with line and column.
     """
     path = pathlib.Path(text)
-    if (path / planfile.FILE_NAME).is_file():
-        path = path / planfile.FILE_NAME
+    if (path / plan_file.FILE_NAME).is_file():
+        path = path / plan_file.FILE_NAME
     elif not path.is_file() and not (path.suffix in (".yaml", ".yml") and os.sep in text):
         return load(text)
     document = load_yaml(path)
     if isinstance(document.value, dict) and str(document.value.get("schema", "")).startswith(
         "zerokit.planfile/"
     ):
-        plan = planfile.read(path)
+        plan = plan_file.read(path)
         request = {str(key).replace("-", "_"): value for key, value in plan.request.items()}
         body = {key: value for key, value in request.items() if value is not None}
         _check_request(document, body, ("request",))

@@ -131,9 +131,9 @@ def test_an_out_of_memory_names_the_next_plan_and_retries_it(tmp_path: Path) -> 
                    "--global-batch", "16", "--micro-batch", "16", "--zero", "1", "--precision", "bf16",
                    "--checkpointing", "none", "--out", "plan")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    from zerokit.emit import planfile
+    from zerokit.emit import plan_file
 
-    peak = planfile.read(tmp_path / "plan").chosen["estimate"]["peak_allocated_bytes"]
+    peak = plan_file.read(tmp_path / "plan").chosen["estimate"]["peak_allocated_bytes"]
     (tmp_path / "small.py").write_text(text.replace("LIMIT", str(int(peak * 0.7))))
     done = zerokit(tmp_path, "launch", "--plan", "plan", "--device", "cuda", "--run-dir", "run",
                    "--retry-smaller", "small.py", "--steps", "2", seconds=400)  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from zerokit.cli import run
-from zerokit.emit import planfile
+from zerokit.emit import plan_file
 from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.emitted import verify
@@ -63,7 +63,7 @@ def test_a_file_for_every_consumer_and_emit_gives_them_again(
     assert named == str(Path("zerokit-plan/ds_config.accelerate.json").absolute())
     assert ("parallelism_config" in accelerate) == (request_ == "sequence")
     assert emit(capsys, "accelerate")[1] == (folder / "accelerate.yaml").read_text()
-    plan = planfile.read(folder)
+    plan = plan_file.read(folder)
     assert {"--per_device_train_batch_size", "--gradient_accumulation_steps"} <= set(plan.trainer_arguments)
     for file in check_files([str(path) for path in folder.iterdir()], Context(world_size=plan.world_size)):
         assert not [finding for finding in file.findings if finding.severity != "note"], file

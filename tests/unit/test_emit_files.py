@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
-from zerokit.emit import planfile
+from zerokit.emit import plan_file
 from zerokit.emit.accelerate import accelerate_yaml, parallelism_environment
 from zerokit.emit.deepspeed import deepspeed_config
-from zerokit.emit.scripts import hostfile, kubernetes_manifest, sbatch_script
+from zerokit.emit.jobs import hostfile, kubernetes_manifest, sbatch_script
 from zerokit.errors import FileInputError, InputError
 from zerokit.strictload import parse_yaml, yamldump
 from zerokit.strictload.yamldump import dump_yaml
@@ -261,8 +261,8 @@ yaml_values = st.recursive(
 @hypothesis_settings(max_examples=100, deadline=None)
 def test_plan_file_round_trips(tmp_path_factory: Any, request_: dict[str, Any]) -> None:
     folder = tmp_path_factory.mktemp("plan")
-    path = planfile.write(folder, request_, CHOSEN, reasons={"a.b": "why"}, files={"x": "y.json"})
-    read = planfile.read(folder)
+    path = plan_file.write(folder, request_, CHOSEN, reasons={"a.b": "why"}, files={"x": "y.json"})
+    read = plan_file.read(folder)
     assert (read.path, read.request, read.chosen) == (path, request_, CHOSEN)
     assert (read.reasons, read.files, read.world_size) == ({"a.b": "why"}, {"x": "y.json"}, 8)
 
@@ -292,7 +292,7 @@ def test_libyaml_writes_what_plans_hold() -> None:
 
 
 def test_plan_file_names_what_is_wrong(tmp_path: Path) -> None:
-    path = planfile.write(tmp_path, {}, CHOSEN)
+    path = plan_file.write(tmp_path, {}, CHOSEN)
     good = path.read_text()
     for old, new, message in (
         ("schema: zerokit.planfile/1", "schema: other/1", r"plan.yaml:3:1: is not a plan"),
@@ -304,12 +304,12 @@ def test_plan_file_names_what_is_wrong(tmp_path: Path) -> None:
         assert old in good
         path.write_text(good.replace(old, new))
         with pytest.raises(FileInputError, match=message):
-            planfile.read(tmp_path)
+            plan_file.read(tmp_path)
 
 
 def test_an_older_plan_survives_a_failed_write(tmp_path: Path) -> None:
-    path = planfile.write(tmp_path, {"params": "70b"}, CHOSEN)
+    path = plan_file.write(tmp_path, {"params": "70b"}, CHOSEN)
     with pytest.raises(InputError):
-        planfile.write(tmp_path, {"params": float("nan")}, CHOSEN)
-    assert planfile.read(tmp_path).request == {"params": "70b"}
+        plan_file.write(tmp_path, {"params": float("nan")}, CHOSEN)
+    assert plan_file.read(tmp_path).request == {"params": "70b"}
     assert list(tmp_path.iterdir()) == [path]

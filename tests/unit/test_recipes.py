@@ -177,13 +177,13 @@ def test_wrong_overrides(wrong: str) -> None:
 
 
 def test_a_plan_file_is_a_recipe(tmp_path: Path) -> None:
-    from zerokit.emit import planfile
+    from zerokit.emit import plan_file
 
     chosen = {
         "zero_stage": 3, "data_parallel": 8, "tensor_parallel": 1, "micro_batch": 1,
         "gradient_accumulation": 4, "precision": "bf16", "deepspeed_config": {},
     }  # fmt: skip
-    path = planfile.write(tmp_path, {"params": "70b", "gpus": "8", "seq-len": "4096", "gpu": None}, chosen)
+    path = plan_file.write(tmp_path, {"params": "70b", "gpus": "8", "seq-len": "4096", "gpu": None}, chosen)
     assert dict(recipes.load_any(str(path)).request) == {"params": "70b", "gpus": "8", "seq_len": "4096"}
 
 

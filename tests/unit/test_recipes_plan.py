@@ -16,7 +16,7 @@ import pytest
 
 from zerokit import recipes
 from zerokit.cli.inprocess import json_of
-from zerokit.emit import planfile
+from zerokit.emit import plan_file
 from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import check_files
@@ -33,7 +33,7 @@ class Planned:
 
     folder: Path
     chosen: dict[str, Any]
-    plan: planfile.PlanFile
+    plan: plan_file.PlanFile
 
     @property
     def configs(self) -> list[Path]:
@@ -48,7 +48,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Planned]:
     for name in NAMES:
         folder = tmp_path_factory.mktemp(name)
         answer = json_of("plan", ["--recipe", name, "--out", str(folder), "--top", "1"])
-        found[name] = Planned(folder, answer["chosen"], planfile.read(folder))
+        found[name] = Planned(folder, answer["chosen"], plan_file.read(folder))
     return found
 
 

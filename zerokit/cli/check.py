@@ -175,9 +175,9 @@ def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
             continue
         try:
             if file.kind == "plan":
-                from zerokit.emit import planfile
+                from zerokit.emit import plan_file
 
-                planfile.read(file.path)
+                plan_file.read(file.path)
             else:
                 from zerokit.recipes import parse_recipe
 

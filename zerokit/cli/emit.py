@@ -12,7 +12,7 @@ from zerokit.cli.plan import DEFAULT_FOLDER
 from zerokit.errors import InputError
 
 if TYPE_CHECKING:
-    from zerokit.emit.planfile import PlanFile
+    from zerokit.emit.plan_file import PlanFile
 
 _SCRIPT = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 _plan = click.option(
@@ -96,7 +96,7 @@ def accelerate_command(form: str, config: str | None, folder: str, out: str | No
 @_out
 def hostfile_command(hosts: tuple[str, ...], folder: str, out: str | None) -> None:
     """DeepSpeed's hostfile: HOST slots=N for each of the plan's nodes."""
-    from zerokit.emit.scripts import hostfile
+    from zerokit.emit.jobs import hostfile
 
     plan = _read(folder)
     _write(hostfile(hosts, plan.strategy(), plan.nodes), out)
@@ -123,7 +123,7 @@ def sbatch_command(
 
     Submit it from the folder where SCRIPT and the plan's folder are.
     """
-    from zerokit.emit.scripts import sbatch_script
+    from zerokit.emit.jobs import sbatch_script
 
     plan = _read(folder, for_gpus=True)
     taken, argv, config = _script(plan, style, script)
@@ -167,7 +167,7 @@ def kubernetes_command(
     """
     from zerokit.domain.job import Job
     from zerokit.emit.deepspeed import VARIANTS, deepspeed_config
-    from zerokit.emit.scripts import CONFIG_IN_POD, kubernetes_manifest
+    from zerokit.emit.jobs import CONFIG_IN_POD, kubernetes_manifest
 
     plan = _read(folder, for_gpus=True)
     taken, argv, _ = _script(plan, style, script, config=Path(CONFIG_IN_POD))
@@ -189,9 +189,9 @@ def kubernetes_command(
 
 
 def _read(folder: str, *, for_gpus: bool = False) -> PlanFile:
-    from zerokit.emit import planfile
+    from zerokit.emit import plan_file
 
-    plan = planfile.read(folder)
+    plan = plan_file.read(folder)
     if for_gpus and plan.cluster.get("gpu") == "cpu":
         raise InputError(f"--plan {folder}: it is for CPU ranks of one machine; plan for GPUs, with --gpu")
     return plan

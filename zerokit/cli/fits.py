@@ -61,13 +61,13 @@ def _arguments(path: str, options: Mapping[str, Any]) -> list[str]:
 
 def _of_plan_beside(path: Path) -> dict[str, str]:
     """What the plan that the file was written with says of its job."""
-    from zerokit.emit import planfile
+    from zerokit.emit import plan_file
 
-    place = path.parent / planfile.FILE_NAME
+    place = path.parent / plan_file.FILE_NAME
     if not place.is_file():
         return {}
     try:
-        plan = planfile.read(place)
+        plan = plan_file.read(place)
     except InputError:
         return {}
     if path.name not in plan.files.values():

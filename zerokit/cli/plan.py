@@ -106,7 +106,7 @@ def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster
         InputError: the folder cannot be written.
     """
     from zerokit.cli import payload
-    from zerokit.emit import planfile
+    from zerokit.emit import plan_file
     from zerokit.emit.deepspeed import trainer_arguments
     from zerokit.emit.files import plan_files
     from zerokit.linter.emitted import verify
@@ -126,11 +126,11 @@ def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster
             write_text_atomically(folder / name, text)
     except OSError as error:
         raise InputError(f"--out {folder}: cannot be written: {error.strerror or error}") from None
-    files = {**emitted.names, "plan": planfile.FILE_NAME}
+    files = {**emitted.names, "plan": plan_file.FILE_NAME}
     chosen = {**body["chosen"], "estimate": {**body["chosen"]["estimate"]}}
     # ranks alike once: the file is read by people
     chosen["estimate"]["per_rank"] = payload.per_rank(made.chosen.memory.ranks, world_size=0)
-    planfile.write(
+    plan_file.write(
         folder,
         body["request"],
         chosen,

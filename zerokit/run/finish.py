@@ -57,9 +57,9 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
     ]
     plan = None
     if (run_dir / "plan.yaml").exists():
-        from zerokit.emit import planfile
+        from zerokit.emit import plan_file
 
-        read = planfile.read(run_dir)
+        read = plan_file.read(run_dir)
         plan = {"request": read.request, "chosen": read.chosen}
     report = collect.build_report(
         run_dir,

@@ -88,7 +88,7 @@ def read_plan(place: str) -> tuple[Any, dict[str, Any]]:
     Raises:
         InputError: no plan there, or a file in it that cannot be read.
     """
-    from zerokit.emit import planfile
+    from zerokit.emit import plan_file as planfile
 
     plan = planfile.read(place)
     path = plan.folder / "ds_config.json"

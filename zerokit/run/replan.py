@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.emit import planfile
+from zerokit.emit import plan_file
 from zerokit.errors import ZerokitError
 from zerokit.run.own_process import own_process
 from zerokit.run.prepare import Prepared
@@ -40,7 +40,7 @@ class NextPlan:
     """
 
     folder: Path
-    plan: planfile.PlanFile
+    plan: plan_file.PlanFile
     limit_bytes: int
 
     def describe(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
-def _plan(request: Mapping[str, Any], folder: Path, cwd: Path) -> planfile.PlanFile:
+def _plan(request: Mapping[str, Any], folder: Path, cwd: Path) -> plan_file.PlanFile:
     """``zerokit plan`` with this request, in a process of its own."""
     from zerokit.strictload.yamldump import dump_yaml
 
@@ -184,7 +184,7 @@ def _plan(request: Mapping[str, Any], folder: Path, cwd: Path) -> planfile.PlanF
             cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False,
         )  # fmt: skip
         if done.returncode == 0:
-            return planfile.read(folder)
+            return plan_file.read(folder)
         # what it noted on the way comes before the error
         said = done.stderr.rpartition("zerokit: ")[2].strip() or f"exit code {done.returncode}"
     except subprocess.TimeoutExpired:
