@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.conftest import Run
 from tests.planfixture import write_plan
-from zerokit.catalog.host import bf16_in_hardware
+from zerokit.machine.host import bf16_in_hardware
 
 pytest.importorskip("deepspeed")
 SCRIPTS = Path(__file__).parents[1] / "scripts"

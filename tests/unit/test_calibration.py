@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.unit.test_search import request_for
-from zerokit.catalog import tuned
 from zerokit.cli import run
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy, TimeEstimate
+from zerokit.machine import tuned
 from zerokit.search.plan import Request, make_plan, make_space, time_model
 from zerokit.timing.calibration import FEWEST_JOBS, Observation, calibrate, job_key, observe
 from zerokit.timing.constants import Calibration

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerokit.catalog import detect as detection
-from zerokit.catalog.detect import detect
-from zerokit.catalog.host import detect_host
+from zerokit.machine import detect as detection
+from zerokit.machine.detect import detect
+from zerokit.machine.host import detect_host
 from zerokit.units import GIB, MIB
 
 H200 = "NVIDIA H200, 143771, 4, 570.133.20"

@@ -13,7 +13,8 @@ from random import Random
 import pytest
 
 from tests.unit import nearmiss
-from zerokit.catalog import models, models_index
+from tools import models_index
+from zerokit.catalog import models
 from zerokit.errors import FileInputError, InputError
 
 FILES = sorted(models.FOLDER.glob("*.yaml"))
@@ -110,7 +111,7 @@ def test_transformers_builds_that_many_parameters_for_all_others(name: str) -> N
 
 def test_the_index_file_repeats_the_model_files() -> None:
     assert models.INDEX.read_text(encoding="utf-8") == models_index.text(), (
-        "models/index.json is stale; run: python -m zerokit.catalog.models_index"
+        "models/index.json is stale; run: python -m tools.models_index"
     )
     assert tuple(model.name for model in models.index()) == models.names()
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.cli import run, versions
+from zerokit.cli import run
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.machine import versions
 
 ARGUMENTS = ["estimate", "--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--json"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.catalog.host import bf16_in_hardware
+from zerokit.machine.host import bf16_in_hardware
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerokit.catalog import measured
-from zerokit.catalog.detect import detect
-from zerokit.catalog.measured import Collective, Measured
 from zerokit.errors import RankFailed, RunHung
+from zerokit.machine import measured
+from zerokit.machine.detect import detect
+from zerokit.machine.measured import Collective, Measured
 from zerokit.run.doctor import measure
 
 EXAMPLE = Measured(

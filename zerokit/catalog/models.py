@@ -5,7 +5,7 @@ test builds every one and compares. ``published_parameters`` is the authors' own
 or rounded to as many digits as they gave.
 
 ``models/index.json`` repeats everything but the configurations, so that choosing a model reads
-one file instead of all. After a change to a model run ``python -m zerokit.catalog.models_index``.
+one file instead of all. After a change to a model run ``python -m tools.models_index``.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def of_this_machine(
 
 def _rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
     """Rates of the very kind of GPU (by the names that drivers give it), and a note."""
-    from zerokit.catalog import measured as store
+    from zerokit.machine import measured as store
 
     found, reason = store.load()
     if found is None:
@@ -59,7 +59,7 @@ def _rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]
 def _tuned(
     rates: Calibration, cluster: Cluster, shape: ModelShape, job: Job, *, on_cpu: bool
 ) -> tuple[Calibration | None, tuple[str, ...]]:
-    from zerokit.catalog import tuned as store
+    from zerokit.machine import tuned as store
 
     at = store.path()
     if not at.exists():
@@ -89,7 +89,7 @@ def keep(request: Request, job: Job, ran: Sequence[tuple[Strategy, float]]) -> t
     """
     import time
 
-    from zerokit.catalog import tuned
+    from zerokit.machine import tuned
     from zerokit.timing.calibration import observe
 
     rates = replace(request.calibration or Calibration(), tuned=None, layer_factors=())

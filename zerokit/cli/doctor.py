@@ -6,10 +6,10 @@ import json
 
 import click
 
-from zerokit.catalog import measured as measurements
-from zerokit.catalog import tuned
-from zerokit.catalog.measured import Measured
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable, ReportNotWritten
+from zerokit.machine import measured as measurements
+from zerokit.machine import tuned
+from zerokit.machine.measured import Measured
 from zerokit.run.doctor import Examination, Finding, examine
 from zerokit.units import MIB
 

@@ -99,7 +99,7 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
         size = parse_bytes(vram, "--vram")
         gpu, reason = gpus.for_vram(size)
         return resized(gpu, size), (reason,), 0, True
-    from zerokit.catalog.detect import detect
+    from zerokit.machine.detect import detect
 
     machine = detect()
     found, reason = machine.catalog_gpu()
@@ -125,7 +125,7 @@ def _fewest_nodes(gpus: int, most: int) -> int:
 
 
 def _this_host() -> tuple[int | None, str]:
-    from zerokit.catalog.host import detect_host
+    from zerokit.machine.host import detect_host
 
     host = detect_host()
     if host.ram_bytes is None:
@@ -145,7 +145,7 @@ def _cpu_ranks(
         raise InputError("--nodes: CPU ranks are planned for one node")
     if options.get("gpu") or options.get("vram"):
         raise InputError("--gpu, --vram: not with --device cpu; --host-ram SIZE sets the memory")
-    from zerokit.catalog.host import bf16_in_hardware, detect_host
+    from zerokit.machine.host import bf16_in_hardware, detect_host
 
     host = detect_host()
     if ranks is None:

@@ -161,7 +161,7 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
     """
     from zerokit.cli.effects import refuse_idle
     from zerokit.cli.modelchoice import choose_model
-    from zerokit.cli.versions import deepspeed_note
+    from zerokit.machine.versions import deepspeed_note
 
     refuse_idle(options, single=single)
     chosen = choose_model(options.get("params"), options.get("model"), single=single)

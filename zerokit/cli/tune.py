@@ -128,7 +128,7 @@ def _options(options: dict[str, Any], recipe: str | None) -> dict[str, Any]:
         raise InputError("--vram: tune runs on the GPUs of this machine; leave it out")
     if options.get("gpu") and options.get("device") != "cpu":
         from zerokit.catalog import gpus
-        from zerokit.catalog.detect import detect
+        from zerokit.machine.detect import detect
 
         here, reason = detect().catalog_gpu()
         wanted = gpus.lookup(str(options["gpu"]))

@@ -240,8 +240,8 @@ class Tuning:
 
     def _calibrate(self) -> None:
         """Keep the step times of the trials that ran this very job as planned."""
-        from zerokit.catalog import tuned
         from zerokit.cli.calibration import keep
+        from zerokit.machine import tuned
 
         ran = [(t.candidate.strategy, t.seconds) for t in self.trials if t.counts]
         if not ran:

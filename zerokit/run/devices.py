@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zerokit.catalog.detect import VISIBILITY, Listing, list_gpus
-from zerokit.catalog.visible import FoundGpu, chosen
 from zerokit.errors import InputError, NodeUnusable
+from zerokit.machine.detect import VISIBILITY, Listing, list_gpus
+from zerokit.machine.visible import FoundGpu, chosen
 
 DEVICES = ("auto", "cuda", "cpu")
 DEFAULT_CPU_RANKS = 2

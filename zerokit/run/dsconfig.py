@@ -9,7 +9,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerokit.catalog.host import bf16_in_hardware
+from zerokit.machine.host import bf16_in_hardware
 from zerokit.rules.known import TRAINER_FILLS
 from zerokit.run.style import ScriptFacts
 

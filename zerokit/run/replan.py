@@ -160,7 +160,7 @@ def smaller_request(prepared: Prepared, limit_bytes: int, *, on_host: bool) -> d
 
 
 def _this_host() -> dict[str, str]:
-    from zerokit.catalog.host import detect_host
+    from zerokit.machine.host import detect_host
 
     size_bytes = detect_host().ram_bytes
     return {"host-ram": _size(size_bytes)} if size_bytes else {}

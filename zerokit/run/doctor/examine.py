@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.catalog.detect import Detected, detect
+from zerokit.machine.detect import Detected, detect
 from zerokit.run.doctor import build, environment, software, system
 from zerokit.run.doctor.finding import STATES, Finding, Surroundings
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokit.catalog.detect import Detected
+from zerokit.machine.detect import Detected
 
 STATES = ("ok", "note", "warning", "blocker")
 

@@ -14,9 +14,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from zerokit.catalog.detect import Detected
-from zerokit.catalog.measured import SCHEMA, Measured, from_dict
 from zerokit.errors import RankFailed, RunHung
+from zerokit.machine.detect import Detected
+from zerokit.machine.measured import SCHEMA, Measured, from_dict
 from zerokit.run.own_process import own_process
 
 CPU_RANKS = 2

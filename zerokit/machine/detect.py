@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.catalog import gpus as gpu_catalog
-from zerokit.catalog.host import Host, detect_host
-from zerokit.catalog.tools import TIMEOUT_SECONDS, ask
-from zerokit.catalog.visible import FoundGpu, visible
 from zerokit.domain.hardware import Gpu
+from zerokit.machine.host import Host, detect_host
+from zerokit.machine.tools import TIMEOUT_SECONDS, ask
+from zerokit.machine.visible import FoundGpu, visible
 from zerokit.units import MIB
 
 _NVIDIA_FIELDS = "index,uuid,name,memory.total,memory.used,driver_version"

@@ -1,4 +1,4 @@
-"""Writes ``models/index.json`` from the model files: ``python -m zerokit.catalog.models_index``."""
+"""Writes ``models/index.json`` from the model files: ``python -m tools.models_index``."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit import __version__
-from zerokit.catalog import measured
+from zerokit.machine import measured
 from zerokit.strictload.yamldump import write_text_atomically
 from zerokit.timing.calibration import Observation
 
