@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
     if name == "selective_checkpointing":  # by name: what lies below this package must not see torch's part
         from importlib import import_module
 
-        return import_module("zerokit.trace.selective").selective_checkpointing
+        return import_module("zerokit.trace.recording.selective").selective_checkpointing
     if name in ("compare", "phase", "snapshot"):
         from zerokit import api
 

@@ -84,9 +84,9 @@ def case(
 
 @functools.cache
 def _profile(key: str) -> tuple[ModelProfile, str]:
-    import zerokit.trace.record as record
+    import zerokit.trace.recording.record as record
     from zerokit.trace.profile import profile_from_config
-    from zerokit.trace.record import Variant
+    from zerokit.trace.recording.record import Variant
 
     hf_config, precision, checkpointing, lora, stage3, autocast, attention = json.loads(key)
     variant = Variant(

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
 from tests.oracle.ranks import live_bytes  # noqa: E402
-from zerokit.trace.tensor_parallel import _vocabulary_loss  # noqa: E402
+from zerokit.trace.building.tensor_parallel import _vocabulary_loss  # noqa: E402
 
 BATCH, LENGTH, VOCABULARY = 2, 33, 512
 SMALL = 64 * BATCH * LENGTH

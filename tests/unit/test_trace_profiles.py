@@ -20,11 +20,11 @@ from zerokit.domain.profile import ModelProfile, variant_key  # noqa: E402
 from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.trace import store  # noqa: E402
-from zerokit.trace.build import AUTO_CLASSES, read_config, transformers_on_gpu  # noqa: E402
-from zerokit.trace.kernels import cuda_kernels  # noqa: E402
+from zerokit.trace.building.build import AUTO_CLASSES, read_config, transformers_on_gpu  # noqa: E402
 from zerokit.trace.profile import profile_from_config  # noqa: E402
-from zerokit.trace.record import Variant  # noqa: E402
-from zerokit.trace.storage import StorageTracker  # noqa: E402
+from zerokit.trace.recording.kernels import cuda_kernels  # noqa: E402
+from zerokit.trace.recording.record import Variant  # noqa: E402
+from zerokit.trace.recording.storage import StorageTracker  # noqa: E402
 
 SMALL: dict[str, Any] = {"vocab_size": 777, "max_position_embeddings": 4096}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -330,7 +330,7 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
 
 def test_autocast_on_the_cpu_casts_as_cudas_does() -> None:
     """What both devices do alike (linear layers), and what CUDA does in fp32 (norms, softmax, losses)."""
-    from zerokit.trace.autocast import cuda_lists
+    from zerokit.trace.recording.autocast import cuda_lists
 
     narrow, wide = torch.zeros(2, 8, dtype=torch.bfloat16), torch.zeros(2, 8)
     weight = torch.zeros(8, 8, requires_grad=True)

@@ -26,10 +26,11 @@ from zerokit.errors import InputError  # noqa: E402
 from zerokit.memory.estimate import covers, estimate_traced  # noqa: E402
 from zerokit.memory.inference import phase_peaks  # noqa: E402
 from zerokit.memory.replay.model_states import FORWARD_WORKSPACE_BYTES  # noqa: E402
-from zerokit.trace import serving, store  # noqa: E402
-from zerokit.trace.build import read_config  # noqa: E402
+from zerokit.trace import store  # noqa: E402
+from zerokit.trace.building.build import read_config  # noqa: E402
 from zerokit.trace.profile import profile_from_config  # noqa: E402
-from zerokit.trace.record import Variant  # noqa: E402
+from zerokit.trace.recording import serving  # noqa: E402
+from zerokit.trace.recording.record import Variant  # noqa: E402
 
 SLACK = 1024  # scalars: which sequences are finished, the tokens chosen
 WINDOW = 1024

@@ -1,6 +1,6 @@
 """Traced profiles of the catalogue's models, committed so that planning needs no torch.
 
-``profiles/NAME.json.gz`` is written by ``python -m zerokit.trace.catalogue NAME``.
+``profiles/NAME.json.gz`` is written by ``python -m tools.trace_catalogue NAME``.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class ModelProfile:
 
     Attributes:
         parameters: in ``model.parameters()`` order, tied ones once.
-        traces: variant key (see :class:`zerokit.trace.record.Variant`) -> traces by rising
+        traces: variant key (see :class:`zerokit.trace.recording.record.Variant`) -> traces by rising
             ``max_seq_len``.
         parameter_sets: variant key of a LoRA or tensor-parallel trace -> the parameters as one rank holds
             them then, in their order.

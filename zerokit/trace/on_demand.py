@@ -69,7 +69,7 @@ def _traced(
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from zerokit.trace.profile import profile_from_config
-    from zerokit.trace.record import Variant
+    from zerokit.trace.recording.record import Variant
 
     lora = job.lora if job.method != "full" else None
     checkpointing = strategy.checkpointing

@@ -10,10 +10,10 @@ import torch
 from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.profile import ModelProfile, Parameter
 from zerokit.errors import InputError
-from zerokit.trace.build import BuiltModel, build
-from zerokit.trace.fit import fit, plain_point, points
-from zerokit.trace.record import Variant, leaf_modules, record, saved_views
-from zerokit.trace.serving import record_serving
+from zerokit.trace.building.build import BuiltModel, build
+from zerokit.trace.recording.fit import fit, plain_point, points
+from zerokit.trace.recording.record import Variant, leaf_modules, record, saved_views
+from zerokit.trace.recording.serving import record_serving
 
 _LENGTHS = (128, 256, 512)
 

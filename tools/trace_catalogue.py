@@ -1,4 +1,4 @@
-"""Trace models of the catalogue ahead: ``python -m zerokit.trace.catalogue [NAME…]``.
+"""Trace models of the catalogue ahead: ``python -m tools.trace_catalogue [NAME…]``.
 
 Without names: every catalogue model that has no profile yet.
 """
@@ -16,7 +16,7 @@ from zerokit.errors import ZerokitError
 from zerokit.memory.inference import phases_of
 from zerokit.trace import store
 from zerokit.trace.profile import profile_from_config
-from zerokit.trace.record import Variant
+from zerokit.trace.recording.record import Variant
 
 TENSOR_PARALLEL_FROM = 1_000_000_000
 """Parameters from which a model is worth cutting over GPUs."""
@@ -87,7 +87,7 @@ def trace(
 
 def main(arguments: list[str]) -> int:
     """Trace the named models; prints what could not be."""
-    parser = argparse.ArgumentParser(prog="python -m zerokit.trace.catalogue", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.trace_catalogue", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help="of the catalogue")
     parser.add_argument("--whole-only", action="store_true", help="leave out the tensor-parallel shards: "
                         "three quarters of the time; their memory is estimated in closed form")  # fmt: skip

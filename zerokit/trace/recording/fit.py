@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from zerokit.domain.activations import ActivationTrace, Mark, Polynomial, Run, evaluate
 from zerokit.errors import ZerokitError
-from zerokit.trace.build import Stack
-from zerokit.trace.storage import Event
+from zerokit.trace.building.build import Stack
+from zerokit.trace.recording.storage import Event
 
 MICRO_BATCHES = (2, 3)
 _GRID = [(b, s) for b in (1, 2, 4, 16, 64) for s in (64, 512, 2048, 8192, 65536)]

@@ -11,12 +11,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerokit.domain.profile import variant_key
-from zerokit.trace.autocast import cuda_lists
-from zerokit.trace.build import BuiltModel, transformers_on_gpu
-from zerokit.trace.kernels import cuda_kernels
-from zerokit.trace.selective import selective_checkpointing
-from zerokit.trace.storage import Event, StorageTracker
-from zerokit.trace.zero3_linear import zero3_linear
+from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
+from zerokit.trace.building.zero3_linear import zero3_linear
+from zerokit.trace.recording.autocast import cuda_lists
+from zerokit.trace.recording.kernels import cuda_kernels
+from zerokit.trace.recording.selective import selective_checkpointing
+from zerokit.trace.recording.storage import Event, StorageTracker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerokit.errors import InputError
-from zerokit.trace.build import BuiltModel, transformers_on_gpu
-from zerokit.trace.kernels import cuda_kernels
-from zerokit.trace.record import Hooks, Variant, make_inputs, materialise, replace_model
-from zerokit.trace.storage import Event, StorageTracker
+from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
+from zerokit.trace.recording.kernels import cuda_kernels
+from zerokit.trace.recording.record import Hooks, Variant, make_inputs, materialise, replace_model
+from zerokit.trace.recording.storage import Event, StorageTracker
 
 
 class Generation:

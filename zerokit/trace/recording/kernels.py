@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from zerokit.trace.autocast import narrow
+from zerokit.trace.recording.autocast import narrow
 
 FLASH_MAX_HEAD_DIM = 256
 

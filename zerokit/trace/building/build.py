@@ -225,24 +225,24 @@ def build(
     except (ValueError, ImportError) as error:
         raise InputError(f"transformers cannot build this model: {error}") from error
     if tensor_parallel > 1:
-        from zerokit.trace.tensor_parallel import shard
+        from zerokit.trace.building.tensor_parallel import shard
 
         shard(model, tensor_parallel)
     if lora is not None:
-        from zerokit.trace.adapters import add_lora
+        from zerokit.trace.building.adapters import add_lora
 
         model = add_lora(model, lora[0], lora[1], None if wide_adapters else dtype)
     packed: dict[str, int] = {}
     if quantized:
-        from zerokit.trace.nf4 import quantise
+        from zerokit.trace.building.nf4 import quantise
 
         packed = quantise(model)
     elif quantization == "int4":
-        from zerokit.trace.nf4 import quantise
+        from zerokit.trace.building.nf4 import quantise
 
         packed = quantise(model, phase)
     elif quantization == "int8":
-        from zerokit.trace.int8 import quantise as quantise_int8
+        from zerokit.trace.building.int8 import quantise as quantise_int8
 
         packed = quantise_int8(model)
     sent = communication_bytes(model) if autocast else {}

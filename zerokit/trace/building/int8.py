@@ -13,7 +13,7 @@ from types import MethodType
 import torch
 from torch import nn
 
-from zerokit.trace.nf4 import quantisable
+from zerokit.trace.building.nf4 import quantisable
 
 
 def scales_bytes(rows: int) -> int:
