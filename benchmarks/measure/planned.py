@@ -13,13 +13,13 @@ from typing import Any
 
 from benchmarks.measure.host import ROOT, Case
 from zerokit.catalog import gpus, models, profiles
-from zerokit.cli.hardware import resized
 from zerokit.cli.inprocess import json_of
 from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import NothingFits
 from zerokit.memory.card import outside_allocator_bytes
+from zerokit.planner.hardware import resized
 
 MIB = 2**20
 Options = Mapping[str, object]

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from zerokit import recipes, resources
+from zerokit import resources
 from zerokit.catalog import gpus, models
 from zerokit.cli import options, run
 from zerokit.cli.inprocess import json_of
 from zerokit.errors import FileInputError, InputError
+from zerokit.planner import recipes
 from zerokit.strictload import parse_yaml
 
 NAMES = recipes.names()

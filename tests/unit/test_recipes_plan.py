@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from zerokit import recipes
 from zerokit.cli.inprocess import json_of
 from zerokit.emit import plan_file
 from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import check_files
+from zerokit.planner import recipes
 
 NAMES = recipes.names()
 needs_deepspeed = pytest.mark.skipif(

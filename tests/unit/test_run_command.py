@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from zerokit.catalog import gpus
-from zerokit.cli.payload import environment
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError, NodeUnusable
+from zerokit.planner.documents import environment
 from zerokit.run import command as commands
 from zerokit.run import packed
 from zerokit.run.cluster import slurm_job

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from zerokit.catalog import gpus, models
-from zerokit.cli.modelchoice import choose_model
 from zerokit.domain.deepspeed_settings import from_config as read_settings
 from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Cluster
@@ -22,6 +21,7 @@ from zerokit.emit.files import plan_files
 from zerokit.errors import InputError, NothingFits
 from zerokit.linter.emitted import verify
 from zerokit.memory.closed_form import estimate_analytic
+from zerokit.planner.models import choose_model
 from zerokit.rules import first_violation
 from zerokit.search.plan import Plan, Request, choose_global_batch, make_plan, make_space
 from zerokit.search.search import Space, batches, build_strategy, checkpointings, fits, search

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zerokit.linter.deepspeed.file import Context
     from zerokit.linter.files import CheckedFile
     from zerokit.linter.finding import Finding
-    from zerokit.recipes import Recipe
+    from zerokit.planner.recipes import Recipe
     from zerokit.strictload import Document
 
 
@@ -179,7 +179,7 @@ def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
 
                 plan_file.read(file.path)
             else:
-                from zerokit.recipes import parse_recipe
+                from zerokit.planner.recipes import parse_recipe
 
                 _look_up(parse_recipe(file.document), file.document)
         except InputError as error:

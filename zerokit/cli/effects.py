@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zerokit.cli.values import key
 from zerokit.errors import InputError
+from zerokit.planner.values import key
 
 Options = Mapping[str, Any]
 

@@ -29,8 +29,9 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
     What is not given takes its plain value: ZeRO-0 (or the file's stage), micro-batch 1, no
     accumulation, no parallelism but data, no checkpointing. Ends with exit code 3 where it does not fit.
     """
-    from zerokit.cli import payload, show
+    from zerokit.cli import show
     from zerokit.memory.saving import notes as saving_notes
+    from zerokit.planner import documents
     from zerokit.search.explain import cluster_words
     from zerokit.search.plan import estimate_strategy
 
@@ -42,7 +43,7 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
         notes = (*_errors_in(deepspeed), *notes)
     candidate, fitting = estimate_strategy(request, strategy)
     notes = (*notes, *saving_notes(candidate, request.shape, request.job, request.cluster))
-    body = payload.estimate(
+    body = documents.estimate(
         candidate,
         request.cluster,
         fits=fitting if read.vram_named else None,
@@ -57,7 +58,7 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
         return code
     capacity = request.cluster.gpu.driver_vram_bytes if read.vram_named else None
     title = f"{read.model_name} on {cluster_words(request.cluster)}"
-    click.echo(show.estimate(body, title, capacity, payload.degrees(strategy)))
+    click.echo(show.estimate(body, title, capacity, documents.degrees(strategy)))
     return code
 
 

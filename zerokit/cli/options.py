@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-from zerokit.cli.hardware import hardware
-from zerokit.cli.values import MAX_GPUS, choice, count, key, whole
 from zerokit.domain.job import (
     ATTENTIONS,
     CHECKPOINTINGS,
@@ -21,6 +19,8 @@ from zerokit.domain.job import (
     Lora,
 )
 from zerokit.errors import InputError
+from zerokit.planner.hardware import hardware
+from zerokit.planner.values import MAX_GPUS, choice, count, key, whole
 from zerokit.search.plan import Request
 from zerokit.search.space import Pins
 
@@ -160,8 +160,8 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
         InputError: names the option, the value and the fix.
     """
     from zerokit.cli.effects import refuse_idle
-    from zerokit.cli.modelchoice import choose_model
     from zerokit.machine.versions import deepspeed_note
+    from zerokit.planner.models import choose_model
 
     refuse_idle(options, single=single)
     chosen = choose_model(options.get("params"), options.get("model"), single=single)
@@ -175,7 +175,7 @@ def read(options: Mapping[str, Any], *, single: bool = False) -> Read:
         )
     calibration, measured = None, tuple[str, ...]()
     if (found.found_here or found.on_cpu) and not options.get("no_calibration"):
-        from zerokit.cli.calibration import of_this_machine
+        from zerokit.planner.calibration import of_this_machine
 
         calibration, measured = of_this_machine(found.cluster, chosen.shape, job, on_cpu=found.on_cpu)
     pins = _pins(options, found.on_cpu)

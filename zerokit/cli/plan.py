@@ -53,7 +53,8 @@ def _plan(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
-    from zerokit.cli import payload, show
+    from zerokit.cli import show
+    from zerokit.planner import documents
     from zerokit.search.explain import cluster_words
     from zerokit.search.plan import make_plan, make_space
 
@@ -68,7 +69,7 @@ def _plan(
     request = read.request
     made = make_plan(request, top=count)
     job = make_space(request)[0].job
-    body = payload.plan(
+    body = documents.plan(
         made, shared_options.given(options), job, request.cluster,
         timed=request.timed, on_cpu=request.on_cpu, whole=as_json,
     )  # fmt: skip
@@ -105,11 +106,11 @@ def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster
     Raises:
         InputError: the folder cannot be written.
     """
-    from zerokit.cli import payload
     from zerokit.emit import plan_file
     from zerokit.emit.deepspeed import trainer_arguments
     from zerokit.emit.files import plan_files
     from zerokit.linter.emitted import verify
+    from zerokit.planner import documents
     from zerokit.strictload.yamldump import write_text_atomically
 
     strategy = made.chosen.strategy
@@ -129,7 +130,7 @@ def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster
     files = {**emitted.names, "plan": plan_file.FILE_NAME}
     chosen = {**body["chosen"], "estimate": {**body["chosen"]["estimate"]}}
     # ranks alike once: the file is read by people
-    chosen["estimate"]["per_rank"] = payload.per_rank(made.chosen.memory.ranks, world_size=0)
+    chosen["estimate"]["per_rank"] = documents.per_rank(made.chosen.memory.ranks, world_size=0)
     plan_file.write(
         folder,
         body["request"],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zerokit import recipes
 from zerokit.cli import options as shared_options
+from zerokit.planner import recipes
 
 
 def merged(recipe: str, options: Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:

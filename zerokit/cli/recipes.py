@@ -23,7 +23,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One object on standard output.")
 def list_command(as_json: bool) -> None:
     """All recipes, by name."""
-    from zerokit import recipes
+    from zerokit.planner import recipes
 
     found = [recipes.load(name) for name in recipes.names()]
     if as_json:
@@ -45,7 +45,7 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """One recipe, and the command it stands for."""
     import shlex
 
-    from zerokit import recipes
+    from zerokit.planner import recipes
 
     recipe = recipes.with_overrides(recipes.load_any(name), overrides)
     if as_json:
@@ -63,7 +63,7 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @click.argument("destination", default=".")
 def copy_command(name: str, destination: str) -> None:
     """Copy a recipe to a folder or file, to be changed; never over an existing file."""
-    from zerokit import recipes
+    from zerokit.planner import recipes
 
     click.echo(recipes.copy(name, destination))
 
@@ -74,7 +74,7 @@ def copy_command(name: str, destination: str) -> None:
 @click.option("--write", is_flag=True, help="Write what is planned today into the files' expect block.")
 def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
     """Read each recipe strictly, plan it, and compare with what it expects. All unless some are named."""
-    from zerokit import recipes
+    from zerokit.planner import recipes
 
     results: dict[str, list[str]] = {}
     for name in names or recipes.names():
@@ -97,8 +97,8 @@ def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
 def _check_one(recipe: Any, *, write: bool) -> list[str]:
     import tempfile
 
-    from zerokit import recipes
     from zerokit.cli.inprocess import json_of
+    from zerokit.planner import recipes
 
     with tempfile.TemporaryDirectory(prefix="zerokit-recipe-") as folder:
         chosen = json_of("plan", [*recipe.arguments(), "--top", "1", "--out", folder])["chosen"]
@@ -112,7 +112,7 @@ def _check_one(recipe: Any, *, write: bool) -> list[str]:
 
 def _write_expectation(recipe: Any, chosen: dict[str, Any]) -> None:
     """Put the planned strategy and figures below the request, which stays as its author wrote it."""
-    from zerokit import recipes
+    from zerokit.planner import recipes
     from zerokit.strictload import load_yaml
     from zerokit.strictload.yamldump import dump_yaml, write_text_atomically
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from zerokit.cli import hardware, values
 from zerokit.cli import options as shared_options
 from zerokit.errors import InputError, NothingFits
+from zerokit.planner import hardware, values
 
 SCHEMA = "zerokit.size/1"
 TYPICAL = ("rtx-4090", "l40s", "a100-40gb", "a100-80gb", "h100-sxm-80gb", "h200", "b200", "mi300x")
@@ -123,7 +123,7 @@ def _row(size: Any, price: float | None) -> dict[str, Any]:
     }
     if size.candidate is None:
         return {**row, "strategy": None, "why": size.why}
-    from zerokit.cli.payload import degrees
+    from zerokit.planner.documents import degrees
     from zerokit.search.explain import strategy_words
 
     memory = size.candidate.memory

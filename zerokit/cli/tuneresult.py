@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerokit.cli import payload
 from zerokit.cli.tuning import Trial, Tuning
 from zerokit.errors import (
     InputError,
@@ -19,6 +18,7 @@ from zerokit.errors import (
     RunHung,
     ZerokitError,
 )
+from zerokit.planner import documents
 from zerokit.run.scriptargs import PLACEHOLDERS
 from zerokit.run.secrets import Secrets
 from zerokit.run.style import read_script
@@ -54,7 +54,7 @@ def _row(trial: Trial, *, timed: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "trial": trial.number,
         "description": trial.words,
-        "strategy": payload.degrees(candidate.strategy),
+        "strategy": documents.degrees(candidate.strategy),
         "script_arguments": Secrets(os.environ, trial.arguments).argv(trial.arguments),
         "predicted_step_seconds": candidate.time.step_seconds if timed else None,
         "predicted_peak_bytes": candidate.memory.worst.peak_allocated_bytes,

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.cli import options as shared_options
-from zerokit.cli import payload
 from zerokit.cli.plan import check_folder, write_files
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
+from zerokit.planner import documents
 from zerokit.run.command import Target, check_launcher
 from zerokit.run.prepare import Wishes
 from zerokit.run.scriptargs import ScriptOptions
@@ -201,7 +201,7 @@ class Tuning:
         candidate = trial.candidate
         body = {
             "request": self.given,
-            "chosen": payload.strategy(
+            "chosen": documents.strategy(
                 candidate, self.job, self.request.cluster, assumptions=self.made.assumptions,
                 timed=self.request.timed, on_cpu=self.request.on_cpu,
             ),
@@ -240,8 +240,8 @@ class Tuning:
 
     def _calibrate(self) -> None:
         """Keep the step times of the trials that ran this very job as planned."""
-        from zerokit.cli.calibration import keep
         from zerokit.machine import tuned
+        from zerokit.planner.calibration import keep
 
         ran = [(t.candidate.strategy, t.seconds) for t in self.trials if t.counts]
         if not ran:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.cli.memorychoice import Model, Source
 from zerokit.domain.families import from_config
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.errors import InputError
+from zerokit.planner.memory_source import Model, Source
 from zerokit.units import format_count, parse_count
 
 # "7b" is what people call 6.74e9: a figure of so many digits within this names the model

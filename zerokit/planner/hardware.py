@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zerokit.cli.values import MAX_GPUS, choice, whole
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.errors import InputError
+from zerokit.planner.values import MAX_GPUS, choice, whole
 from zerokit.units import format_gib, parse_bytes
 
 DEFAULT_GPU = "h100-sxm-80gb"
