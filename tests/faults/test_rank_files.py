@@ -27,7 +27,7 @@ from tests.rankprocess import (
     write_script,
 )
 from zerokit.errors import ReportNotWritten
-from zerokit.report.model import RunReport
+from zerokit.report.schema import RunReport
 from zerokit.run.collect import build_report, report_of_folder, write_report
 from zerokit.run.rankfile import RankTail, find_rank_files, rank_file, read_rank_file, stacks_file
 

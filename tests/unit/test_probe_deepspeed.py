@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.rankprocess import BOOTSTRAP, read_rank, write_script
-from zerokit.report.model import RunReport
+from zerokit.report.schema import RunReport
 from zerokit.run.collect import build_report
 
 pytest.importorskip("deepspeed")

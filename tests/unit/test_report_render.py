@@ -15,8 +15,8 @@ from zerokit.cli import run as run_cli
 from zerokit.errors import FileInputError, ReportNotWritten
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html, write_html
-from zerokit.report.model import RunReport, load_report
 from zerokit.report.render import print_report
+from zerokit.report.schema import RunReport, load_report
 from zerokit.run.collect import build_report, write_report
 from zerokit.run.rankfile import rank_file
 

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.test_report_render import GIB, PLAN, gpu_phase, report_of, shown, write_rank
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
-from zerokit.report.model import RunReport
-from zerokit.report.whatran import differences, of_engine
+from zerokit.report.schema import RunReport
+from zerokit.report.what_ran import differences, of_engine
 from zerokit.run.collect import build_report
 
 CHOSEN = {

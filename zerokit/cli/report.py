@@ -52,7 +52,7 @@ def _compare(runs: tuple[str, ...], reports: list[dict[str, Any]], as_json: bool
 
 
 def _load(place: Path) -> dict[str, Any]:
-    from zerokit.report.model import load_report
+    from zerokit.report.schema import load_report
     from zerokit.run.collect import report_of_folder
     from zerokit.run.rankfile import find_rank_files
 

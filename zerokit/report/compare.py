@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from zerokit.report import render
-from zerokit.report.model import RunReport
+from zerokit.report.schema import RunReport
 
 SCHEMA = "zerokit.comparison/1"
 _OLDER = {"load": "init", "eval": "other", "generate": "other", "save": "other"}

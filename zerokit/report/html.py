@@ -9,7 +9,7 @@ from typing import Any
 
 from zerokit.errors import ReportNotWritten
 from zerokit.report import render
-from zerokit.report.model import RankReport, RunReport
+from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.timeline import timeline_svg
 from zerokit.resources import folder
 from zerokit.strictload.yamldump import write_text_atomically

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerokit.report.measured import init_bytes, on_gpu, reached_end_of
-from zerokit.report.whatran import Difference, differences
+from zerokit.report.what_ran import Difference, differences
 
 Report = Mapping[str, Any]
 Plan = Mapping[str, Any]

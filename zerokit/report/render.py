@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from zerokit.report.model import Failure, Leak, Pair, Predicted, RankReport, RunReport
+from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.units import MIB, format_gib, format_seconds
 
 PHASE_ORDER = ("load", "init", "forward", "backward", "step", "eval", "generate", "save", "other")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from zerokit.report.model import RankReport, RunReport
+from zerokit.report.schema import RankReport, RunReport
 from zerokit.units import GIB, format_seconds
 
 _WIDTH, _HEIGHT = 960, 300

@@ -13,13 +13,13 @@ from typing import Any
 from zerokit import __version__
 from zerokit.errors import LauncherLost, RankFailed, ReportNotWritten
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
-from zerokit.report.model import SCHEMA, plain
 from zerokit.report.predicted import (
     PredictAgain,
     compare_with_plan,
     predicted_of_rank,
     ways_to_need_less,
 )
+from zerokit.report.schema import SCHEMA, plain
 from zerokit.run.rankfile import RankLog, Record, find_rank_files, read_rank_file
 from zerokit.run.rankstate import Exit, RankEnd, judge, settle
 

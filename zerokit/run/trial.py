@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zerokit.report import whatran
+from zerokit.report import what_ran
 from zerokit.run.prepare import Prepared, Wishes
 
 _DECISIVE = ("ZeRO stage", "batch size per GPU", "gradient accumulation", "tensor parallel", "precision",
@@ -144,5 +144,5 @@ def _failure(report: Mapping[str, Any]) -> str:
 
 def differences(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
     """Where what ran is not what was planned; a fact that is not known is no difference."""
-    found = whatran.of_engine(chosen, engine)
+    found = what_ran.of_engine(chosen, engine)
     return [difference.text for difference in found if difference.what in _DECISIVE]
