@@ -166,8 +166,8 @@ def wait_for_a_step(run: Run) -> None:
 
 def test_the_configuration_loads_in_deepspeed(tmp_path: Path) -> None:
     """What is handed to the script on CPU ranks passes DeepSpeed's own checks."""
-    from zerokit.run.dsconfig import adapt
-    from zerokit.run.style import ScriptFacts
+    from zerokit.script.adapt_config import adapt
+    from zerokit.script.reader import ScriptFacts
 
     facts = ScriptFacts(path=tmp_path)
     plan = json.loads((write_plan(tmp_path, precision="fp16", stage=3) / "ds_config.json").read_text())

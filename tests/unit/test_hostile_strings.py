@@ -20,7 +20,7 @@ from zerokit.run import packed
 from zerokit.run.devices import Devices
 from zerokit.run.hostfile import Host
 from zerokit.run.rank_process import parse_arguments
-from zerokit.run.style import ScriptFacts
+from zerokit.script.reader import ScriptFacts
 
 STRINGS = strings(500)
 HOSTS = [Host(name="a", slots=1, line=1), Host(name="b", slots=1, line=2)]

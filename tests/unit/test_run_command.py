@@ -18,7 +18,7 @@ from zerokit.run import packed
 from zerokit.run.cluster import slurm_job
 from zerokit.run.devices import Devices
 from zerokit.run.hostfile import Host
-from zerokit.run.style import ScriptFacts
+from zerokit.script.reader import ScriptFacts
 
 GPUS = Devices(kind="cuda", ranks=2, gpu_indexes=(1, 3), why="")
 CPUS = Devices(kind="cpu", ranks=2, gpu_indexes=(), why="")

@@ -11,7 +11,7 @@ from tests.planfixture import write_plan
 from zerokit.cli import run
 from zerokit.errors import InputError
 from zerokit.run.consoles import resolve
-from zerokit.run.style import read_script
+from zerokit.script.reader import read_script
 
 LAUNCHER = """
 import os, subprocess, sys

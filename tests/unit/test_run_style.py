@@ -10,8 +10,8 @@ import pytest
 
 from zerokit.errors import InputError
 from zerokit.run.command import script_options
-from zerokit.run.dsconfig import Adapted, adapt
-from zerokit.run.style import ScriptFacts, read_script
+from zerokit.script.adapt_config import Adapted, adapt
+from zerokit.script.reader import ScriptFacts, read_script
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

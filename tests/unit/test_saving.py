@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from zerokit.cli import run
-from zerokit.run import diskspace
+from zerokit.script import disk_space
 
 GIB = 1 << 30
 WEIGHTS = 8_030_261_248  # llama-3.1-8b
@@ -95,12 +95,12 @@ def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     chosen = {"estimate": {"saving": {"weights_bytes": 15 * GIB, "checkpoint_bytes": 90 * GIB}}}
-    (said,) = diskspace.warnings(chosen, ["--lr", "1", "--output_dir", str(tmp_path / "not" / "yet")])
+    (said,) = disk_space.warnings(chosen, ["--lr", "1", "--output_dir", str(tmp_path / "not" / "yet")])
     assert "weights and a checkpoint do not fit" in said and "20.0 GiB are free" in said
     assert asked == [tmp_path]
     chosen["estimate"]["saving"]["checkpoint_bytes"] = 4 * GIB
-    assert diskspace.warnings(chosen, []) == []
+    assert disk_space.warnings(chosen, []) == []
     chosen["estimate"]["saving"]["weights_bytes"] = 21 * GIB
-    assert "the weights alone do not fit" in diskspace.warnings(chosen, ["--output_dir=x"])[0]
-    assert diskspace.warnings({"estimate": {"saving": None}}, []) == []
-    assert diskspace.warnings({}, []) == []
+    assert "the weights alone do not fit" in disk_space.warnings(chosen, ["--output_dir=x"])[0]
+    assert disk_space.warnings({"estimate": {"saving": None}}, []) == []
+    assert disk_space.warnings({}, []) == []

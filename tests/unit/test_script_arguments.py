@@ -10,8 +10,8 @@ import pytest
 from tests.rankprocess import write_script
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.strategy import Strategy
-from zerokit.run.scriptargs import PlannedValues, ScriptOptions
-from zerokit.run.style import read_script
+from zerokit.script.arguments import PlannedValues, ScriptOptions
+from zerokit.script.reader import read_script
 from zerokit.search.space import Pins
 
 RAW = """

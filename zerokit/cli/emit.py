@@ -210,7 +210,7 @@ def _script(
 ) -> tuple[str, list[str], Path]:
     """How the script takes its configuration, its whole command, and the file that it is given."""
     from zerokit.run.command import script_options
-    from zerokit.run.style import STYLES, ScriptFacts, read_script
+    from zerokit.script.reader import STYLES, ScriptFacts, read_script
 
     if style not in ("auto", *STYLES):
         raise InputError(f"--style {style}: use auto, {', '.join(STYLES)}")

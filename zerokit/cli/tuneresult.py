@@ -19,9 +19,9 @@ from zerokit.errors import (
     ZerokitError,
 )
 from zerokit.planner import documents
-from zerokit.run.scriptargs import PLACEHOLDERS
 from zerokit.run.secrets import Secrets
-from zerokit.run.style import read_script
+from zerokit.script.arguments import PLACEHOLDERS
+from zerokit.script.reader import read_script
 
 SCHEMA = "zerokit.tune/1"
 _FAILURES = (RankFailed, RunHung, LauncherLost, NodeUnusable, ReportNotWritten)

@@ -16,9 +16,9 @@ from zerokit.errors import InputError
 from zerokit.planner import documents
 from zerokit.run.command import Target, check_launcher
 from zerokit.run.prepare import Wishes
-from zerokit.run.scriptargs import ScriptOptions
-from zerokit.run.style import STYLES, read_script
 from zerokit.run.trial import Measured, attempt
+from zerokit.script.arguments import ScriptOptions
+from zerokit.script.reader import STYLES, read_script
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, Request, make_plan, make_space
 from zerokit.units import format_gib, format_seconds

@@ -20,7 +20,7 @@ from zerokit.run.cluster import SlurmJob, run_id, srun_command
 from zerokit.run.devices import Devices, cores_per_rank
 from zerokit.run.hostfile import Host
 from zerokit.run.steplimit import STOP_VARIABLE
-from zerokit.run.style import ScriptFacts
+from zerokit.script.reader import ScriptFacts
 
 LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")

@@ -11,24 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
-from zerokit.run import (
-    agreement,
-    buildlocks,
-    cluster,
-    deadman,
-    dsconfig,
-    folder,
-    gather,
-    hostfile,
-    ports,
-    preflight,
-    scriptargs,
-    style,
-)
+from zerokit.run import buildlocks, cluster, deadman, folder, gather, hostfile, ports, preflight
 from zerokit.run import command as commands
 from zerokit.run import devices as device_module
 from zerokit.run.runstate import Launch
 from zerokit.run.secrets import Secrets
+from zerokit.script import adapt_config, agreement
+from zerokit.script import arguments as script_arguments
+from zerokit.script import reader as style
 
 _NEEDED_ON_NODES = ["ds_config.json", "plan.yaml"]
 
@@ -130,7 +120,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     if config is not None and plan is None:
         # the user's own file: what runs on CPU ranks is all that may be changed
         agreement.check_reaches(facts, chosen_style)
-        adapted = dsconfig.adapt(
+        adapted = adapt_config.adapt(
             config, style="none", device=place.devices.kind, ranks=place.ranks, planned_ranks=place.ranks,
             facts=facts,
         )  # fmt: skip
@@ -138,12 +128,12 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         notes += [f"{wishes.deepspeed}: {change}" for change in adapted.changes]
         notes += [f"warning: {warning}" for warning in adapted.warnings]
     if config is not None and plan is not None:
-        on_device = dsconfig.adapt(
+        on_device = adapt_config.adapt(
             config, style="none", device=place.devices.kind, ranks=place.ranks, planned_ranks=plan.world_size,
             facts=facts,
         )  # fmt: skip
         agreed = agreement.agree(
-            scriptargs.ScriptOptions.read(facts, chosen_style, wishes.target.arguments),
+            script_arguments.ScriptOptions.read(facts, chosen_style, wishes.target.arguments),
             plan.chosen,
             on_device.config,
             plan_folder=plan.folder,
@@ -153,7 +143,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         )
         added = agreed.added
         notes += agreed.notes
-        adapted = dsconfig.adapt(
+        adapted = adapt_config.adapt(
             config,
             style=chosen_style,
             device=place.devices.kind,

@@ -11,7 +11,7 @@ from typing import Any
 
 from zerokit.machine.host import bf16_in_hardware
 from zerokit.rules.known import TRAINER_FILLS
-from zerokit.run.style import ScriptFacts
+from zerokit.script.reader import ScriptFacts
 
 _COMPILED_FOR_CUDA = (
     "zero_quantized_weights",

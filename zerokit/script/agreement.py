@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
-from zerokit.run import diskspace, dsconfig
-from zerokit.run.scriptargs import PlannedValues, ScriptOptions
-from zerokit.run.style import ScriptFacts
+from zerokit.script import adapt_config, disk_space
+from zerokit.script.arguments import PlannedValues, ScriptOptions
+from zerokit.script.reader import ScriptFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def agree(
     planned = PlannedValues(
         micro_batch=int(chosen["micro_batch"]),
         gradient_accumulation=int(chosen["gradient_accumulation"]),
-        precision=dsconfig.precision(config),
+        precision=adapt_config.precision(config),
         checkpointing=str(chosen.get("activation_checkpointing", "none")),
         gradient_clipping=_clipping(config),
         on_cpu=on_cpu,
@@ -144,7 +144,7 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any]) -> l
             f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
             "script can; plan again with --sp 1"
         )
-    warnings = diskspace.warnings(chosen, options.given)
+    warnings = disk_space.warnings(chosen, options.given)
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
         warnings.append(
             "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "

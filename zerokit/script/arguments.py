@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from zerokit.domain.strategy import Strategy
-from zerokit.run.style import ScriptFacts
-from zerokit.run.trainerargs import ArgumentFile, argument_file, installed_values
+from zerokit.script.reader import ScriptFacts
+from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values
 from zerokit.search.space import Pins
 
 PLACEHOLDERS = ("{micro_batch}", "{gradient_accumulation}", "{checkpointing}")
@@ -95,7 +95,7 @@ class ScriptOptions:
     """How one script, with the arguments that the user gave, can be told of a plan.
 
     Attributes:
-        style: how it takes its configuration (``zerokit.run.style``).
+        style: how it takes its configuration (``zerokit.script.reader``).
         file: of arguments, that the script reads.
         defaults: what its installed arguments class has where nothing is given; empty where not known.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zerokit.run.style import ARGUMENT_FILES, ScriptFacts
+from zerokit.script.reader import ARGUMENT_FILES, ScriptFacts
 
 _PARSE_SECONDS = 120.0
 _LARGEST_FILE_BYTES = 1 << 20
