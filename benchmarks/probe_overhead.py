@@ -86,7 +86,7 @@ class Switch:
         self.ticker: Any = None
 
     def on(self) -> None:
-        from zerokit.run.ticker import Ticker
+        from zerokit.launcher.rank.ticker import Ticker
 
         for name, method in self.wrapped.items():
             setattr(self.owner, name, method)
@@ -148,9 +148,9 @@ def interval(values: list[float]) -> tuple[float, float]:
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
 
-    from zerokit.run import hooks
-    from zerokit.run.probe import Identity, Probe
-    from zerokit.run.rankfile import TICK_SECONDS
+    from zerokit.launcher.rank import hooks
+    from zerokit.launcher.rank.probe import Identity, Probe
+    from zerokit.launcher.rank_file import TICK_SECONDS
 
     probe = Probe(
         Identity(rank=0, local_rank=0, world_size=1, host="here", device=args.device, script="-"), folder

@@ -9,10 +9,10 @@ import textwrap
 import time
 from pathlib import Path
 
-import zerokit.run
-from zerokit.run.rankfile import RankLog, rank_file, read_rank_file
+import zerokit.launcher.rank
+from zerokit.launcher.rank_file import RankLog, rank_file, read_rank_file
 
-BOOTSTRAP = Path(next(iter(zerokit.run.__path__))) / "bootstrap.py"
+BOOTSTRAP = Path(next(iter(zerokit.launcher.rank.__path__))) / "bootstrap.py"
 
 
 def write_script(folder: Path, text: str, name: str = "train.py") -> Path:

@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "compare", "phase", "selective_checkpointing", "snapshot"]
 
 if TYPE_CHECKING:
-    from zerokit.api import compare, phase, snapshot
+    from zerokit.instrument.script_api import compare, phase, snapshot
 
     selective_checkpointing: Any
 
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
 
         return import_module("zerokit.trace.recording.selective").selective_checkpointing
     if name in ("compare", "phase", "snapshot"):
-        from zerokit import api
+        from zerokit.instrument import script_api
 
-        return getattr(api, name)
+        return getattr(script_api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

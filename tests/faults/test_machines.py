@@ -51,7 +51,7 @@ def test_a_node_that_does_not_answer(tmp_path: Path, path_of_programs: str) -> N
 def test_a_sweep_finds_the_runs_processes(path_of_programs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 
-    from zerokit.run.cluster import sweep
+    from zerokit.launcher.nodes.cluster import sweep
 
     monkeypatch.setenv("PATH", path_of_programs)
     environment = {**os.environ, "ZEROKIT_RUN_DIR": "/a run/of 'mine"}

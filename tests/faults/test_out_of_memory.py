@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Run, wait_for
-from zerokit.run.replan import scale
+from zerokit.launcher.replan import scale
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]

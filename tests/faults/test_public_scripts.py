@@ -59,7 +59,7 @@ def test_sft(tmp_path: Path, model: Path) -> None:
 
 IMPORTS = """
 import importlib.util, sys
-from zerokit.run.postimport import PostImport
+from zerokit.instrument.post_import import PostImport
 hooked = []
 PostImport(dict.fromkeys(
     ["torch", "deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine", "deepspeed.comm.torch",
@@ -72,7 +72,7 @@ names = [module.__name__ for module in hooked]
 assert sorted(names) == sorted(set(names)), names
 for module in hooked:
     assert sys.modules[module.__name__] is module
-    assert type(module.__spec__.loader).__module__ != "zerokit.run.postimport"
+    assert type(module.__spec__.loader).__module__ != "zerokit.instrument.post_import"
 print(sorted(names))
 """
 

@@ -27,9 +27,9 @@ from tests.rankprocess import (
     write_script,
 )
 from zerokit.errors import ReportNotWritten
+from zerokit.launcher.rank_file import RankTail, find_rank_files, rank_file, read_rank_file, stacks_file
+from zerokit.launcher.verdict.report import build_report, report_of_folder, write_report
 from zerokit.report.schema import RunReport
-from zerokit.run.collect import build_report, report_of_folder, write_report
-from zerokit.run.rankfile import RankTail, find_rank_files, rank_file, read_rank_file, stacks_file
 
 SLEEPER = """
     import time
@@ -456,7 +456,7 @@ def test_a_long_file_is_compacted_and_keeps_its_story(tmp_path):
         tmp_path,
         """
         import time, zerokit
-        from zerokit.run import ticker
+        from zerokit.launcher.rank import ticker
         ticker.COMPACT_BYTES = 3000
         zerokit.snapshot("kept")
         big = bytearray(300 << 20)

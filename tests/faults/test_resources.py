@@ -75,7 +75,7 @@ def test_the_disk_fills_during_the_run(launch: Launch, small_disk: Path) -> None
 
 def test_an_older_report_outlives_a_full_disk(small_disk: Path) -> None:
     from zerokit.errors import ReportNotWritten
-    from zerokit.run.folder import write_json
+    from zerokit.launcher.run_folder import write_json
 
     write_json(small_disk / "report.json", {"old": True})
     with (small_disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
@@ -96,8 +96,8 @@ def test_a_full_disk_is_noticed_before_the_run(launch: Launch, small_disk: Path)
 
 
 def test_a_log_on_a_full_device(tmp_path: Path) -> None:
-    from zerokit.run.output import Log
-    from zerokit.run.secrets import Secrets
+    from zerokit.launcher.secrets import Secrets
+    from zerokit.launcher.supervisor.output import Log
 
     (tmp_path / "full.log").symlink_to("/dev/full")
     log = Log(tmp_path / "full.log", Secrets({}))
@@ -156,8 +156,8 @@ def test_a_missing_hostfile_is_no_local_run(launch: Launch, tmp_path: Path) -> N
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs an ssh client")
 def test_unreachable_nodes_are_all_named(tmp_path: Path, figure: Figure) -> None:
     from zerokit.errors import NodeUnusable
-    from zerokit.run.hostfile import Host
-    from zerokit.run.preflight import check_nodes
+    from zerokit.launcher.nodes.hostfile import Host
+    from zerokit.launcher.preflight import check_nodes
 
     # TEST-NET addresses (RFC 5737) never answer; a name below .invalid (RFC 2606) never resolves.
     hosts = [Host(name=f"192.0.2.{n}", slots=8, line=n) for n in range(1, 20)]

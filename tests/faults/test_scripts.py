@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.conftest import Figure, Launch, wait_for
 from tests.rankprocess import read_rank, start_rank, write_script
-from zerokit.run.deadman import PIPE_SECONDS
+from zerokit.launcher.rank.deadman import PIPE_SECONDS
 
 WELL = {
     "closes its streams": """
@@ -111,7 +111,7 @@ def test_a_script_that_ends_badly(launch: Launch, tmp_path: Path, name: str) -> 
     assert code == 10, out + err
     failure = run.report()["first_failure"]
     assert said in failure["error"] and str(failure["rank"]) == rank
-    assert "zerokit/run" not in err  # no traceback of ours
+    assert "zerokit/launcher" not in err  # no traceback of ours
     assert not run.left()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.rankprocess import BOOTSTRAP, read_rank, write_script
-from zerokit.run.collect import build_report
+from zerokit.launcher.verdict.report import build_report
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

@@ -15,11 +15,11 @@ import pytest
 
 from tests.hostile import MARKER, strings
 from zerokit.errors import InputError
-from zerokit.run import command as commands
-from zerokit.run import packed
-from zerokit.run.devices import Devices
-from zerokit.run.hostfile import Host
-from zerokit.run.rank_process import parse_arguments
+from zerokit.launcher import command as commands
+from zerokit.launcher import packed
+from zerokit.launcher.devices import Devices
+from zerokit.launcher.nodes.hostfile import Host
+from zerokit.launcher.rank.process import parse_arguments
 from zerokit.script.reader import ScriptFacts
 
 STRINGS = strings(500)

@@ -17,11 +17,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import zerokit.run.probe as probe_module  # noqa: E402
-from zerokit.run.cuda_memory import CudaMemory  # noqa: E402
-from zerokit.run.growth import GrowthWatch  # noqa: E402
-from zerokit.run.oom import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
-from zerokit.run.probe import Identity, Probe  # noqa: E402
+import zerokit.launcher.rank.probe as probe_module  # noqa: E402
+from zerokit.launcher.rank.cuda_memory import CudaMemory  # noqa: E402
+from zerokit.launcher.rank.growth import GrowthWatch  # noqa: E402
+from zerokit.launcher.rank.oom import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
+from zerokit.launcher.rank.probe import Identity, Probe  # noqa: E402
 
 MIB = 1 << 20
 
@@ -466,5 +466,5 @@ def test_a_leak_reaches_the_account_of_its_rank(probe, allocator, monkeypatch):
 
 def test_importing_the_probe_imports_nothing_heavy():
     heavy = "{'torch', 'pydantic', 'rich', 'yaml', 'numpy'}"
-    code = f"import sys, zerokit.run.rank_process; assert not {heavy} & set(sys.modules)"
+    code = f"import sys, zerokit.launcher.rank.process; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.rankprocess import BOOTSTRAP, read_rank, write_script
+from zerokit.launcher.verdict.report import build_report
 from zerokit.report.schema import RunReport
-from zerokit.run.collect import build_report
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("accelerate")

@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 from tests.rankprocess import read_rank, run_rank, write_script
-from zerokit.run.postimport import PostImport
+from zerokit.instrument.post_import import PostImport
 
 SOURCE = '"""A module."""\nimport time\ntime.sleep({pause})\nclass Thing:\n    value = 1\n'
 

@@ -12,7 +12,7 @@ import pytest
 
 import zerokit
 from tests.rankprocess import BOOTSTRAP, rank_environment, run_rank, write_script
-from zerokit.run.rank_process import parse_arguments
+from zerokit.launcher.rank.process import parse_arguments
 
 LOOK = """
     import inspect, os, pickle, sys, threading
@@ -166,7 +166,7 @@ def test_the_script_api_outside_a_launch():
         "    try: zerokit.phase(bad)\n"
         "    except (TypeError, ValueError): continue\n"
         "    raise SystemExit(bad)\n"
-        "assert not {'torch', 'zerokit.run.probe', 'pydantic'} & set(sys.modules)\n"
+        "assert not {'torch', 'zerokit.launcher.rank.probe', 'pydantic'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -175,7 +175,9 @@ def test_the_script_api_outside_a_launch():
 def test_another_installed_version_is_not_mixed_in(tmp_path):
     copy = tmp_path / "checkout" / "zerokit"
     shutil.copytree(Path(zerokit.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    script = write_script(tmp_path, "import zerokit\nraise ValueError(zerokit.run.rank_process.__file__)\n")
-    _, _, shown = plain(tmp_path, copy / "run" / "bootstrap.py", "--", script)
-    assert shown.splitlines()[-1] == f"ValueError: {copy / 'run' / 'rank_process.py'}"
+    script = write_script(
+        tmp_path, "import zerokit\nraise ValueError(zerokit.launcher.rank.process.__file__)\n"
+    )
+    _, _, shown = plain(tmp_path, copy / "launcher" / "rank" / "bootstrap.py", "--", script)
+    assert shown.splitlines()[-1] == f"ValueError: {copy / 'launcher' / 'rank' / 'process.py'}"
     assert "bootstrap" not in shown

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from zerokit.cli import run as run_cli
 from zerokit.errors import FileInputError, ReportNotWritten
+from zerokit.launcher.rank_file import rank_file
+from zerokit.launcher.verdict.report import build_report, write_report
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html, write_html
 from zerokit.report.render import print_report
 from zerokit.report.schema import RunReport, load_report
-from zerokit.run.collect import build_report, write_report
-from zerokit.run.rankfile import rank_file
 
 GIB = 1 << 30
 MIB = 1 << 20

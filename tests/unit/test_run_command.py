@@ -12,12 +12,12 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError, NodeUnusable
+from zerokit.launcher import command as commands
+from zerokit.launcher import packed
+from zerokit.launcher.devices import Devices
+from zerokit.launcher.nodes.cluster import slurm_job
+from zerokit.launcher.nodes.hostfile import Host
 from zerokit.planner.documents import environment
-from zerokit.run import command as commands
-from zerokit.run import packed
-from zerokit.run.cluster import slurm_job
-from zerokit.run.devices import Devices
-from zerokit.run.hostfile import Host
 from zerokit.script.reader import ScriptFacts
 
 GPUS = Devices(kind="cuda", ranks=2, gpu_indexes=(1, 3), why="")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.run.deadman import BEAT_SECONDS, VARIABLE, DeadMan, patience_seconds, watches
-from zerokit.run.gather import write_beat
+from zerokit.launcher.nodes.gather import write_beat
+from zerokit.launcher.rank.deadman import BEAT_SECONDS, VARIABLE, DeadMan, patience_seconds, watches
 
 
 class Clock:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.errors import InputError, NodeUnusable
-from zerokit.run import devices
+from zerokit.launcher import devices
 
 UUIDS = ("GPU-11111111-aaaa", "GPU-11112222-bbbb", "GPU-33333333-cccc", "GPU-44444444-dddd")
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerokit.errors import FileInputError, InputError
+from zerokit.launcher.nodes.hostfile import choose_hosts, read_hostfile
 from zerokit.linter.hostfile import MAX_SLOTS
-from zerokit.run.hostfile import choose_hosts, read_hostfile
 
 
 def test_a_good_hostfile(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from zerokit.errors import InputError
-from zerokit.run import locks
-from zerokit.run.folder import make_run_folder
+from zerokit.launcher import locks
+from zerokit.launcher.run_folder import make_run_folder
 
 _HOLDER = """
 import sys, time
 from contextlib import ExitStack
-from zerokit.run.folder import make_run_folder
+from zerokit.launcher.run_folder import make_run_folder
 stack = ExitStack()
 make_run_folder("run", "t.py", stack)
 print("locked", flush=True)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from zerokit.errors import InputError
-from zerokit.run.folder import make_run_folder
-from zerokit.run.outcome import Evidence, Outcome, RankExit, decide, launcher_status
-from zerokit.run.progress import Progress
+from zerokit.launcher.run_folder import make_run_folder
+from zerokit.launcher.supervisor.progress import Progress
+from zerokit.launcher.verdict.verdict import Evidence, Outcome, RankExit, decide, launcher_status
 
 
 def evidence(**changed: Any) -> Evidence:

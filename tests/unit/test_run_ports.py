@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.errors import InputError, NodeUnusable
-from zerokit.run import ports
+from zerokit.launcher import ports
 
 
 def test_two_reservations_differ() -> None:
@@ -61,7 +61,7 @@ def test_locks_of_ports_are_this_users_alone_and_leave_nothing(
 def test_without_a_folder_for_locks_ports_are_still_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zerokit.run.ports.private_folder", lambda name: None)
+    monkeypatch.setattr("zerokit.launcher.ports.private_folder", lambda name: None)
     with ports.reserve() as port, ports.reserve(port) as again:
         assert port == again
     assert Path(os.devnull).is_char_device()

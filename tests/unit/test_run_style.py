@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zerokit.errors import InputError
-from zerokit.run.command import script_options
+from zerokit.launcher.command import script_options
 from zerokit.script.adapt_config import Adapted, adapt
 from zerokit.script.reader import ScriptFacts, read_script
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.run.output import Log
-from zerokit.run.secrets import Secrets, is_secret_name, redact
+from zerokit.launcher.secrets import Secrets, is_secret_name, redact
+from zerokit.launcher.supervisor.output import Log
 
 VALUE = "q7Zr-81hG+x/2_secretive"
 # Values that an earlier policy let through.

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.rankprocess import read_rank, run_rank, write_script
-from zerokit.run.collect import build_report, report_of_folder
-from zerokit.run.trial import differences, measured
+from zerokit.launcher.trial import differences, measured
+from zerokit.launcher.verdict.report import build_report, report_of_folder
 
 SCRIPT = """
     import time
 
-    # an engine as zerokit.run.hooks takes hold of it, without torch or DeepSpeed
-    from zerokit.run import probe, steplimit
+    # an engine as zerokit.launcher.rank.hooks takes hold of it, without torch or DeepSpeed
+    from zerokit.launcher.rank import probe; from zerokit.launcher.rank import step_limit as steplimit
 
     limit = steplimit.of_environment(probe.ACTIVE)
     for step in range(100):

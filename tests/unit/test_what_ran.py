@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.unit.test_report_render import GIB, PLAN, gpu_phase, report_of, shown, write_rank
+from zerokit.launcher.verdict.report import build_report
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
 from zerokit.report.schema import RunReport
 from zerokit.report.what_ran import differences, of_engine
-from zerokit.run.collect import build_report
 
 CHOSEN = {
     "zero_stage": 2, "micro_batch": 2, "gradient_accumulation": 4, "data_parallel": 2, "tensor_parallel": 1,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.planfixture import write_plan
-from zerokit.run.own_process import own_process
+from zerokit.launcher.own_process import own_process
 
 ROOT = Path(__file__).parents[2]
 # What the console command does: its folder, not the working folder, comes first.
@@ -77,7 +77,7 @@ def test_launch_with_a_recipe(hostile: Path) -> None:
 
 
 def test_planning_again(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zerokit.run.replan import _plan
+    from zerokit.launcher.replan import _plan
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(hostile / "cache"))
     request = {"params": "100k", "gpus": "2", "device": "cpu", "host-ram": "8GiB"}

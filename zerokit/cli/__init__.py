@@ -82,7 +82,7 @@ def run(argv: list[str] | None = None) -> int:
         click.echo("zerokit: interrupted", err=True)
         return 130
     except ZerokitError as error:
-        from zerokit.run.secrets import redact
+        from zerokit.launcher.secrets import redact
 
         text = redact(str(error), arguments=sys.argv if argv is None else argv)
         click.echo(f"zerokit: {text}", err=True)

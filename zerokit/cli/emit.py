@@ -209,7 +209,7 @@ def _script(
     plan: PlanFile, style: str, script: tuple[str, ...], config: Path | None = None
 ) -> tuple[str, list[str], Path]:
     """How the script takes its configuration, its whole command, and the file that it is given."""
-    from zerokit.run.command import script_options
+    from zerokit.launcher.command import script_options
     from zerokit.script.reader import STYLES, ScriptFacts, read_script
 
     if style not in ("auto", *STYLES):

@@ -101,8 +101,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     The run folder holds the plan, the configuration and command used, the output of every rank, and
     the report: predicted beside measured.
     """
-    from zerokit.run import consoles
-    from zerokit.run.prepare import Wishes
+    from zerokit.launcher import consoles
+    from zerokit.launcher.prepare import Wishes
 
     module = options["module"]
     overrides: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ def _plan_from_recipe(name: str, overrides: tuple[str, ...] = ()) -> str:
     import subprocess
     import tempfile
 
-    from zerokit.run.own_process import own_process
+    from zerokit.launcher.own_process import own_process
 
     folder = tempfile.mkdtemp(prefix="zerokit-plan-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -195,8 +195,8 @@ def _plan_from_recipe(name: str, overrides: tuple[str, ...] = ()) -> str:
 
 
 def _dry_run(wishes: Any, stack: ExitStack) -> int:
-    from zerokit.run.prepare import prepare
-    from zerokit.run.secrets import Secrets
+    from zerokit.launcher.prepare import prepare
+    from zerokit.launcher.secrets import Secrets
 
     secrets = Secrets(os.environ, wishes.target.arguments)
     shown = Path(wishes.run_dir or "runs/<timestamp>-<script>").absolute()
@@ -233,7 +233,7 @@ def _run(wishes: Any, retries: int) -> int:
 
 
 def _run_locked(wishes: Any, retries: int, locks: ExitStack) -> int:
-    from zerokit.run import replan
+    from zerokit.launcher import replan
 
     last = first = _attempt(wishes, retries > 0, locks)
     for number in range(1, retries + 1):
@@ -263,7 +263,9 @@ def _note_retry(first: _Attempt, entry: dict[str, Any]) -> None:
 
 
 def _attempt(wishes: Any, retry_smaller: bool, locks: ExitStack, retry_of: Path | None = None) -> _Attempt:
-    from zerokit.run import folder, prepare, replan, supervise
+    from zerokit.launcher import prepare, replan
+    from zerokit.launcher import run_folder as folder
+    from zerokit.launcher.supervisor import supervisor
 
     run_dir = folder.make_run_folder(wishes.run_dir, wishes.target.name, locks)
     with ExitStack() as stack:
@@ -282,7 +284,7 @@ def _attempt(wishes: Any, retry_smaller: bool, locks: ExitStack, retry_of: Path 
         if retry_smaller and (reason := replan.why_not(prepared)) is not None:
             _say(f"warning: --retry-smaller cannot help here: {reason}")
         _say(f"run folder: {run_dir}")
-        ended = supervise.Supervisor(prepared.launch).run()
+        ended = supervisor.Supervisor(prepared.launch).run()
     return _conclude(prepared, ended, retry_of)
 
 
@@ -290,7 +292,7 @@ def _show(report: dict[str, Any]) -> None:
     """Print the table; a reader that went away must not turn a failed run into exit code 0."""
     import sys
 
-    from zerokit.run import conclude
+    from zerokit.launcher import conclude
 
     try:
         conclude.show(report)
@@ -301,8 +303,8 @@ def _show(report: dict[str, Any]) -> None:
 
 def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     """Write and show the report; the failure's own words come last."""
-    from zerokit.run import conclude
-    from zerokit.run.buildlocks import stale_locks
+    from zerokit.launcher import conclude
+    from zerokit.launcher.build_locks import stale_locks
 
     run_dir: Path = prepared.launch.run_dir
     report = conclude.build(prepared, ended)
@@ -348,7 +350,7 @@ def _worst(report: dict[str, Any]) -> str:
 
 
 def _write(run_dir: Path, report: dict[str, Any]) -> ReportNotWritten | None:
-    from zerokit.run import conclude
+    from zerokit.launcher import conclude
 
     try:
         conclude.write(run_dir, report)
@@ -359,7 +361,7 @@ def _write(run_dir: Path, report: dict[str, Any]) -> ReportNotWritten | None:
 
 def _explain_memory(prepared: Any, report: dict[str, Any]) -> Any:
     """Put the next plan that would fit into the report of an out-of-memory, or why there is none."""
-    from zerokit.run import replan
+    from zerokit.launcher import replan
 
     failure = report.get("first_failure") or {}
     try:

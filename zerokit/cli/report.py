@@ -52,9 +52,9 @@ def _compare(runs: tuple[str, ...], reports: list[dict[str, Any]], as_json: bool
 
 
 def _load(place: Path) -> dict[str, Any]:
+    from zerokit.launcher.rank_file import find_rank_files
+    from zerokit.launcher.verdict.report import report_of_folder
     from zerokit.report.schema import load_report
-    from zerokit.run.collect import report_of_folder
-    from zerokit.run.rankfile import find_rank_files
 
     if not place.exists():
         raise InputError(f"{place}: no such run; give a run folder or its report.json")

@@ -66,7 +66,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     """
     from zerokit.cli.tuneresult import body, conclude
     from zerokit.cli.tuning import Tuning
-    from zerokit.run.consoles import target_of
+    from zerokit.launcher.consoles import target_of
 
     started = time.monotonic()
     names = ("recipe", "top", "steps", "timeout", "out", "run_dir", "launcher", "style", "heartbeat", "grace",
@@ -107,8 +107,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
 
 def _steps(text: str) -> int:
-    from zerokit.run.steplimit import WARM_UP_STEPS
-    from zerokit.run.trial import FEWEST_STEPS
+    from zerokit.launcher.rank.step_limit import WARM_UP_STEPS
+    from zerokit.launcher.trial import FEWEST_STEPS
 
     steps = parse_positive_int(text, "--steps", 10_000)
     if steps < FEWEST_STEPS:

@@ -18,8 +18,8 @@ from zerokit.errors import (
     RunHung,
     ZerokitError,
 )
+from zerokit.launcher.secrets import Secrets
 from zerokit.planner import documents
-from zerokit.run.secrets import Secrets
 from zerokit.script.arguments import PLACEHOLDERS
 from zerokit.script.reader import read_script
 

@@ -13,10 +13,10 @@ from zerokit.cli.plan import check_folder, write_files
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
+from zerokit.launcher.command import Target, check_launcher
+from zerokit.launcher.prepare import Wishes
+from zerokit.launcher.trial import Measured, attempt
 from zerokit.planner import documents
-from zerokit.run.command import Target, check_launcher
-from zerokit.run.prepare import Wishes
-from zerokit.run.trial import Measured, attempt
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import STYLES, read_script
 from zerokit.search.explain import strategy_words
@@ -145,7 +145,7 @@ class Tuning:
         Raises:
             InputError, NodeUnusable: no trial can run. ReportNotWritten: the disk is full.
         """
-        from zerokit.run import folder
+        from zerokit.launcher import run_folder as folder
 
         stem = Path(self.target.name).stem if self.target.script else self.target.name
         with ExitStack() as locks:
@@ -169,7 +169,7 @@ class Tuning:
 
     def _run(self, trial: Trial) -> None:
         assert self.folder is not None
-        from zerokit.run import folder
+        from zerokit.launcher import run_folder as folder
 
         predicted = format_seconds(trial.candidate.time.step_seconds)
         self.say(
@@ -232,7 +232,7 @@ class Tuning:
     def _keep(self) -> None:
         """The result so far into tune.json, and the step times for later plans."""
         from zerokit.cli.tuneresult import body
-        from zerokit.run import folder
+        from zerokit.launcher import run_folder as folder
 
         assert self.folder is not None
         self._calibrate()

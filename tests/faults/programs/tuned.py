@@ -10,8 +10,8 @@ import json
 import sys
 import time
 
-from zerokit.run import probe as probes
-from zerokit.run import steplimit
+from zerokit.launcher.rank import probe as probes
+from zerokit.launcher.rank import step_limit
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--deepspeed_config")
@@ -30,7 +30,7 @@ micro = config["train_micro_batch_size_per_gpu"]
 deed = dict(text.split("=") for text in args.deeds).get(str(stage), "0.02")
 rank = probes.ACTIVE
 assert rank is not None
-limit = steplimit.of_environment(rank)
+limit = step_limit.of_environment(rank)
 rank.event(
     {"type": "engine", "zero_stage": stage, "micro_batch": micro, "batch_rows": args.batch or micro,
      "gradient_accumulation": config["gradient_accumulation_steps"], "batch_columns": args.tokens,

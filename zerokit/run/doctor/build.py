@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerokit.launcher.build_locks import stale_locks
 from zerokit.machine.tools import ask
-from zerokit.run.buildlocks import stale_locks
 from zerokit.run.doctor.finding import Finding, Surroundings, note, ok, warning
 from zerokit.run.doctor.software import TorchBuild, installed, package_file, torch_build
 

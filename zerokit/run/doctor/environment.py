@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from zerokit.errors import InputError
+from zerokit.launcher.nodes.hostfile import read_hostfile
 from zerokit.run.doctor.finding import Finding, Surroundings, note, ok, warning
 from zerokit.run.doctor.oddities import ODDITIES, Oddity
-from zerokit.run.hostfile import read_hostfile
 
 DEFAULT_HOSTFILE = "job/hostfile"  # deepspeed/launcher/runner.py: DLTS_HOSTFILE
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", re.IGNORECASE)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import RankFailed, RunHung
+from zerokit.launcher.own_process import own_process
 from zerokit.machine.detect import Detected
 from zerokit.machine.measured import SCHEMA, Measured, from_dict
-from zerokit.run.own_process import own_process
 
 CPU_RANKS = 2
 LIMIT_SECONDS = 600.0

@@ -1,0 +1,138 @@
+"""What the DeepSpeed engine of a rank really runs with, read at its training forwards.
+
+The plan says one thing; the script's own arguments may say another: a Trainer decides its batch, a
+data loader its size, and checkpointing is turned on by the script or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_LEADING = ("input_ids", "labels", "inputs_embeds", "pixel_values", "input_features")
+
+
+class Observed:
+    """What the engine that trains runs with, and the largest batch that it was fed so far.
+
+    ``batch_rows`` and ``batch_columns``: of the tensor fed first, so sequences and tokens of each.
+    """
+
+    def __init__(self) -> None:
+        self._facts: dict[str, Any] | None = None
+        self._told: dict[str, Any] | None = None
+
+    def training_forward(
+        self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], engines: int
+    ) -> None:
+        """Look at one training forward; a few microseconds after the first."""
+        rows, columns = _batch(args, kwargs)
+        facts = self._facts
+        if facts is None:
+            self._facts = {**record(engine), "batch_rows": rows, "batch_columns": columns, "engines": engines}
+            return
+        before = (facts["batch_rows"] or 0) * (facts["batch_columns"] or 1)
+        if (rows or 0) * (columns or 1) > before or engines > facts["engines"]:
+            larger = (
+                {"batch_rows": rows, "batch_columns": columns}
+                if (rows or 0) * (columns or 1) > before
+                else {}
+            )
+            self._facts = {**facts, **larger, "engines": max(engines, facts["engines"])}
+
+    def news(self) -> dict[str, Any] | None:
+        """The ``engine`` record for the rank's file, where it is not the one that was asked for last."""
+        if self._facts is self._told:
+            return None
+        self._told = self._facts
+        return self._facts
+
+
+def record(engine: Any) -> dict[str, Any]:
+    """What stays the same for an engine; a fact that cannot be read is None."""
+    parameters = list(engine.module.parameters())
+    return {
+        "type": "engine",
+        "zero_stage": _fact(lambda: engine.zero_optimization_stage()),
+        "micro_batch": _fact(lambda: engine.train_micro_batch_size_per_gpu()),
+        "gradient_accumulation": _fact(lambda: engine.gradient_accumulation_steps()),
+        "tensor_parallel": _fact(lambda: max(1, int(engine.autotp_size() or 1))) or 1,
+        "offload_optimizer": _fact(lambda: _device(engine.zero_offload_optimizer())),
+        "offload_param": _fact(lambda: _device(engine.zero_offload_param())),
+        "precision": _fact(lambda: _precision(engine)),
+        "optimizer": _fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
+        "gradient_checkpointing": _fact(lambda: _checkpointing(engine.module)),
+        "parameters": sum(map(_elements, parameters)),
+        "trainable_parameters": sum(_elements(each) for each in parameters if each.requires_grad),
+        "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
+    }
+
+
+def _fact(read: Callable[[], Any]) -> Any:
+    """A fact that this version of DeepSpeed tells in another way is unknown."""
+    try:
+        return read()
+    except Exception:
+        return None
+
+
+def _elements(parameter: Any) -> int:
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+
+
+def _device(offload: Any) -> str:
+    device = getattr(offload, "device", None)
+    return "none" if offload is None or device is None else str(getattr(device, "value", device))
+
+
+def _precision(engine: Any) -> str:
+    if engine.bfloat16_enabled():
+        return "bf16"
+    if engine.fp16_enabled():
+        return "fp16"
+    if engine.torch_autocast_enabled():
+        return {"bfloat16": "bf16", "float16": "fp16"}[
+            str(engine.torch_autocast_dtype()).removeprefix("torch.")
+        ]
+    return "fp32"
+
+
+def host_tensor_bytes(model: Any) -> int:
+    """Bytes of a model's parameters, their shards (ZeRO-3) and its buffers in host memory, each once."""
+    sizes: dict[int, int] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        for part in (tensor, getattr(tensor, "ds_tensor", None)):
+            if part is not None and part.device.type == "cpu":
+                storage = part.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:
+    named = [kwargs[name] for name in _LEADING if name in kwargs]
+    for value in (*named, *_flat((*args, *kwargs.values()))):
+        shape = getattr(value, "shape", None)
+        if shape is not None and len(shape) >= 1:
+            return int(shape[0]), int(shape[1]) if len(shape) == 2 else None
+    return None, None
+
+
+def _flat(values: Iterable[Any]) -> Iterable[Any]:
+    for value in values:
+        if isinstance(value, dict):
+            yield from (value[name] for name in _LEADING if name in value)
+            yield from value.values()
+        elif isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+def _checkpointing(module: Any) -> bool | None:
+    """Whether Hugging Face layers recompute; None for a model that is not theirs."""
+    flags = [
+        flag
+        for part in module.modules()
+        if isinstance(flag := getattr(part, "gradient_checkpointing", None), bool)
+    ]
+    return any(flags) if flags else None

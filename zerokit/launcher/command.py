@@ -1,0 +1,349 @@
+"""The launcher's command line and environment, exactly as they will be run.
+
+Argument lists only; the environment that is set is kept apart from the one that is passed on, because
+only the former may be shown or written down.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zerokit.domain import environment as variables
+from zerokit.errors import InputError
+from zerokit.launcher import packed
+from zerokit.launcher.devices import Devices, cores_per_rank
+from zerokit.launcher.nodes.cluster import SlurmJob, run_id, srun_command
+from zerokit.launcher.nodes.hostfile import Host
+from zerokit.launcher.rank import deadman
+from zerokit.launcher.rank.step_limit import STOP_VARIABLE
+from zerokit.script.reader import ScriptFacts
+
+LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
+BOOTSTRAP = Path(__file__).with_name("rank") / "bootstrap.py"
+
+# Left by an outer launcher (a notebook, a pod's torchrun): would make our ranks believe they are others.
+_SCRUBBED = re.compile(
+    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|LOCAL_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|NODE_RANK|ROLE_RANK|"
+    r"ROLE_WORLD_SIZE|ROLE_NAME|CROSS_RANK|CROSS_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|"
+    r"ACCELERATE_(USE_.*|DEEPSPEED_.*|MIXED_PRECISION|CONFIG_DS_FIELDS|GRADIENT_.*|TORCH_DEVICE)|ZEROKIT_.*|"
+    r"PARALLELISM_CONFIG_.*"
+)
+# What DeepSpeed's pdsh runner exports to the other machines of the environment that it was started in, by
+# the beginning of the name (deepspeed/launcher/runner.py:32, accelerator/cuda_accelerator.py:411 of 0.19.8).
+_EXPORTED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+_READ_BEFORE_THE_RANK = ("PYTHONPATH", "PYTHONHOME")  # by DeepSpeed's own processes on each machine
+_SAFE_EXPORT = re.compile(r"(?:[\w@+=:,./^~\[\]-]+(?: +[\w@+=:,./^~\[\]-]+)*)?")
+_SAFE_PATH = re.compile(r"[\w@+=:,./-]+")
+# What DeepSpeed's own processes there need; all else reaches the rank packed.
+_FOR_DEEPSPEED = ("DS_ACCELERATOR", "OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "ZEROKIT_RUN_ID")
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the user wants run: a script or a module, and its arguments verbatim.
+
+    Attributes:
+        source: the module that holds a console command's code.
+    """
+
+    script: str | None
+    module: str | None
+    arguments: tuple[str, ...]
+    source: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For showing and for the run folder's name."""
+        return self.script if self.script is not None else str(self.module)
+
+    def bootstrap_argv(self, extra: list[str]) -> list[str]:
+        """The bootstrap with the target; ``extra`` goes after the user's own arguments.
+
+        Before a ``--`` among them, after which a parser sees no options.
+        """
+        cut = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
+        arguments = [*self.arguments[:cut], *extra, *self.arguments[cut:]]
+        # Twice: DeepSpeed parses the command line twice, and each time argparse drops a ``--``; what comes
+        # after it is never taken for an abbreviated option of the launcher's.
+        if self.script is None:
+            return [str(BOOTSTRAP), "--", "--", "-m", str(self.module), *arguments]
+        return [str(BOOTSTRAP), "--", "--", self.script, *arguments]
+
+
+@dataclass(slots=True, kw_only=True)
+class Command:
+    """What is run: ``argv``, the variables set and those taken away.
+
+    ``files``: texts that the run folder must hold, by name.
+    """
+
+    argv: list[str]
+    set_variables: dict[str, str] = field(default_factory=dict)
+    unset_variables: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The complete environment of the launcher."""
+        kept = {name: value for name, value in base.items() if name not in self.unset_variables}
+        return kept | self.set_variables
+
+
+def script_options(
+    style: str, facts: ScriptFacts, arguments: tuple[str, ...], config: Path | None
+) -> list[str]:
+    """The options that give a raw script its configuration, unless the user gave them.
+
+    ``deepspeed.add_config_arguments`` knows ``--deepspeed`` (a flag) and ``--deepspeed_config FILE``.
+    """
+    if style != "raw" or config is None or facts.own_configuration is not None:
+        return []
+    given = {argument.partition("=")[0] for argument in arguments}
+    options = []
+    takes_flag = facts.adds_deepspeed_arguments or "--deepspeed" in facts.flags
+    if (takes_flag or not facts.options) and "--deepspeed" not in given:
+        options.append("--deepspeed")
+    if "--deepspeed_config" not in given:
+        options += ["--deepspeed_config", str(config)]
+    return options
+
+
+def check_launcher(launcher: str) -> None:
+    """Refuse a launcher that there is not.
+
+    Raises:
+        InputError: names those that there are.
+    """
+    if launcher not in LAUNCHERS:
+        raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
+
+
+def build(
+    *,
+    launcher: str,
+    target: Target,
+    extra: list[str],
+    style: str,
+    facts: ScriptFacts,
+    devices: Devices,
+    port: int,
+    run_dir: Path,
+    config: Path | None,
+    plan: Path | None,
+    plan_environment: Mapping[str, object],
+    base: Mapping[str, str],
+    hosts: list[Host] | None = None,
+    hostfile: Path | None = None,
+    slurm: SlurmJob | None = None,
+    stop_after_steps: int | None = None,
+    alive_seconds: float | None = None,
+) -> Command:
+    """Put the command together.
+
+    Raises:
+        InputError: an unknown launcher, a combination that cannot work, or a plan that sets what it may not.
+    """
+    check_launcher(launcher)
+    command = Command(argv=[])
+    _environment(command, style, devices, run_dir, config, plan, plan_environment, base)
+    if alive_seconds is not None:
+        command.set_variables[deadman.VARIABLE] = f"{alive_seconds:g}"
+    if stop_after_steps is not None:
+        command.set_variables[STOP_VARIABLE] = str(stop_after_steps)
+    script = target.bootstrap_argv(extra)
+    if hosts is not None and hostfile is not None:
+        takes_rank = facts.takes_local_rank(target.arguments)
+        _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, takes_rank, base)
+    elif slurm is not None:
+        torchrun = _program("torchrun", "torch.distributed.run")
+        command.argv = [*srun_command(slurm, torchrun, devices.ranks, port), *script]
+    elif launcher == "deepspeed":
+        command.argv = [*_program("deepspeed", "deepspeed.launcher.runner"), *_deepspeed(devices, port)]
+        if not facts.takes_local_rank(target.arguments):
+            command.argv.append("--no_local_rank")
+        command.argv += script
+    elif launcher == "torchrun":
+        command.argv = [
+            *_program("torchrun", "torch.distributed.run"),
+            "--nnodes=1",
+            f"--nproc_per_node={devices.ranks}",
+            "--master_addr=127.0.0.1",
+            f"--master_port={port}",
+            *script,
+        ]
+    else:
+        command.argv = [
+            *_program("accelerate", "accelerate.commands.accelerate_cli"),
+            "launch",
+            f"--config_file={run_dir / 'accelerate.yaml'}",
+            f"--num_processes={devices.ranks}",
+            "--num_machines=1",
+            f"--main_process_port={port}",
+            *script,
+        ]
+    if launcher != "deepspeed" and devices.kind == "cuda":
+        command.set_variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices.gpu_indexes))
+        command.unset_variables = [n for n in command.unset_variables if n != "CUDA_VISIBLE_DEVICES"]
+    return command
+
+
+def _program(name: str, module: str) -> list[str]:
+    """The program beside this Python; as a module, the working folder's files would come first."""
+    beside = Path(sys.executable).with_name(name)
+    return [sys.executable, str(beside)] if beside.is_file() else [sys.executable, "-m", module]
+
+
+def _deepspeed(devices: Devices, port: int) -> list[str]:
+    # Without a hostfile option DeepSpeed reads /job/hostfile, should a cluster have put one there.
+    options = ["--hostfile=/dev/null", f"--master_port={port}"]
+    if devices.kind == "cuda":
+        return [f"--include=localhost:{','.join(map(str, devices.gpu_indexes))}", *options]
+    return [f"--num_accelerators={devices.ranks}", *options]
+
+
+def _environment(
+    command: Command,
+    style: str,
+    devices: Devices,
+    run_dir: Path,
+    config: Path | None,
+    plan: Path | None,
+    plan_environment: Mapping[str, object],
+    base: Mapping[str, str],
+) -> None:
+    setting = command.set_variables
+    command.unset_variables = sorted(name for name in base if _SCRUBBED.fullmatch(name))
+    setting["ZEROKIT_RUN_DIR"] = str(run_dir)
+    setting["ZEROKIT_RUN_ID"] = run_id(str(run_dir))
+    folder = os.getcwd()  # noqa: PTH109
+    setting[packed.WORKING_FOLDER] = folder
+    python_path = base.get("PYTHONPATH", "")
+    if python_path:
+        python_path = packed.absolute_python_path(python_path, folder)
+        setting["PYTHONPATH"] = python_path
+    setting[packed.PYTHON_PATH] = python_path
+    setting["ZEROKIT_DEVICE"] = devices.kind
+    if plan is not None:
+        setting["ZEROKIT_PLAN"] = str(plan)
+    if style in ("accelerate", "trainer") and config is not None:
+        setting["ACCELERATE_USE_DEEPSPEED"] = "true"
+        setting["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(config)
+    if devices.kind == "cpu":
+        setting["DS_ACCELERATOR"] = "cpu"
+        setting["CUDA_VISIBLE_DEVICES"] = ""
+        if "OMP_NUM_THREADS" not in base:
+            setting["OMP_NUM_THREADS"] = str(cores_per_rank(devices.ranks))
+    else:
+        # nvidia-smi counts in this order; CUDA's own default is fastest first.
+        setting["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        command.unset_variables += [
+            name for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR") if name in base
+        ]
+    _plan_environment(setting, devices, plan_environment, base)
+
+
+def _plan_environment(
+    setting: dict[str, str], devices: Devices, plan_environment: Mapping[str, object], base: Mapping[str, str]
+) -> None:
+    for name, value in plan_environment.items():
+        if (problem := variables.problem_of(name, value)) is not None:
+            raise InputError(f"plan.yaml: chosen.environment.{problem}")
+        if name in _ALLOCATOR or name in setting or (name in base and not _SCRUBBED.fullmatch(name)):
+            continue
+        setting[name] = str(value)
+    if devices.kind != "cuda" or any(name in base for name in _ALLOCATOR):
+        return
+    allocator = next((str(plan_environment[n]) for n in _ALLOCATOR if n in plan_environment), None)
+    # Both names: torch before 2.9 knows only the first, later ones prefer the second.
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        setting[name] = allocator or "expandable_segments:True"
+
+
+# ---- several machines
+
+
+def _on_hosts(
+    command: Command,
+    launcher: str,
+    script: list[str],
+    hosts: list[Host],
+    hostfile: Path,
+    port: int,
+    run_dir: Path,
+    takes_local_rank: bool,
+    base: Mapping[str, str],
+) -> None:
+    if launcher != "deepspeed":
+        raise InputError(
+            f"--launcher {launcher} with --hostfile: only deepspeed starts ranks on other machines "
+            "here (accelerate would write the whole environment, tokens too, into .deepspeed_env); leave "
+            "--launcher out"
+        )
+    _refuse_unsafe_paths()
+    word = packed.pack(script, _for_the_ranks(command, base))
+    if len(word) > packed.LONGEST:
+        raise InputError(
+            f"the script's arguments are {sum(map(len, script)):,} characters: too long for the command line "
+            "of another machine; put them into a file that the script reads"
+        )
+    # Ours go by this file, in the run folder instead of the home folder.
+    environment_file = run_dir / "deepspeed_env"
+    setting = command.set_variables
+    command.files[environment_file.name] = "".join(
+        f"{name}={setting[name]}\n" for name in _FOR_DEEPSPEED if setting.get(name)
+    )
+    setting["DS_ENV_FILE"] = str(environment_file)
+    command.argv = [
+        *_program("deepspeed", "deepspeed.launcher.runner"),
+        f"--hostfile={hostfile}",
+        f"--num_nodes={len(hosts)}",
+        f"--master_port={port}",
+        "--launcher=pdsh",
+        "--force_multi",
+    ]
+    if not takes_local_rank:
+        command.argv.append("--no_local_rank")
+    command.argv += [script[0], word]
+
+
+def _refuse_unsafe_paths() -> None:
+    """DeepSpeed writes both into the remote shell's line as they are."""
+    for what, path in (("Python", sys.executable), ("zerokit", str(BOOTSTRAP))):
+        if not _SAFE_PATH.fullmatch(path):
+            raise InputError(
+                f"--hostfile: {what} is installed at {path!r}, and DeepSpeed cannot start it through "
+                "the shell of another machine; install it under a path of letters, digits and "
+                "_ @ + = : , . / -"
+            )
+
+
+def _for_the_ranks(command: Command, base: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables of ranks on other machines: those we set, and the user's that DeepSpeed would garble.
+
+    The latter are taken from DeepSpeed's own environment, so that it does not export them.
+
+    Raises:
+        InputError: one that Python itself needs before a rank begins.
+    """
+    kept = {n: v for n, v in command.set_variables.items() if n not in _FOR_DEEPSPEED}
+    for name in ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE"):  # deepspeed/launcher/launch.py sets the former
+        kept.pop(name, None)
+    variables_of_ranks: dict[str, str | None] = {"PYTHONPATH": None, **kept}
+    for name, value in {**base, **command.set_variables}.items():
+        if not name.startswith(_EXPORTED_BY_DEEPSPEED) or _SAFE_EXPORT.fullmatch(value):
+            continue
+        if name in _READ_BEFORE_THE_RANK:
+            raise InputError(
+                f"--hostfile: the environment variable {name} holds {value!r:.80}, which a shell on "
+                "the other machines would change, as DeepSpeed's pdsh runner quotes it; use paths of "
+                "letters, digits and _ @ + = : , . / -"
+            )
+        variables_of_ranks[name] = value
+        command.set_variables.pop(name, None)
+        command.unset_variables.append(name)
+    return variables_of_ranks

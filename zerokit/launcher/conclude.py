@@ -1,0 +1,42 @@
+"""After the run: the report is built, written and shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zerokit.launcher.prepare import Prepared
+from zerokit.launcher.verdict.evidence import Ended
+
+
+def build(prepared: Prepared, ended: Ended) -> dict[str, Any]:
+    """``report.json``'s object."""
+    from zerokit.launcher.verdict import report as run_report
+
+    report: dict[str, Any] = run_report.build_report(
+        prepared.launch.run_dir,
+        expected_ranks=prepared.launch.expected_ranks,
+        outcome=str(ended.verdict.outcome),
+        exit_code=ended.verdict.exit_code,
+        rank_exits=ended.rank_exits,
+        plan=prepared.plan,
+    )
+    return report
+
+
+def write(run_dir: Path, report: dict[str, Any]) -> None:
+    """Write report.json and report.html.
+
+    Raises:
+        ReportNotWritten: the disk is full.
+    """
+    from zerokit.launcher.verdict import report as run_report
+
+    run_report.write_report(run_dir, report)
+
+
+def show(report: dict[str, Any]) -> None:
+    """The table, predicted beside measured, on standard output."""
+    from zerokit.report import render
+
+    render.print_report(report)

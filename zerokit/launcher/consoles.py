@@ -1,0 +1,178 @@
+"""Console commands (``trl sft``, ``llamafactory-cli train``): what their workers run.
+
+Tools that fine-tune start ranks of their own, through accelerate or torchrun: under ``zerokit launch`` every
+rank would start all ranks again. So those that are known are resolved to what one of their workers runs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerokit.errors import InputError
+from zerokit.launcher.command import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What is run for what the user typed, and what is worth saying about it."""
+
+    target: Target
+    note: str | None = None
+
+
+def target_of(module: str | None, words: tuple[str, ...]) -> Resolved:
+    """What ``-m MODULE`` with ``words`` as its arguments, or ``words`` alone, name.
+
+    Raises:
+        InputError: as :func:`resolve`.
+    """
+    if module:
+        return Resolved(target=Target(script=None, module=module, arguments=words))
+    return resolve(words[0], words[1:])
+
+
+def resolve(word: str, arguments: tuple[str, ...]) -> Resolved:
+    """A script stays what it is; a console command becomes what its workers run.
+
+    Raises:
+        InputError: a launcher, which would start ranks of its own; a tool that is not installed, or whose
+            subcommand trains nothing; a program that is no Python.
+    """
+    path = Path(word)
+    here = (path / "__main__.py").is_file() if path.is_dir() else path.exists()
+    if here or "/" in word or word.endswith((".py", ".zip", ".pyz")):
+        return Resolved(target=Target(script=word, module=None, arguments=arguments))
+    if word in _LAUNCHERS:
+        raise InputError(_without_launcher(word, arguments))
+    if word in _TOOLS:
+        return _TOOLS[word](word, arguments)
+    return _console(word, arguments)
+
+
+# ---- launchers
+
+_LAUNCHERS: Mapping[str, str] = {
+    "accelerate": " --launcher accelerate",
+    "torchrun": " --launcher torchrun",
+    "deepspeed": "",
+    "python": "",
+    "python3": "",
+    "mpirun": "",
+    "srun": "",
+}
+
+
+def _without_launcher(word: str, arguments: tuple[str, ...]) -> str:
+    """Found by its ending: the options of launchers take values that look like scripts."""
+    script = next((index for index, text in enumerate(arguments) if text.endswith(".py")), None)
+    rest = " ".join(arguments[script:]) if script is not None else "SCRIPT [ARGS]"
+    return (
+        f"{word}: zerokit launch starts the ranks itself; leave {word} and its options out: "
+        f"zerokit launch{_LAUNCHERS[word]} {rest}"
+    )
+
+
+# ---- tools that start workers
+
+
+def _package(name: str, word: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise InputError(f"{word}: package {name} is not installed beside {sys.executable}")
+    return Path(spec.origin).parent
+
+
+def _trl(word: str, arguments: tuple[str, ...]) -> Resolved:
+    """trl 1.16, ``cli/commands/training.py``: ``accelerate launch trl/scripts/NAME.py``."""
+    scripts = _package("trl", word) / "scripts"
+    name = arguments[0] if arguments else ""
+    script = scripts / f"{name.replace('-', '_')}.py"
+    known = sorted(
+        path.stem for path in scripts.glob("*.py") if _has(path, "def make_parser") and _has(path, "Trainer(")
+    )
+    if script.stem not in known:
+        raise InputError(f"trl {name}: trains nothing; commands that do: {', '.join(known)}")
+    _refuse_options(f"trl {name}", arguments, ("--accelerate_config",))
+    target = Target(script=str(script), module=None, arguments=arguments[1:])
+    return Resolved(
+        target=target, note=f"trl {name} runs {script} in each rank; its own launcher is left out"
+    )
+
+
+def _axolotl(word: str, arguments: tuple[str, ...]) -> Resolved:
+    """axolotl 0.8 and later, ``cli/utils/train.py``: ``accelerate launch -m axolotl.cli.train FILE``."""
+    _package("axolotl", word)
+    if arguments[:1] != ("train",):
+        raise InputError("axolotl: only `axolotl train FILE.yaml` trains")
+    _refuse_options("axolotl train", arguments, ("--launcher", "--num-processes", "--main-process-port"))
+    kept = tuple(a for a in arguments[1:] if a not in ("--accelerate", "--no-accelerate"))
+    target = Target(script=None, module="axolotl.cli.train", arguments=kept)
+    note = "axolotl train runs -m axolotl.cli.train in each rank; its own launcher is left out"
+    return Resolved(target=target, note=note)
+
+
+def _llamafactory(word: str, arguments: tuple[str, ...]) -> Resolved:
+    """LLaMA-Factory 0.9, ``launcher.py``: ``torchrun launcher.py FILE`` as soon as it sees several GPUs."""
+    package = _package("llamafactory", word)
+    if arguments[:1] != ("train",):
+        raise InputError(f"{word}: only `{word} train FILE.yaml` trains")
+    script = package / "launcher.py"
+    if not _has(script, "__main__"):
+        raise InputError(f"{word}: {script} cannot be run as torchrun runs it: LLaMA-Factory 0.9 is known")
+    target = Target(script=str(script), module=None, arguments=arguments[1:])
+    return Resolved(target=target, note=f"{word} train runs {script} in each rank; torchrun is left out")
+
+
+_TOOLS: Mapping[str, Callable[[str, tuple[str, ...]], Resolved]] = {
+    "trl": _trl,
+    "axolotl": _axolotl,
+    "llamafactory-cli": _llamafactory,
+    "lmf": _llamafactory,
+}
+
+
+def _has(path: Path, text: str) -> bool:
+    try:
+        return text in path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def _refuse_options(command: str, arguments: tuple[str, ...], options: tuple[str, ...]) -> None:
+    for argument in arguments:
+        if argument.partition("=")[0] in options:
+            raise InputError(
+                f"{command}: {argument.partition('=')[0]} is for its own launcher, which zerokit replaces; "
+                "leave it out (zerokit launch takes --num-ranks, --master-port, --launcher)"
+            )
+
+
+# ---- any other console command
+
+
+def _console(word: str, arguments: tuple[str, ...]) -> Resolved:
+    """The program that pip made for an entry point: a Python file, run as it is."""
+    beside = Path(sys.executable).with_name(word)
+    program = beside if beside.is_file() else Path(shutil.which(word) or beside)
+    entries = importlib.metadata.entry_points(group="console_scripts")
+    entry = next((each for each in entries if each.name == word), None)
+    if entry is None or not program.is_file():
+        raise InputError(
+            f"script {word}: there is no such file, and no console command of that name among the packages "
+            f"of {sys.executable}"
+        )
+    with program.open("rb") as file:
+        first = file.readline(4096)
+    if b"python" not in first and first != b"#!/bin/sh\n":
+        raise InputError(f"{program}: is no Python program, which launch needs")
+    target = Target(script=str(program), module=None, arguments=arguments, source=entry.module)
+    return Resolved(
+        target=target,
+        note=f"{word} is run as it is; if it starts ranks of its own, name what one of them runs instead",
+    )

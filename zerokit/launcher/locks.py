@@ -1,0 +1,192 @@
+"""Locks that end with their holder: on a run folder, and on a port.
+
+A lock is a file that its holder keeps open under ``flock``. The kernel drops it with the last process that
+has it open, so a dead holder's lock needs no cleaning up.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import InputError, ReportNotWritten
+from zerokit.launcher.secrets import Secrets
+
+RUN_LOCK = ".zerokit-lock"
+_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class NoLocks(Exception):
+    """The file system has no ``flock`` (Lustre mounted without it)."""
+
+
+@dataclass(slots=True)
+class FileLock:
+    """A lock that this process holds. ``fd`` may be passed on: a child then holds it too.
+
+    ``path`` and ``fd`` are None for one that locks nothing, where there can be no locks.
+    """
+
+    path: Path | None
+    fd: int | None
+
+    def release(self) -> None:
+        """Let go, and leave no file behind."""
+        if self.fd is None or self.path is None:
+            return
+        with suppress(OSError):
+            if _is_at(self.path, self.fd):
+                self.path.unlink()
+        os.close(self.fd)
+        self.fd = None
+
+
+def take(path: Path) -> FileLock | None:
+    """The lock of a file, made if it is missing; None where somebody holds it. Links are not followed.
+
+    Raises:
+        NoLocks: the file system has none.
+        OSError: the file cannot be opened.
+    """
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path, flags, 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "is not a regular file", str(path))
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except OSError as error:
+            os.close(fd)
+            if error.errno in _NO_FLOCK and error.filename is None:
+                raise NoLocks(str(path)) from None
+            raise
+        if _is_at(path, fd):
+            return FileLock(path, fd)
+        os.close(fd)  # its holder removed it between our opening and locking it
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    ours = os.fstat(fd)
+    try:
+        there = path.lstat()
+    except OSError:
+        return False
+    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
+
+def private_folder(name: str, environment: Mapping[str, str] | None = None) -> Path | None:
+    """A folder for this user and machine alone, made if it is missing; None where there can be none.
+
+    In the user's runtime folder, else the cache folder, else below the temporary one. Never one that
+    somebody else owns or may write into, and never through a link.
+    """
+    environment = os.environ if environment is None else environment
+    host = socket.gethostname()
+    bases = [Path(base) / "zerokit" for base in (environment.get("XDG_RUNTIME_DIR"),) if base]
+    with suppress(RuntimeError):  # no home folder
+        bases.append(Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerokit")
+    bases.append(Path(tempfile.gettempdir()) / f"zerokit-{os.getuid()}")
+    for base in bases:
+        folder = base / f"{name}-{host}"
+        if base.is_absolute() and _is_private(base) and _is_private(folder):
+            return folder
+    return None
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return False
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return ours and not status.st_mode & 0o022 and os.access(folder, os.W_OK)
+
+
+def lock_run_folder(folder: Path, wanted: str) -> FileLock:
+    """The lock of a run folder, for the life of the launch; ``wanted`` is the folder as the user wrote it.
+
+    Raises:
+        InputError: another launch has it; names its process.
+        ReportNotWritten: nothing can be written there.
+    """
+    path = folder / RUN_LOCK
+    try:
+        lock = take(path)
+    except NoLocks:
+        with suppress(OSError):
+            path.unlink()
+        path = _elsewhere(folder)
+        lock = take(path)
+    except OSError as error:
+        problem = f"{path}: cannot be written: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise ReportNotWritten(
+                f"{problem}; free some space or name another folder with --run-dir"
+            ) from None
+        raise InputError(f"--run-dir {wanted}: {problem}; name another folder") from None
+    if lock is None:
+        raise InputError(f"--run-dir {wanted}: {_holder(path)}")
+    if lock.fd is not None:
+        _sign(lock.fd)
+    return lock
+
+
+def _elsewhere(folder: Path) -> Path:
+    """The lock of a folder whose file system has none: a file of this machine, named by the folder."""
+    private = private_folder("runs")
+    if private is None:
+        raise InputError(
+            f"--run-dir {folder}: its file system has no locks, and neither the runtime, the cache nor the "
+            "temporary folder can hold one; name a folder elsewhere"
+        )
+    status = folder.stat()
+    return private / f"{status.st_dev:x}-{status.st_ino:x}.lock"
+
+
+def _sign(fd: int) -> None:
+    """Say who holds the lock, for the message of those who do not get it."""
+    command = " ".join(Secrets(os.environ, sys.argv).argv(sys.argv))[:200]
+    text = json.dumps(
+        {"pid": os.getpid(), "host": socket.gethostname(), "began": time.time(), "command": command}
+    )
+    with suppress(OSError):  # a full disk: then it is a lock without a name
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, text.encode(), 0)
+
+
+def _holder(path: Path) -> str:
+    signed: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            read = json.loads(os.read(fd, 4096))
+        finally:
+            os.close(fd)
+        signed = read if isinstance(read, dict) else {}
+    pid, host = signed.get("pid"), signed.get("host")
+    if not isinstance(pid, int):
+        return "another launch is running in it; wait for its end, or name another folder"
+    here = host == socket.gethostname()
+    who = f"pid {pid}" + ("" if here else f" on {ascii(host)[1:-1]:.64}")
+    if here and not Path(f"/proc/{pid}").exists():
+        return (
+            f"the launch of {who} was killed, and what it started is being ended; try again in some seconds"
+        )
+    command = ascii(str(signed.get("command", "")))[1:-1]
+    return f"{who} ({command:.120}) is running in it; wait for its end, or name another folder"

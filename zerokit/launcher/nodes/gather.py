@@ -1,0 +1,222 @@
+"""Ranks on other machines: their files are fetched where the run folder is not shared, and they are
+told that zerokit lives.
+
+On each host one small process, started over ssh, sends what its ranks append (whole lines only), and
+writes every two seconds into ``alive`` of its run folder, as long as it hears from here. A rank whose
+``alive`` stands still ends itself (:mod:`zerokit.launcher.rank.deadman`): a machine that was cut off
+from us can be ended by nobody else. In a shared folder zerokit writes ``alive`` itself.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from zerokit.errors import NodeUnusable
+from zerokit.launcher.nodes.cluster import ssh_command
+from zerokit.launcher.rank.deadman import ALIVE_FILE, BEAT_SECONDS
+
+_CONNECT_SECONDS = 10.0
+_COPY_SECONDS = 10.0
+_FETCHED = re.compile(r"rank-\d{5,}\.jsonl|stacks-\d{5,}\.txt")
+_LONGEST_LINE = 256 << 20
+
+# Runs there, standard library only: a line of JSON for each file that grew, {} where none did. Ends when
+# nothing comes from here any more, or nobody reads.
+_RELAY = """
+import json, os, re, select, sys, time
+folder, limit, once = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "once"
+wanted, alive = re.compile(sys.argv[4]), os.path.join(folder, sys.argv[5])
+known, heard, beat = {}, time.monotonic(), 0
+def tell(value):
+    sys.stdout.write(json.dumps(value) + "\\n")
+    sys.stdout.flush()
+def look():
+    sent = False
+    try:
+        names = sorted(name for name in os.listdir(folder) if wanted.fullmatch(name))
+    except OSError:
+        names = []
+    for name in names:
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                status = os.fstat(file.fileno())
+                inode, offset = known.get(name, (status.st_ino, 0))
+                if inode != status.st_ino or status.st_size < offset:
+                    offset = 0
+                file.seek(offset)
+                data = file.read(8 << 20)
+        except OSError:
+            continue
+        data = data if once else data[: data.rfind(b"\\n") + 1]
+        if data:
+            tell({"name": name, "offset": offset, "data": data.decode("latin-1")})
+            sent = True
+        known[name] = (status.st_ino, offset + len(data))
+    return sent
+if once:
+    while look():
+        pass
+    sys.exit(0)
+os.makedirs(folder, exist_ok=True)
+while time.monotonic() - heard < limit:
+    if select.select([0], [], [], 0.4)[0]:
+        if not os.read(0, 4096):
+            break
+        heard, beat = time.monotonic(), beat + 1
+        with open(alive, "w") as file:
+            file.write("%020d" % beat)
+    if not look():
+        tell({})
+"""
+
+
+def copy_to(hosts: list[str], run_dir: Path, names: list[str]) -> None:
+    """Make the run folder on hosts that do not share it, with these files of it.
+
+    Raises:
+        NodeUnusable: names the host and what it said.
+    """
+    texts = {name: (run_dir / name).read_text() for name in names if (run_dir / name).is_file()}
+    script = (
+        "import json, os, sys\n"
+        "os.makedirs(sys.argv[1], exist_ok=True)\n"
+        f"for name, text in json.loads({json.dumps(texts | {ALIVE_FILE: '0' * 20})!r}).items():\n"
+        "    with open(os.path.join(sys.argv[1], name), 'w') as file: file.write(text)\n"
+    )
+
+    def one(host: str) -> str | None:
+        command = ssh_command(host, _COPY_SECONDS, sys.executable, "-I", "-", str(run_dir))
+        try:
+            done = subprocess.run(command, input=script, capture_output=True, text=True,
+                                  timeout=_COPY_SECONDS, check=False)  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{host}: {error}"
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return f"{host}: {last[:200]}" if done.returncode else None
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+        problems = [problem for problem in pool.map(one, hosts) if problem]
+    if problems:
+        raise NodeUnusable(f"{run_dir} cannot be written on\n  " + "\n  ".join(problems))
+
+
+class Gatherer:
+    """Follows the hosts that do not share the run folder, and keeps ``alive`` going on all."""
+
+    def __init__(self, run_dir: Path, unshared: tuple[str, ...], alive_seconds: float) -> None:
+        self.run_dir = run_dir
+        self.unshared = unshared
+        self.alive_seconds = alive_seconds
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._beats = 0
+
+    def start(self) -> None:
+        """Begin; costs a thread for each host that does not share the folder, and one for ``alive``."""
+        for host in self.unshared:
+            threading.Thread(target=self._follow, args=(host,), daemon=True).start()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def stop(self) -> None:
+        """End the relays; their hosts' ``alive`` then stands still."""
+        self._over.set()
+        with self._lock:
+            processes = list(self._processes.values())
+        for process in processes:
+            with suppress(OSError):
+                process.kill()
+
+    def fetch(self, hosts: list[str]) -> None:
+        """Once all is over: what is still to be had of these hosts."""
+
+        def one(host: str) -> None:
+            command = self._command(host, "once")
+            with suppress(OSError, subprocess.TimeoutExpired, ValueError, NodeUnusable):
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True,
+                                      timeout=_COPY_SECONDS, check=False)  # fmt: skip
+                for line in done.stdout.splitlines():
+                    self._take(line)
+
+        threads = [threading.Thread(target=one, args=(host,), daemon=True) for host in hosts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_COPY_SECONDS + 2)
+
+    def _beat(self) -> None:
+        while not self._over.is_set():
+            self._beats += 1
+            with suppress(OSError):
+                write_beat(self.run_dir / ALIVE_FILE, self._beats)
+            with self._lock:
+                processes = list(self._processes.values())
+            for process in processes:
+                with suppress(OSError, ValueError):
+                    assert process.stdin is not None
+                    os.write(process.stdin.fileno(), b".")
+            self._over.wait(BEAT_SECONDS)
+
+    def _command(self, host: str, how: str) -> list[str]:
+        remote = [sys.executable, "-I", "-c", _RELAY, str(self.run_dir), f"{self.alive_seconds:g}", how]
+        return ssh_command(host, _CONNECT_SECONDS, *remote, _FETCHED.pattern, ALIVE_FILE)
+
+    def _follow(self, host: str) -> None:
+        while not self._over.is_set():
+            with suppress(OSError, ValueError, NodeUnusable):
+                self._follow_once(host)
+            self._over.wait(1.0)
+
+    def _follow_once(self, host: str) -> None:
+        with subprocess.Popen(
+            self._command(host, "follow"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            assert process.stdin is not None and process.stdout is not None
+            os.set_blocking(process.stdin.fileno(), False)
+            with self._lock:
+                self._processes[host] = process
+            try:
+                while not self._over.is_set() and (line := process.stdout.readline(_LONGEST_LINE)):
+                    self._take(line)
+            finally:
+                with self._lock:
+                    del self._processes[host]
+                process.kill()
+
+    def _take(self, line: bytes) -> None:
+        """Write one piece at its place. What a host sends may only be a rank's file."""
+        piece: Mapping[str, object] = json.loads(line)
+        name, offset, data = piece.get("name"), piece.get("offset"), piece.get("data")
+        if not isinstance(name, str) or not _FETCHED.fullmatch(name):
+            return
+        if not isinstance(offset, int) or not isinstance(data, str):
+            return
+        path = self.run_dir / name
+        with suppress(OSError):
+            if offset == 0:  # new, or compacted: what is read at the same time is whole
+                temporary = path.with_name(f".{name}.{os.getpid()}")
+                temporary.write_bytes(data.encode("latin-1"))
+                temporary.replace(path)
+                return
+            with path.open("r+b") as file:
+                file.seek(offset)
+                file.write(data.encode("latin-1"))
+
+
+def write_beat(path: Path, number: int) -> None:
+    """Overwrite the beat in place: on a full disk that still works."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(descriptor, b"%020d" % number, 0)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,171 @@
+"""Is everything there that the run needs? Found out before anything is started."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable
+from zerokit.launcher.nodes.cluster import ssh_command
+from zerokit.launcher.nodes.hostfile import Host
+
+NODES_SECONDS = 9.0  # for all nodes together
+_PACKAGES = ("torch", "deepspeed", "accelerate", "transformers")
+_NEEDED = {
+    "deepspeed": ("torch", "deepspeed"),
+    "accelerate": ("torch", "deepspeed", "accelerate"),
+    "torchrun": ("torch",),
+}
+
+# Runs on the other machine with its own Python; prints one JSON line.
+_PROBE = (
+    "import json,sys,shutil,subprocess,importlib.metadata as m\n"
+    "v={}\n"
+    f"for n in {_PACKAGES!r}:\n"
+    "  try: v[n]=m.version(n)\n"
+    "  except Exception: pass\n"
+    "g=0\n"
+    "if shutil.which('nvidia-smi'):\n"
+    "  g=len(subprocess.run(['nvidia-smi','-L'],capture_output=True,text=True).stdout.splitlines())\n"
+    "import socket\n"
+    "p=int(sys.argv[1]); f=True\n"
+    "try:\n"
+    "  s=socket.socket(); s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1); s.bind(('',p)); s.close()\n"
+    "except OSError: f=False\n"
+    "import os\n"
+    "h=os.path.exists(sys.argv[2]) if len(sys.argv)>2 else True\n"
+    "print(json.dumps({'python':list(sys.version_info[:2]),'versions':v,'gpus':g,'port_free':f,'shared':h}))\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What one node answered, or why it did not."""
+
+    host: str
+    python: tuple[int, int] | None = None
+    versions: dict[str, str] | None = None
+    gpus: int = 0
+    port_free: bool = True
+    shared: bool = True  # it sees the run folder's files
+    problem: str | None = None
+
+
+def check_packages(launcher: str) -> None:
+    """Whether the launcher and what it needs are installed beside this Python.
+
+    Raises:
+        InputError: something is missing; names the command that installs it.
+    """
+    missing = [name for name in _NEEDED.get(launcher, ()) if _version(name) is None]
+    if missing:
+        raise InputError(
+            f"--launcher {launcher}: {' and '.join(missing)} not installed for {sys.executable}; "
+            f"{INSTALL_TRAINING}"
+        )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def ask_node(host: Host, seconds: float, port: int = 0, token: Path | None = None) -> NodeFacts:
+    """Ask one node over ssh, without ever waiting for a password.
+
+    ``port``: is it free there (0: any is)? ``token``: a file of the run folder; is it there?
+    """
+    seen = [] if token is None else [str(token)]
+    try:
+        done = subprocess.run(
+            ssh_command(host.name, seconds, sys.executable, "-I", "-", str(port), *seen),
+            input=_PROBE,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return NodeFacts(host=host.name, problem=f"no answer within {seconds:.0f} s")
+    except OSError as error:
+        return NodeFacts(host=host.name, problem=f"ssh: {error.strerror}")
+    except NodeUnusable as error:
+        return NodeFacts(host=host.name, problem=str(error))
+    try:
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+        major, minor = answer["python"]
+        return NodeFacts(
+            host=host.name,
+            python=(major, minor),
+            versions=dict(answer["versions"]),
+            gpus=int(answer["gpus"]),
+            port_free=bool(answer["port_free"]),
+            shared=bool(answer["shared"]),
+        )
+    except (IndexError, ValueError, KeyError, TypeError):
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return NodeFacts(host=host.name, problem=said[:200])
+
+
+def check_nodes(
+    hosts: list[Host], *, need_gpus: bool, port: int = 0, token: Path | None = None
+) -> list[NodeFacts]:
+    """Ask all nodes side by side, within ten seconds whatever their number.
+
+    Raises:
+        NodeUnusable: one does not answer, has other versions than this machine, or too few GPUs; the
+            message lists every such node.
+    """
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+        rounds = -(-len(hosts) // 64)
+        facts = list(pool.map(lambda host: ask_node(host, NODES_SECONDS / rounds, port, token), hosts))
+    problems = []
+    for host, fact in zip(hosts, facts, strict=True):
+        problem = fact.problem or _differences(host, fact, need_gpus=need_gpus)
+        if problem is None and host is hosts[0] and not fact.port_free:
+            problem = f"port {port}, where the ranks are to meet, is in use; choose another --master-port"
+        if problem:
+            problems.append(f"{host.name} (hostfile line {host.line}): {problem}")
+    if problems:
+        took = time.monotonic() - began
+        raise NodeUnusable(
+            f"{len(problems)} of {len(hosts)} nodes cannot be used (checked in {took:.1f} s):\n  "
+            + "\n  ".join(problems)
+        )
+    return facts
+
+
+def _differences(host: Host, fact: NodeFacts, *, need_gpus: bool) -> str | None:
+    here = sys.version_info[:2]
+    if fact.python != here:
+        return f"Python {fact.python}, here {here}"
+    for package in _PACKAGES:
+        mine, theirs = _version(package), (fact.versions or {}).get(package)
+        if mine is not None and theirs != mine:
+            return f"{package} {theirs or 'is not installed'}, here {mine}"
+    if need_gpus and fact.gpus < host.slots:
+        return f"{fact.gpus} GPUs, the hostfile gives it {host.slots} slots"
+    return None
+
+
+def check_pdsh() -> None:
+    """DeepSpeed starts ranks on other machines through pdsh.
+
+    Raises:
+        NodeUnusable: it is not installed.
+    """
+    if shutil.which("pdsh") is None:
+        raise NodeUnusable(
+            "--hostfile: DeepSpeed starts other machines' ranks with pdsh, which is not installed here; "
+            "install it (apt install pdsh), or run under Slurm"
+        )

@@ -1,0 +1,214 @@
+"""Hooks that are put when the script imports torch, DeepSpeed or accelerate, and never before.
+
+Nothing is imported on the script's behalf. A hook that does not fit the installed version is left out:
+the run goes on, with less to report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from zerokit.instrument import engine_facts
+from zerokit.instrument.post_import import Hook, PostImport
+from zerokit.launcher.rank import parts_hooks, step_limit
+from zerokit.launcher.rank.cuda_memory import CudaMemory
+from zerokit.launcher.rank.oom import OomWatch
+from zerokit.launcher.rank.probe import Probe
+
+
+def install(probe: Probe) -> PostImport:
+    """Put the hooks for this rank."""
+    oom = OomWatch(probe)
+    hooks: dict[str, Hook] = {
+        "torch": functools.partial(_hook_torch, probe, oom),
+        "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom),
+        "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
+        **parts_hooks.hooks(probe),
+    }
+    if probe.identity.device == "cpu":
+        hooks["deepspeed.comm.torch"] = _hook_comm
+        hooks["accelerate.state"] = _hook_accelerate_state
+    finder = PostImport(hooks)
+    finder.install()
+    return finder
+
+
+def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
+    parts_hooks.hook_torch(probe, torch)
+    if probe.identity.device == "cpu":
+        return
+    if not hasattr(torch._C, "_cuda_memoryStats"):
+        probe.gpu_status = "no_cuda_build"  # it has no such functions
+        return
+    if probe.cuda is not None and probe.cuda.installed_in(torch):
+        return  # torch is executed again (a reload): its C extension, which is wrapped, is not
+    cuda = CudaMemory(torch)
+    cuda.on_foreign_reset = probe.foreign_reset
+    cuda.install()
+    probe.cuda = cuda
+    oom.attach(torch)
+
+
+def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
+    engine = module.DeepSpeedEngine
+
+    def backward(self: Any) -> None:
+        if probe.phase != "backward":  # accelerate calls engine.step only where the optimizer steps
+            probe.micro_steps += 1
+        probe.enter("backward")
+
+    limit = step_limit.of_environment(probe)
+
+    def after_model_step(self: Any) -> None:
+        probe.step_done()
+        if limit is not None:
+            limit.step_done()
+
+    def after_init(self: Any) -> None:
+        oom.know(weakref.ref(self))
+        ENGINES.append(weakref.ref(self))
+
+    _note_baseline(probe, engine)
+    _wrap(engine, "__init__", after=after_init)
+    parts_hooks.around(probe, engine, "init", "__init__")
+    parts_hooks.around(probe, engine, "save", *parts_hooks.ENGINE_SAVES)
+    _tell_forwards(probe, engine)
+    _wrap(engine, "train", before=lambda self: probe.enter("other") if probe.phase == "eval" else None)
+    _wrap(engine, "backward", before=backward)
+    _wrap(engine, "_backward_prologue", before=backward)
+    _wrap(engine, "step", before=lambda self: probe.enter("step"), after=lambda self: probe.enter("other"))
+    _wrap(
+        engine,
+        "_take_model_step",
+        before=lambda self: probe.enter("step"),
+        after=after_model_step,
+    )
+
+
+def _tell_forwards(probe: Probe, engine: Any) -> None:
+    """A forward with gradients is training; one without is evaluation, and leaves a step going on.
+
+    The loss of a preference trainer runs its reference model within a training forward.
+    """
+    original = engine.forward
+    torch = sys.modules["torch"]
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training and torch.is_grad_enabled():
+            probe.enter("forward")
+            if probe.mine:
+                with contextlib.suppress(Exception):
+                    probe.observed.training_forward(self, args, kwargs, _living_engines())
+            return original(self, *args, **kwargs)
+        before = probe.phase
+        probe.enter("eval")
+        result = original(self, *args, **kwargs)
+        if before in ("forward", "backward", "step"):
+            probe.enter(before, again=True)
+        return result
+
+    engine.forward = forward
+
+
+def _note_baseline(probe: Probe, engine: Any) -> None:
+    """When the first engine is made, note what the process takes beside the model's tensors.
+
+    By then the script has imported what it needs and joined its peers; DeepSpeed has yet to allocate.
+    """
+    original = engine.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if probe.baseline_host_rss_bytes is None and probe.mine:
+            with contextlib.suppress(Exception):
+                model = kwargs.get("model", args[1] if len(args) > 1 else None)
+                resident = probe.host.read()[0]
+                probe.baseline_host_rss_bytes = max(0, resident - engine_facts.host_tensor_bytes(model))
+        original(self, *args, **kwargs)
+
+    engine.__init__ = init
+
+
+def _hook_pipeline(probe: Probe, module: ModuleType) -> None:
+    """A pipeline's middle stages call autograd, not ``engine.backward``, and never ``engine.step``."""
+    engine = module.PipelineEngine
+    parts_hooks.around(probe, engine, "eval", "eval_batch", "inference_batch")
+    phases = {"_exec_backward_pass": "backward", "_exec_optimizer_step": "step"}
+    for name, phase in phases.items():
+        original = engine.__dict__.get(name)
+        after = (lambda self: probe.enter("other")) if phase == "step" else None
+        _wrap(engine, name, before=lambda self, phase=phase: probe.enter(phase), after=after)  # type: ignore[misc]
+        for instruction, function in engine._INSTRUCTION_MAP.items():
+            if function is original:
+                engine._INSTRUCTION_MAP[instruction] = engine.__dict__[name]
+
+
+ENGINES: list[Any] = []
+"""Weak references to the engines that the script made."""
+
+
+def _living_engines() -> int:
+    return sum(reference() is not None for reference in ENGINES)
+
+
+def _wrap(
+    owner: Any,
+    name: str,
+    before: Callable[[Any], None] | None = None,
+    after: Callable[[Any], None] | None = None,
+) -> None:
+    """Run ``before`` and, when it returns, ``after`` around a method; left out where it is missing."""
+    original = owner.__dict__.get(name)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(self)
+        result = original(self, *args, **kwargs)
+        if after is not None:
+            after(self)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def _hook_comm(module: ModuleType) -> None:
+    """On CPU ranks DeepSpeed compiles a shared-memory op at first use; Gloo does the same without."""
+    module.build_shm_op = lambda: None  # type: ignore[attr-defined]
+
+
+def _hook_accelerate_state(module: ModuleType) -> None:
+    """Without a GPU accelerate finds no backend and makes every rank a job of its own: name Gloo."""
+    state = module.PartialState
+    original = state._prepare_backend
+
+    @functools.wraps(original)
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        backend, distributed_type = original(self, *args, **kwargs)
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if backend is None and ranks > 1 and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+            backend = "gloo"
+        return backend, distributed_type
+
+    state._prepare_backend = prepare
+
+
+def close_process_groups() -> None:
+    """On CPU ranks, after success: DeepSpeed and Gloo left open often abort at exit."""
+    for reference in ENGINES:
+        engine = reference()
+        if engine is not None:
+            engine.destroy()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

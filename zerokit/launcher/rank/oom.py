@@ -1,0 +1,156 @@
+"""An allocation that failed: what was asked for, and what was live at that moment."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import sys
+from typing import Any
+
+from zerokit.launcher.rank.probe import Probe
+from zerokit.launcher.rank_file import Record
+from zerokit.launcher.secrets import redact
+
+_BIGGEST = 12
+_MAX_RECORDED = 3  # a script that tries smaller batches until one fits raises many
+_MAX_OBJECTS = 5_000_000
+_MOST_BYTES = 1 << 62
+_TEXT = 2000
+_UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
+_CPU_ASKED = re.compile(r"you tried to allocate (\d+) bytes")  # c10/core/impl/alloc_cpu.cpp
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out: the GPU's, or the host's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = _text_of(error)
+    return "out of memory" in text or "DefaultCPUAllocator: can't allocate memory" in text
+
+
+def _text_of(error: BaseException) -> str:
+    """What the exception says; a script's own class may raise when asked."""
+    try:
+        return str(error)
+    except Exception:
+        return "<it cannot be shown>"
+
+
+def asked_bytes(text: str) -> int | None:
+    """How much PyTorch's message says was asked for."""
+    if match := _CPU_ASKED.search(text):
+        return min(int(match[1]), _MOST_BYTES)
+    match = _ASKED.search(text)
+    return round(float(match[1]) * _UNITS[match[2]]) if match else None
+
+
+class OomWatch:
+    """Records what was live when the CUDA allocator gave up, before the exception unwinds and frees it."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._recorded = 0
+        self._engines: list[Any] = []
+
+    def attach(self, torch: Any) -> None:
+        """Have PyTorch call us at the failing allocation."""
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            attach(lambda device, asked, total, free: self._observe(torch, device, asked, total, free))
+
+    def know(self, engine: Any) -> None:
+        """An engine whose parameters can name blocks (a weak reference)."""
+        self._engines.append(engine)
+
+    def _observe(self, torch: Any, device: int, asked: int, total: int, free: int) -> None:
+        if not self._probe.mine or self._recorded >= _MAX_RECORDED:
+            return
+        self._recorded += 1
+        with contextlib.suppress(Exception):
+            self._probe.event(self.record(torch, device, asked, total, free))
+
+    def record(self, torch: Any, device: int, asked: int, total: int | None, free: int | None) -> Record:
+        """The account of one failed allocation."""
+        probe = self._probe
+        stats: Record = {}
+        if probe.cuda is not None:
+            with contextlib.suppress(Exception):
+                probe.cuda.peek()
+                state = probe.cuda.devices[device]
+                stats = {
+                    "allocated_bytes": state.allocated_bytes,
+                    "reserved_bytes": state.reserved_bytes,
+                    "fragmentation_bytes": state.reserved_bytes - state.allocated_bytes,
+                    "alloc_retries": state.retries,
+                }
+        blocks: list[Record] = []
+        with contextlib.suppress(Exception):
+            blocks = self._blocks(torch, device)
+        return {
+            "type": "oom", "memory": "gpu", "cuda_device": device, "asked_bytes": asked,
+            "device_total_bytes": total, "device_free_bytes": free,
+            "phase": probe.named[-1] if probe.named else probe.phase, "step": probe.steps + 1,
+            **stats, "biggest_blocks": blocks,
+        }  # fmt: skip
+
+    def _blocks(self, torch: Any, device: int) -> list[Record]:
+        """The biggest live blocks of the allocator, with the tensors found in them."""
+        live: list[tuple[int, int]] = []
+        for segment in torch.cuda.memory.memory_snapshot():
+            if segment.get("device") != device:
+                continue
+            address = segment["address"]
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    live.append((block["size"], block.get("address", address)))
+                address += block["size"]
+        biggest = sorted(live, reverse=True)[:_BIGGEST]
+        tensors = self._tensors_at(torch, {address: size for size, address in biggest})
+        return [{"bytes": size, **tensors.get(address, {})} for size, address in biggest]
+
+    def _tensors_at(self, torch: Any, blocks: dict[int, int]) -> dict[int, Record]:
+        names = self._parameter_names()
+        found: dict[int, Record] = {}
+        for index, item in enumerate(gc.get_objects()):
+            if index > _MAX_OBJECTS or len(found) == len(blocks):
+                break
+            if not issubclass(type(item), torch.Tensor):
+                continue
+            with contextlib.suppress(Exception):
+                address = item.untyped_storage().data_ptr()
+                if address in blocks and address not in found:
+                    about = {"shape": list(item.shape), "dtype": str(item.dtype).removeprefix("torch.")}
+                    name = names.get(item.data_ptr())
+                    found[address] = {**about, **({"name": name} if name else {})}
+        return found
+
+    def _parameter_names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        for reference in self._engines:
+            engine = reference()
+            if engine is None:
+                continue
+            with contextlib.suppress(Exception):
+                for name, parameter in engine.module.named_parameters():
+                    names[parameter.data_ptr()] = name
+                    if parameter.grad is not None:
+                        names[parameter.grad.data_ptr()] = f"gradient of {name}"
+        return names
+
+
+def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Record:
+    """The record of an exception that nobody caught; says so where memory ran out."""
+    said = _text_of(error)
+    text = redact(f"{type(error).__name__}: {said}".strip(": "), arguments=sys.argv)[:_TEXT]
+    record: Record = {
+        "type": "error", "error": text, "traceback": redact(traceback_text, arguments=sys.argv)[-8000:],
+        "phase": probe.phase_left_by(error), "step": probe.steps + 1,
+    }  # fmt: skip
+    if is_out_of_memory(error):
+        record["out_of_memory"] = True
+        record["asked_bytes"] = asked_bytes(said)
+        on_gpu = type(error).__name__ == "OutOfMemoryError" or "CUDA" in said
+        record["memory"] = "gpu" if on_gpu else "host"
+    return record

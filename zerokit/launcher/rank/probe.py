@@ -1,0 +1,482 @@
+"""What one rank knows about its own memory: peaks by phase, steps, growth.
+
+Runs inside the training process, so it is standard library only, never raises into the script, and
+does its work at phase boundaries (microseconds) and in the ticker thread.
+
+Reading the allocator's peaks at a boundary takes some tens of microseconds, which a step of a few
+milliseconds would feel. So the first steps are split into their phases one and all, and later ones as
+often as :data:`SPLIT_SHARE` of the time allows. A step that is not split is measured whole: its peak
+reaches the run's, and is no phase's, because nobody saw in which one it was.
+
+Phases: ``load`` until the first engine is made; ``init`` while one is; ``forward`` from the engine's
+forward to the backward, so with a loss computed outside the model; ``backward`` until the optimizer
+step; ``step``; ``eval`` from a forward without gradients until something else begins, and during an
+evaluation loop; ``generate`` and ``save`` while that is done; ``other`` for the rest; and those the script
+names with ``zerokit.phase``, which are measured beside these.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zerokit.instrument import engine_facts
+from zerokit.launcher.rank.activity import Activity, waits_for_child
+from zerokit.launcher.rank.children import ChildWatch
+from zerokit.launcher.rank.cuda_memory import CudaMemory, Peaks
+from zerokit.launcher.rank.growth import GrowthWatch
+from zerokit.launcher.rank.host_memory import HostMemory
+from zerokit.launcher.rank_file import SCHEMA, RankWriter, Record, rank_file
+
+_MIB = 1 << 20
+_RECENT_STEPS = 64
+_MAX_PHASES = 64  # a script that invents a name each step must not fill memory
+_MAX_NOTES = 200
+_STILL_SECONDS = 2.0  # without a move, before the processes below are looked at
+_MOVES_BYTES = 1 << 18  # between two looks: a checkpoint that is written; our own lines are far below
+GPU_LEAK_BYTES = 8 * _MIB
+HOST_LEAK_BYTES = 64 * _MIB
+_CLEAN_EXIT = ("finished", 0)
+_TRAINING = ("forward", "backward", "step")
+_NOBODYS = ("load", "init", "other")  # phases that one which the script names replaces
+SPLIT_SHARE = 0.0005
+"""Of the training thread's time, at most so much goes into reading memory at phase boundaries."""
+_MOST_SPARE_SECONDS = 0.02  # what a long wait may save up
+_ALWAYS_READ = 128  # boundaries: some thirty steps, so that a short run is split throughout
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseRecord:
+    """What one phase reached so far."""
+
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    peak_host_rss_bytes: int = 0
+    seconds: float = 0.0
+    count: int = 0
+
+    def add(self, peaks: Peaks) -> None:
+        """Raise the allocator's peaks."""
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, peaks.allocated_bytes)
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, peaks.reserved_bytes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Identity:
+    """Which rank this process is."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    host: str
+    device: str
+    script: str
+    pid: int = field(default_factory=os.getpid)
+
+
+class Probe:
+    """Collects one rank's figures and writes them to its file."""
+
+    def __init__(self, identity: Identity, run_dir: Path) -> None:
+        self.identity = identity
+        self.run_dir = run_dir
+        self.writer = RankWriter(rank_file(run_dir, identity.rank), identity.rank)
+        self.cuda: CudaMemory | None = None
+        self.host = HostMemory()
+        self.phase = "load"
+        self.phases: dict[str, PhaseRecord] = {"load": PhaseRecord(count=1)}
+        self._parts: list[str] = []  # init, eval, generate, save that are under way, outermost first
+        self._left_by: tuple[int, str] | None = None  # the last exception that left one, and which
+        self.named: list[str] = []  # phases that the script opened, outermost first
+        self.steps = 0
+        self.micro_steps = 0
+        self.progress = 0
+        self.baseline_host_rss_bytes: int | None = None
+        self.failure: Record | None = None
+        self.observed = engine_facts.Observed()
+        self.gpu_status: str | None = None
+        """Why the hook on torch put nothing in place: ``no_cuda_build`` or ``hook_failed``."""
+        self.events: list[Record] = []
+        self.notes: list[Record] = []
+        self.peak = PhaseRecord()
+        self.peak_device_used_bytes = 0
+        self._lock = threading.RLock()
+        self._started = self._phase_began = self._moved = self._split_decided = time.monotonic()
+        self._last_step_end: float | None = None
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._gpu_growth = GrowthWatch(GPU_LEAK_BYTES)
+        self._host_growth = GrowthWatch(HOST_LEAK_BYTES)
+        self._host_rss_bytes, self._host_mark_bytes = self.host.read()
+        self._main_thread = threading.get_ident()
+        self._last_place: object = None
+        self._moved_bytes = 0
+        self._children = ChildWatch()
+        self._activity = Activity()
+        self._doing: str | None = None  # a long phase's name, while it lasts
+        self.ending = False  # the script ran to its end; its threads and exit handlers may not have
+        self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
+        self._splitting = True  # whether memory is read at the engine's phase boundaries now
+        self._split_step = 0  # the steps done when that was decided
+        self._spare_seconds = 0.0  # that may go into reading memory at boundaries
+        self._reads = 0  # boundaries at which it was read
+        self._mixed = False  # whether a boundary was passed unread since the last reading
+        self._mine = True
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def start_record(self) -> Record:
+        """The first line of the file."""
+        who = self.identity
+        return {
+            "type": "start", "schema": SCHEMA, "rank": who.rank, "local_rank": who.local_rank,
+            "world_size": who.world_size, "host": who.host, "pid": who.pid, "device": who.device,
+            "script": who.script, "python": sys.version.split()[0], "time": time.time(),
+        }  # fmt: skip
+
+    def disown(self) -> None:
+        """In a forked child: it is no rank. Everything here becomes a pass-through."""
+        self._mine = False
+        self._lock = threading.RLock()  # the ticker may have held it at the fork
+        if self.cuda is not None:
+            self.cuda.uninstall()
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process is the rank itself, not a child it forked."""
+        return self._mine
+
+    # -- phases ----------------------------------------------------------------------------------
+
+    def enter(self, phase: str, *, again: bool = False) -> None:
+        """The engine begins ``phase``; what was reached since the last change belongs to the one before.
+
+        ``again``: it goes on after something in between. What an evaluation, a generation or the like
+        does with the engine is part of it, unless it trains.
+        """
+        if not self._mine:
+            return
+        if self._parts and phase not in _TRAINING:
+            phase = self._parts[-1]
+        if phase == self.phase:
+            if phase == "eval":  # one forward after another
+                self._record(phase).count += not self._parts
+                self.progress += 1
+            return
+        with self._lock:
+            if phase in ("forward", "eval") and not again:
+                self._decide_split(phase)
+            if self._splitting:
+                self._settle()
+            else:
+                self._note_time()
+                self._mixed = True
+            self.phase = phase
+            self._left_by = None
+            self._record(phase).count += not again
+            self.progress += 1
+
+    def begin(self, phase: str) -> str | None:
+        """A call begins that is ``phase`` as a whole; hand to :meth:`finish` what this returns."""
+        if not self._mine or self._parts[-1:] == [phase] or threading.get_ident() != self._main_thread:
+            return None
+        with self._lock:
+            self._settle()
+            before, self.phase, self._left_by = self.phase, phase, None
+            self._parts.append(phase)
+            self._record(phase).count += 1
+            self.progress += 1
+        return before
+
+    def finish(self, before: str | None, error: BaseException | None = None) -> None:
+        """That call ended, or ``error`` left it; what was going on around it goes on."""
+        if before is None or not self._mine:
+            return
+        with self._lock:
+            self._settle()
+            part = self._parts.pop()
+            if error is not None and (self._left_by is None or self._left_by[0] != id(error)):
+                self._left_by = (id(error), part)  # the innermost call that it leaves
+            self.phase = "other" if part == "init" and before == "load" else before
+            self.progress += 1
+
+    def phase_left_by(self, error: BaseException) -> str:
+        """The phase in which an exception was raised, though its way out has ended that phase."""
+        if self._left_by is not None and self._left_by[0] == id(error):
+            return self._left_by[1]
+        return self.named[-1] if self.named else self.phase
+
+    def _decide_split(self, phase: str) -> None:
+        """At the first forward of a step, and at each without gradients: is there time to split it?"""
+        if phase == "forward" and self.steps == self._split_step and self.steps:
+            return  # a further micro-batch of the same step
+        now = time.monotonic()
+        earned_seconds = SPLIT_SHARE * (now - self._split_decided)
+        self._split_step, self._split_decided = self.steps, now
+        self._spare_seconds = min(_MOST_SPARE_SECONDS, self._spare_seconds + earned_seconds)
+        self._splitting = self._spare_seconds > 0 or self._reads < _ALWAYS_READ
+
+    @contextmanager
+    def named_phase(self, name: str) -> Iterator[None]:
+        """A phase that the script names; it may hold others and the engine's own phases."""
+        with self._lock:
+            self._settle()
+            self.named.append(name)
+            self._record(name).count += 1
+            self.progress += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._settle()
+                if self.named:
+                    self.named.pop()
+                self.progress += 1
+
+    def step_done(self) -> None:
+        """An optimizer step was applied: note its time; its memory is read when the phase ends."""
+        if not self._mine:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self.steps += 1
+            if self._last_step_end is not None:
+                self._step_seconds.append(now - self._last_step_end)
+            self._last_step_end = now
+            self._step_ended = True
+
+    def _watch_growth(self) -> None:
+        self._host_growth.observe(self.steps, self._host_rss_bytes)
+        if self.cuda is not None and self.cuda.devices:
+            used = sum(state.allocated_bytes for state in self.cuda.devices.values())
+            self._gpu_growth.observe(self.steps, used)
+
+    def sample_host(self) -> None:
+        """Between phase changes: charge resident memory to the running phases."""
+        with self._lock:
+            self._note_host()
+
+    def foreign_reset(self, device: int, peaks: Peaks) -> None:
+        """Somebody else resets the peak statistics: what they held is kept first."""
+        with self._lock:
+            self._charge(peaks)
+            self._mixed = self._mixed and len(self.cuda.devices if self.cuda else ()) > 1
+
+    def _record(self, name: str) -> PhaseRecord:
+        if name not in self.phases and len(self.phases) >= _MAX_PHASES:
+            name = "other"
+        return self.phases.setdefault(name, PhaseRecord())
+
+    def _running(self) -> list[PhaseRecord]:
+        if not self.named:
+            return [self.peak, self._record(self.phase)]
+        own = [] if self.phase in _NOBODYS else [self.phase]
+        return [self.peak, *(self._record(name) for name in dict.fromkeys([*self.named, *own]))]
+
+    def _note_time(self) -> None:
+        now = time.monotonic()
+        for record in self._running():
+            record.seconds += now - self._phase_began
+        self._phase_began = self._moved = now
+
+    def _settle(self) -> None:
+        """Charge the time and the peaks since the last boundary to the phases that were running."""
+        self._note_time()
+        began = time.perf_counter()
+        harvested = self.cuda.harvest() if self.cuda is not None else {}
+        for peaks in harvested.values():
+            self._charge(peaks)
+        if not harvested:  # beside a GPU the ticker's samples of the host do
+            self._note_host()
+        self._mixed = False
+        if self._step_ended:
+            self._step_ended = False
+            self._watch_growth()
+        self._reads += 1
+        if self._reads > _ALWAYS_READ:
+            self._spare_seconds -= time.perf_counter() - began
+
+    def _charge(self, peaks: Peaks) -> None:
+        """To what was running since the last reading: the phases the script named were all the while."""
+        running = self._running()
+        if self._mixed:
+            running = [self.peak, *(self._record(name) for name in self.named)]
+        for record in running:
+            record.add(peaks)
+
+    def _note_host(self) -> None:
+        self._host_rss_bytes, mark = self.host.read()
+        rose_here = mark > self._host_mark_bytes and not self._mixed
+        reached = mark if rose_here else self._host_rss_bytes
+        self._host_mark_bytes = max(self._host_mark_bytes, mark)
+        for record in self._running():
+            record.peak_host_rss_bytes = max(record.peak_host_rss_bytes, reached)
+        self.peak.peak_host_rss_bytes = max(self.peak.peak_host_rss_bytes, self._host_mark_bytes)
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Called by the ticker: read what costs more, and see whether the main thread moved."""
+        if self.cuda is not None and self.cuda.ready():
+            before = sum(state.allocations for state in self.cuda.devices.values())
+            self.cuda.look_for_devices()
+            with self._lock:
+                for peaks in self.cuda.peek().values():
+                    self._charge(peaks)
+            self.cuda.measure_devices()
+            states = list(self.cuda.devices.values())
+            used = max((state.device_used_bytes or 0 for state in states), default=0)
+            self.peak_device_used_bytes = max(self.peak_device_used_bytes, used)
+            if sum(state.allocations for state in states) != before:
+                self._moved = time.monotonic()
+        place, moved_bytes = self._main_thread_place(), self.host.moved_bytes()
+        if place != self._last_place or moved_bytes - self._moved_bytes > _MOVES_BYTES:
+            self._last_place, self._moved = place, time.monotonic()
+        self._moved_bytes = moved_bytes
+        frame = sys._current_frames().get(self._main_thread)
+        self._doing = self._activity.of(frame)
+        if time.monotonic() - self._moved > _STILL_SECONDS and self._children.working(waits_for_child(frame)):
+            self._moved = time.monotonic()
+
+    def _main_thread_place(self) -> object:
+        frame = sys._current_frames().get(self._main_thread)
+        places: list[tuple[int, int]] = []
+        while frame is not None and len(places) < 32:
+            places.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        return places
+
+    def account(self, type_: str) -> Record:
+        """Everything known now, as a record of type ``type_`` (``tick`` or ``end``)."""
+        now = time.monotonic()
+        with self._lock:
+            self._note_host()
+            record: Record = {
+                "type": type_, "rank": self.identity.rank, "pid": self.identity.pid, "time": time.time(),
+                "uptime_seconds": round(now - self._started, 3),
+                "phase": self.named[-1] if self.named else self.phase,
+                "progress": self.progress,
+                "idle_seconds": round(now - self._moved, 3),
+                "cpu_seconds": round(time.process_time(), 3),
+                "ending": self.ending, "activity": self._doing,
+                "steps": self.steps, "micro_steps": self.micro_steps,
+                "host_rss_bytes": self._host_rss_bytes,
+                "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,
+                "baseline_host_rss_bytes": self.baseline_host_rss_bytes,
+                **self._gpu_account(), **self._step_account(),
+                "phases": {name: self._phase_account(record) for name, record in self.phases.items()},
+            }  # fmt: skip
+            leaks = self._leaks()
+        if leaks:
+            record["leaks"] = leaks
+        if self.writer.failed_writes:
+            record["failed_writes"] = self.writer.failed_writes
+        return record
+
+    def _gpu_account(self) -> Record:
+        if self.cuda is None or not self.cuda.devices:
+            return {"allocated_bytes": None, "reserved_bytes": None, "peak_allocated_bytes": None,
+                    "peak_reserved_bytes": None, "gpu_status": self._why_no_gpu()}  # fmt: skip
+        device, state = max(self.cuda.devices.items(), key=lambda item: item[1].reserved_bytes)
+        return {
+            "cuda_device": device,
+            "allocated_bytes": state.allocated_bytes, "reserved_bytes": state.reserved_bytes,
+            "device_used_bytes": state.device_used_bytes, "device_total_bytes": state.device_total_bytes,
+            "peak_allocated_bytes": self.peak.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak.peak_reserved_bytes,
+            "peak_device_used_bytes": self.peak_device_used_bytes or None,
+            "alloc_retries": sum(each.retries for each in self.cuda.devices.values()),
+            "ooms": sum(each.ooms for each in self.cuda.devices.values()),
+        }  # fmt: skip
+
+    def _why_no_gpu(self) -> str | None:
+        """Why there are no figures of a GPU; None on CPU ranks. The words: :mod:`zerokit.report.measured`."""
+        if self.identity.device == "cpu":
+            return None
+        if self.cuda is None:
+            return (self.gpu_status or "hook_failed") if "torch" in sys.modules else "no_torch"
+        return "nothing_allocated" if self.cuda.ready() else "not_used"
+
+    def _step_account(self) -> Record:
+        if not self._step_seconds:
+            return {}
+        return {
+            "step_seconds": round(self._step_seconds[-1], 6),
+            "median_step_seconds": round(statistics.median(self._step_seconds), 6),
+        }
+
+    def _phase_account(self, record: PhaseRecord) -> Record:
+        on_gpu = self.cuda is not None and bool(self.cuda.devices)
+        return {
+            "peak_allocated_bytes": record.peak_allocated_bytes if on_gpu else None,
+            "peak_reserved_bytes": record.peak_reserved_bytes if on_gpu else None,
+            "peak_host_rss_bytes": record.peak_host_rss_bytes,
+            "seconds": round(record.seconds, 3),
+            "count": record.count,
+        }
+
+    def _leaks(self) -> list[Record]:
+        found = (("gpu", self._gpu_growth.growth()), ("host", self._host_growth.growth()))
+        return [
+            {"memory": memory, "bytes_per_step": round(growth.bytes_per_step),
+             "growth_bytes": growth.growth_bytes, "first_step": growth.first_step,
+             "last_step": growth.last_step}
+            for memory, growth in found if growth is not None
+        ]  # fmt: skip
+
+    # -- records beside the ticks ----------------------------------------------------------------
+
+    def event(self, record: Record) -> None:
+        """Write an event at once and keep it for when the file is compacted."""
+        if not self._mine:
+            return
+        who = {"rank": self.identity.rank, "pid": self.identity.pid, "time": time.time()}
+        full = {"type": record["type"], **who, **record}
+        kept = self.notes if record["type"] == "note" else self.events
+        if record["type"] == "engine":  # the newest says it all
+            kept[:] = [each for each in kept if each["type"] != "engine"]
+        if len(kept) < _MAX_NOTES:
+            kept.append(full)
+            self.writer.write(full)
+
+    def tell_of_engine(self) -> None:
+        """Write what the engine runs with, where that is news."""
+        news = self.observed.news()
+        if news is not None:
+            self.event(news)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is in use now, in bytes; the GPU's figures are None without one."""
+        self.watch()
+        account = self.account("note")
+        names = ("allocated_bytes", "reserved_bytes", "device_used_bytes", "host_rss_bytes",
+                 "peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes")  # fmt: skip
+        return {"phase": account["phase"], "step": account["steps"], **{n: account.get(n) for n in names}}
+
+    def end(
+        self, state: str, exit_code: int | None, signal: int | None = None, reason: str | None = None
+    ) -> None:
+        """Write the last line. Only the first call counts."""
+        if not self._mine:
+            return
+        with self._lock:
+            self._settle()
+        self.tell_of_engine()
+        record = self.account("end")
+        failure = self.failure or {}
+        if failure and (state, exit_code) == _CLEAN_EXIT:
+            state = "failed"
+        record.update(state=state, exit_code=exit_code, signal=signal, error=failure.get("error") or reason)
+        self.writer.write(record, last=True)
+
+
+ACTIVE: Probe | None = None
+"""This process's probe, where it is a launched rank."""

@@ -1,0 +1,303 @@
+"""The life of one rank: identity, probe, the user's script, and a truthful last line."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import faulthandler
+import importlib.machinery
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType, TracebackType
+from typing import Any
+
+from zerokit.launcher import rank_pipes
+from zerokit.launcher.rank import hooks
+from zerokit.launcher.rank import probe as probe_module
+from zerokit.launcher.rank.oom import error_record
+from zerokit.launcher.rank.probe import Identity, Probe
+from zerokit.launcher.rank.ticker import Ticker
+from zerokit.launcher.rank_file import stacks_file
+from zerokit.launcher.secrets import redact
+
+_OURS = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
+_OUR_FOLDERS = (  # frames of files in these are not the script's
+    _OURS,
+    os.path.join(os.path.dirname(os.path.dirname(_OURS)), "instrument"),  # noqa: PTH118, PTH120
+)
+_BOOTSTRAP = os.path.join(_OURS, "bootstrap.py")  # noqa: PTH118
+_LOCAL_RANK = ("--local_rank", "--local-rank")
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What to run: a script's path or a module's name, and its arguments."""
+
+    name: str
+    is_module: bool
+    arguments: list[str]
+
+
+def parse_arguments(arguments: list[str]) -> Target:
+    """Read the command line that the launcher made and DeepSpeed or torchrun passed on.
+
+    ``[--local_rank=N] -- -- [-m] NAME ARGS…``: their parsers (argparse) drop a first ``--``, so two, one or
+    none of them may be left.
+
+    Raises:
+        SystemExit: no script is named.
+    """
+    rest = list(arguments)
+    injected: list[str] = []
+    while rest and rest[0].split("=")[0] in _LOCAL_RANK:
+        take = 1 if "=" in rest[0] else 2
+        injected += rest[:take]
+        del rest[:take]
+    while rest and rest[0] == "--":
+        del rest[0]
+    is_module = rest[:1] == ["-m"]
+    del rest[: int(is_module)]
+    if not rest:
+        raise SystemExit("zerokit: no script to run")
+    return Target(name=rest[0], is_module=is_module, arguments=[*injected, *rest[1:]])
+
+
+def _whole_number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def identify(target: Target) -> Identity | None:
+    """This process's place in the run; None where no launcher gave it one."""
+    rank = next((value for name in _RANK_VARIABLES if (value := _whole_number(name)) is not None), None)
+    if rank is None:
+        return None
+    return Identity(
+        rank=rank,
+        local_rank=_whole_number("LOCAL_RANK") or 0,
+        world_size=_whole_number("WORLD_SIZE") or _whole_number("SLURM_NTASKS") or 1,
+        host=socket.gethostname(),
+        device="cpu" if os.environ.get("ZEROKIT_DEVICE") == "cpu" else "cuda",
+        script=target.name,
+    )
+
+
+class RankProcess:
+    """Ties the probe to the ways in which a process can end."""
+
+    def __init__(self, probe: Probe, target: Target) -> None:
+        self.probe = probe
+        self.target = target
+        self.ticker = Ticker(probe)
+        self.exit_code = 1  # until the script has run to its end
+        self.exit_reason: str | None = None
+        self._before_sigterm: Any = signal.SIG_DFL
+        self._os_exit = os._exit
+        self._stacks: Any = None
+
+    def start(self) -> None:
+        """Put the handlers and begin to tick. Call it first thing, in the main thread."""
+        self.ticker.terminates = lambda: signal.getsignal(signal.SIGTERM) == self._on_sigterm
+        with contextlib.suppress(ValueError):  # not the main thread
+            self._before_sigterm = signal.signal(signal.SIGTERM, self._on_sigterm)
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            path = stacks_file(self.probe.run_dir, self.probe.identity.rank)
+            self._stacks = path.open("a", buffering=1)
+            faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
+            if not faulthandler.is_enabled():
+                faulthandler.enable(file=self._stacks, all_threads=True)
+        os.register_at_fork(after_in_child=self._in_child)
+        atexit.register(self._at_exit)  # registered first, so it runs after the script's own
+        os._exit = self._exit_now  # type: ignore[assignment]
+        for name in ("execv", "execve"):  # the others of the family end in these
+            setattr(os, name, self._measured_again(getattr(os, name)))
+        self.ticker.start()
+
+    def failed(self, error: BaseException) -> None:
+        """An exception leaves the script."""
+        self.probe.ending = True
+        if isinstance(error, SystemExit):
+            self.exit_code = _exit_code_of(error)
+            if isinstance(error.code, str):  # what Python shows as the reason
+                self.exit_reason = redact(error.code, arguments=sys.argv)[:2000]
+            return
+        self.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        record = error_record(self.probe, error, text)
+        self.probe.failure = record
+        self.probe.event(record)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        self.ticker.handled.set()
+        if self.probe.mine:
+            self.probe.end("terminated", None, number)
+        before = self._before_sigterm
+        if callable(before):
+            before(number, frame)
+            return
+        signal.signal(number, signal.SIG_DFL if before is None else before)
+        os.kill(os.getpid(), number)
+
+    def _in_child(self) -> None:
+        self.probe.disown()
+        self.ticker.forget()
+        os._exit = self._os_exit
+        with contextlib.suppress(ValueError):
+            if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+                signal.signal(signal.SIGTERM, self._before_sigterm)
+            faulthandler.unregister(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+    def _measured_again(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A script that starts itself anew (to set a variable, say) is measured on."""
+
+        def replaced(path: Any, arguments: Any, *environment: Any) -> Any:
+            if self.probe.mine and os.fspath(path) == sys.executable:
+                arguments = self._through_bootstrap(list(arguments))
+            return original(path, arguments, *environment)
+
+        return replaced
+
+    def _through_bootstrap(self, argv: list[Any]) -> list[Any]:
+        name = self.target.name
+        if not self.target.is_module and argv[1:2] == [name]:
+            return [argv[0], _BOOTSTRAP, "--", *argv[1:]]
+        if self.target.is_module and argv[1:3] == ["-m", name]:
+            return [argv[0], _BOOTSTRAP, "--", *argv[1:]]
+        return argv
+
+    def _exit_now(self, status: int) -> None:
+        self._end(status & 0xFF)
+        self._os_exit(status)
+
+    def _at_exit(self) -> None:
+        if not self.probe.mine:
+            return
+        if self.probe.identity.device == "cpu" and self.exit_code == 0 and self.probe.failure is None:
+            with contextlib.suppress(Exception):
+                hooks.close_process_groups()
+        self._end(self.exit_code)
+
+    def _end(self, exit_code: int) -> None:
+        if not self.probe.mine:
+            return
+        with contextlib.suppress(Exception):
+            state = "finished" if exit_code == 0 else "failed"
+            self.probe.end(state, exit_code, reason=self.exit_reason)
+            self.ticker.stop()
+            self._drop_empty_stacks()
+
+    def _drop_empty_stacks(self) -> None:
+        path = stacks_file(self.probe.run_dir, self.probe.identity.rank)
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
+def _exit_code_of(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _without_our_frames(error: BaseException, seen: set[int]) -> None:
+    """Drop this package's frames from the traceback of an exception and of those it came from."""
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    kept = [entry for entry in _entries(error.__traceback__) if not _is_ours(entry)]
+    for number, entry in enumerate(kept):
+        entry.tb_next = kept[number + 1] if number + 1 < len(kept) else None
+    error.__traceback__ = kept[0] if kept else None
+    for cause in (error.__cause__, error.__context__):
+        if cause is not None:
+            _without_our_frames(cause, seen)
+
+
+def _entries(entry: TracebackType | None) -> list[TracebackType]:
+    entries = []
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    return entries
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    name = entry.tb_frame.f_code.co_filename
+    # runpy's frames show for a module run by plain Python too: only those of a script are ours
+    return os.path.dirname(os.path.realpath(name)) in _OUR_FOLDERS  # noqa: PTH120
+
+
+def run_target(target: Target) -> None:
+    """Run the script or module as ``__main__``, with ``sys.argv`` and ``sys.path`` as Python sets them."""
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    if target.is_module:
+        _prepend_path(os.getcwd())  # noqa: PTH109
+        sys.argv = [target.name, *target.arguments]
+        runpy._run_module_as_main(target.name)  # type: ignore[attr-defined]
+        return
+    sys.argv = [target.name, *target.arguments]
+    path = os.path.abspath(target.name)  # noqa: PTH100
+    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):  # noqa: PTH112
+        sys.path.insert(0, path)
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        return
+    _prepend_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__file__ = path
+    main.__dict__.update(__loader__=loader, __spec__=None, __package__=None, __cached__=None)
+    with open(path, "rb") as file:  # noqa: PTH123
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+def _prepend_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script that ``arguments`` name, measured where the launcher asked for it."""
+    target = parse_arguments(arguments)
+    identity = identify(target)
+    run_dir = os.environ.get("ZEROKIT_RUN_DIR")
+    process: RankProcess | None = None
+    if identity is not None and run_dir:
+        rank_pipes.attach(identity.rank)
+        if identity.device == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        probe = probe_module.ACTIVE = Probe(identity, Path(run_dir))
+        process = RankProcess(probe, target)
+        process.start()
+        hooks.install(probe)
+    try:
+        run_target(target)
+    except BaseException as error:
+        if process is not None:
+            _without_our_frames(error, set())
+            process.failed(error)
+        _hide_our_frames_when_shown()
+        raise
+    if process is not None:
+        process.exit_code = 0
+        process.probe.ending = True
+
+
+def _hide_our_frames_when_shown() -> None:
+    show: Callable[..., Any] = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, entries: TracebackType | None) -> None:
+        _without_our_frames(error, set())
+        show(kind, error, error.__traceback__)
+
+    sys.excepthook = hook

@@ -1,0 +1,343 @@
+"""The file one rank appends to while it lives, and its reader.
+
+``rank-00003.jsonl`` holds one JSON object a line. Every line is written by a single ``write(2)`` on a
+descriptor opened with ``O_APPEND``, so a kill at any moment leaves whole lines and at most one cut one.
+
+===========  ==========================================================================================
+``start``    schema, rank, host, pid, script: who writes, once per process
+``tick``     every 0.4 s: what is in use now, and everything known so far (peaks, phases, steps), so that
+             the last whole line of a killed rank is its full account
+``engine``   what DeepSpeed trains with, and again when that changed (:mod:`zerokit.instrument.engine_facts`)
+``timed``    steps and seconds of each, measured under a step limit (:mod:`zerokit.launcher.rank.step_limit`)
+``oom``      an allocation that failed: what was asked for, what was live
+``error``    an exception that nobody caught
+``note``     a snapshot or comparison the script asked for
+``timeline`` points kept when a long file was compacted
+``end``      the last line: everything known, and how it ended. Without it the rank did not finish.
+===========  ==========================================================================================
+
+A ``tick`` also says whether the rank moves: ``progress`` counts phase changes, ``idle_seconds`` is the
+time since the main thread was last seen doing something new (a phase change, another place in its
+code, a GPU allocation), ``cpu_seconds`` the CPU time of the whole process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+SCHEMA = "zerokit.rank/1"
+TICK_SECONDS = 0.4  # below the half second that may be lost at most
+COMPACT_BYTES = 4 << 20  # a file beyond this is rewritten with its timeline thinned out
+_READ_LIMIT_BYTES = 64 << 20
+_NAME = re.compile(r"rank-(\d{5,})\.jsonl")
+_LOCK_SECONDS = 2.0  # a stuck network file system must not hold up the training thread
+
+Record = dict[str, Any]
+
+
+def rank_file(run_dir: Path, rank: int) -> Path:
+    """Path of the file that rank ``rank`` of the run in ``run_dir`` appends to."""
+    return run_dir / f"rank-{rank:05d}.jsonl"
+
+
+def stacks_file(run_dir: Path, rank: int) -> Path:
+    """Path of the file that takes the Python stacks of rank ``rank`` (on SIGUSR1, or at a crash)."""
+    return run_dir / f"stacks-{rank:05d}.txt"
+
+
+class RankWriter:
+    """Appends records to one rank's file. Never raises: training goes on when the disk is full."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path = path
+        self.rank = rank
+        self.failed_writes = 0
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # a signal handler may interrupt a write of its own thread
+        self._descriptor: int | None = None
+        self._cut = False
+        self._closed = False
+
+    def write(self, record: Record, *, last: bool = False) -> bool:
+        """Append one record; with ``last`` nothing can follow it. Says whether it was written whole."""
+        if os.getpid() != self._pid or not self._lock.acquire(timeout=_LOCK_SECONDS):
+            return False  # a forked child never writes
+        try:
+            if self._closed:
+                return False
+            self._closed = last
+            line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+            return self._append(line)
+        except (OSError, ValueError, TypeError):
+            self.failed_writes += 1
+            self._close()
+            return False
+        finally:
+            self._lock.release()
+
+    def _append(self, line: bytes) -> bool:
+        if self._descriptor is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            self._descriptor = os.open(self.path, flags, 0o644)
+            self._cut = self._ends_cut()
+        if self._cut:  # what the full disk cut off must not swallow this line too
+            line = b"\n" + line
+        written = os.write(self._descriptor, line)
+        self._cut = written < len(line)
+        if self._cut:
+            self.failed_writes += 1
+        return not self._cut
+
+    def _ends_cut(self) -> bool:
+        """Whether an earlier process of this rank (a restarted one) left its last line cut."""
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                return file.read(1) != b"\n"
+        return False
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+
+    def size_bytes(self) -> int:
+        """Size of the file now; 0 where there is none."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def compact(self, records: list[Record]) -> bool:
+        """Replace the file by ``records``, whole or not at all. Says whether it did."""
+        if os.getpid() != self._pid or not self._lock.acquire(timeout=_LOCK_SECONDS):
+            return False
+        temporary = self.path.with_name(f".{self.path.name}.{self._pid}")
+        try:
+            if self._closed:
+                return False
+            lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in records]
+            temporary.write_text("".join(line + "\n" for line in lines))
+            temporary.replace(self.path)
+            self._close()
+            return True
+        except (OSError, ValueError, TypeError):
+            self.failed_writes += 1
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return False
+        finally:
+            self._lock.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadLine:
+    """A line of a rank file that could not be used."""
+
+    path: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.reason}"
+
+
+@dataclass(slots=True, kw_only=True)
+class RankLog:
+    """What a rank's file holds: the good records in order, and the lines that were not."""
+
+    rank: int
+    path: Path
+    records: list[Record] = field(default_factory=list)
+    bad_lines: list[BadLine] = field(default_factory=list)
+
+    def last(self, *types: str) -> Record | None:
+        """The last record of one of these types, of the rank's last process."""
+        for record in reversed(self.life()):
+            if record["type"] in types:
+                return record
+        return None
+
+    def life(self) -> list[Record]:
+        """The records of the last process that wrote: a restarted rank begins a new life."""
+        starts = [index for index, record in enumerate(self.records) if record["type"] == "start"]
+        if not starts:
+            return self.records
+        pid = self.records[starts[-1]].get("pid")
+        life = self.records[starts[-1] :]
+        return [record for record in life if record.get("pid", pid) == pid]
+
+    def writers(self) -> list[int]:
+        """Process ids that wrote ``start`` lines, in order."""
+        return [record["pid"] for record in self.records if record["type"] == "start" and "pid" in record]
+
+    def interleaved(self) -> bool:
+        """Whether two processes wrote at the same time: both believed to be this rank."""
+        seen: list[int] = []
+        for record in self.records:
+            pid = record.get("pid")
+            if pid is None or (seen and seen[-1] == pid):
+                continue
+            if pid in seen:
+                return True
+            seen.append(pid)
+        return False
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+_COUNTS = frozenset(
+    re.split(
+        r"\s+",
+        """steps micro_steps step count progress pid local_rank world_size signal exit_code cuda_device
+        alloc_retries ooms failed_writes first_step last_step bytes growth_bytes asked_bytes
+        allocated_bytes reserved_bytes device_used_bytes device_total_bytes device_free_bytes
+        host_rss_bytes baseline_host_rss_bytes peak_allocated_bytes peak_reserved_bytes
+        peak_device_used_bytes peak_host_rss_bytes""",
+    )
+)
+_NUMBERS = frozenset(
+    re.split(
+        r"\s+",
+        """time uptime_seconds idle_seconds cpu_seconds step_seconds median_step_seconds seconds
+        bytes_per_step""",
+    )
+)
+_TEXTS = frozenset(
+    re.split(
+        r"\s+", "type phase state host script error traceback memory device name dtype label kind gpu_status"
+    )
+)
+_TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}
+_MOST = 1 << 53  # beyond it a number is damage
+_MOST_BYTES = 1 << 62  # a script with a bug may ask for this many
+
+
+def _why_bad_field(name: str, value: Any) -> str | None:
+    """Why a field's value cannot be, or None."""
+    if value is None:
+        return None
+    if name in _COUNTS:
+        most = _MOST_BYTES if name.endswith("bytes") else _MOST
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+    elif name in _NUMBERS:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
+    elif name in _TEXTS:
+        good = isinstance(value, str)
+    elif name in _TABLES:
+        good = isinstance(value, _TABLES[name])
+        inner = value.values() if isinstance(value, dict) else value
+        if good and name not in ("points", "fields"):
+            return next((why for item in inner if (why := _why_bad_fields(item))), None)
+    else:
+        return None
+    return None if good else f"{name} is {str(value)[:40]!r}"
+
+
+def _why_bad_fields(record: object) -> str | None:
+    if not isinstance(record, dict):
+        return "not a table"
+    return next((why for name, value in record.items() if (why := _why_bad_field(name, value))), None)
+
+
+def _why_bad(record: object, rank: int) -> str | None:
+    """Why a decoded line cannot be used, or None."""
+    if not isinstance(record, dict) or not isinstance(record.get("type"), str):
+        return "not a record"
+    if record.get("rank", rank) != rank:
+        return f"written by rank {str(record['rank'])[:20]}"
+    return _why_bad_fields(record)
+
+
+def _parse_line(line: bytes, rank: int) -> tuple[Record | None, str | None]:
+    if b"\0" in line:
+        return None, "holds NUL bytes"
+    try:
+        record = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        return None, "cut or damaged"
+    reason = _why_bad(record, rank)
+    return (None, reason) if reason else (record, None)
+
+
+def read_rank_file(path: Path) -> RankLog:
+    """Read a rank's file, keeping every good line.
+
+    Raises:
+        OSError: the file cannot be opened.
+        ValueError: its name is not that of a rank file.
+    """
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path.name} is not a rank file")
+    log = RankLog(rank=int(match[1]), path=path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block us
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(_READ_LIMIT_BYTES)
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        record, reason = _parse_line(line, log.rank)
+        if record is not None:
+            log.records.append(record)
+        else:
+            log.bad_lines.append(BadLine(path=path.name, line=number, reason=reason or "damaged"))
+    return log
+
+
+def find_rank_files(run_dir: Path) -> list[Path]:
+    """The rank files of a run folder, by rank."""
+    try:
+        paths = [path for path in run_dir.iterdir() if _NAME.fullmatch(path.name)]
+    except OSError:
+        return []
+    return sorted(paths, key=lambda path: int(path.name[5:-6]))
+
+
+class RankTail:
+    """Follows a rank's file while it is written: the newest whole record, for a few bytes of reading.
+
+    Costs one ``stat`` when nothing was added, so that one process can follow many ranks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            raise ValueError(f"{path.name} is not a rank file")
+        self.path = path
+        self.rank = int(match[1])
+        self.records: dict[str, Record] = {}
+        """The newest record of each type."""
+        self._inode = 0
+        self._offset = 0
+
+    def poll(self) -> list[Record]:
+        """Good records added since the last call; a line still being written waits for the next."""
+        try:
+            status = self.path.stat()
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._inode, self._offset = status.st_ino, 0  # compacted: begins anew
+            if status.st_size == self._offset:
+                return []
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_READ_LIMIT_BYTES)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        fresh = [_parse_line(line, self.rank)[0] for line in whole.split(b"\n") if line.strip()]
+        added = [record for record in fresh if record is not None]
+        for record in added:
+            self.records[record["type"]] = record
+        return added

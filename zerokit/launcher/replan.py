@@ -1,0 +1,214 @@
+"""After an out-of-memory: the next plan that would fit, made again from the request that the plan records.
+
+What the configuration alone can change is left free (ZeRO stage, offload, buckets, and the micro-batch
+where the script takes it from the engine); what the script decides stays as it was (the degrees of
+parallelism, precision, activation checkpointing). The global batch stays the same, so that the training
+does. The memory that the new plan may need is the old prediction, less what the run showed it lacked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokit.emit import plan_file
+from zerokit.errors import ZerokitError
+from zerokit.launcher.own_process import own_process
+from zerokit.launcher.prepare import Prepared
+from zerokit.units import format_gib
+
+_SECONDS = 300.0  # a plan takes a second; tracing a model of one's own for the first time, minutes
+_LEAST_STEP = 0.97  # a plan that needs all but the same would fail in the same way
+_BLIND_STEP = 0.8  # where the failure did not tell how much was lacking
+_DEGREES = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "sp": "sequence_parallel"}
+
+
+class NoNextPlan(Exception):
+    """Why there is no plan to try next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextPlan:
+    """A plan that would fit, in a folder that ``zerokit launch --plan`` takes.
+
+    Attributes:
+        limit_bytes: what a rank may need, as the planner was told.
+    """
+
+    folder: Path
+    plan: plan_file.PlanFile
+    limit_bytes: int
+
+    def describe(self) -> dict[str, Any]:
+        """For ``first_failure.next_plan`` of the report."""
+        chosen = self.plan.chosen
+        return {
+            "folder": self.folder.name,
+            "limit_bytes": self.limit_bytes,
+            "min_vram_bytes": chosen["estimate"]["min_vram_bytes"],
+            "why": chosen.get("why"),
+            "strategy": {k: v for k, v in chosen.items() if k not in ("deepspeed_config", "estimate")},
+        }
+
+
+def why_not(prepared: Prepared) -> str | None:
+    """Why no other plan could change what this run does; None where one can."""
+    given = {argument.partition("=")[0] for argument in prepared.wishes.target.arguments}
+    if prepared.plan is None:
+        return "no plan was given (--plan or --recipe): the configuration is the script's own"
+    if prepared.style == "none":
+        return "the plan's configuration does not reach this script"
+    if "--deepspeed_config" in given or (prepared.style == "trainer" and "--deepspeed" in given):
+        return "the script was given a DeepSpeed configuration of its own, which goes before the plan's"
+    return None
+
+
+def next_plan(prepared: Prepared, report: Mapping[str, Any]) -> NextPlan:
+    """Plan again, into ``next-plan/`` of the run folder, with less memory than what ran out.
+
+    Raises:
+        NoNextPlan: with the reason, for people.
+    """
+    reason = why_not(prepared)
+    if reason is not None or prepared.plan is None:
+        raise NoNextPlan(reason or "no plan was given")
+    chosen = prepared.plan["chosen"]
+    needed, peak = _needed_bytes(chosen), _peak_bytes(chosen)
+    if needed is None or peak is None:
+        raise NoNextPlan("the plan holds no prediction to go below")
+    share = scale((report.get("first_failure") or {}).get("oom") or {})
+    limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
+    request = smaller_request(prepared, limit, on_host=_host_ran_out(prepared, report))
+    folder = prepared.launch.run_dir / "next-plan"
+    plan = _plan(request, folder, prepared.launch.cwd)
+    if plan.chosen["deepspeed_config"] == chosen.get("deepspeed_config"):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise NoNextPlan("planning again gives the same configuration")
+    return NextPlan(folder=folder, plan=plan, limit_bytes=limit)
+
+
+def scale(oom: Mapping[str, Any]) -> float:
+    """The share of the predicted peak that the next plan may reach.
+
+    At the failure ``reserved + free`` was all that the rank could get of the device (less, where a limit
+    was set for the process: it could not get ``allocated + asked``). It wanted ``allocated + asked``, or at
+    least what was predicted. The next prediction is to be smaller than the last by that ratio: so a
+    prediction that was too low is mended, and a device that others fill too.
+    """
+    names = ("reserved_bytes", "device_free_bytes", "allocated_bytes", "asked_bytes")
+    known = [oom.get(name) for name in names]
+    if any(value is None for value in known):
+        return _BLIND_STEP
+    reserved, free, allocated, asked = (int(value or 0) for value in known)
+    wanted = max(allocated + asked, int(oom.get("predicted_peak_allocated_bytes") or 0), 1)
+    return min(_LEAST_STEP, min(reserved + free, allocated + asked) / wanted)
+
+
+def _needed_bytes(chosen: Mapping[str, Any]) -> int | None:
+    return _predicted(chosen, "min_vram_bytes")
+
+
+def _peak_bytes(chosen: Mapping[str, Any]) -> int | None:
+    return _predicted(chosen, "peak_allocated_bytes")
+
+
+def _predicted(chosen: Mapping[str, Any], name: str) -> int | None:
+    estimate = chosen.get("estimate")
+    value = estimate.get(name) if isinstance(estimate, Mapping) else None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _host_ran_out(prepared: Prepared, report: Mapping[str, Any]) -> bool:
+    """Whether a node's memory ran out beside GPUs (on CPU ranks it is what stands for the GPUs')."""
+    oom = (report.get("first_failure") or {}).get("oom") or {}
+    return oom.get("memory") == "host" and prepared.command.set_variables["ZEROKIT_DEVICE"] == "cuda"
+
+
+def smaller_request(prepared: Prepared, limit_bytes: int, *, on_host: bool) -> dict[str, Any]:
+    """The options of ``zerokit plan`` for the next plan."""
+    assert prepared.plan is not None
+    request, chosen = dict(prepared.plan["request"]), prepared.plan["chosen"]
+    gpu = (prepared.plan.get("cluster") or {}).get("gpu")
+    world = prepared.planned_ranks or 1
+    batch = chosen["micro_batch"] * chosen["gradient_accumulation"] * chosen["data_parallel"]
+    request |= {
+        "gpus": str(world),
+        "global-batch": str(batch),
+        "checkpointing": chosen.get("activation_checkpointing", "none"),
+        "precision": chosen["precision"],
+        **{option: str(chosen.get(name, 1)) for option, name in _DEGREES.items()},
+    }
+    for option, name in (("micro-batch", "micro_batch"), ("gradient-accumulation", "gradient_accumulation")):
+        request.pop(option, None)
+        if not prepared.micro_batch_free:
+            request[option] = str(chosen[name])
+    if gpu == "cpu" or request.get("device") == "cpu":
+        request |= {"device": "cpu", "host-ram": _size(limit_bytes * world)}
+        return {name: value for name, value in request.items() if name not in ("gpu", "vram", "tp", "sp")}
+    if "gpu" not in request and isinstance(gpu, str):
+        if "vram" not in request and "host-ram" not in request:  # the plan was for this machine
+            request |= _this_host()
+        request["gpu"] = gpu
+    if on_host:
+        host_bytes = int(chosen["estimate"].get("host_bytes_per_node") or 0)
+        return request | {"host-ram": _size(max(1, int(host_bytes * _BLIND_STEP)))}
+    return request | {"vram": _size(limit_bytes)}
+
+
+def _this_host() -> dict[str, str]:
+    from zerokit.machine.host import detect_host
+
+    size_bytes = detect_host().ram_bytes
+    return {"host-ram": _size(size_bytes)} if size_bytes else {}
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes}B"
+
+
+def _plan(request: Mapping[str, Any], folder: Path, cwd: Path) -> plan_file.PlanFile:
+    """``zerokit plan`` with this request, in a process of its own."""
+    from zerokit.strictload.yamldump import dump_yaml
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        asked = folder / "request.yaml"
+        recipe = {name.replace("-", "_"): value for name, value in request.items()}
+        asked.write_text(dump_yaml({"title": "After an out-of-memory", **recipe}))
+        done = subprocess.run(
+            own_process("zerokit", "plan", "--recipe", str(asked), "--out", str(folder)),
+            cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            return plan_file.read(folder)
+        # what it noted on the way comes before the error
+        said = done.stderr.rpartition("zerokit: ")[2].strip() or f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        said = f"no answer within {_SECONDS:.0f} s"
+    except OSError as error:
+        said = f"{folder}: {error.strerror}"
+    except ZerokitError as error:
+        said = str(error)
+    shutil.rmtree(folder, ignore_errors=True)
+    raise NoNextPlan(said)
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What the next plan does otherwise: ``ZeRO stage 1 → 2, micro-batch 4 → 2``."""
+    names = {
+        "zero_stage": "ZeRO stage", "offload_optimizer": "optimizer offload",
+        "offload_param": "weight offload", "data_parallel": "data parallel", "micro_batch": "micro-batch",
+        "gradient_accumulation": "gradient accumulation",
+    }  # fmt: skip
+    found = [
+        f"{text} {before.get(name)} → {after.get(name)}"
+        for name, text in names.items()
+        if before.get(name) != after.get(name)
+    ]
+    old, new = _needed_bytes(before), _needed_bytes(after)
+    sizes = f"; predicted to need {format_gib(new)} instead of {format_gib(old)}" if old and new else ""
+    return (", ".join(found) or "other bucket sizes") + sizes

@@ -1,0 +1,133 @@
+"""The run folder: made before the run, never mixing two runs, every file whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import InputError, ReportNotWritten
+from zerokit.launcher import locks
+
+COMMAND_FILE = "command.json"
+COMMAND_SCHEMA = "zerokit.command/1"
+_OF_A_RUN = re.compile(
+    r"(rank-\d+\.jsonl|stacks-\d+\.txt|report\.(json|html)|command\.json|plan\.yaml|ds_config\.json|"
+    r"accelerate\.yaml|logs|plan|next-plan|retry-\d+|oom-\d+\..*|deepspeed_env|alive|"
+    r"tune\.json|trial-\d+)"
+)
+
+
+def make_run_folder(wanted: str | None, script: str, stack: ExitStack) -> Path:
+    """Make ``runs/<timestamp>-<script>`` or the folder asked for; returns its absolute path.
+
+    The folder is locked until ``stack`` is closed, before anything in it is touched. What an earlier run left
+    in it moves to ``previous-<n>/``: two runs are never mixed, and none is lost.
+
+    Raises:
+        InputError: the folder cannot be made, or another launch is running in it.
+        ReportNotWritten: nothing can be written there (disk full).
+    """
+    if wanted is None:
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-.") or "script"
+        base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem[:60]}"
+        folder = _make_fresh(base)
+    else:
+        folder = Path(wanted)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--run-dir {wanted}: cannot be made: {error.strerror}") from None
+    lock = locks.lock_run_folder(folder, str(folder))
+    stack.callback(lock.release)
+    if wanted is not None:
+        _put_aside(folder)
+    write_atomically(folder / ".writable", b"x" * 4096)
+    (folder / ".writable").unlink(missing_ok=True)
+    folder = folder.resolve()
+    _LOCKS[folder] = lock
+    stack.callback(_LOCKS.pop, folder, None)
+    return folder
+
+
+_LOCKS: dict[Path, locks.FileLock] = {}
+
+
+def lock_of(folder: Path) -> int | None:
+    """The descriptor of the lock that this process holds on a run folder, for the guard to hold too."""
+    lock = _LOCKS.get(folder)
+    return lock.fd if lock is not None else None
+
+
+def _make_fresh(base: Path) -> Path:
+    for attempt in range(1000):
+        folder = base if attempt == 0 else base.with_name(f"{base.name}-{attempt + 1}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(
+                f"{base}: the run folder cannot be made: {error.strerror}; name another with --run-dir"
+            ) from None
+        return folder
+    raise InputError(f"{base}: a thousand runs in this second; name a folder with --run-dir")
+
+
+def _put_aside(folder: Path) -> None:
+    old = [path for path in folder.iterdir() if _OF_A_RUN.fullmatch(path.name)]
+    if not old:
+        return
+    number = 1
+    while (folder / f"previous-{number}").exists():
+        number += 1
+    target = folder / f"previous-{number}"
+    moved: list[Path] = []
+    try:
+        target.mkdir()
+        for path in old:
+            path.rename(target / path.name)
+            moved.append(path)
+    except OSError as error:
+        for path in moved:  # all of it or nothing
+            with contextlib.suppress(OSError):
+                (target / path.name).rename(path)
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        raise InputError(
+            f"--run-dir {folder}: holds an earlier run that cannot be moved aside: {error.strerror}"
+        ) from None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all (temporary file, ``os.replace``).
+
+    Raises:
+        ReportNotWritten: disk full, read-only, or the like.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise ReportNotWritten(
+            f"{path}: cannot be written: {error.strerror}; free some space or name another "
+            "folder with --run-dir"
+        ) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically; see :func:`write_atomically`."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # A byte of a path or argument that is no UTF-8 is a lone surrogate here, and \udcXX is JSON's way.
+    write_atomically(path, text.encode("utf-8", "backslashreplace"))

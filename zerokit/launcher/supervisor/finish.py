@@ -1,0 +1,76 @@
+"""Writes the report of a run whose zerokit process died. The guard becomes this once nobody is left.
+
+``python finish.py RUN_DIR '[[rank, exit code or null], …]'``
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+if __name__ == "__main__":
+    # Our folder would shadow other people's modules; the package root may not be installed.
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+    sys.path.append(str(_HERE.parents[2]))
+
+
+def _end_remote(run_dir: Path, hosts: list[str], unshared: list[str], slurm_job: str | None) -> None:
+    """Kill what is left of the run on the other machines, and fetch what its ranks wrote there."""
+    import signal
+
+    from zerokit.launcher.nodes.cluster import sweep
+    from zerokit.launcher.nodes.gather import Gatherer
+
+    answers = sweep(hosts, str(run_dir), int(signal.SIGKILL), slurm_job)
+    Gatherer(run_dir, tuple(unshared), 0.0).fetch([h for h in unshared if answers.get(h) is not None])
+
+
+def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
+    """Build and write the report: the outcome is a lost launcher, whatever the ranks did.
+
+    Raises:
+        ReportNotWritten: the disk is full.
+    """
+    import socket
+    import time
+
+    from zerokit.launcher.run_folder import COMMAND_FILE
+    from zerokit.launcher.verdict import report as run_report
+    from zerokit.launcher.verdict.verdict import Outcome, RankExit
+
+    command = json.loads((run_dir / COMMAND_FILE).read_text())
+    hosts, unshared = (command.get(name) or [] for name in ("remote_hosts", "unshared_hosts"))
+    _end_remote(run_dir, hosts, unshared, command.get("slurm_job"))
+    host = socket.gethostname()
+    rank_exits = [
+        RankExit(
+            rank=rank,
+            host=host,
+            code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            at=time.time(),
+            by_us=True,
+        )
+        for rank, code in exits
+    ]
+    plan = None
+    if (run_dir / "plan.yaml").exists():
+        from zerokit.emit import plan_file
+
+        read = plan_file.read(run_dir)
+        plan = {"request": read.request, "chosen": read.chosen}
+    report = run_report.build_report(
+        run_dir,
+        expected_ranks=int(command["expected_ranks"]),
+        outcome=str(Outcome.LAUNCHER_LOST),
+        exit_code=12,
+        rank_exits=rank_exits,
+        plan=plan,
+    )
+    run_report.write_report(run_dir, report)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [(int(rank), code) for rank, code in json.loads(sys.argv[2])])

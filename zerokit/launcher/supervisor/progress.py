@@ -1,0 +1,275 @@
+"""Is the run moving? Judged from what the ranks write about themselves, twice a second.
+
+A rank may be quiet for good reasons: rank 0 evaluates or uploads while its peers wait at
+a barrier; a model loads for minutes. So one quiet rank is no hang. A run hangs when
+
+* no living rank has done anything new for the heartbeat, or
+* a rank's ticker itself is silent (stopped, frozen) and the process uses no CPU, or
+* a rank does nothing while its peers are two or more optimizer steps ahead of it.
+
+"Something new" is a phase change, a step, another place in its Python code, data read or written (a
+large checkpoint is one call), work of a process below it (a compiler, a download). Before the first
+step, and after the script's last line, CPU time counts too (loading and
+compiling happen below Python, uploads in threads).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zerokit.launcher import processes
+from zerokit.launcher.rank_file import RankTail, rank_file
+from zerokit.units import format_gib, format_seconds
+
+_BUSY_CORE_SHARE = 0.05
+_START_SECONDS = 180.0  # importing torch and deepspeed from a cold network disk
+_UNMOVING_FACTOR = 5  # busy but never anywhere new: spinning in a collective during start-up
+_RATE_WINDOW_SECONDS = 30.0
+_MOST_ACTIVITIES = 2
+_MOST_WARNINGS = 2  # of the status line; the report has all
+
+
+@dataclass(slots=True)
+class RankProgress:
+    """What is known of one rank. Times are monotonic seconds of this machine."""
+
+    rank: int
+    tail: RankTail
+    heard_at: float | None = None
+    idle_at_hearing: float = 0.0
+    steps: int = 0
+    progress: int = 0
+    cpu_seconds: float = 0.0
+    quiet_since_cpu: tuple[float, float] = (0.0, 0.0)  # when it went quiet, its CPU seconds then
+    pid: int | None = None  # of a process on this machine
+    host: str | None = None
+    gone: bool = False
+    ending: bool = False
+    last: dict[str, Any] = field(default_factory=dict)
+    silent_cpu_ticks: int | None = None  # at the last look at a silent rank
+
+    def quiet_seconds(self, now: float) -> float:
+        """Time since it did anything new."""
+        return 0.0 if self.heard_at is None else self.idle_at_hearing + (now - self.heard_at)
+
+    def silent_seconds(self, now: float) -> float:
+        """Time since its ticker wrote."""
+        return 0.0 if self.heard_at is None else now - self.heard_at
+
+    def used_cpu(self) -> bool:
+        """Whether the process was busy since it went quiet, below what Python can see."""
+        since, cpu_then = self.quiet_since_cpu
+        elapsed = (self.heard_at or 0.0) - since
+        return elapsed > 0 and (self.cpu_seconds - cpu_then) / elapsed > _BUSY_CORE_SHARE
+
+
+class Progress:
+    """Follows the rank files of a run."""
+
+    def __init__(self, run_dir: Path, ranks: int, heartbeat_seconds: float) -> None:
+        self.heartbeat_seconds = heartbeat_seconds
+        self.ranks = {r: RankProgress(r, RankTail(rank_file(run_dir, r))) for r in range(ranks)}
+        self._here = socket.gethostname()
+        self.started_at = time.monotonic()
+        self._polled_at = self.started_at
+        self._step_times: list[tuple[float, int]] = []
+
+    # ---- reading
+
+    def poll(self) -> list[tuple[int, dict[str, Any]]]:
+        """Read what was added; returns the new records that are not ticks, with their rank."""
+        now = time.monotonic()
+        if now - self._polled_at > 5.0:
+            self._forgive(now - self._polled_at)
+        self._polled_at = now
+        events = []
+        for state in self.ranks.values():
+            for record in state.tail.poll():
+                self._take(state, record, now)
+                if record["type"] != "tick":
+                    events.append((state.rank, record))
+        steps = self.steps
+        if steps and (not self._step_times or self._step_times[-1][1] != steps):
+            self._step_times.append((now, steps))
+            while len(self._step_times) > 2 and now - self._step_times[1][0] > _RATE_WINDOW_SECONDS:
+                self._step_times.pop(0)
+        return events
+
+    def _forgive(self, seconds: float) -> None:
+        """We were stopped ourselves (Ctrl-Z, a suspended machine): that is not the ranks' silence."""
+        for state in self.ranks.values():
+            if state.heard_at is not None:
+                state.heard_at += seconds
+
+    def _take(self, state: RankProgress, record: dict[str, Any], now: float) -> None:
+        if record["type"] == "start":
+            state.host = record.get("host")
+            state.pid = record.get("pid") if state.host == self._here else None
+        steps = int(record.get("steps") or 0)
+        progress = int(record.get("progress") or 0)
+        cpu_seconds = float(record.get("cpu_seconds") or state.cpu_seconds)
+        idle = float(record.get("idle_seconds") or 0.0)
+        moved = steps != state.steps or progress != state.progress
+        if moved or idle < 1.0 or state.heard_at is None:
+            state.quiet_since_cpu = (now, cpu_seconds)
+        state.ending = bool(record.get("ending"))
+        state.steps = max(steps, state.steps)
+        state.progress, state.cpu_seconds = max(progress, state.progress), cpu_seconds
+        state.heard_at, state.idle_at_hearing = now, idle
+        state.silent_cpu_ticks = None
+        if record["type"] in ("tick", "end"):
+            state.last = record
+
+    # ---- judging
+
+    def hung(self, living: Iterable[int]) -> str | None:
+        """Why the run counts as hung, or None. ``living``: ranks whose process has not ended."""
+        if self.heartbeat_seconds <= 0:
+            return None
+        now = time.monotonic()
+        states = [self.ranks[rank] for rank in living if rank in self.ranks]
+        if not states:
+            return None
+        unheard = [s for s in states if s.heard_at is None]
+        if unheard:
+            if now - self.started_at < max(self.heartbeat_seconds, _START_SECONDS):
+                return None
+            return f"{_names(unheard)} started no Python within {format_seconds(now - self.started_at)}"
+        silent = [s for s in states if s.silent_seconds(now) >= self.heartbeat_seconds and self._frozen(s)]
+        if silent:
+            seconds = format_seconds(silent[0].silent_seconds(now))
+            return f"{_names(silent)}{self._place(silent)}: no sign of life for {seconds}"
+        quiet = [s for s in states if self._quiet(s, now)]
+        if len(quiet) == len(states):
+            return self._explain(quiet, now)
+        ahead = max(state.steps for state in states)
+        behind = [state for state in quiet if state.steps + 2 <= ahead]
+        return self._explain(behind, now) if behind else None
+
+    def _quiet(self, state: RankProgress, now: float) -> bool:
+        seconds = state.quiet_seconds(now)
+        if seconds < self.heartbeat_seconds:
+            return False
+        training = state.steps > 0 and not state.ending
+        return training or not state.used_cpu() or seconds > _UNMOVING_FACTOR * self.heartbeat_seconds
+
+    def _frozen(self, state: RankProgress) -> bool:
+        """Stopped, or using no CPU; a busy process that holds the interpreter's lock is neither."""
+        before = processes.read_process(state.pid) if state.pid is not None else None
+        if before is None:
+            return True  # on another machine: silence is all we can go by
+        if before.state in "Tt":
+            return True
+        seen, state.silent_cpu_ticks = state.silent_cpu_ticks, before.cpu_ticks
+        return seen is not None and before.cpu_ticks - seen <= 1
+
+    def _explain(self, quiet: list[RankProgress], now: float) -> str:
+        seconds = min(state.quiet_seconds(now) for state in quiet)
+        least = min((state.steps, state.progress) for state in quiet)
+        first = [state for state in quiet if (state.steps, state.progress) == least]
+        who = _names(first if len(first) < len(quiet) else quiet)
+        who += self._place(first if len(first) < len(quiet) else quiet)
+        behind = " (furthest behind)" if len(first) < len(quiet) else ""
+        doing = next((f", {state.last['activity']}" for state in first if state.last.get("activity")), "")
+        return f"{who}{behind}: no progress for {format_seconds(seconds)}, at step {least[0]}{doing}"
+
+    def _place(self, states: list[RankProgress]) -> str:
+        """`` on node-2``, where the run has several hosts and these ranks are all on one."""
+        hosts = {state.host for state in states}
+        several = len({state.host for state in self.ranks.values()} - {None}) > 1
+        return f" on {hosts.pop()}" if several and len(hosts) == 1 and None not in hosts else ""
+
+    # ---- showing
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done by the rank that has done most."""
+        return max((state.steps for state in self.ranks.values()), default=0)
+
+    def reporting(self) -> frozenset[int]:
+        """Ranks that have written something."""
+        return frozenset(rank for rank, state in self.ranks.items() if state.heard_at is not None)
+
+    def records(self, kind: str) -> dict[int, dict[str, Any]]:
+        """The newest record of a kind, by rank."""
+        return {r: s.tail.records[kind] for r, s in self.ranks.items() if kind in s.tail.records}
+
+    def seconds_per_step(self) -> float | None:
+        """Over the last half minute; None before two steps."""
+        if len(self._step_times) < 2:
+            return None
+        (begin, first), (end, last) = self._step_times[0], self._step_times[-1]
+        return (end - begin) / (last - first) if last > first else None
+
+    def line(self, predicted_peak_bytes: int | None) -> str:
+        """One line for people: step, speed, and the fullest rank against the prediction."""
+        heard = [state for state in self.ranks.values() if state.heard_at is not None]
+        if not heard:
+            return f"starting {len(self.ranks)} ranks ({format_seconds(time.monotonic() - self.started_at)})"
+        parts = [f"{len(heard)} of {len(self.ranks)} ranks"] if len(heard) < len(self.ranks) else []
+        phases = {str(state.last.get("phase")) for state in heard if state.last.get("phase")}
+        parts.append(f"step {self.steps}" + (f" ({', '.join(sorted(phases)[:3])})" if phases else ""))
+        parts.extend(_activities(heard)[:_MOST_ACTIVITIES])
+        pace = self.seconds_per_step()
+        if pace is not None:
+            parts.append(f"{format_seconds(pace)}/step")
+        parts.extend(self._memory(heard, predicted_peak_bytes))
+        parts.extend(_warnings(heard, predicted_peak_bytes)[:_MOST_WARNINGS])
+        return " · ".join(parts)
+
+    def _memory(self, heard: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:
+        on_gpu = [s for s in heard if s.last.get("peak_allocated_bytes")]
+        name = "peak_allocated_bytes" if on_gpu else "host_rss_bytes"
+        states = [s for s in (on_gpu or heard) if s.last.get(name)]
+        if not states:
+            return []
+        worst = max(states, key=lambda state: int(state.last[name]))
+        text = f"rank {worst.rank}: {format_gib(worst.last[name])} {'GPU peak' if on_gpu else 'host memory'}"
+        if on_gpu and predicted_peak_bytes:
+            text += f" of {format_gib(predicted_peak_bytes)} predicted"
+        return [text]
+
+
+def _activities(states: list[RankProgress]) -> list[str]:
+    """The long phases that ranks are in, by name: ``rank 0 building operator fused_adam``."""
+    by_words: dict[str, list[RankProgress]] = {}
+    for state in states:
+        if not state.gone and (words := state.last.get("activity")):
+            by_words.setdefault(str(words), []).append(state)
+    every = [state for state in states if not state.gone]
+    return [
+        words if len(busy) == len(every) else f"{_names(busy)} {words}" for words, busy in by_words.items()
+    ]
+
+
+def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:
+    """What should be known while there is time to act: memory above the prediction, running full, leaking."""
+    found = []
+    peaks = {state.rank: int(state.last.get("peak_allocated_bytes") or 0) for state in states}
+    above = [
+        rank for rank, peak in peaks.items() if predicted_peak_bytes and peak > 1.05 * predicted_peak_bytes
+    ]
+    if above and predicted_peak_bytes:
+        worst = max(above, key=lambda rank: peaks[rank])
+        found.append(f"! rank {worst} is {peaks[worst] / predicted_peak_bytes - 1:.0%} above the prediction")
+    full = [state for state in states if state.last.get("alloc_retries")]
+    if full:
+        found.append(f"! {_names(full)} ran full {max(s.last['alloc_retries'] for s in full)} times")
+    leaking = [state for state in states if state.last.get("leaks")]
+    if leaking:
+        leak = leaking[0].last["leaks"][0]
+        rate = format_gib(float(leak.get("bytes_per_step") or 0), 3)
+        found.append(f"! suspected leak of {leak.get('memory')} memory, {_names(leaking)}: {rate} a step")
+    return found
+
+
+def _names(states: list[RankProgress]) -> str:
+    ranks = [str(state.rank) for state in states]
+    return (
+        ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks[:8]) + (" …" if len(ranks) > 8 else "")
+    )

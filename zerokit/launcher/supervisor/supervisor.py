@@ -1,0 +1,416 @@
+"""Run a launcher under the guard and watch it until nothing is left of it.
+
+The supervisor is zerokit's own process. It reads the ranks' output and their files, gets every
+exit from the guard, decides when the run is over (a rank failed, it hangs, the user
+wants it to end, the launcher is lost) and how it ended (:mod:`zerokit.launcher.verdict.verdict`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from zerokit.launcher import packed, processes, rank_pipes
+from zerokit.launcher import run_folder as folder_module
+from zerokit.launcher.nodes import cluster
+from zerokit.launcher.nodes.gather import Gatherer
+from zerokit.launcher.secrets import Secrets
+from zerokit.launcher.supervisor import guard as guard_module
+from zerokit.launcher.supervisor.output import Log, Terminal
+from zerokit.launcher.supervisor.progress import Progress
+from zerokit.launcher.verdict.evidence import Ended, Launch, Seen, judge, oom_kills
+from zerokit.launcher.verdict.verdict import RankExit, launcher_status
+from zerokit.units import format_seconds
+
+FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
+ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
+STACKS_SECONDS = 1.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_POLL_SECONDS = 0.5
+_PLAIN_STATUS_SECONDS = 30.0
+_LARGEST_READ = 1 << 18
+
+
+class Supervisor:
+    """One supervised launch; :meth:`run` does it all."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.secrets = Secrets(launch.environment, launch.script_arguments)
+        self.terminal = Terminal()
+        self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.heartbeat_seconds)
+        self.seen = Seen(oom_kills_before=oom_kills())
+        self.selector = selectors.DefaultSelector()
+        self.logs: dict[str, Log] = {}
+        self.guard: subprocess.Popen[bytes] | None = None
+        self.gatherer: Gatherer | None = None
+        if launch.remote_hosts:
+            self.gatherer = Gatherer(launch.run_dir, launch.unshared_hosts, launch.alive_seconds)
+        self.connection: socket.socket | None = None
+        self.buffer = b""
+        self.stopping = False
+        self.over = False
+        self.stop_after_stacks: float | None = None
+        self.signals: list[int] = []
+        self._next_poll = time.monotonic()
+        self._next_plain_status = time.monotonic() + _PLAIN_STATUS_SECONDS
+
+    # ---- the whole
+
+    def run(self) -> Ended:
+        """Start, watch, and end; returns when no descendant is left."""
+        old_wakeup, old_handlers = self._catch_signals()
+        try:
+            with tempfile.TemporaryDirectory(prefix="zerokit-", ignore_cleanup_errors=True) as folder:
+                if self.gatherer is not None:
+                    self.gatherer.start()
+                self._start(Path(folder))
+                while not self.over:
+                    self._turn()
+                self._drain()
+                self._end_remote()
+        finally:
+            self._end_guard()
+            if self.gatherer is not None:
+                self.gatherer.stop()
+            self.terminal.status("")
+            self.terminal.close()
+            signal.set_wakeup_fd(old_wakeup)
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+        tails = {name: log.tail.decode("utf-8", "replace") for name, log in self.logs.items()}
+        dropped = sum(log.dropped_bytes for log in self.logs.values()) + self.terminal.dropped_bytes
+        return judge(self.launch, self.seen, self.progress, tails, dropped)
+
+    def _turn(self) -> None:
+        for key, _ in self.selector.select(_POLL_SECONDS / 2):
+            handler: Callable[[], None] = key.data
+            handler()
+        self._heed_signals()
+        if time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + _POLL_SECONDS
+            self._look_at_ranks()
+
+    # ---- starting
+
+    def _catch_signals(self) -> tuple[int, dict[int, Any]]:
+        read_fd, write_fd = os.pipe()
+        for fd in (read_fd, write_fd):
+            os.set_blocking(fd, False)
+        old_wakeup = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        self.selector.register(read_fd, selectors.EVENT_READ, lambda: self._empty(read_fd))
+        old = {}
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays in force
+                old[int(number)] = signal.signal(number, lambda n, _: self.signals.append(n))
+        return old_wakeup, old
+
+    @staticmethod
+    def _empty(fd: int) -> None:
+        with suppress(BlockingIOError):
+            os.read(fd, 4096)
+
+    def _start(self, folder: Path) -> None:
+        processes.become_subreaper()
+        environment = dict(self.launch.environment)
+        logs = self.launch.run_dir / "logs"
+        with suppress(OSError):
+            logs.mkdir(mode=0o700, exist_ok=True)
+        environment[rank_pipes.VARIABLE] = str(folder)
+        for (rank, stream), fd in rank_pipes.make(folder, self.launch.local_ranks).items():
+            self._follow(fd, f"rank-{rank:05d}.{stream}", rank, stream)
+        inherited = {}
+        for stream in ("out", "err"):
+            read_fd, write_fd = os.pipe()
+            os.set_blocking(read_fd, False)
+            self._follow(read_fd, f"launcher.{stream}", None, stream)
+            inherited[stream] = write_fd
+        lock = folder_module.lock_of(self.launch.run_dir)
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-I", "-S", str(guard_module.__file__), str(theirs.fileno())]
+        self.guard = subprocess.Popen(
+            command,
+            env=environment,
+            # The guard holds the folder's lock too: should we be killed, until all is ended and reported.
+            pass_fds=(theirs.fileno(), *inherited.values(), *([] if lock is None else [lock])),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        for fd in inherited.values():
+            os.close(fd)
+        order = {
+            "argv": self.launch.argv,
+            "cwd": packed.LAUNCHER_FOLDER,  # the ranks go to the user's by themselves
+            "stdout_fd": inherited["out"],
+            "stderr_fd": inherited["err"],
+            "run_dir": str(self.launch.run_dir),
+            "expected_ranks": self.launch.local_ranks,
+            "spare_launcher": self.launch.remote,
+            "launcher_kills": self.launch.slurm_job is not None,
+            "when_parent_lost": [
+                sys.executable,
+                str(Path(__file__).with_name("finish.py")),
+                str(self.launch.run_dir),
+            ],
+        }
+        ours.sendall(json.dumps(order).encode() + b"\n")
+        self.connection = ours
+        self.selector.register(ours, selectors.EVENT_READ, self._hear_guard)
+        self._next_poll = time.monotonic()
+
+    def _follow(self, fd: int, name: str, rank: int | None, stream: str) -> None:
+        log = self.logs[name] = Log(self.launch.run_dir / "logs" / f"{name}.log", self.secrets)
+        show = self._shower(rank, stream)
+        prefix = b"" if rank in (None, 0) or self.launch.show_ranks != "all" else f"[rank {rank}] ".encode()
+
+        def read() -> None:
+            try:
+                data = os.read(fd, _LARGEST_READ)
+            except BlockingIOError:
+                return
+            if not data:
+                self.selector.unregister(fd)
+                os.close(fd)
+                data = b""
+            lines = log.feed(data)
+            if show is not None and lines:
+                show(b"".join(prefix + line for line in lines.splitlines(keepends=True)) if prefix else lines)
+
+        self.selector.register(fd, selectors.EVENT_READ, read)
+
+    def _shower(self, rank: int | None, stream: str) -> Callable[[bytes], None] | None:
+        """Where a stream is passed on to. The launcher's own chatter stays in its log."""
+        if rank is None:
+            return None
+        if self.launch.show_ranks == "none" or (self.launch.show_ranks == "first" and rank != 0):
+            return None
+        return self.terminal.out if stream == "out" else self.terminal.error
+
+    # ---- hearing
+
+    def _hear_guard(self) -> None:
+        assert self.connection is not None
+        try:
+            data = self.connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._guard_lost()
+            return
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            self._on_event(event)
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "rank":
+            self.seen.rank_pids[event["rank"]] = event["pid"]
+        elif kind == "rank_exit":
+            self._on_rank_exit(event)
+        elif kind == "launcher_exit":
+            self._on_launcher_exit(event["code"], event["ranks_alive"])
+        elif kind == "done":
+            self.seen.survivors = event["survivors"]
+            self.over = True
+        elif kind == "error":
+            self.seen.launcher_lost = f"the guard failed: {event['message']}"
+
+    def _on_rank_exit(self, event: dict[str, Any]) -> None:
+        code = event["code"]
+        exit_ = RankExit(
+            rank=event["rank"],
+            host=self.launch.host,
+            code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            at=event["at"],
+            by_us=self.stopping,
+        )
+        self.seen.exits.append(exit_)
+        if self.rank_state_gone(exit_.rank) and exit_.failed:
+            self.terminal.say(f"{exit_.describe()}; ending the other ranks")
+            self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+
+    def rank_state_gone(self, rank: int) -> bool:
+        """Mark a rank as ended; True for a rank of this run."""
+        state = self.progress.ranks.get(rank)
+        if state is not None:
+            state.gone = True
+        return state is not None
+
+    def _on_launcher_exit(self, code: int, ranks_alive: list[int]) -> None:
+        self.seen.launcher_ended = True
+        if self.stopping:
+            return
+        self.seen.launcher_code = code
+        if ranks_alive:
+            status = launcher_status(code)
+            how = f"killed by signal {-status}" if status < 0 else f"exited with code {status}"
+            self.seen.launcher_lost = (
+                f"the launcher was lost ({how}) while {len(ranks_alive)} ranks were alive"
+            )
+            self.terminal.say(self.seen.launcher_lost + "; ending them")
+            self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+
+    def _guard_lost(self) -> None:
+        """The guard died: its children are ours now, because we are a sub-reaper too."""
+        assert self.connection is not None
+        self.selector.unregister(self.connection)
+        if self.over:
+            return
+        self.stopping = True
+        self.seen.launcher_lost = self.seen.launcher_lost or "the guard process was lost"
+        self.seen.survivors = processes.kill_descendants(os.getpid())
+        self.over = True
+
+    def _sweep_remote(self, number: int) -> None:
+        """Signal the run's processes on the other machines, without holding up the loop."""
+        hosts = list(self.launch.remote_hosts)
+        if hosts:
+            arguments = (hosts, str(self.launch.run_dir), number, self.launch.slurm_job)
+            threading.Thread(target=cluster.sweep, args=arguments, daemon=True).start()
+
+    def _end_remote(self) -> None:
+        """Kill what is left on the other machines; says which could not be asked."""
+        hosts = list(self.launch.remote_hosts)
+        run_dir, job = str(self.launch.run_dir), self.launch.slurm_job
+        answers = cluster.sweep(hosts, run_dir, int(signal.SIGKILL), job)
+        silent = [host for host, met in answers.items() if met is None]
+        if silent:
+            self.terminal.say(
+                f"warning: no answer from {', '.join(silent)}: ranks that are alive there end themselves "
+                f"{self.launch.alive_seconds:.0f} s after they last heard from here"
+            )
+        if self.gatherer is not None:
+            self.gatherer.stop()
+            self.gatherer.fetch([host for host in self.launch.unshared_hosts if host not in silent])
+            self.progress.poll()
+
+    def _heed_signals(self) -> None:
+        while self.signals:
+            number = self.signals.pop(0)
+            if self.seen.interrupted_by is None and not self.stopping:
+                self.seen.interrupted_by = number
+                self.terminal.say(
+                    f"{signal.Signals(number).name}: ending the ranks, at most "
+                    f"{self.launch.grace_seconds:g} s (once more: at once)"
+                )
+                self._stop(self.launch.grace_seconds)
+            else:
+                self._stop(0.0)
+
+    # ---- judging while it runs
+
+    def _living(self) -> list[int]:
+        return [rank for rank, state in self.progress.ranks.items() if not state.gone]
+
+    def _look_at_ranks(self) -> None:
+        now = time.monotonic()
+        for rank, record in self.progress.poll():
+            if record["type"] == "error":
+                self.seen.errors.setdefault(rank, now)
+            elif record["type"] == "end" and self.launch.remote:
+                self._on_remote_end(rank, record)
+        if self.stop_after_stacks is not None and now >= self.stop_after_stacks:
+            self.stop_after_stacks = None
+            self._stop(self.launch.grace_seconds)
+        if self.stopping or self.seen.hung:
+            return
+        self._check_error_exits(now)
+        self._check_time_limit()
+        hung = self.progress.hung(self._living())
+        if hung is not None:
+            self._on_hung(hung)
+        self._show_status(now)
+
+    def _on_remote_end(self, rank: int, record: dict[str, Any]) -> None:
+        """No guard watches the ranks of other machines: their own last line tells."""
+        self.rank_state_gone(rank)
+        if record.get("state") == "failed" and not self.stopping:
+            self.terminal.say(f"rank {rank} failed; ending the other ranks")
+            self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+
+    def _check_error_exits(self, now: float) -> None:
+        for rank, since in self.seen.errors.items():
+            if rank in self._living() and now - since > ERROR_EXIT_SECONDS and not self.stopping:
+                self.seen.exits.append(
+                    RankExit(rank=rank, host=self.launch.host, code=1, signal=None, at=time.time())
+                )
+                self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
+                self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+
+    def _check_time_limit(self) -> None:
+        limit = self.launch.limit_seconds
+        if limit is None or self.stopping or time.monotonic() - self.progress.started_at < limit:
+            return
+        done = f"{self.progress.steps} steps" if self.progress.steps != 1 else "1 step"
+        self.seen.timed_out = f"not done within {format_seconds(limit)}: {done} until then"
+        self.terminal.say(f"{self.seen.timed_out}; ending the ranks")
+        self._stop(self.launch.grace_seconds)
+
+    def _on_hung(self, why: str) -> None:
+        self.seen.hung = f"hung: {why}"
+        self.terminal.say(f"{self.seen.hung}; saving the Python stacks of every rank")
+        self._command(do="signal", signal=int(signal.SIGUSR1), wake=True)
+        self._sweep_remote(int(signal.SIGUSR1))
+        self.stop_after_stacks = time.monotonic() + STACKS_SECONDS
+
+    def _show_status(self, now: float) -> None:
+        line = self.progress.line(self.launch.predicted_peak_bytes)
+        self.terminal.status(line)
+        if not self.terminal.is_terminal and now >= self._next_plain_status:
+            self._next_plain_status = now + _PLAIN_STATUS_SECONDS
+            self.terminal.say(line)
+
+    # ---- ending
+
+    def _stop(self, grace_seconds: float) -> None:
+        self.stopping = True
+        self.seen.stopped_at = self.seen.stopped_at or time.time()
+        if grace_seconds > 0:
+            self._sweep_remote(int(signal.SIGTERM))
+        self._command(do="stop", grace_seconds=grace_seconds)
+
+    def _command(self, **command: Any) -> None:
+        assert self.connection is not None
+        with suppress(OSError):
+            self.connection.sendall(json.dumps(command).encode() + b"\n")
+
+    def _drain(self) -> None:
+        """Read what the dead have written."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            ready = self.selector.select(0)
+            readers = [key for key, _ in ready if key.fileobj is not self.connection]
+            if not readers:
+                break
+            for key in readers:
+                key.data()
+        for name, log in self.logs.items():
+            rest = log.close()
+            show = self._shower(int(name[5:10]) if name.startswith("rank-") else None, name[-3:])
+            if rest and show is not None:
+                show(rest)
+        self.progress.poll()
+
+    def _end_guard(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        if self.guard is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.guard.wait(5)
+            if self.guard.poll() is None or not self.over:
+                self.seen.survivors = processes.kill_descendants(os.getpid())
