@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from zerokit import cli
-from zerokit.run.doctor import Finding, build, examine, software, system
-from zerokit.run.doctor.finding import STATES
-from zerokit.run.doctor.oddities import ODDITIES
+from zerokit.doctor import Finding, examine, operators, software, system
+from zerokit.doctor.finding import STATES
+from zerokit.doctor.variables import ODDITIES
 
 H100 = "GPU-{0}aaa, NVIDIA H100 80GB HBM3, 81559, {1}, {2}"
 
@@ -56,7 +56,7 @@ def machine(tmp_path: Path) -> Machine:
 def _pretend_torch(monkeypatch: pytest.MonkeyPatch, cuda: str | None) -> None:
     made = software.TorchBuild(version="2.13.0", cuda=cuda, hip=None)
     monkeypatch.setattr(software, "torch_build", lambda: made)
-    monkeypatch.setattr(build, "torch_build", lambda: made)
+    monkeypatch.setattr(operators, "torch_build", lambda: made)
 
 
 # --- as a process, on this machine ----------------------------------------------------------
@@ -209,7 +209,7 @@ def test_the_cuda_toolkit_is_judged_as_deepspeed_does(
 def test_deepspeed_agrees_on_which_cuda_versions_are_alike() -> None:
     builder = pytest.importorskip("deepspeed.ops.op_builder.builder")
     alike = {major for major in builder.cuda_minor_mismatch_ok if major >= 11}
-    assert alike == set(build._MINORS_ALIKE)
+    assert alike == set(operators._MINORS_ALIKE)
 
 
 def test_without_a_toolkit_the_gpu_operators_cannot_be_built(

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerokit.doctor import measure
 from zerokit.errors import RankFailed, RunHung
 from zerokit.machine import measured
 from zerokit.machine.detect import detect
 from zerokit.machine.measured import Collective, Measured
-from zerokit.run.doctor import measure
 
 EXAMPLE = Measured(
     host="node1", device="cuda", device_name="NVIDIA H200", ranks=8, torch_version="2.13.0",

@@ -6,11 +6,11 @@ import json
 
 import click
 
+from zerokit.doctor import Examination, Finding, examine
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable, ReportNotWritten
 from zerokit.machine import measured as measurements
 from zerokit.machine import tuned
 from zerokit.machine.measured import Measured
-from zerokit.run.doctor import Examination, Finding, examine
 from zerokit.units import MIB
 
 _MARKS = {"ok": "✓", "note": "·", "warning": "!", "blocker": "✗"}
@@ -62,7 +62,7 @@ def _refuse_without_torch(examination: Examination) -> None:
 
 
 def _measure(examination: Examination) -> Measured:
-    from zerokit.run.doctor.measure import measure
+    from zerokit.doctor.measure import measure
 
     click.echo("measuring: about a minute, some more if DeepSpeed's CPU Adam has to be compiled", err=True)
     measured = measure(examination.detected)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit import __version__
+from zerokit.doctor.finding import Finding, Surroundings, blocker, note, ok, warning
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.errors import INSTALL_TRAINING
-from zerokit.run.doctor.finding import Finding, Surroundings, blocker, note, ok, warning
 
 # the versions that zerokit's rules and memory model were read from and checked against
 READ_FROM = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from zerokit.doctor.finding import Finding, Surroundings, note, ok, warning
+from zerokit.doctor.variables import ODDITIES, Oddity
 from zerokit.errors import InputError
 from zerokit.launcher.nodes.hostfile import read_hostfile
-from zerokit.run.doctor.finding import Finding, Surroundings, note, ok, warning
-from zerokit.run.doctor.oddities import ODDITIES, Oddity
 
 DEFAULT_HOSTFILE = "job/hostfile"  # deepspeed/launcher/runner.py: DLTS_HOSTFILE
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", re.IGNORECASE)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.doctor import environment, operators, software, system
+from zerokit.doctor.finding import STATES, Finding, Surroundings
 from zerokit.machine.detect import Detected, detect
-from zerokit.run.doctor import build, environment, software, system
-from zerokit.run.doctor.finding import STATES, Finding, Surroundings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,6 @@ def examine(
         root=root,
         detected=detected,
     )
-    parts = (system, software, build, environment)
+    parts = (system, software, operators, environment)
     findings = tuple(finding for part in parts for finding in part.findings(around))
     return Examination(detected=detected, findings=findings)

@@ -1,4 +1,4 @@
-"""One rank of ``zerokit doctor --measure``: ``python -m zerokit.run.doctor.measure_rank JSON``.
+"""One rank of ``zerokit doctor --measure``: ``python -m zerokit.doctor.measure_rank JSON``.
 
 All ranks measure the same thing at the same time, because GPUs of one host share its links.
 Rank 0 writes the result. This is the only module of the doctor that imports torch.

@@ -71,7 +71,7 @@ def _start(folder: Path, rank: int, world: int, device: str, detected: Detected)
         environment.pop(name, None)
     with (folder / f"rank-{rank}.log").open("wb") as log:
         return subprocess.Popen(
-            own_process("zerokit.run.doctor.measure_rank", json.dumps(wanted)),
+            own_process("zerokit.doctor.measure_rank", json.dumps(wanted)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

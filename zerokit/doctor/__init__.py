@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerokit.run.doctor.examine import Examination, examine
-from zerokit.run.doctor.finding import Finding, Surroundings
+from zerokit.doctor.examine import Examination, examine
+from zerokit.doctor.finding import Finding, Surroundings
 
 __all__ = ["Examination", "Finding", "Surroundings", "examine"]

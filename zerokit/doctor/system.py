@@ -7,8 +7,8 @@ import resource
 import shutil
 from pathlib import Path
 
+from zerokit.doctor.finding import Finding, Surroundings, note, ok, warning
 from zerokit.launcher.ports import holder, is_free
-from zerokit.run.doctor.finding import Finding, Surroundings, note, ok, warning
 from zerokit.units import GIB, MIB, format_gib
 
 DEFAULT_PORT = 29500  # deepspeed --master_port and torchrun agree on it
