@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from zerokit.cli.plan import DEFAULT_FOLDER
-from zerokit.cli.scriptcommand import ScriptCommand
+from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError, ReportNotWritten
 
 MOST_RETRIES = 3

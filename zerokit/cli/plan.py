@@ -59,7 +59,7 @@ def _plan(
     from zerokit.search.plan import make_plan, make_space
 
     if recipe is not None:
-        from zerokit.cli.recipeoptions import merged
+        from zerokit.cli.recipe_options import merged
 
         options = merged(recipe, options, overrides)
     elif overrides:

@@ -11,7 +11,7 @@ import click
 
 from zerokit.cli import options as shared_options
 from zerokit.cli.plan import DEFAULT_FOLDER
-from zerokit.cli.scriptcommand import ScriptCommand
+from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
 from zerokit.units import parse_positive_int
 
@@ -64,7 +64,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     for later plans on this machine. A trial ends in the middle of the script: what follows the training
     loop is not reached.
     """
-    from zerokit.cli.tuneresult import body, conclude
+    from zerokit.cli.tune_result import body, conclude
     from zerokit.cli.tuning import Tuning
     from zerokit.launcher.consoles import target_of
 
@@ -119,7 +119,7 @@ def _steps(text: str) -> int:
 def _options(options: dict[str, Any], recipe: str | None) -> dict[str, Any]:
     """The plan's options, with the recipe's; a GPU that is named must be the one here."""
     if recipe is not None:
-        from zerokit.cli.recipeoptions import merged
+        from zerokit.cli.recipe_options import merged
 
         options = merged(recipe, options)
     if options.get("inference"):
@@ -144,6 +144,6 @@ def _print(body: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(body, indent=1, allow_nan=False))
         return
-    from zerokit.cli.tunetable import text
+    from zerokit.cli.tune_table import text
 
     click.echo(text(body))

@@ -231,7 +231,7 @@ class Tuning:
 
     def _keep(self) -> None:
         """The result so far into tune.json, and the step times for later plans."""
-        from zerokit.cli.tuneresult import body
+        from zerokit.cli.tune_result import body
         from zerokit.launcher import run_folder as folder
 
         assert self.folder is not None
