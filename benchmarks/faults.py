@@ -25,7 +25,7 @@ PROCESSES, FILES = "tests/faults/test_processes.py", "tests/faults/test_rank_fil
 RESOURCES, SCRIPTS = "tests/faults/test_resources.py", "tests/faults/test_scripts.py"
 MEMORY, HOSTS = "tests/faults/test_out_of_memory.py", "tests/faults/test_hosts.py"
 SLURM = "tests/faults/test_slurm.py"
-LOADER, RECIPES = "tests/unit/test_check_strictload.py", "tests/unit/test_recipes.py"
+LOADER, RECIPES = "tests/unit/strictload/test_strictload.py", "tests/unit/planner/test_recipes.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ ROWS = [
     Row(name="14", inject="hostfile: missing, `slots=0`, garbage, 10⁹, duplicate, `-oProxyCommand=…`",
         demand="exit 2 with the line; never a silent local run; nothing executed",
         tests={RESOURCES: ("test_a_bad_hostfile", "test_a_missing_hostfile_is_no_local_run"),
-               "tests/unit/test_run_hostfile.py": ("",)}),
+               "tests/unit/launcher/test_hostfile.py": ("",)}),
     Row(name="15", inject="a node is unreachable; one is cut off before the run",
         demand="exit 13; all nodes side by side, ≤ 10 s",
         tests={RESOURCES: ("test_unreachable_nodes_are_all_named",),
@@ -104,7 +104,7 @@ ROWS = [
                        "test_a_rank_is_killed", "test_zerokit_is_killed_and_nobody_is_left")}),
     Row(name="16", inject="numbers: NaN, ±inf, 0, negative, 1e400, bool, “70bb”, 5000 digits",
         demand="exit 2 or 3, no traceback",
-        tests={"tests/unit/test_plan_cli.py": ("test_bad_input_is_exit_2_and_names_the_option",
+        tests={"tests/unit/cli/test_plan.py": ("test_bad_input_is_exit_2_and_names_the_option",
                                                "test_nothing_fits_is_exit_3_and_says_what_would")}),
     Row(name="17", inject="YAML/JSON: not UTF-8, BOM, empty, two documents, `!!python`, duplicates, NaN",
         demand="exit 2 with file:line, or read right",
@@ -118,7 +118,7 @@ ROWS = [
         tests={RECIPES: ("test_names_that_break_the_rule_open_nothing",
                          "test_links_and_pipes_in_the_folder_are_refused")}),
     Row(name="20", inject="a Hugging Face config with `auto_map`", demand="read as data; no remote code",
-        tests={"tests/unit/test_trace_profiles.py": ("test_remote_code_is_never_run",)}),
+        tests={"tests/torch/test_trace_profiles.py": ("test_remote_code_is_never_run",)}),
     Row(name="21", inject="a hostile working folder (`yaml.py`, `torch.py`, `.deepspeed_env`)",
         demand="nothing of it is imported or obeyed",
         tests={RESOURCES: ("test_a_hostile_working_folder",)}),
@@ -128,7 +128,7 @@ ROWS = [
         tests={FILES: ("test_kills_at_random_moments_never_leave_a_complete_file",)}),
     Row(name="24", inject="GPU peak statistics reset by the script or a library",
         demand="the reported peak is the true one (allocator of a stand-in here; tests/gpu on a GPU)",
-        tests={"tests/unit/test_probe_cuda.py": ("test_a_reset_by_others_loses_no_peak",
+        tests={"tests/torch/test_probe_cuda.py": ("test_a_reset_by_others_loses_no_peak",
                                                  "test_the_script_reads_the_peak_since_its_own_reset")}),
     Row(name="25", inject="scripts that close their streams, exec, fork, daemonize, delete the run folder, …",
         demand="the truth, and 0 left", tests={SCRIPTS: ("",)}),

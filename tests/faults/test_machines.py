@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import PROGRAMS, SCRIPT, Run, wait_for
-from tests.hostile import MARKER, strings
-from tests.planfixture import write_plan
+from tests.support.hostile import MARKER, strings
+from tests.support.plans import write_plan
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Run
-from tests.planfixture import write_plan
-from tests.tinyjob import make_model, make_rows, texts
+from tests.support.plans import write_plan
+from tests.support.tinyjob import make_model, make_rows, texts
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("datasets")

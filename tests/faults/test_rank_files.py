@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.rankprocess import (
+from tests.support.ranks import (
     BOOTSTRAP,
     rank_environment,
     read_rank,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Run
-from tests.planfixture import write_plan
+from tests.support.plans import write_plan
 from zerokit.machine.host import bf16_in_hardware
 
 pytest.importorskip("deepspeed")

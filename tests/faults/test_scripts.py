@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Figure, Launch, wait_for
-from tests.rankprocess import read_rank, start_rank, write_script
+from tests.support.ranks import read_rank, start_rank, write_script
 from zerokit.launcher.rank.deadman import PIPE_SECONDS
 
 WELL = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.rankprocess import BOOTSTRAP, read_rank, write_script
+from tests.support.ranks import BOOTSTRAP, read_rank, write_script
 from zerokit.launcher.verdict.report import build_report
 
 torch = pytest.importorskip("torch")

@@ -1,0 +1,31 @@
+"""Requests to plan for, out of the catalogue."""
+
+from __future__ import annotations
+
+from zerokit.catalog import gpus, models
+from zerokit.domain.families import from_config
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
+from zerokit.memory.closed_form import estimate_analytic
+from zerokit.search.plan import Request
+from zerokit.search.space import Pins
+
+
+def request_for(
+    model: str = "llama-3.1-8b", gpu: str = "h100-sxm-80gb", count: int = 8, nodes: int = 1,
+    job: Job | None = None, pins: Pins | None = None, host_ram: int | None = None,
+) -> Request:  # fmt: skip
+    entry = models.load(model)
+    shape = from_config(entry.hf_config, name=model, parameters=entry.parameters)
+    return Request(
+        shape=shape,
+        job=job or Job(seq_len=2048),
+        cluster=Cluster(gpu=gpus.load(gpu), gpus=count, nodes=nodes, host_ram_bytes=host_ram),
+        memory=analytic(shape),
+        pins=pins or Pins(),
+    )
+
+
+def analytic(shape: ModelShape):  # type: ignore[no-untyped-def]
+    return lambda job, strategy, cluster: estimate_analytic(shape, job, strategy, cluster)

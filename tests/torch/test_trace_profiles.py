@@ -1,0 +1,328 @@
+"""Traced profiles: against torch's own count of the whole model, stored and read, and of hostile configs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from tests.support.models import MODELS, SMALL  # noqa: E402
+from zerokit.catalog import models, profiles  # noqa: E402
+from zerokit.domain.profile import ModelProfile, variant_key  # noqa: E402
+from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
+from zerokit.errors import InputError  # noqa: E402
+from zerokit.trace import store  # noqa: E402
+from zerokit.trace.building.build import AUTO_CLASSES, read_config, transformers_on_gpu  # noqa: E402
+from zerokit.trace.profile import profile_from_config  # noqa: E402
+from zerokit.trace.recording.kernels import cuda_kernels  # noqa: E402
+from zerokit.trace.recording.record import Variant  # noqa: E402
+from zerokit.trace.recording.storage import StorageTracker  # noqa: E402
+
+
+def count_by_torch(
+    head: str, config: dict[str, Any], micro_batch: int, seq_len: int, checkpointing: bool
+) -> tuple[int, int, int]:
+    """(forward peak, level after forward, backward peak) of the whole model, no layer left out and no hook on
+    a module. Gradients are dropped as they come, as in a trace: where they go is DeepSpeed's part."""
+    import transformers
+
+    loaded = read_config(config)
+    loaded.use_cache = False
+    with FakeTensorMode(allow_non_fake_inputs=True), transformers_on_gpu(), cuda_kernels():
+        auto = getattr(transformers, AUTO_CLASSES[head])
+        model = auto.from_config(
+            loaded,
+            dtype=torch.bfloat16,
+            attn_implementation="eager" if loaded.model_type == "gemma2" else "sdpa",
+        ).train()
+        if checkpointing:
+            options = {"use_reentrant": False, "determinism_check": "none", "preserve_rng_state": False}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        tokens = torch.zeros(micro_batch, seq_len, dtype=torch.long)
+        tracker = StorageTracker()
+        tracker.ignore([*model.parameters(), *model.buffers(), tokens])
+        with tracker:
+            loss = model(input_ids=tokens, labels=tokens).loss
+            middle = len(tracker.events)
+            loss.backward()
+    live, levels = 0, []
+    for event in tracker.events:
+        live += {"alloc": event.size_bytes, "free": -event.size_bytes}.get(event.kind, 0)
+        levels.append(live)
+    return max(levels[:middle]), levels[middle - 1], max(levels[middle:])
+
+
+@pytest.fixture(scope="session")
+def traced() -> dict[tuple[str, bool], ModelProfile]:
+    return {}
+
+
+def profile(name: str, checkpointing: bool, known: dict[tuple[str, bool], ModelProfile]) -> ModelProfile:
+    head, config = MODELS[name]
+    if (name, checkpointing) not in known:
+        variant = Variant(checkpointing="full" if checkpointing else "none")
+        known[name, checkpointing] = profile_from_config(dict(config), [variant], name=name, head=head)
+    return known[name, checkpointing]
+
+
+def test_layers_that_training_may_skip_at_random_are_all_counted() -> None:
+    """LayerDrop draws a number, which a tensor without values has not."""
+    config = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 160, "num_hidden_layers": 6,
+              "num_attention_heads": 4, "word_embed_proj_dim": 64, "layerdrop": 0.5, **SMALL}  # fmt: skip
+    found = profile_from_config(config, [Variant()], name="opt").trace(Variant().key, 512)
+    assert found is not None
+    layers = {name for kind, name in found.marks_forward if kind == "fwd_post" and name.count(".") == 3}
+    assert {name for name in layers if ".layers." in name} == {f"model.decoder.layers.{i}" for i in range(6)}
+
+
+def test_what_zero3_saves_and_hooks_in_its_own_way_is_known() -> None:
+    """Experts are taken transposed, which saves views of them; DeepSpeed hooks their block as one module."""
+    _, config = MODELS["mixtral"]
+    found = profile_from_config(dict(config), [Variant()], name="mixtral")
+    assert found.views == ("experts.down_proj", "experts.gate_up_proj")
+    assert found.leaves == ("mlp",)
+    again = from_json(json.loads(json.dumps(to_json(found))))
+    assert (again.views, again.leaves) == (found.views, found.leaves)
+
+
+SLOW = pytest.mark.slow
+QUICK = ("llama", "mixtral")
+POINTS = [(name, False) for name in MODELS] + [("llama", True), ("gemma3", True), ("t5", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointing"),
+    [pytest.param(*point, marks=[] if point in [(n, False) for n in QUICK] else SLOW) for point in POINTS],
+)
+@pytest.mark.parametrize(("micro_batch", "seq_len"), [(5, 384), (2, 1600)])
+def test_polynomials_of_a_cut_model_are_the_whole_model(
+    name: str,
+    checkpointing: bool,
+    micro_batch: int,
+    seq_len: int,
+    traced: dict[tuple[str, bool], ModelProfile],
+) -> None:
+    """At points that were never traced, beyond and below the sliding window, with every layer there."""
+    head, config = MODELS[name]
+    own = profile(name, checkpointing, traced)
+    variant = variant_key(attention="sdpa", precision="16", checkpointing="full" if checkpointing else "none")
+    found = own.trace(variant, seq_len)
+    assert found is not None
+    timeline = found.timeline(micro_batch, seq_len)
+    forward, level, backward = count_by_torch(head, dict(config), micro_batch, seq_len, checkpointing)
+    inputs = 2 * 8 * micro_batch * seq_len  # token ids and labels, where a trace counts them
+    assert abs(timeline.forward_peak - forward) <= inputs
+    assert abs(timeline.after_forward - level) <= inputs
+    assert abs(max(timeline.backward.peaks) - backward) <= inputs
+
+
+@pytest.mark.slow
+def test_one_sequence_of_a_model_with_position_bias_is_never_underrated(
+    traced: dict[tuple[str, bool], ModelProfile],
+) -> None:
+    """T5's position bias has no batch dimension: its gradient is summed over the batch unless that is 1, and
+    the polynomials, traced at 2 and 3, count the sum's result there too."""
+    own = profile("t5", False, traced).trace("sdpa/16/none", 1536)
+    assert own is not None
+    timeline = own.timeline(1, 1536)
+    head, config = MODELS["t5"]
+    forward, _, backward = count_by_torch(head, dict(config), 1, 1536, False)
+    assert timeline.forward_peak >= forward
+    assert backward <= max(timeline.backward.peaks) <= backward + 2 * 4 * 1536**2
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=SLOW) for n in MODELS])
+def test_parameters_are_the_whole_models(name: str, traced: dict[tuple[str, bool], ModelProfile]) -> None:
+    import transformers
+
+    head, config = MODELS[name]
+    own = profile(name, False, traced)
+    with torch.device("meta"):
+        model = getattr(transformers, AUTO_CLASSES[head]).from_config(read_config(dict(config)))
+    shapes = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    assert [(p.name, p.shape) for p in own.parameters] == shapes
+    gradients = [key for kind, key in own.trace("sdpa/16/none", 256).marks_backward if kind == "grad"]  # type: ignore[union-attr]
+    assert sorted(gradients) == sorted(name for name, _ in shapes)
+
+
+# ------------------------------------------------------------------ storage
+
+
+def test_a_profile_is_the_same_after_a_round_trip(
+    traced: dict[tuple[str, bool], ModelProfile], tmp_path: Path
+) -> None:
+    for name in QUICK:
+        own = profile(name, False, traced)
+        again = from_json(json.loads(json.dumps(to_json(own))))
+        assert to_json(again) == to_json(own)
+        store.write(own, tmp_path / "a.json.gz")
+        store.write(again, tmp_path / "b.json.gz")
+        assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+        store.keep(own, tmp_path / "a.profile")
+        read = store.read(tmp_path / "a.profile")
+        assert read is not None
+        for variant, traces in own.traces.items():
+            for before, after in zip(traces, read.traces[variant], strict=True):
+                assert before.timeline(3, 700) == after.timeline(3, 700)
+                assert before.marks_backward == after.marks_backward
+
+
+def test_another_format_or_a_broken_file_is_no_profile(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"profile format 'zerokit\.profile/99'"):
+        from_json({"format": "zerokit.profile/99"})
+    place = tmp_path / "x.json.gz"
+    assert store.read(place) is None
+    place.write_bytes(b"\x1f\x8b\x08no")
+    with pytest.raises(store.DamagedProfile):
+        store.read(place)
+
+
+def test_a_committed_profile_is_what_a_trace_gives_today() -> None:
+    """The smallest of the catalogue, traced afresh: every peak of every mark, at other sizes than traced."""
+    name = "smollm2-135m"
+    committed = profiles.load(name)
+    assert committed is not None
+    model = models.load(name)
+    fresh = profile_from_config(dict(model.hf_config), [Variant()], name=name, head=model.head)
+    assert fresh.parameters == committed.parameters
+    assert fresh.ties.items() <= committed.ties.items()  # under adapters the names are others
+    for micro_batch, seq_len in ((3, 777), (1, 8192)):
+        new, old = fresh.trace("sdpa/16/none", seq_len), committed.trace("sdpa/16/none", seq_len)
+        assert new is not None
+        assert old is not None
+        assert old.marks_forward == new.marks_forward
+        assert old.marks_backward == new.marks_backward
+        before, after = old.timeline(micro_batch, seq_len), new.timeline(micro_batch, seq_len)
+        inputs = 2 * 8 * micro_batch * seq_len  # a profile may leave token ids and labels out
+        for was, now in ((before.forward, after.forward), (before.backward, after.backward)):
+            assert now.peaks == pytest.approx(was.peaks, rel=0, abs=inputs)
+            assert now.levels == pytest.approx(was.levels, rel=0, abs=inputs)
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_committed_profiles_are_whole(name: str) -> None:
+    """Each by itself: it reads, has its model's parameters, and a gradient for each that is trained."""
+    own = profiles.load(name)
+    assert own is not None
+    assert own.parameter_count == models.load(name).parameters
+    for variant, traces in own.traces.items():
+        wanted = sorted(p.name for p in own.parameters_for(variant) if p.trainable)
+        for trace in traces:
+            if not trace.backward:  # of inference
+                assert trace.forward
+                continue
+            assert sorted(key for kind, key in trace.marks_backward if kind == "grad") == wanted
+
+
+# ------------------------------------------------------------------ what users hand in
+
+
+def test_remote_code_is_never_run(tmp_path: Path) -> None:
+    """A config with auto_map, its code beside it: read as data, even when the type is unknown."""
+    marker = tmp_path / "ran"
+    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Evil: pass\n"
+    for name in ("modeling_evil.py", "configuration_evil.py"):
+        (tmp_path / name).write_text(code)
+    auto_map = {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"}
+    known = MODELS["llama"][1] | {"auto_map": auto_map, "trust_remote_code": True}
+    unknown = {"model_type": "evil", "auto_map": auto_map}
+    for config in (known, unknown):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        command = [
+            sys.executable,
+            "-m",
+            "zerokit",
+            "estimate",
+            "--model",
+            str(tmp_path),
+            "--gpus",
+            "1",
+            "--json",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert not marker.exists()
+        assert "Traceback" not in done.stderr
+        if config is known:
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["basis"] == "traced"
+
+
+def test_what_cannot_be_traced_is_said_clearly() -> None:
+    with pytest.raises(InputError, match="model_type 'evil' is not known to the installed transformers"):
+        profile_from_config({"model_type": "evil"}, [Variant()], name="x")
+    with pytest.raises(InputError, match="no model_type; it must be a Hugging Face config"):
+        profile_from_config({"hidden_size": 64}, [Variant()], name="x")
+    with pytest.raises(InputError, match=r"--tp 3: .*rows, which 3 does not divide"):
+        profile_from_config(dict(MODELS["llama"][1]), [Variant(tensor_parallel=3)], name="x", head="causal")
+    with pytest.raises(InputError, match="--lora-targets nothing"):
+        variant = Variant(lora_rank=4, lora_targets=("nothing",))
+        profile_from_config(dict(MODELS["llama"][1]), [variant], name="x", head="causal")
+
+
+def test_a_catalogue_model_is_estimated_without_torch() -> None:
+    program = """
+import sys
+from zerokit.cli import main
+try:
+    main(["estimate", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--zero", "3", "--json"])
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = ("torch", "transformers", "deepspeed", "numpy")
+print([name for name in heavy if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith("[]"), done.stderr
+    assert json.loads(done.stdout)["basis"] == "traced"
+
+
+# ------------------------------------------------------------------ autocast
+
+
+def test_autocast_on_the_cpu_casts_as_cudas_does() -> None:
+    """What both devices do alike (linear layers), and what CUDA does in fp32 (norms, softmax, losses)."""
+    from zerokit.trace.recording.autocast import cuda_lists
+
+    narrow, wide = torch.zeros(2, 8, dtype=torch.bfloat16), torch.zeros(2, 8)
+    weight = torch.zeros(8, 8, requires_grad=True)
+    functional = torch.nn.functional
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outside = functional.layer_norm(narrow, (8,)).dtype
+        with cuda_lists():
+            assert functional.linear(wide, weight).dtype == torch.bfloat16
+            assert functional.layer_norm(narrow, (8,)).dtype == torch.float32
+            assert torch.softmax(narrow, -1).dtype == torch.float32
+            assert narrow.pow(2).dtype == torch.float32
+            assert functional.cross_entropy(narrow, torch.zeros(2, dtype=torch.long)).dtype == torch.float32
+            assert (narrow + wide).dtype == torch.float32
+        assert functional.layer_norm(narrow, (8,)).dtype == outside == torch.bfloat16
+
+
+@pytest.mark.parametrize("checkpointing", ["none", pytest.param("full", marks=SLOW)])
+def test_autocast_of_a_cut_model_is_the_whole_model(checkpointing: str) -> None:
+    """Weights cast in each layer live to the end of the forward pass, however many layers there are."""
+    peaks = []
+    for layers in (9, 5):
+        config = MODELS["llama"][1] | {"num_hidden_layers": layers}
+        variant = Variant(precision="32", checkpointing=checkpointing, autocast=True)
+        own = profile_from_config(config, [variant], name="llama", head="causal")
+        found = own.trace(variant.key, 512)
+        assert found is not None
+        timeline = found.timeline(2, 512)
+        peaks.append((timeline.forward_peak, timeline.after_forward, timeline.backward.afters[-1]))
+    assert peaks[0][2] == peaks[1][2] == 2 * 512 * 8  # token ids alone
+    assert peaks[0][0] > peaks[1][0] > 0
+    cast = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    if checkpointing == "full":
+        assert peaks[0][0] - peaks[1][0] >= 4 * cast
+        assert peaks[0][1] - peaks[1][1] == 4 * 2 * 512 * 64 * 4  # the border of a layer, in fp32

@@ -1,0 +1,144 @@
+"""docs/accuracy.md holds every committed measurement; the peers are asked as their papers and sources say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import accuracy_page, accuracy_runs, peers, plots
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+GIB = 2**30
+LLAMA = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def row(
+    stage: int, *, params: int = 7_500_000_000, gpus: int = 64, trainable: int | None = None
+) -> dict[str, Any]:
+    return {
+        "hf_config": LLAMA,
+        "head": "causal",
+        "world_size": gpus,
+        "tensor_parallel": 1,
+        "params": params,
+        "trainable_params": params if trainable is None else trainable,
+        "deepspeed_config": {"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}},
+    }
+
+
+def page_rows() -> dict[str, list[str]]:
+    text = (DOCS / "accuracy.md").read_text(encoding="utf-8").split("## Every run")[1]
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells for cells in lines}
+
+
+def test_every_committed_run_is_on_the_page_as_it_was_measured() -> None:
+    shown = page_rows()
+    expected = 0
+    for source in accuracy_runs.SOURCES:
+        for one in accuracy_runs.rows_of(source):
+            expected += 1
+            _, status, gpus, measured, predicted, error, *_ = shown[one["id"]]
+            assert (status, int(gpus)) == (accuracy_runs.status_of(one, source), one["world_size"])
+            peaks = [peak / GIB for peak in one["peak_allocated_bytes"]]
+            assert min(abs(peak - float(measured)) for peak in peaks) < 0.006
+            said = float(predicted) / float(measured) - 1
+            assert abs(said - float(error.rstrip("%")) / 100) < 0.012 / float(measured) + 0.0001
+    assert len(shown) == expected >= 80
+    text = (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    assert re.search(rf"^{expected} runs on 1, 2, 4 and 8 GPUs, (\d\d) model families", text, re.MULTILINE)
+
+
+def test_the_plots_hold_every_run() -> None:
+    runs = len(page_rows())
+    for name, most in (("accuracy-peaks.svg", 6 * runs), ("accuracy-groups.svg", 20 * runs)):
+        root = ElementTree.parse(DOCS / name).getroot()
+        circles = len(root.findall(".//{http://www.w3.org/2000/svg}circle"))
+        assert runs <= circles <= most
+        assert (DOCS / name).stat().st_size < 300_000
+        assert f"({name})" in (DOCS / "accuracy.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_command_writes() -> None:
+    used = re.search(
+        r"transformers (\d[\d.]*\d)\.? A model", (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    )
+    assert used is not None
+    if metadata.version("transformers") != used[1]:
+        pytest.skip(f"the page was written with transformers {used[1]}")
+    command = [sys.executable, "-m", "benchmarks.accuracy_page", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("stage", "gb"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_the_papers_sum_is_the_papers(stage: int, gb: float) -> None:
+    """ZeRO (arXiv 1910.02054), figure 1: 7.5 B parameters on 64 GPUs."""
+    assert peers.paper(row(stage)) / 1e9 == pytest.approx(gb, abs=0.06)
+
+
+def test_frozen_weights_take_two_bytes_in_the_papers_sum() -> None:
+    assert peers.paper(row(0, params=1_000, trainable=100)) == 2 * 1_000 + 14 * 100
+
+
+def test_eighteen_bytes_are_divided_by_zero_3_only() -> None:
+    assert [peers.rule(row(stage, params=1_000, gpus=2)) for stage in (0, 1, 2, 3)] == [18_000] * 3 + [9_000]
+
+
+def test_deepspeed_and_accelerate_answer_for_a_real_model() -> None:
+    pytest.importorskip("deepspeed")
+    blocks = 2 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256) + 256
+    total = blocks + 2 * 1000 * 256
+    assert peers.deepspeed(row(0)) is None and peers.deepspeed(row(1)) is None
+    assert peers.deepspeed(row(2, gpus=2)) == 2 * total + 9 * total
+    assert peers.deepspeed(row(3, gpus=2)) == 4 * 1000 * 256 + 9 * total  # largest layer: the embedding
+    # the body without the head, fp32 twice for Adam's states; rotary frequencies are its buffers
+    body = blocks + 1000 * 256
+    assert peers.accelerate(row(2)) == pytest.approx(8 * body, rel=0.001)
+
+
+def test_a_plot_places_a_right_prediction_on_the_diagonal() -> None:
+    series = [plots.Series(title="a & b", colour="#123456", points=[(10.0, 10.0), (20.0, 40.0)])]
+    text = plots.scatter(series, title="t", across="x", up="y")
+    root = ElementTree.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    right, off = root.findall(f".//{space}g/{space}circle")
+    diagonal = next(p for p in root.findall(f"{space}path") if p.get("stroke-dasharray")).get("d") or ""
+    x0, y0, x1, y1 = (float(part) for part in re.findall(r"[\d.]+", diagonal))
+
+    def above(circle: ElementTree.Element) -> float:
+        x, y = float(circle.get("cx") or 0), float(circle.get("cy") or 0)
+        return (y0 + (x - x0) / (x1 - x0) * (y1 - y0)) - y
+
+    assert abs(above(right)) < 0.2 and above(off) > 5
+
+
+def test_the_prediction_made_before_the_run_is_kept_apart() -> None:
+    one = {"peak_allocated_bytes": [100, 90], "expected": {"peak_allocated_bytes": [101, 99]}}
+    assert accuracy_runs._before(one) == (99, 90)
+    assert accuracy_runs._before({**one, "expected": {"peak_allocated_bytes": [99]}}) == (99, 90)
+    assert accuracy_runs._before({"peak_allocated_bytes": [1]}) is None
+
+
+def test_the_spread_of_errors() -> None:
+    assert accuracy_page.spread([-0.5, 0.001, 0.02]) == ("2.00%", "50%", "50%")
+    assert accuracy_page.spread([]) == ("-", "-", "-")
+
+
+def test_rows_say_what_the_page_groups_by() -> None:
+    known = json.loads((accuracy_runs.accuracy.DATA).read_text(encoding="utf-8").splitlines()[0])
+    for key in accuracy_runs.GROUPS.values():
+        assert key(known)

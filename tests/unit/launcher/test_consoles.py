@@ -1,0 +1,149 @@
+"""What is run for a console command, and which plan a launch takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.plans import write_plan
+from zerokit.cli import run
+from zerokit.errors import InputError
+from zerokit.launcher.consoles import resolve
+from zerokit.script.reader import read_script
+
+LAUNCHER = """
+import os, subprocess, sys
+def launch():  # as LLaMA-Factory 0.9 does once it sees several GPUs
+    subprocess.run(["torchrun", "--nproc_per_node", "2", __file__, *sys.argv[1:]], check=True)
+if __name__ == "__main__":
+    from llamafactory.train.tuner import run_exp
+    run_exp()
+"""
+TUNER = "from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Seq2SeqTrainer\n"
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packages laid out as LLaMA-Factory and axolotl are."""
+    site = tmp_path / "site-packages"
+    for name, text in (
+        ("llamafactory/__init__.py", ""),
+        ("llamafactory/launcher.py", LAUNCHER),
+        ("llamafactory/train/__init__.py", ""),
+        ("llamafactory/train/tuner.py", TUNER),
+        ("axolotl/__init__.py", ""),
+        ("axolotl/cli/__init__.py", ""),
+        ("axolotl/cli/train.py", "from axolotl.train import train\n"),
+        ("axolotl/train.py", "from transformers import Trainer\n"),
+    ):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+def test_llamafactory_is_its_worker_and_the_trainer_is_found(tools: Path) -> None:
+    target = resolve("llamafactory-cli", ("train", "x.yaml", "a=b")).target
+    assert target.script == str(tools / "llamafactory" / "launcher.py")
+    assert target.arguments == ("x.yaml", "a=b")
+    facts = read_script(Path(target.script), None)
+    assert facts.style == "trainer" and not facts.takes_local_rank(target.arguments)
+    with pytest.raises(InputError, match="only `llamafactory-cli train"):
+        resolve("llamafactory-cli", ("webui",))
+
+
+def test_axolotl_is_its_worker_and_its_launcher_is_refused(tools: Path) -> None:
+    target = resolve("axolotl", ("train", "x.yaml", "--no-accelerate", "--learning-rate", "1")).target
+    assert (target.module, target.arguments) == ("axolotl.cli.train", ("x.yaml", "--learning-rate", "1"))
+    assert read_script(None, target.module).style == "trainer"
+    with pytest.raises(InputError, match="--launcher is for its own launcher"):
+        resolve("axolotl", ("train", "x.yaml", "--launcher", "torchrun"))
+
+
+def test_trl_is_its_script() -> None:
+    trl = Path(pytest.importorskip("trl").__file__).parent
+    target = resolve("trl", ("sft", "--config", "x.yaml")).target
+    assert (target.script, target.arguments) == (str(trl / "scripts" / "sft.py"), ("--config", "x.yaml"))
+    with pytest.raises(
+        InputError, match=r"commands that do: distillation, dpo, grpo, kto, reward, rloo, sft$"
+    ):
+        resolve("trl", ("vllm-serve",))
+    with pytest.raises(InputError, match="--accelerate_config"):
+        resolve("trl", ("sft", "--accelerate_config", "zero2"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("accelerate launch --num_processes 2 t.py --lr", "zerokit launch --launcher accelerate t.py --lr"),
+        ("deepspeed --num_gpus 8 train.py", "zerokit launch train.py"),
+        ("torchrun -m mine.train", "zerokit launch --launcher torchrun SCRIPT"),
+        ("nosuchtool train", "no console command of that name"),
+        ("axolotl9 train", "no console command of that name"),
+    ],
+)  # fmt: skip
+def test_what_is_no_script(words: str, said: str) -> None:
+    word, *arguments = words.split()
+    with pytest.raises(InputError) as caught:
+        resolve(word, tuple(arguments))
+    assert said in str(caught.value)
+
+
+def test_any_other_console_command_is_run_as_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zerokit").mkdir()  # a folder of that name, as in a checkout, is no script
+    target = resolve("zerokit", ("gpus",)).target
+    assert target.script is not None and Path(target.script).name == "zerokit"
+    assert target.source == "zerokit.cli" and target.arguments == ("gpus",)
+
+
+# ---- which plan
+
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run(["launch", "--device", "cpu", "--dry-run", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_plan_in_this_folder_is_used_or_said_not_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw = str(SCRIPTS / "raw.py")
+    code, out, err = dry_run(capsys, raw)
+    assert code == 0 and "--deepspeed_config" not in out and "zerokit-plan" not in err
+    (tmp_path / "zerokit-plan").mkdir()
+    assert "holds no plan.yaml" in dry_run(capsys, raw)[2]
+    write_plan(tmp_path / "zerokit-plan")
+    code, out, err = dry_run(capsys, raw)
+    assert code == 0 and "--deepspeed_config" in out and "plan: zerokit-plan, found here" in err
+    assert "--deepspeed_config" not in dry_run(capsys, "--no-plan", raw)[1]
+    code, out, err = dry_run(capsys, raw, "--deepspeed_config", "mine.json")
+    assert code == 0 and "is not used: the script is given --deepspeed_config" in err
+    assert dry_run(capsys, "--no-plan", "--plan", "zerokit-plan", raw)[0] == 2
+
+
+def test_a_deepspeed_file_of_the_users_in_place_of_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    body = {"train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": 2}}
+    Path("ds.json").write_text(json.dumps(body))
+    for script, reached in (
+        ("raw.py", "--deepspeed_config"),
+        ("trainer.py", "ACCELERATE_DEEPSPEED_CONFIG_FILE"),
+    ):
+        code, out, err = dry_run(capsys, "--deepspeed", "ds.json", "--run-dir", "run", str(SCRIPTS / script))
+        assert code == 0 and reached in out and "ZEROKIT_PLAN" not in out, err
+    assert dry_run(capsys, "--deepspeed", "none.json", str(SCRIPTS / "raw.py"))[0] == 2
+    Path("t.py").write_text("import deepspeed\ndeepspeed.initialize(config={})\n")
+    code, _, err = dry_run(capsys, "--deepspeed", "ds.json", "t.py")
+    assert code == 2 and "t.py:2: config={}" in err

@@ -1,0 +1,221 @@
+"""What ran beside what was planned: the report compares like with like, or says why it does not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.unit.report.test_render import GIB, PLAN, gpu_phase, report_of, shown, write_rank
+from zerokit.launcher.verdict.report import build_report
+from zerokit.report.compare import compare_reports
+from zerokit.report.html import render_html
+from zerokit.report.schema import RunReport
+from zerokit.report.what_ran import differences, of_engine
+
+CHOSEN = {
+    "zero_stage": 2, "micro_batch": 2, "gradient_accumulation": 4, "data_parallel": 2, "tensor_parallel": 1,
+    "pipeline_parallel": 1, "sequence_parallel": 1, "precision": "bf16", "activation_checkpointing": "full",
+    "offload_optimizer": "none", "offload_param": "none", "parameters": 1_000_000,
+    "deepspeed_config": {"optimizer": {"type": "AdamW"}}, "estimate": PLAN["chosen"]["estimate"],
+}  # fmt: skip
+REQUEST = {"seq-len": "1k", "gpus": "2"}
+ENGINE = {
+    "type": "engine", "zero_stage": 2, "micro_batch": 2, "gradient_accumulation": 4, "tensor_parallel": 1,
+    "batch_rows": 2, "batch_columns": 1000, "precision": "bf16", "dtype": "bfloat16",
+    "gradient_checkpointing": True, "optimizer": "FusedAdam", "parameters": 1_000_100,
+    "trainable_parameters": 1_000_100, "offload_optimizer": "none", "offload_param": "none", "engines": 1,
+}  # fmt: skip
+
+
+def test_a_job_as_planned_has_no_difference():
+    assert of_engine(CHOSEN, ENGINE, REQUEST) == []
+    assert of_engine(CHOSEN, {}, REQUEST) == []  # nothing is known of it
+    for adam in ("AdamW", "Adam", "DeepSpeedCPUAdam", "FusedAdam"):
+        assert of_engine(CHOSEN, {**ENGINE, "optimizer": adam}, REQUEST) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"batch_rows": 4}, "batch size per GPU 4 ran, not 2"),
+        ({"batch_columns": 512}, "sequence length 512 ran, not 1000"),
+        ({"batch_rows": 1, "batch_columns": 4000}, "4000 tokens per micro-batch ran (one row), not 2000"),
+        ({"gradient_accumulation": 1}, "gradient accumulation 1 ran, not 4"),
+        ({"precision": "fp32"}, "precision fp32 ran, not bf16"),
+        ({"precision": None, "dtype": "float32"}, "the weights were in fp32, not bf16"),
+        ({"gradient_checkpointing": False}, "the script did not turn activation checkpointing on"),
+        ({"optimizer": "Adafactor"}, "optimizer Adafactor ran, not AdamW"),
+        ({"optimizer": "AdamW8bit"}, "optimizer AdamW8bit ran, not AdamW"),
+        ({"trainable_parameters": 5000}, "5,000 of 1,000,100 parameters were trained"),
+        ({"parameters": 2_000_000, "trainable_parameters": 2_000_000}, "the model has 2,000,000 parameters"),
+        ({"zero_stage": 3}, "ZeRO stage 3 ran, not 2"),
+        ({"offload_optimizer": "cpu"}, "optimizer offload cpu ran, not none"),
+        ({"engines": 2}, "2 DeepSpeed engines ran"),
+    ],
+)  # fmt: skip
+def test_each_difference_is_named_by_itself(changed, text):
+    (found,) = of_engine(CHOSEN, {**ENGINE, **changed}, REQUEST)
+    assert text in found.text
+
+
+def test_sequences_laid_end_to_end_and_split_over_ranks_are_as_planned():
+    assert of_engine(CHOSEN, {**ENGINE, "batch_rows": 1, "batch_columns": 2000}, REQUEST) == []
+    split = {**CHOSEN, "sequence_parallel": 2}
+    assert of_engine(split, {**ENGINE, "batch_columns": 500}, REQUEST) == []
+
+
+def test_adapters():
+    request = {**REQUEST, "method": "lora"}
+    adapted = {**ENGINE, "parameters": 1_005_000, "trainable_parameters": 5000}
+    assert of_engine(CHOSEN, adapted, request) == []
+    (found,) = of_engine(CHOSEN, {**ENGINE}, request)
+    assert "not adapters alone" in found.text and found.option == "method"
+
+
+def test_a_loop_that_steps_at_each_micro_batch():
+    ranks = [{"engine": ENGINE, "steps": 8, "micro_steps": 8}] * 2
+    (found,) = differences({"chosen": CHOSEN, "request": REQUEST}, ranks)
+    assert found.text == "gradient accumulation 1 ran, not 4"
+    (found, _) = differences({"chosen": CHOSEN, "request": REQUEST}, ranks * 2)
+    assert found.text == "ranks 4 ran, not 2"
+
+
+def run(folder: Any, plan: Any = None, **changed: Any) -> dict[str, Any]:
+    for rank in range(2):
+        engine = {**ENGINE, "rank": rank, "pid": 100 + rank, **changed}
+        write_rank(folder, rank, extra=[engine], micro_steps=48)
+    return report_of(folder, 2, plan or {"chosen": CHOSEN, "request": REQUEST})
+
+
+def test_what_ran_as_planned_is_compared(tmp_path):
+    report = run(tmp_path)
+    compared = report["predicted_vs_measured"]
+    assert (compared["predicted_for"], compared["differences"]) == ("plan", [])
+    assert compared["peak_bytes"]["error_fraction"] == pytest.approx(1 / 30)
+
+
+def test_what_ran_otherwise_is_named_and_not_compared(tmp_path):
+    report = run(tmp_path, batch_rows=8, precision="fp32")
+    RunReport.model_validate(report)
+    compared = report["predicted_vs_measured"]
+    assert compared["predicted_for"] is None
+    assert compared["peak_bytes"] == {"predicted": None, "measured": 30 * GIB, "error_fraction": None}
+    assert not any(pair["error_fraction"] for pair in compared["phases"].values())
+    assert compared["step_seconds"]["predicted"] is None
+    assert [each["what"] for each in compared["differences"]] == ["batch size per GPU", "precision"]
+    assert report["ranks"][0]["predicted_peak_allocated_bytes"] == 31 * GIB  # the plan's, as it was
+    for text in (shown(report), render_html(report)):
+        assert "not compared with the plan" in text
+        assert "batch size per GPU 8 ran, not 2" in text
+        assert not re.search(r"\d %", text)
+
+
+def test_a_prediction_for_what_ran_is_compared(tmp_path):
+    asked: list[Any] = []
+
+    def again(plan: Any, found: Any) -> Any:
+        asked.append((plan, [each.option for each in found]))
+        estimate = {**plan["chosen"]["estimate"]}
+        estimate["per_rank"] = [{"ranks": [0, 1], "peak_allocated_bytes": 15 * GIB, "phases": {}}]
+        return {"chosen": {**plan["chosen"], "estimate": estimate}}
+
+    run(tmp_path, batch_rows=8)
+    report = build_report(tmp_path, expected_ranks=2, outcome="ok", exit_code=0,
+                          plan={"chosen": CHOSEN, "request": REQUEST}, predict_again=again)  # fmt: skip
+    compared = report["predicted_vs_measured"]
+    assert asked[0][1] == ["micro-batch"]
+    assert compared["predicted_for"] == "what ran"
+    assert compared["peak_bytes"]["predicted"] == 15 * GIB
+    assert compared["peak_bytes"]["error_fraction"] == pytest.approx(-0.5)
+    assert "predicted again for what ran" in shown(report)
+
+
+# -- a GPU that was not measured --------------------------------------------------------------------
+
+
+def unmeasured(folder: Any, status: str | None, **end: Any) -> dict[str, Any]:
+    for rank in range(2):
+        known = {"peak_allocated_bytes": None, "peak_reserved_bytes": None, "peak_host_rss_bytes": 19 * GIB}
+        more = {"gpu_status": status} if status else {}
+        write_rank(folder, rank, on_gpu=False, device="cuda", **known, **more, **end)
+    return report_of(folder, 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [("no_torch", "never imported torch"), ("no_cuda_build", "a build without CUDA"),
+     ("not_used", "never used a GPU"), ("nothing_allocated", "nothing was allocated"), (None, "no reason")],
+)  # fmt: skip
+def test_a_gpu_without_figures_is_not_measured_and_stands_beside_nothing(tmp_path, status, why):
+    report = unmeasured(tmp_path, status)
+    RunReport.model_validate(report)
+    assert report["outcome"] == "ok"
+    (problem,) = report["problems"]
+    assert problem.startswith("ranks 0, 1: GPU memory not measured") and why in problem
+    rank = report["ranks"][0]
+    assert why in rank["not_measured"]
+    assert (rank["phases"], rank["peak_phase"]) == ({}, None)
+    compared = report["predicted_vs_measured"]
+    assert compared["kind"] == "gpu_memory"
+    assert compared["peak_bytes"] == {"predicted": 31 * GIB, "measured": None, "error_fraction": None}
+    text = shown(report)
+    for place in (text, render_html(report)):
+        assert "not measured" in place and why in place
+        assert not re.search(r"\d %", place)
+    assert "1 problem named above" in text
+
+
+def test_a_rank_that_ended_before_it_used_the_gpu_is_no_problem_of_its_own(tmp_path):
+    report = unmeasured(tmp_path, "not_used", state="failed", exit_code=1)
+    assert report["problems"] == []
+    assert report["ranks"][0]["not_measured"] == "it ended before it used the GPU"
+
+
+def test_a_run_that_fails_in_init_is_compared_with_nothing(tmp_path):
+    """512 bytes were allocated when it failed: the error of the prediction was +3607563125.8 %."""
+    phases = {"load": {**gpu_phase(512), "count": 1}, "init": {**gpu_phase(1024), "count": 1}}
+    write_rank(tmp_path, 0, phases=phases, peak_allocated_bytes=1024, steps=0, micro_steps=0, state="failed",
+               exit_code=1, phase="init")  # fmt: skip
+    compared = report_of(tmp_path, 1)["predicted_vs_measured"]
+    pairs = [compared["peak_bytes"], *compared["phases"].values(), *compared["per_rank"]]
+    assert [pair["error_fraction"] for pair in pairs] == [None] * len(pairs)
+    assert compared["peak_bytes"]["measured"] == 1024
+    # one that fails in its first backward got through init and forward
+    phases |= {"forward": gpu_phase(20 * GIB), "backward": gpu_phase(25 * GIB), "init": gpu_phase(20 * GIB)}
+    write_rank(tmp_path, 0, phases=phases, peak_allocated_bytes=25 * GIB, steps=0, micro_steps=1,
+               state="failed", exit_code=1, phase="backward")  # fmt: skip
+    compared = report_of(tmp_path, 1)["predicted_vs_measured"]
+    known = {name for name, pair in compared["phases"].items() if pair["error_fraction"] is not None}
+    assert known == {"init", "forward"}
+
+
+def test_init_stands_beside_the_larger_of_load_and_init(tmp_path):
+    phases = {"load": gpu_phase(22 * GIB), "init": gpu_phase(18 * GIB), "forward": gpu_phase(28 * GIB)}
+    write_rank(tmp_path, 0, phases=phases)
+    compared = report_of(tmp_path, 1)["predicted_vs_measured"]
+    assert compared["phases"]["init"]["measured"] == 22 * GIB
+    assert compared["phases"]["load"] == {"predicted": None, "measured": 22 * GIB, "error_fraction": None}
+
+
+def test_runs_of_an_older_probe_are_compared_phase_by_phase(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+    write_rank(old, 0, phases={name: gpu_phase(size * GIB) for name, size in
+                               {"init": 20, "forward": 28, "eval": 5, "other": 40}.items()})  # fmt: skip
+    write_rank(new, 0, phases={name: gpu_phase(size * GIB) for name, size in
+                               {"load": 10, "init": 21, "forward": 28, "eval": 41, "generate": 3, "save": 9,
+                                "other": 2}.items()})  # fmt: skip
+    compared = compare_reports(report_of(old, 1), report_of(new, 1))["phases"]
+    assert {name: (pair["first"] // GIB, pair["second"] // GIB) for name, pair in compared.items()} == {
+        "init": (20, 21), "forward": (28, 28), "other": (40, 41)}  # fmt: skip
+
+
+def test_the_peak_of_host_memory_is_in_the_phase_that_reached_it_first(tmp_path):
+    sizes = {"load": 500, "init": 600, "other": 1001, "forward": 998, "eval": 1000}
+    phases = {name: {**gpu_phase(0), "peak_host_rss_bytes": size << 20, "peak_allocated_bytes": None}
+              for name, size in sizes.items()}  # fmt: skip
+    write_rank(tmp_path, 0, on_gpu=False, device="cpu", phases=phases)
+    assert report_of(tmp_path, 1)["ranks"][0]["peak_phase"] == "forward"
