@@ -31,7 +31,7 @@ BLOCK = re.compile(rf"(?P<vary>{VARY}\n)?```console\n(?P<text>.*?)^```$", re.MUL
 NUMBER = re.compile(r"\d[\d,_]*(?:\.\d+)?")
 WALL_TIME = re.compile(r"\bin \d+\.\d+ s$")
 MEASURED = (
-    (re.compile(r"\b(init|forward|backward|step|other)\b(?! time)"), "PHASE"),
+    (re.compile(r"\b(load|init|forward|backward|step|eval|generate|save|other)\b(?! time)"), "PHASE"),
     (re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?"), "0"),
     (re.compile(r"\b0 (ms|s|min|h)\b"), "0 s"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from tests.faults.conftest import Run
 from tests.support.plans import write_plan
-from tests.support.tinyjob import make_model, make_rows, texts
+from tests.support.tinyjob import make_model, make_rows, preferences, prompts, texts
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("datasets")
@@ -49,12 +50,72 @@ def ranks_of(run: Run) -> list[dict[str, Any]]:
 
 def test_sft(tmp_path: Path, model: Path) -> None:
     make_rows(tmp_path / "data", texts())
-    run = launch(tmp_path, model, "sft.py", "--max_length", "32")
+    run = launch(
+        tmp_path, model, "sft.py", "--max_length", "32", "--eval_strategy", "steps", "--eval_steps", "2"
+    )
     for rank in ranks_of(run):
         assert (rank["steps"], rank["micro_steps"]) == (3, 3)
         counts = {name: phase["count"] for name, phase in rank["phase_details"].items()}
+        assert (counts["load"], counts["init"]) == (1, 1)
         assert (counts["forward"], counts["backward"], counts["step"]) == (3, 3, 3)
-        assert (rank["engine"]["batch_rows"], rank["engine"]["batch_columns"]) == (2, 32)
+        assert (counts["eval"], counts["save"]) == (1, 2)  # the last checkpoint, and the script's save_model
+        assert rank["peak_phase"] != "other"
+        engine = rank["engine"]
+        assert (engine["batch_rows"], engine["batch_columns"], engine["engines"]) == (2, 32, 1)
+        assert (engine["precision"], engine["optimizer"]) == ("fp32", "AdamW")
+        assert engine["trainable_parameters"] == engine["parameters"] > 100_000
+    assert run.report()["predicted_vs_measured"]["predicted_for"] is None  # the plan has 2048 tokens
+
+
+def test_sft_with_adapters(tmp_path: Path, model: Path) -> None:
+    pytest.importorskip("peft")
+    make_rows(tmp_path / "data", texts())
+    ranks = ranks_of(launch(tmp_path, model, "sft.py", "--max_length", "32", "--use_peft", stage=3))
+    assert 0 < ranks[0]["engine"]["trainable_parameters"] < 0.5 * ranks[0]["engine"]["parameters"]
+    named = [each["what"] for each in differences_of(tmp_path)]
+    assert "trained parameters" in named and "ZeRO stage" not in named
+
+
+def test_dpo_with_its_reference_model(tmp_path: Path, model: Path) -> None:
+    make_rows(tmp_path / "data", preferences())
+    run = launch(
+        tmp_path, model, "dpo.py", "--max_length", "32", "--eval_strategy", "steps", "--eval_steps", "2"
+    )
+    for rank in ranks_of(run):
+        counts = {name: phase["count"] for name, phase in rank["phase_details"].items()}
+        assert (counts["init"], counts["forward"], counts["backward"], counts["save"]) == (2, 3, 3, 2)
+        assert counts["eval"] == 3 + 1  # a reference pass in each step, and the evaluation
+        assert rank["engine"]["zero_stage"] == 2  # of the model that trains, not of its reference
+        assert rank["peak_phase"] != "other"
+    texts_ = [each["text"] for each in differences_of(tmp_path)]
+    assert "batch size per GPU 4 ran, not 2" in texts_  # chosen and rejected together
+    assert any("2 DeepSpeed engines ran" in text for text in texts_)
+
+
+REWARD = """
+def length(completions, **kwargs):
+    return [float(len(completion[0]["content"])) for completion in completions]
+"""
+
+
+def test_grpo_generates(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_rows(tmp_path / "data", prompts())
+    (tmp_path / "tiny_rewards.py").write_text(REWARD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = launch(tmp_path, model, "grpo.py", "--reward_funcs", "tiny_rewards.length", "--num_generations", "2",
+                 "--max_completion_length", "8", "--beta", "0.1")  # fmt: skip
+    for rank in ranks_of(run):
+        counts = {name: phase["count"] for name, phase in rank["phase_details"].items()}
+        assert counts["generate"] == 3 and counts["forward"] == counts["backward"] == rank["micro_steps"] == 3
+        assert counts["init"] == 2 and counts["eval"] >= 3 and counts["save"] >= 1
+        assert rank["engine"]["zero_stage"] == 2
+        assert rank["peak_phase"] != "other"
+
+
+def differences_of(folder: Path) -> list[dict[str, Any]]:
+    report = json.loads((folder / "run" / "report.json").read_text())
+    found: list[dict[str, Any]] = report["predicted_vs_measured"]["differences"]
+    return found
 
 
 IMPORTS = """

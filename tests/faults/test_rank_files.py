@@ -72,6 +72,44 @@ def test_an_end_of_its_own_is_told_in_the_last_line(tmp_path, body, code, state,
     assert bool(rank["error"]) == bool(error)
 
 
+LEAVES = """
+    import os, sys
+    from zerokit.launcher.rank import probe
+    probe.ACTIVE.steps = int(sys.argv[1])
+    if sys.argv[2] == "leave":
+        os._exit(0)
+    if sys.argv[2] == "atexit":
+        import atexit
+        atexit.register(os._exit, 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "outcome", "states"),
+    [
+        # half-way, while its peer comes to its end
+        ([("3", "leave"), ("9", "end")], "launcher_lost", ["lost", "finished"]),
+        ([("0", "leave"), ("0", "end")], "launcher_lost", ["lost", "finished"]),
+        ([("3", "leave"), ("9", "leave")], "launcher_lost", ["lost", "finished"]),
+        # on purpose, as the last thing that it does
+        ([("9", "leave"), ("9", "leave")], "ok", ["finished", "finished"]),
+        ([("9", "leave"), ("9", "end")], "ok", ["finished", "finished"]),
+        ([("0", "leave"), ("0", "leave")], "ok", ["finished", "finished"]),
+        ([("9", "atexit"), ("9", "end")], "ok", ["finished", "finished"]),
+    ],
+)
+def test_a_rank_that_leaves_half_way_has_not_finished(tmp_path, ranks, outcome, states):
+    script = write_script(tmp_path, LEAVES)
+    for number, arguments in enumerate(ranks):
+        assert run_rank(tmp_path, "--", script, *arguments, rank=number, ranks=2)[0] == 0
+    exits = [{"rank": number, "code": 0, "at": 1.0} for number in range(2)]
+    report = report_of(tmp_path, ranks=2, rank_exits=exits)
+    assert (report["outcome"], [rank["state"] for rank in report["ranks"]]) == (outcome, states)
+    if "lost" in states:
+        error = report["ranks"][0]["error"]
+        assert f"os._exit(0) at {script}:6 after {ranks[0][0]} steps" in error
+
+
 def test_an_exception_leaves_its_traceback_and_no_frame_of_ours(tmp_path):
     script = write_script(tmp_path, "def f():\n    raise ValueError('boom')\nf()\n")
     _, _, shown = run_rank(tmp_path, "--", script)

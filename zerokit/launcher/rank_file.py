@@ -215,7 +215,8 @@ _NUMBERS = frozenset(
 )
 _TEXTS = frozenset(
     re.split(
-        r"\s+", "type phase state host script error traceback memory device name dtype label kind gpu_status"
+        r"\s+",
+        "type phase state host script error traceback memory device name dtype label kind gpu_status left_at",
     )
 )
 _TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}

@@ -462,9 +462,17 @@ class Probe:
         return {"phase": account["phase"], "step": account["steps"], **{n: account.get(n) for n in names}}
 
     def end(
-        self, state: str, exit_code: int | None, signal: int | None = None, reason: str | None = None
+        self,
+        state: str,
+        exit_code: int | None,
+        signal: int | None = None,
+        reason: str | None = None,
+        left_at: str | None = None,
     ) -> None:
-        """Write the last line. Only the first call counts."""
+        """Write the last line. Only the first call counts.
+
+        ``left_at``: where the script called ``os._exit`` before it had come to its end.
+        """
         if not self._mine:
             return
         with self._lock:
@@ -475,6 +483,8 @@ class Probe:
         if failure and (state, exit_code) == _CLEAN_EXIT:
             state = "failed"
         record.update(state=state, exit_code=exit_code, signal=signal, error=failure.get("error") or reason)
+        if left_at is not None:
+            record["left_at"] = left_at
         self.writer.write(record, last=True)
 
 

@@ -176,7 +176,12 @@ class RankProcess:
         return argv
 
     def _exit_now(self, status: int) -> None:
-        self._end(status & 0xFF)
+        left_at = None
+        if not self.probe.ending:
+            with contextlib.suppress(Exception):
+                caller = sys._getframe(1)
+                left_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        self._end(status & 0xFF, left_at)
         self._os_exit(status)
 
     def _at_exit(self) -> None:
@@ -187,12 +192,12 @@ class RankProcess:
                 hooks.close_process_groups()
         self._end(self.exit_code)
 
-    def _end(self, exit_code: int) -> None:
+    def _end(self, exit_code: int, left_at: str | None = None) -> None:
         if not self.probe.mine:
             return
         with contextlib.suppress(Exception):
             state = "finished" if exit_code == 0 else "failed"
-            self.probe.end(state, exit_code, reason=self.exit_reason)
+            self.probe.end(state, exit_code, reason=self.exit_reason, left_at=left_at)
             self.ticker.stop()
             self._drop_empty_stacks()
 

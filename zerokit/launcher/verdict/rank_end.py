@@ -73,6 +73,9 @@ class RankEnd:
     step: int | None = None
     traceback: str | None = None
     oom: Record | None = None
+    left_at: str | None = None
+    """Where its script called ``os._exit`` before it had come to its end."""
+    steps: int = 0
     consequence: bool = False
     """The error is what a peer's failure looks like from here: a broken connection."""
 
@@ -93,6 +96,8 @@ def judge(rank: int, log: RankLog | None, exit_: Exit | None) -> RankEnd:
         error=(error or {}).get("error") or _stated_reason(end),
         traceback=(error or {}).get("traceback"),
         oom=_oom_of(log, error, exit_),
+        left_at=(end or {}).get("left_at"),
+        steps=(tick or {}).get("steps") or 0,
         consequence=bool(error and _BROKEN_PEER.search(str(error.get("error")))),
     )
     return _with_state(base, end, error, exit_)
@@ -149,12 +154,34 @@ def _oom_of(log: RankLog | None, error: Record | None, exit_: Exit | None) -> Re
 
 def settle(ends: Iterable[RankEnd]) -> tuple[list[RankEnd], RankEnd | None]:
     """Name the first failure; ranks that only lost their peer because of it are ``terminated``."""
-    ends = list(ends)
+    ends = _without_leavers(list(ends))
     failed = [end for end in ends if end.state == "failed"]
     first = _first(failed)
     if first is None:
         return ends, None
     return [_as_peer(end, first) for end in ends], first
+
+
+def _without_leavers(ends: list[RankEnd]) -> list[RankEnd]:
+    """A rank that left with ``os._exit(0)`` has finished where its peers did as much and no more.
+
+    Scripts end so on purpose, to pass by libraries that hang at exit. One that did fewer steps than a
+    peer, or none where a peer's script came to its end, left half-way.
+    """
+    finished = [end for end in ends if end.state == "finished"]
+    most = max((end.steps for end in finished), default=0)
+    others_ended = any(end.left_at is None for end in finished)
+
+    def early(end: RankEnd) -> bool:
+        left = end.state == "finished" and end.left_at is not None
+        return left and (end.steps < most or (others_ended and most == 0))
+
+    return [
+        replace(end, state="lost", error=f"left with os._exit(0) at {end.left_at} after {end.steps} steps, "
+                "before its script had ended")
+        if early(end) else end
+        for end in ends
+    ]  # fmt: skip
 
 
 def _first(failed: list[RankEnd]) -> RankEnd | None:
