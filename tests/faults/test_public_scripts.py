@@ -58,7 +58,8 @@ def test_sft(tmp_path: Path, model: Path) -> None:
         counts = {name: phase["count"] for name, phase in rank["phase_details"].items()}
         assert (counts["load"], counts["init"]) == (1, 1)
         assert (counts["forward"], counts["backward"], counts["step"]) == (3, 3, 3)
-        assert (counts["eval"], counts["save"]) == (1, 2)  # the last checkpoint, and the script's save_model
+        assert counts["eval"] == 2  # after the second step, and the last
+        assert counts["save"] == 2  # the last checkpoint, and the script's save_model
         assert rank["peak_phase"] != "other"
         engine = rank["engine"]
         assert (engine["batch_rows"], engine["batch_columns"], engine["engines"]) == (2, 32, 1)
@@ -84,7 +85,7 @@ def test_dpo_with_its_reference_model(tmp_path: Path, model: Path) -> None:
     for rank in ranks_of(run):
         counts = {name: phase["count"] for name, phase in rank["phase_details"].items()}
         assert (counts["init"], counts["forward"], counts["backward"], counts["save"]) == (2, 3, 3, 2)
-        assert counts["eval"] == 3 + 1  # a reference pass in each step, and the evaluation
+        assert counts["eval"] == 3 + 2  # a reference pass in each step, and the evaluations
         assert rank["engine"]["zero_stage"] == 2  # of the model that trains, not of its reference
         assert rank["peak_phase"] != "other"
     texts_ = [each["text"] for each in differences_of(tmp_path)]
@@ -102,8 +103,8 @@ def test_grpo_generates(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyP
     make_rows(tmp_path / "data", prompts())
     (tmp_path / "tiny_rewards.py").write_text(REWARD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run = launch(tmp_path, model, "grpo.py", "--reward_funcs", "tiny_rewards.length", "--num_generations", "2",
-                 "--max_completion_length", "8", "--beta", "0.1")  # fmt: skip
+    rewards = ("--reward_funcs", "tiny_rewards.length", "--num_generations", "2", "--beta", "0.1")
+    run = launch(tmp_path, model, "grpo.py", *rewards, "--max_completion_length", "8")
     for rank in ranks_of(run):
         counts = {name: phase["count"] for name, phase in rank["phase_details"].items()}
         assert counts["generate"] == 3 and counts["forward"] == counts["backward"] == rank["micro_steps"] == 3
