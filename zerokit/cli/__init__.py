@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "size": ("size", "How many of which GPU a model and job need."),
     "emit": ("emit", "One more file out of a plan: another variant, a hostfile, a job script."),
     "launch": ("launch", "Run a training script under DeepSpeed with a plan, and measure it."),
+    "rehearse": ("rehearse", "Run a training script on a GPU that is not there: its memory, beforehand."),
     "tune": ("tune", "Run the planner's best few for some steps here, keep the fastest."),
     "report": ("report", "Show a run again, or compare two."),
     "gpus": ("gpus", "List the GPUs in the catalogue."),

@@ -1,0 +1,1 @@
+"""Rehearsals beside measured runs: ``python -m benchmarks.rehearsal``."""

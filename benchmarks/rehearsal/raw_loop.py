@@ -1,0 +1,115 @@
+"""The loop of ``h200-deepspeed.jsonl``, as a script: ``raw_loop.py ROW.json OUT.json``.
+
+It measures itself with ``torch.cuda``, exactly as the runs on the GPUs did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+
+STEPS = 3
+HEADS = {"causal": AutoModelForCausalLM, "mlm": AutoModelForMaskedLM, "s2s": AutoModelForSeq2SeqLM}
+
+
+class Meter:
+    """Peaks by phase, read and reset at each boundary."""
+
+    def __init__(self) -> None:
+        self.peak = self.reserved = 0
+
+    def read(self) -> dict[str, int]:
+        """What was reached since the last reading."""
+        figures = {
+            "alloc": torch.cuda.memory_allocated(),
+            "max_alloc": torch.cuda.max_memory_allocated(),
+            "max_reserved": torch.cuda.max_memory_reserved(),
+        }
+        self.peak = max(self.peak, figures["max_alloc"])
+        self.reserved = max(self.reserved, figures["max_reserved"])
+        torch.cuda.reset_peak_memory_stats()
+        return figures
+
+
+def build(row: dict[str, Any]) -> Any:
+    """The model as the row says."""
+    settings = row["deepspeed_config"]
+    config = AutoConfig.for_model(**row["hf_config"])
+    config.use_cache = False
+    dtype = (
+        torch.bfloat16 if settings.get("bf16", {}).get("enabled")
+        else torch.float16 if settings.get("fp16", {}).get("enabled")
+        else torch.float32
+    )  # fmt: skip
+    loaded = torch.float32 if row["weights_loaded_as"] == "fp32" else dtype
+
+    def make() -> Any:
+        auto = HEADS[row["head"]]
+        try:
+            return auto.from_config(config, dtype=loaded, attn_implementation=row["attention"])
+        except ValueError:  # a family without this attention
+            return auto.from_config(config, dtype=loaded, attn_implementation="eager")
+
+    if settings.get("zero_optimization", {}).get("stage", 0) == 3:
+        with deepspeed.zero.Init(config_dict_or_path=settings):
+            model = make()
+    else:
+        with torch.device("cuda"):
+            model = make()
+        model.to("cpu")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    if row.get("lora"):
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(**row["lora"]))
+    if row["activation_checkpointing"]:
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": row["use_reentrant"]}
+        )
+        if row.get("lora"):
+            model.enable_input_require_grads()
+    model.train()
+    return model
+
+
+def main() -> None:
+    """Train for some steps and write the figures."""
+    row = json.loads(Path(sys.argv[1]).read_text())
+    settings = row["deepspeed_config"]
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    deepspeed.init_distributed(dist_backend="nccl")
+    model = build(row)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=settings)
+    del model
+    meter, record = Meter(), {}
+    record["after_init_rank0"] = meter.read()
+    generator = torch.Generator().manual_seed(1)
+    vocabulary = row["hf_config"].get("vocab_size", 32000)
+    for step in range(STEPS):
+        phases: dict[str, dict[str, int]] = {}
+        for _ in range(settings.get("gradient_accumulation_steps", 1)):
+            shape = (row["micro_batch"], row["seq_len"])
+            ids = torch.randint(0, vocabulary, shape, generator=generator).to("cuda")
+            mask = {"attention_mask": torch.ones_like(ids)} if row["attention_mask_given"] else {}
+            loss = engine(input_ids=ids, labels=ids, **mask).loss
+            phases["fwd"] = meter.read()
+            engine.backward(loss)
+            del loss
+            phases["bwd"] = meter.read()
+            engine.step()
+            phases["step"] = meter.read()
+        record["first_step_rank0" if step == 0 else "last_step_rank0"] = phases
+    record["peak"], record["reserved"] = meter.peak, meter.reserved
+    Path(sys.argv[2]).write_text(json.dumps(record))
+
+
+main()

@@ -1,0 +1,106 @@
+"""Measured runs of scripts, each in the same form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "h200"
+
+Phases = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """One row. Bytes; ``kind``: ``raw``, ``plan`` (launched with a plan), ``file`` (its own DeepSpeed file)."""
+
+    name: str
+    kind: str
+    script: str
+    arguments: tuple[str, ...]
+    gpus: int
+    model: dict[str, Any]
+    deepspeed_config: dict[str, Any]
+    deepspeed_option: str
+    strategy: dict[str, Any]
+    phases: Phases
+    peak_bytes: int
+    reserved_bytes: int
+    row: dict[str, Any]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def raw_runs(path: Path = DATA / "h200-deepspeed.jsonl") -> list[MeasuredRun]:
+    """Loops that measured themselves; their last step's phases."""
+    runs = []
+    for row in _lines(path):
+        if not row.get("ok", True):
+            continue
+        last = row["last_step_rank0"]
+        phases = {
+            "init": row["after_init_rank0"]["max_alloc"],
+            "forward": last["fwd"]["max_alloc"],
+            "backward": last["bwd"]["max_alloc"],
+            "step": last["step"]["max_alloc"],
+        }
+        runs.append(MeasuredRun(
+            name=row["id"], kind="raw", script="raw_loop.py", arguments=(), gpus=row["world_size"],
+            model=row["hf_config"], deepspeed_config=row["deepspeed_config"], deepspeed_option="", strategy={},
+            phases=phases, peak_bytes=row["peak_allocated_bytes"][0],
+            reserved_bytes=row["peak_reserved_bytes"][0], row=row,
+        ))  # fmt: skip
+    return runs
+
+
+def planned_runs(path: Path = DATA / "h200-trl-scripts.jsonl") -> list[MeasuredRun]:
+    """TRL's scripts, launched with a plan."""
+    runs = []
+    for row in _lines(path):
+        rank = row["ranks"][0]
+        runs.append(MeasuredRun(
+            name=row["name"], kind="plan", script="trl/scripts/" + row["script"], arguments=tuple(row["args"]),
+            gpus=row["gpus"], model=row["model"], deepspeed_config={}, deepspeed_option="",
+            strategy=row["strategy"], phases={k: v for k, v in rank["phases"].items() if v},
+            peak_bytes=rank["peak_allocated_bytes"], reserved_bytes=rank["peak_reserved_bytes"], row=row,
+        ))  # fmt: skip
+    return runs
+
+
+def timed_runs(path: Path = DATA / "h200-script-times.jsonl") -> list[MeasuredRun]:
+    """Public scripts with a DeepSpeed file of their own, without zerokit."""
+    return [
+        MeasuredRun(
+            name="times." + row["name"], kind="file", script=row["script"], arguments=tuple(row["args"]),
+            gpus=row["gpus"], model=row["model"], deepspeed_config=row["deepspeed_config"],
+            deepspeed_option=row["deepspeed_option"], strategy={}, phases=row["phases"],
+            peak_bytes=row["peak_allocated_bytes"], reserved_bytes=row["peak_reserved_bytes"], row=row,
+        )
+        for row in _lines(path)
+    ]  # fmt: skip
+
+
+GROUPS = {
+    "init": ("load", "init"),
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "step": ("step",),
+    "rest": ("eval", "generate", "save", "other"),
+}
+"""Phases that are compared together: the measured ones know no load, generate and save."""
+
+
+def grouped(phases: Phases, *, loss_outside: bool = False) -> Phases:
+    """The largest of each group; ``loss_outside``: the loss stands under ``other``, so it joins forward."""
+    found = {
+        group: max(phases[name] for name in names if name in phases)
+        for group, names in GROUPS.items()
+        if any(name in phases for name in names)
+    }
+    if loss_outside and "rest" in found:
+        found["forward"] = max(found.get("forward", 0), found.pop("rest"))
+    return found

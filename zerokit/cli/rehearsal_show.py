@@ -1,0 +1,60 @@
+"""A rehearsal as tables on a terminal."""
+
+from __future__ import annotations
+
+import click
+
+from zerokit.rehearsal.result import GuessedValue, Rehearsal
+from zerokit.units import format_gib
+
+_MOST_ROWS = 12
+_MOST_GUESSES = 10
+
+
+def show(done: Rehearsal) -> None:
+    """Peaks, what is live at the largest, guesses, and the verdict."""
+    for note in done.notes:
+        click.echo(f"  {note}")
+    versions = ", ".join(f"{name} {version}" for name, version in done.versions.items())
+    click.echo(f"  versions: {versions}")
+    for rank in done.ranks:
+        click.echo(f"\nrank {rank.rank} of {done.gpus} on {done.gpu}, {done.steps} optimizer steps"
+                   f"{'' if done.repeats else ' (the peaks did not repeat yet)'}")  # fmt: skip
+        for phase, size in rank.phases.items():
+            mark = "  ← peak" if phase == rank.peak_phase else ""
+            click.echo(f"  {phase:<10} {format_gib(size):>12}{mark}")
+        click.echo(f"  {'reserved':<10} {format_gib(rank.peak_reserved_bytes):>12}")
+        if rank.host_bytes:
+            click.echo(f"  {'pinned':<10} {format_gib(rank.host_bytes):>12}  host memory")
+        if rank.at_peak:
+            click.echo("\n  live at the peak")
+            for row in rank.at_peak[:_MOST_ROWS]:
+                click.echo(f"  {format_gib(row.bytes):>12}  {row.what:<24} {row.module:<36} {row.location}")
+    _show_guesses(done.guesses)
+    for what in done.stubbed:
+        click.echo(f"  stood in for: {what}")
+    for warning in done.warnings:
+        click.echo(f"  warning: {warning}")
+    click.echo(_verdict(done))
+
+
+def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
+    if not guesses:
+        return
+    sizes = sum(1 for each in guesses if each.decides_sizes)
+    click.echo(f"\n  {len(guesses)} guesses, {sizes} of them decide sizes")
+    for each in guesses[:_MOST_GUESSES]:
+        click.echo(f"  {each.location}: {each.what}: {each.value} ({each.times} times)")
+
+
+def _verdict(done: Rehearsal) -> str:
+    if done.stopped is not None:
+        where = f" at {done.stopped.location}" if done.stopped.location else ""
+        operator = f" ({done.stopped.operator})" if done.stopped.operator else ""
+        return f"\nincomplete: stopped{where}{operator}: {done.stopped.reason}"
+    if done.min_vram_bytes is None:
+        return "\nnothing was allocated on the GPU"
+    required = format_gib(done.min_vram_bytes)
+    if done.fits is None:
+        return f"\na GPU of {required} is required"
+    return f"\n{'fits' if done.fits else 'does not fit'}: {required} required on {done.gpu}"

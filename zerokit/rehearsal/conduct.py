@@ -1,0 +1,216 @@
+"""The parent's side: one request in, a process of its own, one result out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokit.domain.hardware import Gpu
+from zerokit.launcher.command import Target
+from zerokit.memory import card
+from zerokit.rehearsal import result as results
+from zerokit.rehearsal.gpu import FakeGpu
+from zerokit.rehearsal.order import Order
+from zerokit.rehearsal.script import PreparedScript, prepare
+
+BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
+DEFAULT_STEPS = 5
+
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+    "WANDB_MODE": "disabled", "WANDB_DISABLED": "true", "COMET_MODE": "DISABLED", "CLEARML_OFFLINE_MODE": "1",
+    "NEPTUNE_MODE": "offline", "DVCLIVE_TEST": "1", "SWANLAB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false",
+    "DS_ACCELERATOR": "cuda", "DS_SKIP_CUDA_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1",
+    "DO_NOT_TRACK": "1", "GRADIO_ANALYTICS_ENABLED": "False",
+}  # fmt: skip
+_CACHES = {
+    "HF_DATASETS_CACHE": "datasets", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "extensions", "MPLCONFIGDIR": "matplotlib", "WANDB_DIR": "wandb",
+    "MLFLOW_TRACKING_URI": "mlflow", "HF_MODULES_CACHE": "modules",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalRequest:
+    """What to rehearse.
+
+    Attributes:
+        plan: a folder (or plan.yaml) that ``zerokit plan`` wrote; its configuration reaches the script as
+            ``zerokit launch`` would give it.
+        gpus: ranks in all; None: the plan's, or 1.
+        memory_named: whether the memory of ``gpu`` is a limit that the run must fit into.
+        steps: optimizer steps at most; fewer where all peaks repeat.
+        output: a file for what the script prints; None: shown only where it fails.
+        shown: a folder that the script may really write into.
+    """
+
+    target: Target
+    gpu: Gpu
+    gpus: int | None = None
+    plan: str | None = None
+    rank: int = 0
+    steps: int = DEFAULT_STEPS
+    launcher: str = "auto"
+    memory_named: bool = True
+    output: Path | None = None
+    shown: Path | None = None
+
+
+def rehearse(request: RehearsalRequest, progress: Callable[[str], None] | None = None) -> results.Rehearsal:
+    """Run the script on the fake GPU.
+
+    Args:
+        progress: called with a line after each optimizer step.
+
+    Raises:
+        InputError: no such script, plan, GPU or launcher.
+    """
+    with _folder() as folder:
+        script = prepare(
+            request.target,
+            plan=request.plan,
+            ranks=request.gpus,
+            rank=request.rank,
+            launcher=request.launcher,
+            folder=folder,
+        )
+        report, tail = _run(request, script, folder, progress or (lambda line: None))
+    return _result(request, script, report, tail)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="zerokit-rehearsal-")).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environment(script: PreparedScript, folder: Path) -> dict[str, str]:
+    caches = {name: str(folder / "caches" / kind) for name, kind in _CACHES.items()}
+    for path in caches.values():
+        Path(path).mkdir(parents=True)
+    threads = {"OMP_NUM_THREADS": "1"} if "OMP_NUM_THREADS" not in script.environment else {}
+    return script.environment | _OFFLINE | caches | threads | {"TMPDIR": str(folder)}
+
+
+def _run(
+    request: RehearsalRequest, script: PreparedScript, folder: Path, progress: Callable[[str], None]
+) -> tuple[dict[str, Any] | None, str]:
+    """The process's report, None where it left none, and the end of what it printed."""
+    result_path, output = folder / "result.json", folder / "output"
+    reading, writing = os.pipe()
+    order = Order(
+        target=script.target,
+        is_module=script.is_module,
+        arguments=script.arguments,
+        gpu=FakeGpu.of(request.gpu, min(script.ranks, request.gpu.max_gpus_per_node)),
+        rank=request.rank,
+        world_size=script.ranks,
+        most_steps=request.steps,
+        folder=str(folder),
+        shown=str(request.shown.resolve()) if request.shown is not None else None,
+        result_path=str(result_path),
+        progress_fd=writing,
+    )
+    order_path = folder / "order.json"
+    order_path.write_text(json.dumps(order.to_dict()))
+    with output.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, str(BOOTSTRAP), str(order_path)],
+            env=_environment(script, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            pass_fds=(writing,),
+            start_new_session=True,
+        )
+    os.close(writing)
+    reader = threading.Thread(target=_pass_on, args=(reading, progress), daemon=True)
+    reader.start()
+    try:
+        code = process.wait()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # data loader workers of a script that was cut off
+    reader.join(timeout=5)
+    if request.output is not None:
+        shutil.copyfile(output, request.output)
+    tail = _tail(output)
+    if not result_path.is_file():
+        return None, f"the process ended with code {code}\n{tail}"
+    report: dict[str, Any] = json.loads(result_path.read_text())
+    return report, tail
+
+
+def _pass_on(descriptor: int, progress: Callable[[str], None]) -> None:
+    with os.fdopen(descriptor) as lines:
+        for line in lines:
+            progress(line.rstrip("\n"))
+
+
+def _tail(path: Path, lines: int = 30) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _result(
+    request: RehearsalRequest, script: PreparedScript, report: dict[str, Any] | None, tail: str
+) -> results.Rehearsal:
+    if report is None:
+        report = {"complete": False, "stopped": {"location": "", "operator": "", "reason": tail}}
+    rank = results.of_process(report, request.rank)
+    complete = bool(report["complete"])
+    needed = _min_vram_bytes(request.gpu, script.ranks, rank) if rank.peak_allocated_bytes else None
+    notes = list(script.notes)
+    if not report.get("sandboxed", True):
+        notes.append(f"no namespaces here ({report.get('sandbox_reason')}): writes outside of a temporary folder "
+                     "were refused instead")  # fmt: skip
+    stopped = report.get("stopped")
+    fits_here = needed is not None and needed <= request.gpu.driver_vram_bytes
+    return results.Rehearsal(
+        complete=complete,
+        # what was seen so far may be too much already; that it is enough only the end can tell
+        fits=(fits_here if complete or not fits_here else None) if request.memory_named and needed else None,
+        min_vram_bytes=needed,
+        gpu=request.gpu.name,
+        gpus=script.ranks,
+        steps=report.get("steps", 0),
+        repeats=report.get("repeats", False),
+        ranks=(rank,),
+        guesses=tuple(results.GuessedValue(**each) for each in report.get("guesses", ())),
+        stubbed=tuple(report.get("stubbed", ())),
+        stopped=results.Stop(**stopped) if stopped else None,
+        warnings=tuple(report.get("warnings", ())),
+        notes=tuple(notes),
+        versions=report.get("versions", {}),
+        sandboxed=report.get("sandboxed", True),
+        seconds=report.get("seconds", 0.0),
+        cpu_seconds=report.get("cpu_seconds", 0.0),
+    )
+
+
+def _min_vram_bytes(gpu: Gpu, ranks: int, rank: results.RankMemory) -> int:
+    """The smallest card, in nvidia-smi's total, on which this rank runs. Bytes."""
+    outside = (gpu.context_bytes or card.DEFAULT_CONTEXT_BYTES) + card.LIBRARIES_BYTES
+    if ranks > 1:
+        outside += card.NCCL_BYTES
+    driver = max(0, gpu.driver_vram_bytes - gpu.vram_bytes)
+    peak = rank.peak_allocated_bytes
+    return peak + card.allocator_bytes(gpu, peak) + outside + driver

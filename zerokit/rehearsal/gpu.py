@@ -1,0 +1,63 @@
+"""The GPU that is not there, as a script may ask for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerokit.domain.hardware import Gpu
+from zerokit.errors import InputError
+
+_CAPABILITIES: dict[tuple[int, int], tuple[str, ...]] = {
+    (7, 0): ("v100-16gb", "v100-32gb"),
+    (7, 5): ("t4",),
+    (8, 0): ("a100-40gb", "a100-80gb", "a100-pcie-40gb", "a100-pcie-80gb", "a30"),
+    (8, 6): ("a10", "a10g", "a40", "a6000", "rtx-3090"),
+    (8, 9): ("l4", "l40", "l40s", "rtx-4090", "rtx-6000-ada"),
+    (9, 0): ("h100-nvl-94gb", "h100-pcie-80gb", "h100-sxm-80gb", "h200"),
+    (10, 0): ("b200", "gb200"),
+    (12, 0): ("rtx-5090",),
+}
+"""Compute capability by catalogue name (NVIDIA, "CUDA GPU Compute Capability")."""
+
+_MULTIPROCESSORS = {
+    "v100-16gb": 80, "v100-32gb": 80, "t4": 40, "a30": 56, "a10": 72, "a10g": 80, "a40": 84, "a6000": 84,
+    "rtx-3090": 82, "l4": 58, "l40": 142, "l40s": 142, "rtx-4090": 128, "rtx-6000-ada": 142,
+    "h100-pcie-80gb": 114, "b200": 148, "gb200": 148, "rtx-5090": 170,
+    "a100-40gb": 108, "a100-80gb": 108, "a100-pcie-40gb": 108, "a100-pcie-80gb": 108,
+}  # fmt: skip
+"""Streaming multiprocessors (NVIDIA's data sheets); H100 SXM, H100 NVL and H200 have 132."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeGpu:
+    """What ``torch.cuda`` says of the device.
+
+    Attributes:
+        title: the name that ``torch.cuda.get_device_name`` gives.
+        total_memory_bytes: ``get_device_properties(0).total_memory``.
+        count: GPUs that this rank sees.
+    """
+
+    title: str
+    capability: tuple[int, int]
+    total_memory_bytes: int
+    multiprocessors: int
+    count: int
+
+    @classmethod
+    def of(cls, gpu: Gpu, count: int) -> FakeGpu:
+        """Of a GPU in the catalogue.
+
+        Raises:
+            InputError: a GPU that is not NVIDIA's.
+        """
+        for capability, names in _CAPABILITIES.items():
+            if gpu.name in names:
+                return cls(
+                    title=gpu.title,
+                    capability=capability,
+                    total_memory_bytes=gpu.vram_bytes,
+                    multiprocessors=_MULTIPROCESSORS.get(gpu.name, 132),
+                    count=count,
+                )
+        raise InputError(f"--gpu {gpu.name}: a rehearsal knows NVIDIA's GPUs only; use one of `zerokit gpus`")

@@ -1,0 +1,44 @@
+"""What the parent tells the rehearsed process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zerokit.rehearsal.gpu import FakeGpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One rank to rehearse.
+
+    Attributes:
+        target: a script's path, or a module's name.
+        folder: temporary; what the process writes there remains until the parent has read it.
+        shown: another folder whose changes remain; None: there is none.
+        most_steps: optimizer steps after which the data ends.
+        progress_fd: where lines about the progress go.
+    """
+
+    target: str
+    is_module: bool
+    arguments: tuple[str, ...]
+    gpu: FakeGpu
+    rank: int
+    world_size: int
+    most_steps: int
+    folder: str
+    shown: str | None
+    result_path: str
+    progress_fd: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Order:
+        """Of :meth:`to_dict`."""
+        gpu = dict(value["gpu"])
+        gpu["capability"] = tuple(gpu["capability"])
+        return cls(**{**value, "gpu": FakeGpu(**gpu), "arguments": tuple(value["arguments"])})

@@ -1,0 +1,33 @@
+"""What the libraries of a training script ask of a GPU, beyond tensors: one module each.
+
+The rule: fake the inputs (files, device, kernels, other ranks), never a library's own functions. An adapter
+is a function that gets the library's module right after it was imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+from zerokit.rehearsal.process.adapters import bitsandbytes, deepspeed, generation, kernels, saving, training
+from zerokit.rehearsal.process.adapters import transformers as weights
+from zerokit.rehearsal.process.context import Context
+
+Adapter = Callable[[Context, ModuleType], None]
+
+ADAPTERS: dict[str, Adapter] = {
+    "accelerate.accelerator": training.accelerator,
+    "bitsandbytes.cextension": bitsandbytes.native_library,
+    "deepspeed.ops.op_builder.builder": deepspeed.operators,
+    "deepspeed.runtime.engine": deepspeed.engine,
+    "safetensors.torch": saving.safetensors,
+    "torchvision.extension": kernels.torchvision,
+    "transformers.generation.utils": generation.generate,
+    "transformers.modeling_utils": weights.loading,
+    "transformers.trainer": training.trainer,
+    "transformers.trainer_callback": training.callbacks,
+    "transformers.utils.import_utils": weights.questions,
+    "triton.runtime.autotuner": kernels.triton_autotuner,
+    "triton.runtime.jit": kernels.triton_functions,
+}
+"""By the module after whose import they act."""

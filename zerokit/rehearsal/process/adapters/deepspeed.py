@@ -1,0 +1,128 @@
+"""DeepSpeed: its compiled operators do nothing, its engine tells the phases. The rest is DeepSpeed's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from zerokit.rehearsal.process.context import Context
+
+
+class SilentOperators:
+    """What ``OpBuilder.load`` gives: functions that write into tensors their callers made do nothing.
+
+    Flattening is PyTorch's own; ``multi_tensor_l2norm`` allocates its results
+    (``csrc/adam/multi_tensor_adam.cu`` and ``apex``'s multi_tensor_l2norm_kernel.cu).
+    """
+
+    def flatten(self, tensors: Any) -> torch.Tensor:
+        """One flat tensor (``csrc/utils/flatten_unflatten.cpp``)."""
+        flat: torch.Tensor = torch._utils._flatten_dense_tensors(tensors)
+        return flat
+
+    def unflatten(self, flat: Any, tensors: Any) -> Any:
+        """Views of a flat tensor."""
+        return torch._utils._unflatten_dense_tensors(flat, tensors)
+
+    def multi_tensor_l2norm(self, chunk: Any, flag: Any, lists: Any, per_tensor: bool) -> Any:
+        """A norm, and one of each tensor."""
+        return torch.zeros(1, device="cuda"), torch.zeros(len(lists[0]), device="cuda")
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def operators(context: Context, module: ModuleType) -> None:
+    """No operator is compiled."""
+
+    def load(self: Any, verbose: bool = True) -> SilentOperators:
+        context.machine.stub(f"DeepSpeed operator {getattr(self, 'name', type(self).__name__)}")
+        return SilentOperators()
+
+    def is_compatible(self: Any, verbose: bool = True) -> bool:
+        return True
+
+    builder = module.OpBuilder
+    for cls in vars(module).values():
+        if (
+            isinstance(cls, type)
+            and issubclass(cls, builder)
+            and (cls is builder or "is_compatible" in vars(cls))
+        ):
+            cls.is_compatible = is_compatible  # type: ignore[attr-defined]
+    builder.load = load
+    vars(module).update(
+        installed_cuda_version=lambda name="": (12, 8), assert_no_cuda_mismatch=lambda name="": True
+    )
+
+
+def engine(context: Context, module: ModuleType) -> None:
+    """Phases as the engine means them."""
+    phases = context.phases
+    cls = module.DeepSpeedEngine
+
+    def enter_forward(self: Any) -> None:
+        phases.enter("forward" if self.training and torch.is_grad_enabled() else "eval")
+
+    def leave_forward(self: Any) -> None:
+        if phases.phase == "eval":
+            phases.enter("other")
+
+    def step_done(self: Any) -> None:
+        phases.step_done()
+
+    _wrap(cls, "forward", enter_forward, leave_forward)
+    _wrap(cls, "backward", lambda self: phases.enter("backward"))
+    _wrap(cls, "_backward_prologue", lambda self: phases.enter("backward"))
+    _wrap(cls, "step", lambda self: phases.enter("step"), lambda self: phases.enter("other"))
+    _wrap(cls, "_take_model_step", lambda self: phases.enter("step"), step_done)
+    _inside_init(context, cls)
+    for name in ("save_checkpoint", "save_16bit_model", "_zero3_consolidated_16bit_state_dict"):
+        _inside(context, cls, name, "save")
+
+
+def _wrap(
+    cls: Any, name: str, before: Callable[[Any], None], after: Callable[[Any], None] | None = None
+) -> None:
+    original = cls.__dict__.get(name)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before(self)
+        result = original(self, *args, **kwargs)
+        if after is not None:
+            after(self)
+        return result
+
+    setattr(cls, name, wrapped)
+
+
+def _inside_init(context: Context, cls: Any) -> None:
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        context.phases.has_engine = True
+        with context.phases.inside("init", after="other"):
+            original(self, *args, **kwargs)
+
+    cls.__init__ = init
+
+
+def _inside(context: Context, cls: Any, name: str, phase: str) -> None:
+    original = cls.__dict__.get(name)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with context.phases.inside(phase):
+            return original(self, *args, **kwargs)
+
+    setattr(cls, name, wrapped)

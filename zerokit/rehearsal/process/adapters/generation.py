@@ -1,0 +1,92 @@
+"""Generation: its peak is at the last token, so the tokens in between are not made.
+
+The prompt is filled in truly with one token; then the cache is stretched to its length before the last two
+tokens, which are made again by transformers' own loop.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from zerokit.rehearsal.process.context import Context
+
+_FEW = 4
+"""Generations up to here run whole."""
+_TOKEN = 7
+
+
+def generate(context: Context, module: ModuleType) -> None:
+    """Wrap ``GenerationMixin.generate``."""
+    cls = module.GenerationMixin
+    original = cls.generate
+
+    @functools.wraps(original)
+    def wrapped(
+        self: Any, inputs: Any = None, *args: Any, generation_config: Any = None, **kwargs: Any
+    ) -> Any:
+        with context.phases.inside("generate"):
+            call = functools.partial(original, self)
+            return _shortened(context, call, self, inputs, args, generation_config, kwargs)
+
+    cls.generate = wrapped
+
+
+def _shortened(
+    context: Context, call: Any, model: Any, inputs: Any, args: Any, config: Any, kwargs: dict[str, Any]
+) -> Any:
+    ids = inputs if inputs is not None else kwargs.get("input_ids")
+    config = config or model.generation_config
+    new_tokens = kwargs.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
+    if ids is None or not new_tokens or new_tokens <= _FEW:
+        return call(inputs, *args, generation_config=config, **kwargs)
+    context.machine.stub(f"generation of {new_tokens} tokens: the first and the last ones are made")
+    kwargs = {name: value for name, value in kwargs.items() if name != "max_new_tokens"}
+    cache = None
+    if kwargs.get("past_key_values") is None and _uses_cache(config, kwargs):
+        first = copy.deepcopy(config)
+        first.max_new_tokens, first.return_dict_in_generate = 2, True
+        cache = getattr(call(inputs, *args, generation_config=first, **kwargs), "past_key_values", None)
+    stretches = _can_stretch(cache)
+    last_tokens = 2 if stretches else _FEW
+    last = copy.deepcopy(config)
+    last.max_new_tokens = last_tokens
+    more = new_tokens - last_tokens
+    longer = _padded(ids, _TOKEN, more)
+    if inputs is not None:
+        inputs = longer
+    else:
+        kwargs["input_ids"] = longer
+    if kwargs.get("attention_mask") is not None:
+        kwargs["attention_mask"] = _padded(kwargs["attention_mask"], 1, more)
+    if stretches:
+        _stretch(cache, ids.shape[1] + more - 1)
+        kwargs["past_key_values"] = cache
+    return call(inputs, *args, generation_config=last, **kwargs)
+
+
+def _uses_cache(config: Any, kwargs: dict[str, Any]) -> bool:
+    return kwargs.get("use_cache", getattr(config, "use_cache", True)) is not False
+
+
+def _padded(tensor: torch.Tensor, value: int, count: int) -> torch.Tensor:
+    more = torch.full((tensor.shape[0], count), value, dtype=tensor.dtype, device=tensor.device)
+    return torch.cat([tensor, more], 1)
+
+
+def _can_stretch(cache: Any) -> bool:
+    layers = getattr(cache, "layers", None)
+    return bool(layers) and all(
+        type(each).__name__ == "DynamicLayer" and each.is_initialized for each in layers
+    )
+
+
+def _stretch(cache: Any, length: int) -> None:
+    for layer in cache.layers:
+        for name in ("keys", "values"):
+            tensor = getattr(layer, name)
+            setattr(layer, name, tensor.new_empty(*tensor.shape[:-2], length, tensor.shape[-1]))

@@ -1,0 +1,74 @@
+"""Accelerate and the Trainer: phases, and a training that ends when enough was seen."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from zerokit.rehearsal.process.context import Context
+
+
+def _inside(context: Context, cls: Any, name: str, phase: str, after: str | None = None) -> None:
+    original = getattr(cls, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with context.phases.inside(phase, after):
+            return original(self, *args, **kwargs)
+
+    setattr(cls, name, wrapped)
+
+
+def accelerator(context: Context, module: ModuleType) -> None:
+    """``prepare`` is the engine's beginning; saving its state is ``save``."""
+    cls = module.Accelerator
+    prepare = cls.prepare
+
+    @functools.wraps(prepare)
+    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(each, torch.nn.Module) for each in args):
+            return prepare(self, *args, **kwargs)  # a data loader for an evaluation
+        with context.phases.inside("init", after="other"):
+            return prepare(self, *args, **kwargs)
+
+    cls.prepare = prepared
+    for name in ("save_state", "save_model", "get_state_dict"):
+        _inside(context, cls, name, "save")
+
+
+def trainer(context: Context, module: ModuleType) -> None:
+    """Evaluation with its gathering, and saving."""
+    cls = module.Trainer
+    for name in ("evaluation_loop", "prediction_loop"):
+        _inside(context, cls, name, "eval")
+    for name in ("save_model", "_save_checkpoint"):
+        _inside(context, cls, name, "save")
+
+
+def callbacks(context: Context, module: ModuleType) -> None:
+    """When enough steps were seen the Trainer is told to evaluate and save, as its settings say, and to end."""
+    phases = context.phases
+    cls = module.DefaultFlowCallback
+    original = cls.on_step_end
+
+    @functools.wraps(original)
+    def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        control = original(self, args, state, control, **kwargs) or control
+        if phases.enough:
+            control.should_training_stop = True
+            if _wanted(args.eval_strategy):
+                control.should_evaluate = True
+            if _wanted(args.save_strategy):
+                control.should_save = True
+        return control
+
+    cls.on_step_end = on_step_end
+
+
+def _wanted(strategy: Any) -> bool:
+    return str(getattr(strategy, "value", strategy)) != "no"

@@ -1,0 +1,85 @@
+"""transformers: weights whose files were never read.
+
+Only the files are made up. A state dict of fake host tensors goes through transformers' own loader
+(``PreTrainedModel._load_pretrained_model``), with its device map, dtypes, ties, quantisation and, under
+ZeRO-3, DeepSpeed's gathering, and through its own finalizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from zerokit.rehearsal.process.context import Context
+
+_CHECKPOINT = "/weights-that-are-not-read/model.safetensors"
+
+
+def questions(context: Context, module: ModuleType) -> None:
+    """ "Is this being traced?" — no: it is a run, whose masks are made as on a GPU."""
+    for name in ("is_tracing", "is_fake_tensor"):
+        if hasattr(module, name):
+            setattr(module, name, lambda tensor=None: False)
+
+
+def loading(context: Context, module: ModuleType) -> None:
+    """``from_pretrained`` without weights."""
+    _patch_files(module)
+    _patch_dtype(module)
+    _patch_loader(context, module)
+
+
+def _patch_files(module: ModuleType) -> None:
+    real = module._get_resolved_checkpoint_files
+
+    def resolved(*args: Any, **kwargs: Any) -> Any:
+        """The folder's weights, found or not."""
+        return [_CHECKPOINT], None
+
+    resolved.__wrapped__ = real  # type: ignore[attr-defined]
+    vars(module)["_get_resolved_checkpoint_files"] = resolved
+
+
+def _patch_dtype(module: ModuleType) -> None:
+    real = module._get_dtype
+
+    def get_dtype(dtype: Any, files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """``dtype="auto"``: the configuration's; transformers would look into the file next."""
+        if dtype == "auto" or (dtype is None and getattr(config, "dtype", None) is None):
+            dtype = getattr(config, "dtype", None) or torch.float32
+        elif dtype is None:
+            dtype = config.dtype
+        return real(dtype, None, config, *args, **kwargs)
+
+    vars(module)["_get_dtype"] = get_dtype
+
+
+def _patch_loader(context: Context, module: ModuleType) -> None:
+    cls = module.PreTrainedModel
+    real = cls._load_pretrained_model
+
+    def load(model: Any, state_dict: Any, files: Any, load_config: Any, expected_keys: Any = None) -> Any:
+        if state_dict is None:
+            context.machine.stub("weights of from_pretrained")
+            state_dict = _state_dict(context, model, load_config)
+            # the keys are the model's own, not the file's: nothing to rename or merge
+            load_config = dataclasses.replace(load_config, weight_mapping=[])
+        return real(model, state_dict, files, load_config, expected_keys)
+
+    cls._load_pretrained_model = staticmethod(load)
+
+
+def _state_dict(context: Context, model: Any, load_config: Any) -> dict[str, torch.Tensor]:
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    quantized_dtype = load_config.dtype if load_config.is_quantized else None
+    with context.machine.fake:
+        return {
+            name: torch.empty(
+                tuple(getattr(value, "ds_shape", value.shape)), dtype=quantized_dtype or value.dtype
+            )
+            for name, value in model.state_dict(keep_vars=True).items()
+            if name not in tied
+        }

@@ -1,0 +1,249 @@
+"""Operators that give values to the host, or whose results' sizes depend on values.
+
+Answered from twins where the values are known; guessed otherwise, and each guess is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map
+
+from zerokit.rehearsal.process import attention, twins
+from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.twins import twin
+
+PASS = object()
+"""This case is an ordinary operator after all."""
+
+Answer = Callable[[Machine, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_ORIGIN = "_zerokit_from"
+_TRUE_WHEN_UNKNOWN = ("all", "isfinite", "allclose")
+_HALF = 0.5
+_MADE_UP_TOKEN = 7
+"""A token that no usual tokenizer has among its special ones."""
+
+
+def note_origin(tensors: list[Any], name: str | None) -> None:
+    """Remember which operator made booleans: ``all`` and ``isfinite`` are taken to be true."""
+    for tensor in tensors:
+        if tensor.dtype == torch.bool:
+            tensor.__dict__[_ORIGIN] = name
+
+
+def origin_of(tensor: Any) -> str | None:
+    """The operator that made a boolean tensor."""
+    name: str | None = getattr(tensor, _ORIGIN, None)
+    return name
+
+
+def guess(tensor: torch.Tensor) -> bool | float | int:
+    """What an unknown value is taken to be: 0.5, 1, False, True out of ``all``; overflow flags 0."""
+    if tensor.dtype == torch.bool:
+        return origin_of(tensor) in _TRUE_WHEN_UNKNOWN
+    if tensor.dtype.is_floating_point:
+        return _HALF
+    return 0 if tensor.dtype == torch.uint8 else 1
+
+
+def on_host(machine: Machine, tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """A real tensor with the values of a fake one; guessed where they are unknown."""
+    values = twin(tensor)
+    if values is not None:
+        return values
+    value = guess(tensor)
+    machine.guesses.of_value(f"{what} of {_dtype(tensor)}", value)
+    return torch.full(tensor.shape, value, dtype=tensor.dtype)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def draw(machine: Machine, name: str, source: Any, indices: Any) -> None:
+    """Indices out of unknown values: a plausible choice. Tokens that are no end; experts evenly used."""
+    if indices.dtype.is_floating_point or not twins.may_have(indices):
+        return
+    choices = source.shape[-1] if source.dim() else 1
+    if name in ("multinomial", "argmax"):
+        token = min(_MADE_UP_TOKEN, choices - 1)
+        values = torch.full(indices.shape, token, dtype=indices.dtype)
+        machine.guesses.of_shape(f"{name} of unknown values", token)
+    else:
+        values = (torch.arange(indices.numel(), dtype=indices.dtype) % max(1, choices)).reshape(indices.shape)
+        machine.guesses.of_shape(f"{name} of unknown values", "evenly spread")
+    twins.give(indices, values)
+
+
+# ---------------------------------------------------------------- values to the host
+
+
+def _item(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    values = twin(args[0])
+    if values is not None:
+        return func(values)
+    value = guess(args[0])
+    machine.guesses.of_value(f"item of {_dtype(args[0])}", value)
+    return value
+
+
+def _equal(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    pair = [twin(each) if isinstance(each, FakeTensor) else each for each in args[:2]]
+    if all(each is not None for each in pair):
+        return func(*pair, *args[2:], **kwargs)
+    name = func._schema.name.split("::")[1]
+    machine.guesses.of_value(name, True)
+    return True
+
+
+def _copy_to(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``tensor.to("cpu")``: small tensors become real."""
+    source, device = args[0], kwargs.get("device")
+    if device is None or device.type != "cpu" or not isinstance(source, FakeTensor):
+        return PASS
+    if source.fake_device.type != "cuda":
+        return PASS
+    dtype = kwargs.get("dtype") or source.dtype
+    values = twin(source)
+    if values is None and source.numel() > twins.MOST_FLOATS:
+        return PASS
+    result = (values if values is not None else on_host(machine, source, "copy")).to(dtype, copy=True)
+    return machine.pin(result) if kwargs.get("pin_memory") else result
+
+
+def _copy_(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target, source = args[:2]
+    if isinstance(target, FakeTensor):
+        return PASS
+    values = twin(source)
+    if values is not None:
+        target.copy_(values)
+    else:
+        machine.guesses.of_value(f"copy of {_dtype(source)}", "left as it was")
+    return target
+
+
+def _is_pinned(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].device.type == "cpu" and machine.is_pinned(args[0])
+
+
+def _pin_memory(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return machine.pin(args[0])
+
+
+def _record_stream(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return None
+
+
+def _sdp_choice(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return int(attention.choose(machine.gpu.capability, *args, **kwargs))
+
+
+def _prim_device(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+
+
+# ---------------------------------------------------------------- sizes from values
+
+
+def _index(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x[mask]``: the mask's true positions, from its twin."""
+    source, indices = args[:2]
+    if not any(_is_mask(each) for each in indices):
+        return PASS
+    device = source.fake_device if isinstance(source, FakeTensor) else source.device
+    positions: list[Any] = []
+    for each in indices:
+        positions += _positions(machine, each, device) if _is_mask(each) else [each]
+    result = machine.fake.dispatch(func, (), (source, positions), kwargs)
+    values = twin(source) if isinstance(source, FakeTensor) else source
+    if values is not None and twins.may_have(result):
+        real = [twin(each) if isinstance(each, FakeTensor) else each for each in positions]
+        if all(index is None or each is not None for index, each in zip(positions, real, strict=True)):
+            twins.give(result, func(values, real))
+    return result
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
+
+
+def _positions(machine: Machine, mask: torch.Tensor, device: Any) -> list[torch.Tensor]:
+    values = twin(mask) if isinstance(mask, FakeTensor) else mask
+    if values is None:
+        machine.guesses.of_shape("index by an unknown mask", "every element")
+        values = torch.ones(mask.shape, dtype=torch.bool)
+    return [lifted(machine, column.contiguous(), device) for column in values.nonzero().unbind(1)]
+
+
+def lifted(machine: Machine, values: torch.Tensor, device: Any) -> torch.Tensor:
+    """A fake tensor on ``device`` with these values."""
+    tensor = machine.empty(values.shape, values.dtype, device)
+    twins.give(tensor, values)
+    return tensor
+
+
+def _sized_by_values(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    name = func._schema.name.split("::")[1]
+    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    values = [twin(each) if isinstance(each, FakeTensor) else each for each in tensors]
+    if name == "repeat_interleave" and values[0] is None and kwargs.get("output_size") is not None:
+        return PASS
+    device = next(each.fake_device for each in tensors if isinstance(each, FakeTensor))
+    if all(each is not None for each in values):
+        following = iter(values)
+        real = func(*[next(following) if isinstance(each, torch.Tensor) else each for each in args], **kwargs)
+        return tree_map(
+            lambda each: lifted(machine, each, device) if isinstance(each, torch.Tensor) else each, real
+        )
+    return _largest(machine, name, tensors[0], device)
+
+
+def _largest(machine: Machine, name: str, source: torch.Tensor, device: Any) -> Any:
+    """The most that an unknown selection can give."""
+    count = source.numel()
+    if name in ("nonzero", "argwhere"):
+        shapes: list[tuple[tuple[int, ...], torch.dtype]] = [((count, source.dim()), torch.long)]
+    elif name == "masked_select":
+        shapes = [((count,), source.dtype)]
+    elif name == "_unique2":
+        shapes = [((count,), source.dtype), (tuple(source.shape), torch.long), ((count,), torch.long)]
+    else:
+        return PASS
+    machine.guesses.of_shape(f"size of {name}", "every element")
+    made = [machine.empty(shape, dtype, device) for shape, dtype in shapes]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+SPECIAL: dict[str, Answer] = {
+    "_local_scalar_dense": _item,
+    "equal": _equal,
+    "allclose": _equal,
+    "_to_copy": _copy_to,
+    "copy_": _copy_,
+    "is_pinned": _is_pinned,
+    "_pin_memory": _pin_memory,
+    "pin_memory": _pin_memory,
+    "record_stream": _record_stream,
+    "_fused_sdp_choice": _sdp_choice,
+    "device": _prim_device,
+    "index": _index,
+    **dict.fromkeys(
+        (
+            "nonzero",
+            "masked_select",
+            "_unique2",
+            "unique_dim",
+            "unique_consecutive",
+            "repeat_interleave",
+            "bincount",
+            "argwhere",
+        ),
+        _sized_by_values,
+    ),  # fmt: skip
+}

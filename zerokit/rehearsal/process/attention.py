@@ -1,0 +1,265 @@
+"""Scaled dot product attention as CUDA runs it.
+
+``_fused_sdp_choice`` asks a C++ dispatch stub that a CPU build has no CUDA entry for, and the composite
+would fall to matmuls and softmax. Here the choice follows PyTorch's own conditions
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``), and the fused operators
+are called, whose shapes and gradients are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from zerokit.rehearsal.process.twins import twin
+from zerokit.trace.sdpa import FLASH_MAX_HEAD_DIM
+
+if TYPE_CHECKING:
+    from zerokit.rehearsal.process.machine import Machine
+
+_HALF = (torch.float16, torch.bfloat16)
+_CUDNN_HEAD_DIM = 128
+"""``check_cudnn_tensor_shapes``; 192 for queries with 128 for values, with cuDNN from 9.11."""
+_CUDNN_BY_DEFAULT = (2, 10)
+"""From this PyTorch on its wheels carry a cuDNN above 9.15, which ``check_prefer_cudnn_attention`` wants."""
+
+
+class Kernel(IntEnum):
+    """``at::SDPBackend``."""
+
+    MATH = 0
+    FLASH = 1
+    EFFICIENT = 2
+    CUDNN = 3
+
+
+_torch_attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def choose(
+    capability: tuple[int, int],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Kernel:
+    """``select_sdp_backend``: the first kernel in order of priority that takes the inputs."""
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or min(query.shape[2], key.shape[2]) == 0:
+        return Kernel.MATH
+    rest = (query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    cuda = torch.backends.cuda
+    order = [
+        (Kernel.FLASH, cuda.flash_sdp_enabled(), _flash),
+        (Kernel.EFFICIENT, cuda.mem_efficient_sdp_enabled(), _efficient),
+        (Kernel.CUDNN, cuda.cudnn_sdp_enabled(), _cudnn),
+    ]
+    if _prefers_cudnn(capability):
+        order.insert(0, order.pop())
+    for kernel, enabled, takes in order:
+        if enabled and takes(capability, *rest):
+            return kernel
+    return Kernel.MATH
+
+
+def _prefers_cudnn(capability: tuple[int, int]) -> bool:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    deprioritized = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+    return capability[0] in (9, 10) and version >= _CUDNN_BY_DEFAULT and not deprioritized
+
+
+def _dense(*tensors: torch.Tensor | None, singleton: bool) -> bool:
+    """``check_last_dim_stride_equals_1_dense``: no gaps in the last dimension, of the mask neither."""
+    return all(t is None or t.stride(-1) == 1 or (singleton and t.shape[-1] == 1) for t in tensors)
+
+
+def _same_heads(query: Any, key: Any, value: Any, gqa: bool) -> bool:
+    """``check_batch_size_and_num_heads_dense``."""
+    if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
+        return False
+    if key.shape[1] == query.shape[1] == value.shape[1]:
+        return True
+    return gqa and query.shape[1] % key.shape[1] == 0 and query.shape[1] % value.shape[1] == 0
+
+
+def _cudnn(
+    capability: tuple[int, int], query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool,
+    gqa: bool,
+) -> bool:  # fmt: skip
+    dims = query.shape[-1], value.shape[-1]
+    limit = 192 if capability[0] in (9, 10) and dims == (192, 128) else _CUDNN_HEAD_DIM
+    return (
+        capability >= (8, 0)
+        and query.dtype in _HALF
+        and (mask is None or not mask.requires_grad)
+        and dropout * 16 == int(dropout * 16)
+        and not torch.are_deterministic_algorithms_enabled()
+        and _dense(query, key, value, mask, singleton=True)
+        and _same_heads(query, key, value, gqa)
+        and max(dims) <= limit
+        and all(dim % 8 == 0 for dim in dims)
+        and key.shape[2] != 1
+        and not (dropout and query.shape[2] == 1)
+    )
+
+
+def _flash(
+    capability: tuple[int, int], query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool,
+    gqa: bool,
+) -> bool:  # fmt: skip
+    dim = query.shape[-1]
+    wants_gradient = any(tensor.requires_grad for tensor in (query, key, value))
+    small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
+    return (
+        mask is None
+        and key.shape[-1] == dim == value.shape[-1]
+        and dim <= FLASH_MAX_HEAD_DIM
+        and capability >= (8, 0)
+        and not (small and wants_gradient and not (dim <= 192 or (dropout == 0 and dim > 224)))
+        and not (causal and query.shape[2] != key.shape[2])
+        and query.dtype in _HALF
+        and _same_heads(query, key, value, gqa)
+        and _dense(query, key, value, singleton=True)
+    )
+
+
+def _efficient(
+    capability: tuple[int, int], query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool,
+    gqa: bool,
+) -> bool:  # fmt: skip
+    half = query.dtype in _HALF
+    alignment = 4 if capability[0] >= 8 else 1
+    if capability[0] >= 8 or (capability[0] >= 7 and half):  # minimum_gemm_alignment
+        alignment = max(alignment, 8 if half else 4)
+    dtypes = (
+        (torch.float16, torch.float32, torch.bfloat16)
+        if capability[0] >= 8
+        else (torch.float16, torch.float32)
+    )
+    return (
+        query.dtype in dtypes
+        and query.shape[-1] == key.shape[-1]
+        and query.shape[-1] % alignment == 0
+        and value.shape[-1] % alignment == 0
+        and _same_heads(query, key, value, gqa=False)
+        and _dense(query, key, value, mask, singleton=False)
+    )
+
+
+class Attention:
+    """Stands for ``torch.nn.functional.scaled_dot_product_attention``."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """As PyTorch's; tensors of another device go to PyTorch's own."""
+        if query.device.type != "cuda":
+            return _torch_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+        self._look_for_empty_rows(attn_mask)
+        kernel = choose(
+            self._machine.gpu.capability,
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+        )
+        if kernel is Kernel.MATH:
+            return _torch_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        return _fused(kernel, query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+    def _look_for_empty_rows(self, mask: torch.Tensor | None) -> None:
+        """A sample without one key to attend to gives NaN, and its step may be skipped for overflow."""
+        if not isinstance(mask, FakeTensor) or mask.dtype != torch.bool or mask.dim() < 2:
+            return
+        values = twin(mask)
+        if values is not None:
+            empty = (~values.any(-1)).flatten(1).all(1)
+            if bool(empty.any()):
+                self._machine.warn(f"{int(empty.sum())} of {len(empty)} samples have no key to attend to: their "
+                                   "loss is not a number, and a step with it may be skipped")  # fmt: skip
+
+
+def _autocast(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """``scaled_dot_product_attention`` is among the operators that autocast runs in the lower precision."""
+    if not torch.is_autocast_enabled("cuda"):
+        return query, key, value, mask
+    dtype = torch.get_autocast_dtype("cuda")
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(dtype)
+    return query.to(dtype), key.to(dtype), value.to(dtype), mask
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """``preprocess_mask``: rows of the mask begin at multiples of eight elements."""
+    if mask.stride(-1) == 1 and all(mask.stride(dim) % 8 == 0 for dim in range(mask.dim() - 1)):
+        return mask
+    last = mask.shape[-1]
+    return torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]
+
+
+def _fused(
+    kernel: Kernel,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """``scaled_dot_product_attention`` (``native/transformers/attention.cpp``) after the choice."""
+    if mask is not None and mask.dtype == torch.bool:  # convert_boolean_attn_mask
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    aten = torch.ops.aten
+    result: torch.Tensor
+    tensors = (query, key, value) if mask is None else (query, key, value, mask)
+    save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if kernel is Kernel.CUDNN:
+        result = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, mask, save, dropout, causal, False, scale=scale
+        )[0]
+    elif kernel is Kernel.FLASH:
+        dim = query.shape[-1]
+        padding = -dim % 8
+        if padding:
+            query, key, value = (torch.nn.functional.pad(each, (0, padding)) for each in (query, key, value))
+            scale = dim**-0.5 if scale is None else scale
+        result = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout, causal, False, scale=scale
+        )[0][..., :dim]
+    else:
+        if mask is not None:
+            mask = _aligned(mask).expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        result = aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, save, dropout, causal, scale=scale
+        )[0]
+    return result

@@ -1,0 +1,207 @@
+"""Process groups and collectives of ranks that are not there.
+
+Every other rank is taken to hold what this one holds. Groups use PyTorch's "fake" backend and call
+themselves NCCL; collectives on fake tensors are answered in the dispatch mode. An asynchronous collective
+keeps its inputs and outputs until ``wait()``, as NCCL's work objects do
+(``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``, TensorShelf::stash).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._tools.fake_collectives import CollectiveOp
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from zerokit.rehearsal.process import twins
+from zerokit.rehearsal.process.twins import twin
+
+if TYPE_CHECKING:
+    from zerokit.rehearsal.process.machine import Machine
+
+_ASYNCHRONOUS = (
+    "all_gather", "all_gather_into_tensor", "_all_gather_base", "reduce_scatter", "reduce_scatter_tensor",
+    "_reduce_scatter_base", "all_reduce", "broadcast", "reduce", "all_to_all", "all_to_all_single", "gather",
+    "scatter",
+)  # fmt: skip
+
+_operation: list[Any] = [None]
+"""The operation of the all-reduce under way: the dispatcher gets a boxed one that cannot be read."""
+
+
+def answer(func: Any, args: tuple[Any, ...]) -> Any:
+    """What a ``c10d`` operator gives, with the values that are known."""
+    name = func._schema.name.split("::")[1]
+    handler = _KNOWN_VALUES.get(name)
+    if handler is not None:
+        handler(args)
+    work = FakeWork()
+    boxed = work.boxed() if hasattr(work, "boxed") else work
+    return (args[0], boxed) if func in CollectiveOp.WK_ARG_1 else boxed
+
+
+def _value(tensor: torch.Tensor) -> torch.Tensor | None:
+    return twin(tensor) if isinstance(tensor, FakeTensor) else tensor
+
+
+def _set(output: torch.Tensor, value: torch.Tensor | None) -> None:
+    """The output of a collective holds ``value`` now; None: not known."""
+    if not isinstance(output, FakeTensor):
+        if value is not None:
+            output.copy_(value.reshape(output.shape))
+        return
+    have = twins.twin_of(output)
+    if value is None:
+        if have is not None:
+            have.validity.known = False
+    elif have is not None and have.validity.known:
+        have.value.copy_(value.reshape(have.value.shape))
+    elif twins.may_have(output):
+        twins.give(output, value.clone().reshape(output.shape))
+
+
+def _gather_into_one(args: tuple[Any, ...]) -> None:
+    output, value = args[0], _value(args[1])
+    if value is not None:
+        value = value.reshape(-1).repeat(output.numel() // max(1, value.numel()))
+    _set(output, value)
+
+
+def _gather_into_list(args: tuple[Any, ...]) -> None:
+    for outputs, source in zip(args[0], args[1], strict=False):
+        for output in outputs:
+            _set(output, _value(source))
+
+
+def _unknown_list(args: tuple[Any, ...]) -> None:
+    for output in args[0]:
+        _set(output, None)
+
+
+def _unknown(args: tuple[Any, ...]) -> None:
+    _set(args[0], None)
+
+
+def _reduce_all(args: tuple[Any, ...]) -> None:
+    """A sum over ranks that all hold the same; maxima, minima and means stay what they are."""
+    ranks = dist.ProcessGroup.unbox(args[1]).size()
+    if ranks < 2 or _operation[0] != dist.ReduceOp.SUM:
+        return
+    for tensor in args[0]:
+        value = _value(tensor)
+        if value is not None and value.dtype != torch.bool:
+            value.mul_(ranks)
+
+
+_KNOWN_VALUES: dict[str, Callable[[tuple[Any, ...]], None]] = {
+    "_allgather_base_": _gather_into_one,
+    "allgather_": _gather_into_list,
+    "reduce_scatter_": _unknown_list,
+    "_reduce_scatter_base_": _unknown,
+    "alltoall_base_": _unknown,
+    "alltoall_": _unknown_list,
+    "allreduce_": _reduce_all,
+}
+
+
+class HeldWork:
+    """A collective under way: its tensors stay until somebody waits for it."""
+
+    def __init__(self, work: Any, tensors: list[torch.Tensor]) -> None:
+        self._work = work
+        self._tensors: list[torch.Tensor] | None = tensors
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:
+        """The collective is done."""
+        self._tensors = None
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _fakes(value: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(value, FakeTensor):
+        found.append(value)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _fakes(each, found)
+
+
+def _holding(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        work = function(*args, **kwargs)
+        if work is None or isinstance(work, HeldWork):
+            return work
+        found: list[torch.Tensor] = []
+        _fakes([*args, *kwargs.values()], found)
+        return HeldWork(work, [each.detach() for each in found]) if found else work
+
+    return collective
+
+
+def install(machine: Machine) -> None:
+    """Replace what makes groups and moves Python objects between ranks."""
+    new_group = dist.new_group
+    real_all_reduce = dist.all_reduce
+    init_process_group = dist.init_process_group
+
+    def init(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        if not dist.is_initialized():
+            init_process_group("fake", store=FakeStore(), rank=machine.rank, world_size=machine.world_size)
+
+    def group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return new_group(ranks, backend="fake", group_desc=kwargs.get("group_desc"))
+
+    def all_reduce(
+        tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        _operation[0] = op
+        try:
+            return real_all_reduce(tensor, op, group, async_op)
+        finally:
+            _operation[0] = None
+
+    replaced: dict[str, Any] = {
+        "init_process_group": init,
+        "new_group": group,
+        "all_reduce": all_reduce,
+        "all_gather_object": _all_gather_object,
+        "broadcast_object_list": lambda *args, **kwargs: None,
+        "gather_object": _gather_object,
+        "scatter_object_list": _scatter_object_list,
+        "barrier": lambda *args, **kwargs: None,
+        "monitored_barrier": lambda *args, **kwargs: None,
+        "is_nccl_available": lambda: True,
+        "get_backend": lambda group=None: "nccl",
+    }
+    for name in _ASYNCHRONOUS:
+        function = replaced.get(name) or getattr(dist, name, None)
+        if function is not None:
+            replaced[name] = _holding(function)
+    for module in (dist, dist.distributed_c10d):
+        for name, function in replaced.items():
+            setattr(module, name, function)
+
+
+def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    for index in range(len(object_list)):
+        object_list[index] = obj
+
+
+def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+    if object_gather_list:
+        _all_gather_object(object_gather_list, obj)
+
+
+def _scatter_object_list(
+    output: list[Any], scattered: list[Any] | None = None, *args: Any, **kwargs: Any
+) -> None:
+    output[0] = scattered[0] if scattered else None

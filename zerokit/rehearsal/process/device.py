@@ -1,0 +1,226 @@
+"""``torch.cuda`` and ``torch.accelerator`` of the fake GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+
+from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.streams import Streams
+
+_CUDA_VERSION = "12.8"
+_NCCL_VERSION = (2, 27, 5)
+_RANGE_FUNCTIONS = ("range_push", "range_pop", "mark", "range_start", "range_end")
+_ACCELERATOR = {
+    "current_device_index": "current_device", "device_count": "device_count", "is_available": "is_available",
+    "synchronize": "synchronize", "empty_cache": "empty_cache", "current_stream": "current_stream",
+    "set_device_index": "set_device", "memory_allocated": "memory_allocated", "set_stream": "set_stream",
+    "max_memory_allocated": "max_memory_allocated", "memory_reserved": "memory_reserved",
+    "reset_peak_memory_stats": "reset_peak_memory_stats", "max_memory_reserved": "max_memory_reserved",
+    "memory_stats": "memory_stats", "get_memory_info": "mem_get_info",
+}  # fmt: skip
+
+
+class _DeviceContext:
+    """``with torch.cuda.device(0):``; a rank has one device."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.idx = 0
+        self.prev_idx = -1
+
+    def __enter__(self) -> _DeviceContext:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+def install(machine: Machine) -> None:
+    """Replace what asks the driver."""
+    cuda = torch.cuda
+    functions = _device_functions(machine) | _memory_functions(machine) | _random_functions(machine)
+    functions |= Streams(machine).functions()
+    for name, function in functions.items():
+        setattr(cuda, name, function)
+        for module in (cuda.memory, cuda.random, cuda.streams):
+            if hasattr(module, name):
+                setattr(module, name, function)
+    cuda.device = cuda.device_of = cuda._DeviceGuard = _DeviceContext
+    cuda._initialized = True
+    cuda._exchange_device = cuda._maybe_exchange_device = lambda device: 0
+    for name in _RANGE_FUNCTIONS:
+        setattr(cuda.nvtx, name, lambda *args, **kwargs: 0)
+    cuda.nccl.version = lambda: _NCCL_VERSION
+    cuda.nccl.is_available = lambda tensors=None: True
+    torch.version.cuda = torch.version.cuda or _CUDA_VERSION
+    torch.backends.cuda.is_built = lambda: True
+    _patch_bindings(machine, functions)
+    _patch_accelerator(functions)
+    _patch_generators(machine)
+    fake_tensor.init_gpu_context = lambda device: None
+    type(machine.fake).avoid_device_init = property(lambda self: True)
+    torch.get_device_module = _device_module
+
+
+def _device_module(device: Any = None) -> Any:
+    kind = "cuda" if device is None else torch.device(device).type
+    return getattr(torch, kind)
+
+
+def _device_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
+    gpu = machine.gpu
+    properties = _properties(machine)
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: gpu.count,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "_lazy_init": lambda: None,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_device_name": lambda device=None: gpu.title,
+        "is_bf16_supported": lambda *args, **kwargs: gpu.capability >= (8, 0),
+        "is_tf32_supported": lambda: gpu.capability >= (8, 0),
+        "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
+        "_is_compiled": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "can_device_access_peer": lambda device, peer: True,
+        "utilization": lambda *args: 0,
+        "ipc_collect": lambda: None,
+        "_sleep": lambda cycles: None,
+        "is_current_stream_capturing": lambda: False,
+    }
+
+
+def _properties(machine: Machine) -> SimpleNamespace:
+    gpu = machine.gpu
+    major, minor = gpu.capability
+    return SimpleNamespace(
+        name=gpu.title, major=major, minor=minor, total_memory=gpu.total_memory_bytes,
+        multi_processor_count=gpu.multiprocessors, warp_size=32, max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024, shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=(227 if major >= 9 else 163 if gpu.capability == (8, 0) else 99) << 10,
+        shared_memory_per_multiprocessor=(228 if major >= 9 else 164) << 10, regs_per_multiprocessor=65536,
+        gcnArchName="", is_integrated=False, is_multi_gpu_board=False, L2_cache_size=50 << 20, uuid="0",
+        pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
+    )  # fmt: skip
+
+
+def _memory_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
+    ledger, total = machine.ledger, machine.gpu.total_memory_bytes
+
+    def stats(device: Any = None) -> dict[str, int]:
+        return memory_stats(machine)
+
+    def reset(device: Any = None) -> None:
+        ledger.reset_peaks()
+
+    return {
+        "memory_allocated": lambda device=None: ledger.allocated_bytes,
+        "max_memory_allocated": lambda device=None: ledger.peak_since_reset_bytes,
+        "memory_reserved": lambda device=None: ledger.allocator.reserved_bytes,
+        "max_memory_reserved": lambda device=None: ledger.allocator.peak_reserved_bytes,
+        "memory_cached": lambda device=None: ledger.allocator.reserved_bytes,
+        "max_memory_cached": lambda device=None: ledger.allocator.peak_reserved_bytes,
+        "memory_stats": stats,
+        "memory_stats_as_nested_dict": lambda device=None: {},
+        "reset_peak_memory_stats": reset,
+        "reset_max_memory_allocated": reset,
+        "reset_max_memory_cached": reset,
+        "reset_accumulated_memory_stats": lambda device=None: None,
+        "mem_get_info": lambda device=None: (total - ledger.allocator.reserved_bytes, total),
+        "memory_summary": lambda *args, **kwargs: "",
+        "memory_snapshot": lambda *args, **kwargs: [],
+        "empty_cache": ledger.empty_cache,
+        "set_per_process_memory_fraction": lambda *args, **kwargs: None,
+    }
+
+
+def memory_stats(machine: Machine) -> dict[str, int]:
+    """``torch.cuda.memory_stats()``: the figures that scripts read."""
+    ledger = machine.ledger
+    allocated = ledger.allocated_bytes, ledger.peak_since_reset_bytes
+    reserved = ledger.allocator.reserved_bytes, ledger.allocator.peak_reserved_bytes
+    figures: dict[str, int] = {"num_alloc_retries": ledger.allocator.retries, "num_ooms": 0}
+    for name, (current, peak) in {
+        "allocated_bytes": allocated, "active_bytes": allocated, "requested_bytes": allocated,
+        "reserved_bytes": reserved,
+    }.items():  # fmt: skip
+        for pool in ("all", "small_pool", "large_pool"):
+            figures[f"{name}.{pool}.current"] = current
+            figures[f"{name}.{pool}.peak"] = peak
+            figures[f"{name}.{pool}.allocated"] = current
+            figures[f"{name}.{pool}.freed"] = 0
+    return figures
+
+
+def _random_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
+    def state(device: Any = "cuda") -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8)
+
+    return {
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "seed": lambda: None,
+        "seed_all": lambda: None,
+        "initial_seed": lambda: 0,
+        "get_rng_state": state,
+        "get_rng_state_all": lambda: [state() for _ in range(machine.gpu.count)],
+        "set_rng_state": lambda new_state, device="cuda": None,
+        "set_rng_state_all": lambda new_states: None,
+    }
+
+
+def _patch_bindings(machine: Machine, functions: dict[str, Callable[..., Any]]) -> None:
+    """Functions of ``torch._C`` that a CPU build lacks, or that ask the driver."""
+    bindings: dict[str, Callable[..., Any]] = {
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": lambda device: None,
+        "_cuda_getDeviceCount": lambda: machine.gpu.count,
+        "_cuda_exchangeDevice": lambda device: 0,
+        "_cuda_maybeExchangeDevice": lambda device: 0,
+        "_cuda_memoryStats": lambda device=0: {},
+        "_cuda_resetPeakMemoryStats": functions["reset_peak_memory_stats"],
+        "_cuda_hasPrimaryContext": lambda device: True,
+        "_cuda_getCurrentRawStream": lambda device=0: 0,
+        "_cuda_getCompiledVersion": lambda: 12080,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_emptyCache": machine.ledger.empty_cache,
+        "_cuda_synchronize": lambda: None,
+    }
+    for name, function in bindings.items():
+        setattr(torch._C, name, function)
+
+
+def _patch_accelerator(functions: dict[str, Callable[..., Any]]) -> None:
+    accelerator = torch.accelerator
+    for name, source in _ACCELERATOR.items():
+        setattr(accelerator, name, _own(functions[source]))
+    accelerator.device_index = _DeviceContext
+    accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own: Dynamo tells functions apart by identity."""
+    return lambda *args, **kwargs: function(*args, **kwargs)
+
+
+def _patch_generators(machine: Machine) -> None:
+    real_generator = torch.Generator
+
+    class Generator(real_generator):  # type: ignore[misc]
+        """``torch.Generator(device="cuda")``: one on the CPU stands for it."""
+
+        def __new__(cls, device: Any = None) -> Any:
+            return real_generator.__new__(cls)
+
+    torch.Generator = Generator
+    torch.cuda.default_generators = tuple(real_generator() for _ in range(machine.gpu.count))
+    torch.random.fork_rng = lambda *args, **kwargs: contextlib.nullcontext()

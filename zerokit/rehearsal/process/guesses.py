@@ -1,0 +1,75 @@
+"""Values that the script asked for and nobody can know without arithmetic, each with the line that asked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+_OURS = str(Path(__file__).resolve().parent.parent)
+_SITE = ("site-packages/", "dist-packages/")
+
+Value = bool | int | float | str
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file belongs to an installed package, to Python, or is made up."""
+    return file.startswith("<") or any(part in file for part in _SITE) or "/lib/python3" in file
+
+
+def short(file: str) -> str:
+    """A path without the folder that packages are installed in."""
+    for part in _SITE:
+        if part in file:
+            return file.rsplit(part, 1)[1]
+    return file
+
+
+def _frames(frame: FrameType | None, wanted: Callable[[str], bool]) -> str | None:
+    while frame is not None:
+        if wanted(frame.f_code.co_filename):
+            return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def asking_line() -> str:
+    """The innermost line outside of PyTorch and of this package, as ``file:line``."""
+    found = _frames(sys._getframe(1), lambda f: "/torch/" not in f and not f.startswith((_OURS, "<")))
+    return found or "?"
+
+
+def script_line() -> str:
+    """The innermost line of the user's own code; else as :func:`asking_line`."""
+    found = _frames(sys._getframe(1), lambda f: not is_library(f) and not f.startswith(_OURS))
+    return found or asking_line()
+
+
+@dataclass(slots=True)
+class Guess:
+    """What was answered, and how often."""
+
+    value: Value
+    times: int = 0
+
+
+class Guesses:
+    """All guesses of a run, by location and question."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str], Guess] = {}
+        self.shapes: dict[tuple[str, str], Guess] = {}
+
+    def of_value(self, what: str, value: Value) -> None:
+        """A value was read to the host."""
+        self._note(self.values, what, value)
+
+    def of_shape(self, what: str, value: Value) -> None:
+        """A size was needed: the figures depend on it."""
+        self._note(self.shapes, what, value)
+
+    def _note(self, book: dict[tuple[str, str], Guess], what: str, value: Value) -> None:
+        guess = book.setdefault((asking_line(), what), Guess(value))
+        guess.times += 1

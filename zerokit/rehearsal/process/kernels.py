@@ -1,0 +1,112 @@
+"""What CUDA kernels take of the allocator beside their inputs and outputs.
+
+Sizes are bytes at the moment of the call. The facts of fused attention are shared with the trace
+(:mod:`zerokit.trace.sdpa`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from zerokit.rehearsal.process.ledger import Ledger
+from zerokit.trace.sdpa import flash_backward_bytes
+
+Arguments = tuple[Any, ...]
+MIB = 1 << 20
+
+PRODUCTS = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linear", "addmm_", "baddbmm_"}
+)
+"""Operators that run in cuBLAS."""
+
+_HOPPER_WORKSPACE_BYTES = 32 * MIB
+_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
+"""``getChosenWorkspaceSize`` (``aten/src/ATen/cuda/CublasHandlePool.cpp``): ``:4096:2:16:8``."""
+_LT_WORKSPACE_KIB = 1024
+"""``_getWorkspaceSize`` of cublasLt (``aten/src/ATen/cuda/CUDABlas.cpp``), CUBLASLT_WORKSPACE_SIZE."""
+_EMBEDDING_BY_SORT = 3072
+"""Indices from which ``embedding_dense_backward`` sorts (``native/cuda/Embedding.cu``)."""
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _attention_backward(args: Arguments) -> int:
+    query, key, value = args[1:4]
+    batch, heads, length, dim = query.shape
+    return sum(
+        flash_backward_bytes(
+            batch=batch,
+            heads=heads,
+            length=length,
+            dim=dim,
+            key_heads=key.shape[1],
+            key_length=key.shape[2],
+            value_dim=value.shape[-1],
+            element_bytes=query.element_size(),
+        )
+    )
+
+
+def _embedding_backward(args: Arguments) -> int:
+    """Sorted indices and their origins, twice each (``native/cuda/Embedding.cu``, radix_sort_pairs)."""
+    count = int(args[1].numel())
+    return count * 8 * 4 if count > _EMBEDDING_BY_SORT else 0
+
+
+TEMPORARIES: dict[str, Callable[[Arguments], int]] = {
+    # grad × output (aten/src/ATen/native/cuda/SoftMax.cu)
+    "_softmax_backward_data": lambda args: _bytes(args[0]),
+    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "embedding_dense_backward": _embedding_backward,
+}
+
+
+class Workspaces:
+    """cuBLAS's and cublasLt's workspaces: kept for each thread that ever multiplied.
+
+    A handle is kept for each thread, device and stream; autograd's backward runs in a thread of its own
+    (``aten/src/ATen/cuda/CublasHandlePool.cpp``). ``addmm`` with a bias of one dimension runs in cublasLt
+    (``native/cuda/Blas.cpp``, addmm_out_cuda_impl).
+    """
+
+    def __init__(self, ledger: Ledger, capability: tuple[int, int]) -> None:
+        self._ledger = ledger
+        self._have: set[tuple[int, bool]] = set()
+        self._bytes = _configured(_HOPPER_WORKSPACE_BYTES if capability[0] >= 9 else _WORKSPACE_BYTES)
+        self._lt_bytes = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", _LT_WORKSPACE_KIB)) << 10
+
+    def product(self, name: str, args: Arguments, kwargs: dict[str, Any]) -> None:
+        """A product is about to run in this thread."""
+        through_lt = name == "addmm" and _through_lt(args, kwargs)
+        which = threading.get_ident(), through_lt
+        if which not in self._have:
+            self._have.add(which)
+            self._ledger.reserve(self._lt_bytes if through_lt else self._bytes, "cuBLAS workspace")
+
+
+def _through_lt(args: Arguments, kwargs: dict[str, Any]) -> bool:
+    bias, left, right = args[:3]
+    return (
+        bias.dim() == 1
+        and bias.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and min(right.shape) > 1
+        and kwargs.get("beta", 1) == 1
+        and kwargs.get("alpha", 1) == 1
+    )
+
+
+def _configured(default: int) -> int:
+    """``CUBLAS_WORKSPACE_CONFIG``: ``:KIB:COUNT`` pairs (``parseChosenWorkspaceSize``)."""
+    text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    numbers = [part for part in text.split(":") if part]
+    if len(numbers) < 2 or len(numbers) % 2 or not all(part.isdigit() for part in numbers):
+        return default
+    return sum(int(size) * int(count) for size, count in zip(numbers[::2], numbers[1::2], strict=True)) << 10

@@ -1,0 +1,128 @@
+"""The fake machine: what its GPU is, what is on it, and what had to be guessed or stood in for."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zerokit.rehearsal.gpu import FakeGpu
+from zerokit.rehearsal.process.allocator import AllocatorSettings
+from zerokit.rehearsal.process.guesses import Guesses
+from zerokit.rehearsal.process.kernels import Workspaces
+from zerokit.rehearsal.process.ledger import Ledger
+
+
+class Observer(Protocol):
+    """Something that follows the operators, in the order in which the script issues them."""
+
+    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operator touched the GPU and gave ``result``; called in the thread that issued it."""
+
+
+class StopRehearsal(BaseException):
+    """Enough was seen: ends the script. Not an ``Exception``, so that no handler of the script's keeps it."""
+
+
+class NotRehearsed(BaseException):
+    """The rehearsal cannot go on: an operator or a service that has no stand-in."""
+
+    def __init__(self, operator: str, reason: str) -> None:
+        self.operator, self.reason = operator, reason
+        super().__init__(f"{operator}: {reason}")
+
+
+class Machine:
+    """Everything the stand-ins share.
+
+    Attributes:
+        fake: makes tensors without memory; it is never on the stack of modes.
+        lock: one operator at a time: FakeTensorMode keeps its state in plain attributes.
+    """
+
+    def __init__(
+        self,
+        gpu: FakeGpu,
+        *,
+        rank: int,
+        world_size: int,
+        allocator: AllocatorSettings,
+    ) -> None:
+        self.gpu = gpu
+        self.rank = rank
+        self.world_size = world_size
+        self.ledger = Ledger(allocator)
+        self.guesses = Guesses()
+        self.workspaces = Workspaces(self.ledger, gpu.capability)
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.lock = threading.RLock()
+        self.observers: list[Observer] = []
+        self.warnings: dict[str, int] = {}
+        self.stubbed: dict[str, int] = {}
+        self.pinned: set[int] = set()
+        self.host_pinned_bytes = 0
+        self.peak_host_pinned_bytes = 0
+        self.written_bytes = 0
+        self._host_addresses: dict[int, int] = {}
+        self._next_host_address = 0x5500_0000_0000
+
+    def warn(self, text: str) -> None:
+        """Something the reader of the figures must know."""
+        self.warnings[text] = self.warnings.get(text, 0) + 1
+
+    def stub(self, what: str) -> None:
+        """Something was stood in for."""
+        self.stubbed[what] = self.stubbed.get(what, 0) + 1
+
+    # ---------------------------------------------------------------- tensors
+
+    def empty(self, shape: Any, dtype: torch.dtype, device: Any = "cuda") -> torch.Tensor:
+        """A fake tensor; one on the GPU is counted."""
+        with self.fake:
+            tensor: torch.Tensor = torch.empty(shape, dtype=dtype, device=device)
+        if tensor.device.type == "cuda":
+            self.ledger.track(tensor, "empty")
+        return tensor
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Mark a host tensor's storage as pinned; C++ (DDP's reducer, reducer.cpp:782) and libraries ask."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.pinned:
+            size = storage.nbytes()
+            self.pinned.add(key)
+            self.host_pinned_bytes += size
+            self.peak_host_pinned_bytes = max(self.peak_host_pinned_bytes, self.host_pinned_bytes)
+            weakref.finalize(storage, self._unpinned, key, size)
+        return tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a host tensor was asked for as pinned."""
+        return tensor.untyped_storage()._cdata in self.pinned
+
+    def _unpinned(self, key: int, size: int) -> None:
+        self.pinned.discard(key)
+        self.host_pinned_bytes -= size
+
+    def address(self, storage: Any) -> int:
+        """An address of its own for every fake storage: libraries key tensors by it."""
+        size = storage.nbytes()
+        if not size:
+            return 0
+        on_gpu = self.ledger.address(storage)
+        if on_gpu is not None:
+            return on_gpu
+        key = storage._cdata
+        address = self._host_addresses.get(key)
+        if address is None:
+            address = self._host_addresses[key] = self._next_host_address
+            self._next_host_address += -(-size // 512) * 512
+            weakref.finalize(storage, self._host_addresses.pop, key, None)
+        return address
+
+    def forget_address(self, storage: Any) -> None:
+        """A storage was resized: it lies elsewhere."""
+        self._host_addresses.pop(storage._cdata, None)

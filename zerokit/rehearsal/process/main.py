@@ -1,0 +1,200 @@
+"""The child process: reads its order, puts everything in place, runs the script, writes what it saw."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from zerokit.rehearsal.order import Order
+from zerokit.rehearsal.process import sandbox
+
+
+def main(order_path: str) -> int:
+    """Run the order; the exit code is 0 wherever a result was written."""
+    order = Order.from_dict(json.loads(Path(order_path).read_text()))
+    sandboxed, why = _enter_sandbox(order)
+    return Rehearsed(order, sandboxed, why).run()
+
+
+def _enter_sandbox(order: Order) -> tuple[bool, str]:
+    shared = [Path(each) for each in (order.folder, order.shown) if each is not None]
+    try:
+        sandbox.enter(shared)
+    except sandbox.NoSandbox as error:
+        sandbox.refuse_writes(shared)
+        return False, str(error)
+    return True, ""
+
+
+class Rehearsed:
+    """One run of the script on the fake machine."""
+
+    def __init__(self, order: Order, sandboxed: bool, why_not_sandboxed: str) -> None:
+        self._order = order
+        self._sandboxed = sandboxed
+        self._why_not_sandboxed = why_not_sandboxed
+        self._began = time.monotonic()
+
+    def run(self) -> int:
+        """The script from its first to its last line, or as far as it goes."""
+        from zerokit.rehearsal.process import native
+
+        try:
+            native.install()
+            self._put_in_place()
+            native.self_test()
+        except native.NotBelieved as error:
+            self._write(
+                {"complete": False, "stopped": {"location": "", "operator": "", "reason": str(error)}}
+            )
+            return 0
+        self._forget_self_test()
+        stopped = self._run_script()
+        self._write(self._result(stopped))
+        return 0
+
+    # ---------------------------------------------------------------- before
+
+    def _put_in_place(self) -> None:
+        import torch.distributed  # noqa: F401  (before the mode: its import makes tensors)
+
+        from zerokit.launcher.rank.hooks import PostImport
+        from zerokit.rehearsal.process import collectives, device, tensors
+        from zerokit.rehearsal.process.adapters import ADAPTERS, distributed, saving
+        from zerokit.rehearsal.process.allocator import AllocatorSettings
+        from zerokit.rehearsal.process.context import Context
+        from zerokit.rehearsal.process.machine import Machine
+        from zerokit.rehearsal.process.mode import FakeCuda
+        from zerokit.rehearsal.process.phases import Phases
+
+        order = self._order
+        settings = AllocatorSettings.parse(
+            os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        )
+        self.machine = Machine(order.gpu, rank=order.rank, world_size=order.world_size, allocator=settings)
+        for part in settings.unknown:
+            self.machine.warn(f"the allocator's {part} is not modelled")
+        self.phases = Phases(self.machine, order.most_steps)
+        self.machine.ledger.origin = self.phases.origin
+        self.phases.on_step = self._say_step
+        context = Context(self.machine, self.phases)
+        hooks = {name: functools.partial(_adapt, context, adapter) for name, adapter in ADAPTERS.items()}
+        for name in [name for name in hooks if name in sys.modules]:
+            hooks.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, PostImport(hooks))
+        device.install(self.machine)
+        collectives.install(self.machine)
+        distributed.data_parallel(context)
+        distributed.data_loaders(context)
+        saving.torch_save(context)
+        self.mode = FakeCuda(self.machine)
+        tensors.install(self.machine, self.mode)
+        self.phases.install()
+
+    def _forget_self_test(self) -> None:
+        """Its tensors are gone; its cuBLAS workspaces belong to the script's first product."""
+        from zerokit.rehearsal.process.guesses import Guesses
+        from zerokit.rehearsal.process.kernels import Workspaces
+        from zerokit.rehearsal.process.ledger import Ledger
+
+        gc.collect()
+        machine = self.machine
+        fresh = Ledger(machine.ledger.allocator.settings)
+        machine.ledger.__dict__.update(fresh.__dict__)
+        machine.ledger.origin = self.phases.origin
+        machine.workspaces = Workspaces(machine.ledger, machine.gpu.capability)
+        machine.guesses = Guesses()
+
+    def _say_step(self, number: int) -> None:
+        peak = self.machine.ledger.peak.allocated_bytes / 2**30
+        self._say(f"optimizer step {number}: peak allocated {peak:.2f} GiB")
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._order.progress_fd, f"{text}\n".encode())
+
+    # ---------------------------------------------------------------- the script
+
+    def _run_script(self) -> dict[str, str] | None:
+        """Why it stopped early; None where it did not."""
+        from zerokit.launcher.rank.process import Target, run_target
+        from zerokit.rehearsal.process.machine import NotRehearsed, StopRehearsal
+
+        order = self._order
+        target = Target(name=order.target, is_module=order.is_module, arguments=list(order.arguments))
+        try:
+            run_target(target)
+        except StopRehearsal:
+            return None
+        except SystemExit as error:
+            if error.code in (None, 0) or self.phases.enough:
+                return None
+            return _stopped(error, f"the script ended with {error.code!r}")
+        except NotRehearsed as error:
+            return {**_stopped(error, error.reason), "operator": error.operator}
+        except BaseException as error:
+            traceback.print_exc()
+            return _stopped(error, f"{type(error).__name__}: {error}")
+        return None
+
+    # ---------------------------------------------------------------- after
+
+    def _result(self, stopped: dict[str, str] | None) -> dict[str, Any]:
+        from zerokit.rehearsal.process import summary
+
+        if stopped is None and not self.phases.steps:
+            self.machine.warn("no optimizer step was seen")
+        return summary.describe(self.machine, self.phases, stopped)
+
+    def _write(self, result: dict[str, Any]) -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        result = {
+            **result,
+            "versions": _versions(),
+            "sandboxed": self._sandboxed,
+            "sandbox_reason": self._why_not_sandboxed,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+            "rehearsal_rss_bytes": usage.ru_maxrss << 10,
+        }
+        Path(self._order.result_path).write_text(json.dumps(result))
+
+
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+
+
+def _adapt(context: Any, adapter: Any, module: ModuleType) -> None:
+    adapter(context, module)
+
+
+def _stopped(error: BaseException, reason: str) -> dict[str, str]:
+    """Where the script was, by its own innermost line, and what ended it."""
+    from zerokit.rehearsal.process.guesses import is_library, short
+
+    entries = traceback.extract_tb(error.__traceback__)
+    outside = [each for each in entries if not each.filename.startswith(_PACKAGE)]
+    own = [each for each in outside if not is_library(each.filename)] or outside
+    location = f"{short(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    return {"location": location, "operator": "", "reason": reason[:2000]}
+
+
+def _versions() -> dict[str, str]:
+    """Of the packages that decide what is allocated, as imported or installed."""
+    from importlib import metadata
+
+    found = {"python": sys.version.split()[0]}
+    for name in ("torch", "transformers", "deepspeed", "accelerate", "trl", "peft", "bitsandbytes", "triton",
+                 "liger_kernel", "flash_attn", "datasets"):  # fmt: skip
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

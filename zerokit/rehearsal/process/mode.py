@@ -1,0 +1,287 @@
+"""The dispatch mode: what every operator does on the fake machine.
+
+On top of the stack, always on, in every thread. Operators without a tensor on the GPU run for real (data,
+tokenizers, samplers). All others run on fake tensors; the ledger takes each new storage, and where the
+values of all inputs are known the operator runs on their twins too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from zerokit.rehearsal.process import answers, collectives, twins
+from zerokit.rehearsal.process.kernels import PRODUCTS, TEMPORARIES
+from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.twins import twin
+
+aten = torch.ops.aten
+
+LARGE_HOST_BYTES = 1 << 26
+"""Host tensors from this size on are fake too: a model's weights cost nothing."""
+
+_HOST_FACTORIES = frozenset({"empty", "zeros", "ones", "full", "empty_strided", "rand", "randn"})
+_FACTORIES = _HOST_FACTORIES | {
+    "arange",
+    "scalar_tensor",
+    "linspace",
+    "eye",
+    "randint",
+    "randperm",
+    "new_empty",
+}
+_RANDOM = ("rand", "normal", "bernoulli", "native_dropout")
+_DRAWN = frozenset({"multinomial", "argmax", "topk", "sort", "argsort"})
+_ENGINE_FRAMES = ("torch/_dynamo/eval_frame.py", "torch/_compile.py")
+
+
+def scan(value: Any, fakes: list[Any], reals: list[Any]) -> None:
+    """Collect the tensors among arguments. No closure: a recursive one is a cycle that keeps them alive."""
+    if isinstance(value, torch.Tensor):
+        (fakes if isinstance(value, FakeTensor) else reals).append(value)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            scan(each, fakes, reals)
+    elif isinstance(value, dict):
+        for each in value.values():
+            scan(each, fakes, reals)
+
+
+@functools.cache
+def is_view(func: Any) -> bool:
+    """Whether an operator's result shares memory with an input."""
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+
+
+@functools.cache
+def name_of(func: Any) -> str:
+    """``add_`` of ``aten::add_.Tensor``."""
+    name: str = func._schema.name.split("::")[1]
+    return name
+
+
+@functools.cache
+def full_name(func: Any) -> str:
+    """``aten::add_`` with its overload, as ``torch.library`` names it."""
+    overload = func._overloadname
+    name: str = func._schema.name
+    return name if overload == "default" else f"{name}.{overload}"
+
+
+def _from_engine() -> bool:
+    """Whether autograd's C++ asked, with no line of Python in between."""
+    frame = sys._getframe(3).f_back  # the caller of __torch_dispatch__
+    while frame is not None and frame.f_code.co_filename.endswith(_ENGINE_FRAMES):
+        frame = frame.f_back
+    return frame is None
+
+
+class FakeCuda(TorchDispatchMode):
+    """The mode of one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+        self._plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, FakeTensor}
+        self.cuda_kernels: dict[str, Any] = {}
+        """Operators whose CUDA kernel is written in Python (``torch.library.register_kernel``): it runs
+        with fake tensors, so that its temporaries count."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Answer one operator."""
+        if types and self._has_own_dispatch(types):
+            return NotImplemented  # DTensor and its like unwrap themselves first
+        inner = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        kwargs = kwargs or {}
+        if inner is not None and inner is not self._machine.fake:
+            return func(*args, **kwargs)  # shapes asked under another FakeTensorMode (DTensor): no memory
+        with self._machine.lock:
+            return self._answer(func, types, args, kwargs)
+
+    def _has_own_dispatch(self, types: tuple[type, ...]) -> bool:
+        for each in types:
+            if each in self._plain_types:
+                continue
+            own = each.__torch_dispatch__  # type: ignore[attr-defined]
+            if issubclass(each, FakeTensor) or own is torch._C._disabled_torch_dispatch_impl:
+                self._plain_types.add(each)
+                continue
+            return True
+        return False
+
+    def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func.namespace == "c10d":
+            return self._observed(func, args, kwargs, collectives.answer(func, args))
+        fakes: list[Any] = []
+        reals: list[Any] = []
+        scan(args, fakes, reals)
+        if kwargs:
+            scan(kwargs, fakes, reals)
+        device = kwargs.get("device")
+        if device is None and not fakes:
+            device = next((each for each in args if isinstance(each, torch.device)), None)
+        makes_cuda = device is not None and device.type == "cuda"
+        if not fakes and not makes_cuda:
+            return self._on_host(func, types, args, kwargs, reals)
+        kernel = self.cuda_kernels.get(full_name(func)) if self.cuda_kernels else None
+        if kernel is not None and any(each.fake_device.type == "cuda" for each in fakes):
+            with self:
+                return kernel(*args, **kwargs)
+        name = name_of(func)
+        if func is aten.add.Tensor and len(fakes) == 2 and self._engine_adds_in_place(args):
+            return self._observed(
+                func, args, kwargs, self._machine.fake.dispatch(aten.add_.Tensor, types, args, kwargs)
+            )
+        special = answers.SPECIAL.get(name)
+        if special is not None:
+            result = special(self._machine, func, args, kwargs)
+            if result is not answers.PASS:
+                self._track(result, name)
+                return self._observed(func, args, kwargs, result)
+        if reals and fakes and func._schema.is_mutable and name.endswith("_") and _is_real_tensor(args[0]):
+            return args[0]  # unknown values written into a real host tensor
+        result = self._run(func, types, name, args, kwargs, fakes)
+        self._keep_values(func, name, args, kwargs, fakes, reals, result, makes_cuda)
+        return self._observed(func, args, kwargs, result)
+
+    def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        for observer in self._machine.observers:
+            observer.operator(func, args, kwargs, result)
+        return result
+
+    # ---------------------------------------------------------------- host
+
+    def _on_host(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reals: list[Any]
+    ) -> Any:
+        machine = self._machine
+        if func is aten.is_pinned.default:
+            return machine.is_pinned(args[0])
+        if func is aten._pin_memory.default:
+            return machine.pin(args[0].clone())
+        if kwargs.get("pin_memory"):
+            return machine.pin(self._answer(func, types, args, {**kwargs, "pin_memory": False}))
+        device = kwargs.get("device")
+        if not reals and (device is None or device.type == "cpu") and _is_large(func, args, kwargs):
+            return machine.fake.dispatch(func, types, args, kwargs)
+        return func(*args, **kwargs)
+
+    # ---------------------------------------------------------------- GPU
+
+    def _engine_adds_in_place(self, args: tuple[Any, ...]) -> bool:
+        """Autograd accumulates gradients in place where nobody else holds the buffer, except for tensor
+        subclasses, which fake tensors look like (``torch/csrc/autograd/input_buffer.cpp``, accumulate)."""
+        left, right = args[:2]
+        return (
+            isinstance(left, FakeTensor)
+            and left.shape == right.shape
+            and left.dtype == right.dtype
+            and left._use_count() <= 4
+            and torch._C._storage_Use_Count(left.untyped_storage()._cdata) <= 2
+            and _from_engine()
+        )
+
+    def _run(
+        self,
+        func: Any,
+        types: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fakes: list[Any],
+    ) -> Any:
+        machine = self._machine
+        temporary = TEMPORARIES.get(name)
+        on_gpu = bool(fakes) and fakes[0].fake_device.type == "cuda"
+        extra_bytes = temporary(args) if temporary is not None and on_gpu else 0
+        result = machine.fake.dispatch(func, types, args, kwargs)
+        self._track(result, name)
+        machine.ledger.pass_through(extra_bytes, name)
+        if name in PRODUCTS:
+            made = next((each for each in tree_leaves(result) if isinstance(each, FakeTensor)), None)
+            if made is not None and made.fake_device.type == "cuda":
+                machine.workspaces.product(name, args, kwargs)
+        return result
+
+    def _track(self, result: Any, name: str) -> None:
+        for each in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if isinstance(each, FakeTensor) and each.fake_device.type == "cuda":
+                self._machine.ledger.track(each, name)
+
+    # ---------------------------------------------------------------- values
+
+    def _keep_values(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any],
+        reals: list[Any], result: Any, makes_cuda: bool,
+    ) -> None:  # fmt: skip
+        outputs = [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
+        known = all(twin(each) is not None for each in fakes) and all(r.device.type == "cpu" for r in reals)
+        small = all(twins.may_have(each) for each in fakes)
+        if func._schema.is_mutable:
+            if not (known and small and not name.startswith("_fused") and _succeeds(func, args, kwargs)):
+                twins.forget_written(func, args, kwargs)
+            answers.note_origin(outputs, name)
+        elif not outputs:
+            return
+        elif known and small and (fakes or reals or name in _FACTORIES or makes_cuda) \
+                and all(twins.may_have(each) for each in outputs) and not name.startswith(_RANDOM):  # fmt: skip
+            self._compute(func, name, args, kwargs, fakes, reals, outputs)
+        elif name in _DRAWN:
+            answers.draw(self._machine, name, fakes[0], outputs[-1])
+        else:
+            origin = answers.origin_of(fakes[0]) if fakes and is_view(func) else name
+            answers.note_origin(outputs, origin)
+
+    def _compute(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any],
+        reals: list[Any], outputs: list[Any],
+    ) -> None:  # fmt: skip
+        if name.startswith("empty") or name == "new_empty":
+            values = [torch.zeros(each.shape, dtype=each.dtype) for each in outputs]
+        else:
+            try:
+                computed = twins.run_on_twins(func, args, kwargs)
+            except Exception:  # an operator without a CPU kernel for this dtype: the values are unknown
+                return
+            values = [each for each in tree_leaves(computed) if isinstance(each, torch.Tensor)]
+        if name == "_to_copy" and reals and not fakes:  # the twin must not share the script's memory
+            values = [each.clone() if any(each is real for real in reals) else each for each in values]
+        source = twins.twin_of(fakes[0]) if fakes and is_view(func) else None
+        for output, value in zip(outputs, values, strict=False):
+            if value.shape == output.shape:
+                twins.give(output, value, source.validity if source is not None else None)
+
+
+def _is_real_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+
+
+def _succeeds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        twins.run_on_twins(func, args, kwargs)
+    except Exception:
+        return False
+    return True
+
+
+def _is_large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if name_of(func) not in _HOST_FACTORIES or not args:
+        return False
+    shape = args[0]
+    if not isinstance(shape, list | tuple):
+        return False
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    return int(math.prod(shape)) * int(dtype.itemsize) >= LARGE_HOST_BYTES

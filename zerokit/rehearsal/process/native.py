@@ -1,0 +1,171 @@
+"""Make PyTorch's C++ believe in an accelerator ``cuda`` on a machine that has none.
+
+``backward()`` of tensors on ``cuda`` needs two C++ objects that a CPU build, or a CUDA build without a
+GPU, does not have: a device guard (``torch/csrc/autograd/input_buffer.cpp``,
+``at::getAccelerator``) and hooks that say that there is a device
+(``aten/src/ATen/detail/CUDAHooksInterface.h``). Both are reached through tables of function pointers
+that libtorch exports, and both tables are filled here with pointers that libtorch already has:
+
+* guard: an object whose functions all return 0 goes into the registry's slot of CUDA;
+  ``_ensureCUDADeviceGuardSet`` sees "0 devices" and puts PyTorch's own ``NoOpDeviceGuardImpl`` there
+  (``torch/csrc/Module.cpp``).
+* hooks: the hooks object gets a copy of its own virtual table, in which ``hasCUDA``, ``isBuilt``,
+  ``isAvailable``, ``hasPrimaryContext`` and ``deviceCount`` answer 1 and ``init`` does nothing. Which
+  slot is whose follows from the order of ``virtual`` in the headers that every wheel ships.
+
+No compiler is needed. It is undefined behaviour by the letter of C++, so it is done in a child process
+only, and nothing runs before :func:`self_test` has passed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+OLDEST_TORCH = (2, 9)
+NEWEST_TORCH = (2, 13)
+"""Versions with which the self-test was run. Others are tried, and said."""
+
+_CUDA, _META = 1, 14  # c10::DeviceType
+_DEVICE_TYPES = 24  # slots that are read of the registry; it has at least as many
+_ANSWER_ONE = ("hasCUDA", "isBuilt", "isAvailable", "hasPrimaryContext", "deviceCount")
+_DO_NOTHING = ("init",)
+_VIRTUAL = re.compile(r"^\s*virtual\s+([^;{=]*)", re.MULTILINE)
+_NAME = re.compile(r"(~?\w+)\s*\(")
+
+_kept: list[Any] = []  # what C++ points to must outlive it
+
+
+class NotBelieved(Exception):
+    """This build of PyTorch cannot be made to believe in a GPU; the message says what failed."""
+
+
+def install() -> None:
+    """Fill both tables. Call it once, before any tensor on ``cuda`` is made.
+
+    Raises:
+        NotBelieved: another system than Linux, or a PyTorch whose tables are not as expected.
+    """
+    if sys.platform != "linux":
+        raise NotBelieved(f"a rehearsal needs Linux, this is {platform.system()}")
+    try:
+        _install()
+    except NotBelieved:
+        raise
+    except (AttributeError, OSError, ValueError) as error:
+        raise NotBelieved(
+            f"PyTorch {torch.__version__} keeps its device tables elsewhere: {error}"
+        ) from error
+
+
+def version_note() -> str | None:
+    """What to say of a PyTorch outside the tried versions; None inside."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if OLDEST_TORCH <= version <= NEWEST_TORCH:
+        return None
+    tried = f"{'.'.join(map(str, OLDEST_TORCH))} to {'.'.join(map(str, NEWEST_TORCH))}"
+    return f"PyTorch {torch.__version__} is outside {tried}, with which rehearsals were compared"
+
+
+def _install() -> None:
+    root = Path(torch.__file__).parent
+    headers = root / "include"
+    c10 = ctypes.CDLL(str(root / "lib" / "libc10.so"))
+    cpu = ctypes.CDLL(str(root / "lib" / "libtorch_cpu.so"))
+    registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+    answers_one, does_nothing = _borrowed(registry, headers)
+    _fill_guard(registry)
+    _fill_hooks(cpu, headers, answers_one, does_nothing)
+    accelerator = str(torch._C._get_accelerator())
+    if accelerator != "cuda":
+        raise NotBelieved(f"PyTorch {torch.__version__} still names {accelerator} as its accelerator")
+
+
+def _virtual_slots(header: Path) -> list[str]:
+    """The virtual functions of a header's first class, in order; a destructor takes two slots."""
+    slots: list[str] = []
+    for declaration in _VIRTUAL.findall(header.read_text()):
+        named = _NAME.search(declaration)
+        if named is None:
+            raise NotBelieved(f"{header.name}: cannot read {declaration.strip()!r}")
+        name = named.group(1)
+        slots += [name, name + " (deleting)"] if name.startswith("~") else [name]
+    return slots
+
+
+def _borrowed(registry: Any, headers: Path) -> tuple[int, int]:
+    """Native functions of PyTorch's own guard for meta tensors: one that returns 1, one that does nothing."""
+    slots = _virtual_slots(headers / "c10/core/impl/DeviceGuardImplInterface.h")
+    meta = registry[_META]
+    table = _table(meta)
+    count = table[slots.index("deviceCount")]
+    if ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(count)(meta) != 1:
+        raise NotBelieved("the guard of meta tensors does not count one device")
+    return count, table[slots.index("setDevice")]
+
+
+def _table(pointer: int) -> Any:
+    """The virtual table of a C++ object."""
+    pointers = ctypes.POINTER(ctypes.c_void_p)
+    return ctypes.cast(ctypes.cast(pointer, pointers)[0], pointers)
+
+
+def _fill_guard(registry: Any) -> None:
+    zero = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(lambda this: 0)
+    address = ctypes.cast(zero, ctypes.c_void_p).value
+    table = (ctypes.c_void_p * 64)(*([address] * 64))
+    placeholder = (ctypes.c_void_p * 2)(ctypes.addressof(table))
+    _kept.extend((zero, table, placeholder))
+    if not registry[_CUDA]:
+        registry[_CUDA] = ctypes.addressof(placeholder)
+    torch._C._ensureCUDADeviceGuardSet()
+    if registry[_CUDA] == ctypes.addressof(placeholder):
+        raise NotBelieved("PyTorch did not put its own guard into the registry")
+
+
+def _fill_hooks(library: Any, headers: Path, answers_one: int, does_nothing: int) -> None:
+    base = _virtual_slots(headers / "ATen/detail/AcceleratorHooksInterface.h")
+    own = _virtual_slots(headers / "ATen/detail/CUDAHooksInterface.h")
+    slots = base + [name for name in own if not name.startswith("~") and name not in base]
+    get_hooks = library._ZN2at6detail12getCUDAHooksEv
+    get_hooks.restype = ctypes.c_void_p
+    hooks = ctypes.cast(get_hooks(), ctypes.POINTER(ctypes.c_void_p))
+    before = 2  # offset-to-top and type_info stand before the first function (Itanium C++ ABI 2.5.2)
+    word = ctypes.sizeof(ctypes.c_void_p)
+    old = ctypes.cast(hooks[0] - before * word, ctypes.POINTER(ctypes.c_void_p))
+    size = len(slots) + before
+    new = (ctypes.c_void_p * size)(*[old[index] for index in range(size)])
+    _kept.append(new)
+    for name in _ANSWER_ONE:
+        new[before + slots.index(name)] = answers_one
+    for name in _DO_NOTHING:
+        new[before + slots.index(name)] = does_nothing
+    hooks[0] = ctypes.addressof(new) + before * word
+
+
+def self_test() -> None:
+    """A product and its gradient on ``cuda``, through autograd's own device thread.
+
+    Call it with the dispatch mode active.
+
+    Raises:
+        NotBelieved: says which step failed.
+    """
+    try:
+        left = torch.empty(64, 32, device="cuda", requires_grad=True)
+        right = torch.empty(32, 16, device="cuda", dtype=torch.float32)
+        loss = (left @ right).relu().sum()
+        loss.backward()
+        gradient = left.grad
+    except Exception as error:
+        raise NotBelieved(
+            f"self-test on PyTorch {torch.__version__}: {type(error).__name__}: {error}"
+        ) from error
+    if gradient is None or gradient.shape != left.shape or gradient.device.type != "cuda":
+        raise NotBelieved(f"self-test on PyTorch {torch.__version__}: no gradient on the fake GPU")

@@ -1,0 +1,193 @@
+"""Phases of a run, its optimizer steps, and when enough of them were seen.
+
+``load`` until an engine begins, ``init`` inside of it, ``forward`` until the backward begins, ``backward``
+until the optimizer's step, ``step``, ``eval`` without gradients, ``generate``, ``save``, and ``other``.
+With DeepSpeed its engine says which; without, the outermost module's call, ``backward`` and the
+optimizer's hooks do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from zerokit.rehearsal.process.guesses import script_line
+from zerokit.rehearsal.process.ledger import Origin
+from zerokit.rehearsal.process.machine import Machine, StopRehearsal
+
+STEPS_AFTER_ENOUGH = 3
+"""A script that goes on with other steps after its data has ended is stopped after so many."""
+LOCATED_BYTES = 1 << 20
+"""Allocations from this size on are traced to a module and a line."""
+
+_EVERY_STEP = ("forward", "backward", "step")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_WHOLE = frozenset({"eval", "generate", "save", "init"})
+"""Phases that hold whatever happens inside of them."""
+
+
+class Modules(threading.local):
+    """The modules that this thread is inside of."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+
+
+class Phases:
+    """Follows the script through its phases.
+
+    Attributes:
+        steps: optimizer steps so far.
+        enough: whether every phase's peak repeated, or ``most_steps`` were done.
+    """
+
+    def __init__(self, machine: Machine, most_steps: int) -> None:
+        self._machine = machine
+        self._ledger = machine.ledger
+        self.most_steps = most_steps
+        self.steps = 0
+        self.enough = False
+        self.repeats = False
+        self.has_engine = False
+        self.modules = Modules()
+        self.on_step: Callable[[int], None] | None = None
+        self._enough_at = 0
+        self._in_backward = 0
+        self._whole: list[str] = []
+        self._step_peaks: list[dict[str, int]] = []
+        self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+
+    # ---------------------------------------------------------------- phases
+
+    @property
+    def phase(self) -> str:
+        """Where the script is."""
+        return self._ledger.phase
+
+    def enter(self, phase: str) -> None:
+        """A phase begins, unless a larger one goes on around it."""
+        if not self._whole:
+            self._ledger.enter(phase)
+
+    @contextlib.contextmanager
+    def inside(self, phase: str, after: str | None = None) -> Iterator[None]:
+        """A phase from here to there; ``after``: what follows (None: what was before)."""
+        before = self._ledger.phase
+        self._whole.append(phase)
+        self._ledger.enter(phase)
+        try:
+            yield
+        finally:
+            self._whole.pop()
+            self._ledger.enter(self._whole[-1] if self._whole else after or before)
+
+    # ---------------------------------------------------------------- steps
+
+    def step_done(self) -> None:
+        """An optimizer step was applied.
+
+        Raises:
+            StopRehearsal: the script goes on although it was shown the end of its data.
+        """
+        self.steps += 1
+        step = self._take_step_peaks()
+        if self.on_step is not None:
+            self.on_step(self.steps)
+        if not self.enough:
+            self.repeats = bool(self._step_peaks) and self._step_peaks[-1] == step
+            if self.repeats or self.steps >= self.most_steps:
+                self.enough, self._enough_at = True, self.steps
+        self._step_peaks.append(step)
+        if self.enough and self.steps >= self._enough_at + STEPS_AFTER_ENOUGH:
+            raise StopRehearsal
+
+    def _take_step_peaks(self) -> dict[str, int]:
+        """The peaks of this step alone; the run's keep the larger ones."""
+        peaks = self._ledger.recent_peaks
+        self._ledger.recent_peaks = {}
+        return {name: size for name, size in peaks.items() if name in _EVERY_STEP}
+
+    # ---------------------------------------------------------------- origins
+
+    def origin(self, why: str, size: int) -> Origin:
+        """Phase, operator, module and line of an allocation."""
+        phase = self._ledger.phase
+        if size < LOCATED_BYTES:
+            return phase, "", "", ""
+        stack = self.modules.stack
+        return phase, why, self._module_name(stack) if stack else "", script_line()
+
+    def _module_name(self, stack: list[Any]) -> str:
+        root, inner = stack[0], stack[-1]
+        names = self._names.get(root)
+        if names is None or id(inner) not in names:
+            names = {id(module): name for name, module in root.named_modules()}
+            names.setdefault(id(inner), type(inner).__name__)
+            self._names[root] = names
+        return _NUMBER.sub("*", names[id(inner)]) or type(root).__name__
+
+    # ---------------------------------------------------------------- without an engine
+
+    def install(self) -> None:
+        """Follow modules, ``backward`` and optimizers."""
+        self._wrap_module_calls()
+        self._wrap_backward()
+        register_optimizer_step_pre_hook(self._before_optimizer)
+        register_optimizer_step_post_hook(self._after_optimizer)
+
+    def _wrap_module_calls(self) -> None:
+        call = torch.nn.Module.__call__
+        phases = self
+
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            stack = phases.modules.stack
+            if not stack:
+                phases._outermost_call()
+            stack.append(self)
+            try:
+                return call(self, *args, **kwargs)
+            finally:
+                stack.pop()
+                if not stack:
+                    phases._outermost_return()
+
+        torch.nn.Module.__call__ = __call__
+
+    def _outermost_call(self) -> None:
+        if self.has_engine or self._whole or self._in_backward:
+            return
+        self._ledger.enter("forward" if torch.is_grad_enabled() else "eval")
+
+    def _outermost_return(self) -> None:
+        if self._ledger.phase == "eval" and not self._whole and not self.has_engine:
+            self._ledger.enter("other")
+
+    def _wrap_backward(self) -> None:
+        phases, backward = self, torch.autograd.backward
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if not phases.has_engine:
+                phases.enter("backward")
+            phases._in_backward += 1
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                phases._in_backward -= 1
+
+        torch.autograd.backward = wrapped
+
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.has_engine:
+            self.enter("step")
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.has_engine:
+            self.enter("other")
+            self.step_done()

@@ -1,0 +1,130 @@
+"""Streams and events: nothing runs, so nothing is waited for; each stream has its own blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from zerokit.rehearsal.process.machine import Machine
+
+
+class Event:
+    """``torch.cuda.Event``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing runs."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing runs."""
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
+    def query(self) -> bool:
+        """Everything is done."""
+        return True
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds: made up, never zero, since scripts divide by it."""
+        return 1.0
+
+
+class Streams:
+    """Streams of one machine, and the current one of each thread."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._current = threading.local()
+        numbers = itertools.count()
+        streams = self
+
+        class Stream:
+            """``torch.cuda.Stream``."""
+
+            def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+                self.number = next(numbers)
+                self.device = torch.device("cuda", 0)
+                self.cuda_stream = self.stream_id = self.number
+                self.device_index = 0
+                self.device_type = 1
+                self.priority = priority
+                self._before: Any = None
+
+            def wait_event(self, event: Any) -> None:
+                """Nothing runs."""
+
+            def wait_stream(self, stream: Any) -> None:
+                """Nothing runs."""
+
+            def record_event(self, event: Any = None) -> Any:
+                """An event that is done."""
+                return event or Event()
+
+            def query(self) -> bool:
+                """Everything is done."""
+                return True
+
+            def is_capturing(self) -> bool:
+                """CUDA graphs are not captured."""
+                return False
+
+            def synchronize(self) -> None:
+                """Nothing runs."""
+
+            def __enter__(self) -> Any:
+                self._before = streams.set_current(self)
+                return self
+
+            def __exit__(self, *exc: object) -> None:
+                streams.set_current(self._before)
+
+            def __eq__(self, other: object) -> bool:
+                return self is other
+
+            def __hash__(self) -> int:
+                return id(self)
+
+        self.stream_type = Stream
+        self.default = Stream()
+
+    def current(self, device: Any = None) -> Any:
+        """Of this thread."""
+        return getattr(self._current, "stream", self.default)
+
+    def set_current(self, stream: Any) -> Any:
+        """Make it this thread's; returns the one before."""
+        before = self.current()
+        if stream is not None:
+            self._current.stream = stream
+            self._machine.ledger.threads.stream = getattr(stream, "number", 0)
+        return before
+
+    @contextlib.contextmanager
+    def use(self, stream: Any) -> Iterator[Any]:
+        """``with torch.cuda.stream(stream):``."""
+        before = self.set_current(stream)
+        try:
+            yield stream
+        finally:
+            self.set_current(before)
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """By their names in ``torch.cuda``."""
+        return {
+            "Stream": self.stream_type,
+            "ExternalStream": self.stream_type,
+            "Event": Event,
+            "current_stream": self.current,
+            "default_stream": lambda device=None: self.default,
+            "set_stream": self.set_current,
+            "stream": self.use,
+            "synchronize": lambda device=None: None,
+        }

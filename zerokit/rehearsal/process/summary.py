@@ -1,0 +1,80 @@
+"""What a rehearsed process has seen, as plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerokit.rehearsal.process.guesses import Guess
+from zerokit.rehearsal.process.ledger import Ledger
+from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.phases import Phases
+
+MOST_HOLDINGS = 40
+
+_WHAT = {
+    "load": "model",
+    "init": "engine and its buffers",
+    "forward": "activations",
+    "backward": "gradients",
+    "step": "optimizer states",
+    "eval": "evaluation",
+    "generate": "generation",
+    "save": "saving",
+    "other": "other",
+}
+"""What is live at a peak is told by the phase that allocated it."""
+
+
+def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -> dict[str, Any]:
+    """The child's part of the result."""
+    ledger = machine.ledger
+    phase_peaks = {name: peak.allocated_bytes for name, peak in ledger.peaks.items() if peak.allocated_bytes}
+    return {
+        "complete": stopped is None,
+        "stopped": stopped,
+        "steps": phases.steps,
+        "repeats": phases.repeats,
+        "phases": phase_peaks,
+        "peak_allocated_bytes": ledger.peak.allocated_bytes,
+        "peak_phase": max(phase_peaks, key=lambda name: phase_peaks[name], default=""),
+        "peak_reserved_bytes": ledger.peak_reserved_bytes,
+        "at_peak": at_peak(ledger),
+        "host_pinned_bytes": machine.peak_host_pinned_bytes,
+        "written_bytes": machine.written_bytes,
+        "guesses": [*_guesses(machine.guesses.shapes, True), *_guesses(machine.guesses.values, False)],
+        "stubbed": sorted(machine.stubbed),
+        "warnings": sorted(machine.warnings),
+    }
+
+
+def at_peak(ledger: Ledger) -> list[dict[str, Any]]:
+    """What was live when most was allocated, by what, module and line; the largest first."""
+    totals: dict[tuple[str, str, str], int] = {}
+    history = ledger.history
+    for number in history.live_at(ledger.peak.clock):
+        phase, operator, module, location = ledger.origins[history.origin[number]]
+        what = "cuBLAS workspace" if operator == "cuBLAS workspace" else _WHAT.get(phase, phase)
+        key = what, module, location
+        totals[key] = totals.get(key, 0) + history.block_bytes[number]
+    ordered = sorted(totals.items(), key=lambda item: -item[1])
+    rows = [
+        {"what": what, "module": module, "location": location, "bytes": size}
+        for (what, module, location), size in ordered[:MOST_HOLDINGS]
+    ]
+    rest = sum(size for _, size in ordered[MOST_HOLDINGS:])
+    if rest:
+        rows.append({"what": "smaller ones", "module": "", "location": "", "bytes": rest})
+    return rows
+
+
+def _guesses(book: dict[tuple[str, str], Guess], decides_sizes: bool) -> list[dict[str, Any]]:
+    return [
+        {
+            "location": location,
+            "what": what,
+            "value": guess.value,
+            "times": guess.times,
+            "decides_sizes": decides_sizes,
+        }
+        for (location, what), guess in sorted(book.items())
+    ]

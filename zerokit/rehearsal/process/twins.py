@@ -1,0 +1,100 @@
+"""Real values beside fake tensors.
+
+A fake tensor that was made from real data on the host, or computed from such, keeps a real tensor on the
+CPU with the same values: its twin. Control flow that asks for a value (``item()``, ``nonzero``, boolean
+indices) is then answered truly. Views share their twin's memory, and one flag says whether the values are
+still known: a write from an unknown source ends that for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+MOST_INTEGERS = 1 << 22
+"""Elements up to which integers and booleans keep a twin: token ids, masks, lengths, positions."""
+MOST_FLOATS = 1 << 16
+"""… and floats: losses, scales, learning rates; weights and activations never do."""
+
+_NAME = "_zerokit_twin"
+
+
+class Validity:
+    """Whether the values of a family of views are known."""
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known = True
+
+
+class Twin:
+    """A real tensor with the values of a fake one."""
+
+    __slots__ = ("validity", "value")
+
+    def __init__(self, value: torch.Tensor, validity: Validity | None = None) -> None:
+        self.value = value
+        self.validity = validity or Validity()
+
+
+def twin(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The real values of a fake tensor, where they are known."""
+    found = getattr(tensor, _NAME, None)
+    return found.value if found is not None and found.validity.known else None
+
+
+def twin_of(tensor: torch.Tensor) -> Twin | None:
+    """The twin itself, known or not any more."""
+    found: Twin | None = getattr(tensor, _NAME, None)
+    return found
+
+
+def give(tensor: torch.Tensor, value: torch.Tensor, validity: Validity | None = None) -> None:
+    """Remember ``value`` (not a copy) as what ``tensor`` holds."""
+    tensor.__dict__[_NAME] = Twin(value, validity)
+
+
+def take_over(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    """``tensor`` holds what ``source`` holds from now on (``tensor.data = source``)."""
+    tensor.__dict__[_NAME] = twin_of(source)
+
+
+def may_have(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of this dtype and size is worth a twin."""
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.numel() <= MOST_FLOATS
+    return tensor.numel() <= MOST_INTEGERS
+
+
+def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """An operator wrote unknown values into its outputs."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = kwargs.get(argument.name, args[index] if index < len(args) else None)
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            found = getattr(tensor, _NAME, None)
+            if found is not None:
+                found.validity.known = False
+
+
+def real_arguments(value: Any) -> Any:
+    """The same arguments with twins in place of fake tensors and the CPU in place of the GPU."""
+    if isinstance(value, FakeTensor):
+        return twin(value)
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    if isinstance(value, list):
+        return [real_arguments(each) for each in value]
+    if isinstance(value, tuple):
+        return tuple(real_arguments(each) for each in value)
+    return value
+
+
+def run_on_twins(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operator on the real values."""
+    real_kwargs = {name: real_arguments(value) for name, value in kwargs.items()}
+    return func(*[real_arguments(value) for value in args], **real_kwargs)

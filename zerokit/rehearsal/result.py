@@ -1,0 +1,114 @@
+"""What a rehearsal tells: the schema ``zerokit.rehearsal/1``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "zerokit.rehearsal/1"
+
+PHASES = ("load", "init", "forward", "backward", "step", "eval", "generate", "save", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldAtPeak:
+    """A part of what was live when most was allocated."""
+
+    what: str
+    module: str
+    location: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuessedValue:
+    """A value that a line asked for and nobody can know without arithmetic.
+
+    Attributes:
+        decides_sizes: whether the figures depend on it (a number of elements, not a loss).
+    """
+
+    location: str
+    what: str
+    value: bool | float | str
+    times: int
+    decides_sizes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Where and why a rehearsal could not go on. ``operator`` is empty where it was not an operator."""
+
+    location: str
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """What one rank reached. Bytes.
+
+    Attributes:
+        host_bytes: pinned host memory at its most, and what the script saved.
+        phases: peak allocated by phase; those that occurred.
+    """
+
+    rank: int
+    peak_allocated_bytes: int
+    peak_phase: str
+    peak_reserved_bytes: int
+    host_bytes: int
+    written_bytes: int
+    phases: dict[str, int]
+    at_peak: tuple[HeldAtPeak, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A script's memory, before there is a GPU.
+
+    Attributes:
+        complete: whether it went to the end.
+        fits: on the card that was named; None where it is not known.
+        min_vram_bytes: the smallest card, as nvidia-smi counts its memory, on which it runs.
+        repeats: whether the peaks of the last two optimizer steps agree.
+        sandboxed: whether the script ran on a file system that forgets.
+    """
+
+    complete: bool
+    fits: bool | None
+    min_vram_bytes: int | None
+    gpu: str
+    gpus: int
+    steps: int
+    repeats: bool
+    ranks: tuple[RankMemory, ...]
+    guesses: tuple[GuessedValue, ...] = ()
+    stubbed: tuple[str, ...] = ()
+    stopped: Stop | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    sandboxed: bool = True
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    step_seconds: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``--json`` prints it."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def of_process(report: dict[str, Any], rank: int) -> RankMemory:
+    """A rank's part of what the rehearsed process wrote."""
+    phases = report.get("phases", {})
+    return RankMemory(
+        rank=rank,
+        peak_allocated_bytes=report.get("peak_allocated_bytes", 0),
+        peak_phase=report.get("peak_phase", ""),
+        peak_reserved_bytes=report.get("peak_reserved_bytes", 0),
+        host_bytes=report.get("host_pinned_bytes", 0),
+        written_bytes=report.get("written_bytes", 0),
+        phases={name: phases[name] for name in PHASES if name in phases},
+        at_peak=tuple(HeldAtPeak(**row) for row in report.get("at_peak", ())),
+    )
