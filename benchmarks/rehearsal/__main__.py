@@ -44,10 +44,11 @@ def main() -> int:
     options = parser.parse_args()
     runs = [*planned_runs(), *timed_runs(), *raw_runs()]
     chosen = [
-        run for run in runs
+        run
+        for run in runs
         if (not options.names or any(part in run.name for part in options.names))
         and (options.kind is None or run.kind == options.kind)
-    ]  # fmt: skip
+    ]
     with tempfile.TemporaryDirectory(prefix="zerokit-benchmark-") as folder:
         bench = Bench(Path(folder), options)
         for run in chosen:
@@ -94,31 +95,44 @@ class Bench:
             flush=True,
         )
         if self.options.jsonl:
-            line = {"name": run.name, "measured": run.phases, "rehearsed": phases, "peak": [run.peak_bytes, peak],
-                    "reserved": [run.reserved_bytes, reserved], "versions": rehearsed.versions,
-                    "guesses": [f"{g.location} {g.what}" for g in rehearsed.guesses]}  # fmt: skip
+            line = {
+                "name": run.name,
+                "measured": run.phases,
+                "rehearsed": phases,
+                "peak": [run.peak_bytes, peak],
+                "reserved": [run.reserved_bytes, reserved],
+                "versions": rehearsed.versions,
+                "guesses": [f"{g.location} {g.what}" for g in rehearsed.guesses],
+            }
             with self.options.jsonl.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
     def _rehearse(self, run: MeasuredRun) -> tuple[Rehearsal, dict[str, int], int, int]:
         target, plan, allocator, launcher = self._target(run)
         request = RehearsalRequest(
-            target=target, gpu=gpus.load("h200"), gpus=run.gpus, plan=plan, launcher=launcher,
-            steps=100 if run.kind == "raw" else self.options.steps, shown=self.folder / "shown",
-        )  # fmt: skip
+            target=target,
+            gpu=gpus.load("h200"),
+            gpus=run.gpus,
+            plan=plan,
+            launcher=launcher,
+            steps=100 if run.kind == "raw" else self.options.steps,
+            shown=self.folder / "shown",
+        )
         with allocator_of_run(allocator):
             done = rehearse(request)
         if done.stopped is not None:
-            raise RuntimeError(f"{done.stopped.location}: {done.stopped.reason[-600:]}")
+            raise RuntimeError(f"{done.stopped.location}: {done.stopped.reason[:600]}")
         rank = done.ranks[0]
         if run.kind != "raw":
             return done, rank.phases, rank.peak_allocated_bytes, rank.peak_reserved_bytes
         record = json.loads((self.folder / "shown" / "raw.json").read_text())
         last = record["last_step_rank0"]
         phases = {
-            "init": record["after_init_rank0"]["max_alloc"], "forward": last["fwd"]["max_alloc"],
-            "backward": last["bwd"]["max_alloc"], "step": last["step"]["max_alloc"],
-        }  # fmt: skip
+            "init": record["after_init_rank0"]["max_alloc"],
+            "forward": last["fwd"]["max_alloc"],
+            "backward": last["bwd"]["max_alloc"],
+            "step": last["step"]["max_alloc"],
+        }
         return done, phases, record["peak"], record["reserved"]
 
     def _target(self, run: MeasuredRun) -> tuple[Target, str | None, str, str]:
@@ -131,10 +145,12 @@ class Bench:
         model = self.inputs.model(run.model)
         strategy = run.strategy
         values = {
-            "{data}": str(self.inputs.folder), "{model}": str(model), "{out}": str(self.folder / "out"),
+            "{data}": str(self.inputs.folder),
+            "{model}": str(model),
+            "{out}": str(self.folder / "out"),
             "{micro_batch}": str(strategy.get("micro_batch")),
             "{accumulation}": str(strategy.get("gradient_accumulation")),
-        }  # fmt: skip
+        }
         arguments = [_filled(argument, values) for argument in run.arguments]
         script = self._path(run.script)
         if run.kind == "plan":
@@ -164,14 +180,38 @@ class Bench:
         batch = strategy["micro_batch"] * strategy["data_parallel"] * strategy["gradient_accumulation"]
         lora = ["--method", "lora", "--lora-rank", "16"] if "--use_peft" in run.arguments else []
         subprocess.run(
-            [sys.executable, "-m", "zerokit", "plan", "--model", str(model), "--gpus", str(run.gpus),
-             "--gpu", "h200", "--seq-len", "1024" if "grpo" in run.name else "2048",
-             "--zero", str(strategy["zero_stage"]), "--micro-batch", str(strategy["micro_batch"]),
-             "--global-batch", str(batch), "--checkpointing", strategy["activation_checkpointing"],
-             "--offload-optimizer", strategy["offload_optimizer"], "--offload-param", strategy["offload_param"],
-             "--out", str(out), *lora],
-            check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "zerokit",
+                "plan",
+                "--model",
+                str(model),
+                "--gpus",
+                str(run.gpus),
+                "--gpu",
+                "h200",
+                "--seq-len",
+                "1024" if "grpo" in run.name else "2048",
+                "--zero",
+                str(strategy["zero_stage"]),
+                "--micro-batch",
+                str(strategy["micro_batch"]),
+                "--global-batch",
+                str(batch),
+                "--checkpointing",
+                strategy["activation_checkpointing"],
+                "--offload-optimizer",
+                strategy["offload_optimizer"],
+                "--offload-param",
+                strategy["offload_param"],
+                "--out",
+                str(out),
+                *lora,
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         return str(out)
 
     def summary(self) -> None:

@@ -57,9 +57,13 @@ class Inputs:
         tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         fast = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>",
+            tokenizer_object=tokenizer,
+            bos_token="<s>",
+            eos_token="</s>",
+            pad_token="<pad>",
+            unk_token="<unk>",
             model_max_length=131072,
-        )  # fmt: skip
+        )
         fast.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
         fast.save_pretrained(folder)
         shape = AutoConfig.for_model(**config)

@@ -44,10 +44,12 @@ def build(row: dict[str, Any]) -> Any:
     config = AutoConfig.for_model(**row["hf_config"])
     config.use_cache = False
     dtype = (
-        torch.bfloat16 if settings.get("bf16", {}).get("enabled")
-        else torch.float16 if settings.get("fp16", {}).get("enabled")
+        torch.bfloat16
+        if settings.get("bf16", {}).get("enabled")
+        else torch.float16
+        if settings.get("fp16", {}).get("enabled")
         else torch.float32
-    )  # fmt: skip
+    )
     loaded = torch.float32 if row["weights_loaded_as"] == "fp32" else dtype
 
     def make() -> Any:

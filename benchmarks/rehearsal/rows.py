@@ -14,7 +14,7 @@ Phases = dict[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """One row. Bytes; ``kind``: ``raw``, ``plan`` (launched with a plan), ``file`` (its own DeepSpeed file)."""
+    """One row. Bytes; ``kind``: ``raw``, ``plan`` (launched with one), ``file`` (its own DeepSpeed file)."""
 
     name: str
     kind: str
@@ -48,12 +48,23 @@ def raw_runs(path: Path = DATA / "h200-deepspeed.jsonl") -> list[MeasuredRun]:
             "backward": last["bwd"]["max_alloc"],
             "step": last["step"]["max_alloc"],
         }
-        runs.append(MeasuredRun(
-            name=row["id"], kind="raw", script="raw_loop.py", arguments=(), gpus=row["world_size"],
-            model=row["hf_config"], deepspeed_config=row["deepspeed_config"], deepspeed_option="", strategy={},
-            phases=phases, peak_bytes=row["peak_allocated_bytes"][0],
-            reserved_bytes=row["peak_reserved_bytes"][0], row=row,
-        ))  # fmt: skip
+        runs.append(
+            MeasuredRun(
+                name=row["id"],
+                kind="raw",
+                script="raw_loop.py",
+                arguments=(),
+                gpus=row["world_size"],
+                model=row["hf_config"],
+                deepspeed_config=row["deepspeed_config"],
+                deepspeed_option="",
+                strategy={},
+                phases=phases,
+                peak_bytes=row["peak_allocated_bytes"][0],
+                reserved_bytes=row["peak_reserved_bytes"][0],
+                row=row,
+            )
+        )
     return runs
 
 
@@ -62,12 +73,23 @@ def planned_runs(path: Path = DATA / "h200-trl-scripts.jsonl") -> list[MeasuredR
     runs = []
     for row in _lines(path):
         rank = row["ranks"][0]
-        runs.append(MeasuredRun(
-            name=row["name"], kind="plan", script="trl/scripts/" + row["script"], arguments=tuple(row["args"]),
-            gpus=row["gpus"], model=row["model"], deepspeed_config={}, deepspeed_option="",
-            strategy=row["strategy"], phases={k: v for k, v in rank["phases"].items() if v},
-            peak_bytes=rank["peak_allocated_bytes"], reserved_bytes=rank["peak_reserved_bytes"], row=row,
-        ))  # fmt: skip
+        runs.append(
+            MeasuredRun(
+                name=row["name"],
+                kind="plan",
+                script="trl/scripts/" + row["script"],
+                arguments=tuple(row["args"]),
+                gpus=row["gpus"],
+                model=row["model"],
+                deepspeed_config={},
+                deepspeed_option="",
+                strategy=row["strategy"],
+                phases={k: v for k, v in rank["phases"].items() if v},
+                peak_bytes=rank["peak_allocated_bytes"],
+                reserved_bytes=rank["peak_reserved_bytes"],
+                row=row,
+            )
+        )
     return runs
 
 
@@ -75,13 +97,22 @@ def timed_runs(path: Path = DATA / "h200-script-times.jsonl") -> list[MeasuredRu
     """Public scripts with a DeepSpeed file of their own, without zerokit."""
     return [
         MeasuredRun(
-            name="times." + row["name"], kind="file", script=row["script"], arguments=tuple(row["args"]),
-            gpus=row["gpus"], model=row["model"], deepspeed_config=row["deepspeed_config"],
-            deepspeed_option=row["deepspeed_option"], strategy={}, phases=row["phases"],
-            peak_bytes=row["peak_allocated_bytes"], reserved_bytes=row["peak_reserved_bytes"], row=row,
+            name="times." + row["name"],
+            kind="file",
+            script=row["script"],
+            arguments=tuple(row["args"]),
+            gpus=row["gpus"],
+            model=row["model"],
+            deepspeed_config=row["deepspeed_config"],
+            deepspeed_option=row["deepspeed_option"],
+            strategy={},
+            phases=row["phases"],
+            peak_bytes=row["peak_allocated_bytes"],
+            reserved_bytes=row["peak_reserved_bytes"],
+            row=row,
         )
         for row in _lines(path)
-    ]  # fmt: skip
+    ]
 
 
 GROUPS = {

@@ -18,8 +18,10 @@ def show(done: Rehearsal) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in done.versions.items())
     click.echo(f"  versions: {versions}")
     for rank in done.ranks:
-        click.echo(f"\nrank {rank.rank} of {done.gpus} on {done.gpu}, {done.steps} optimizer steps"
-                   f"{'' if done.repeats else ' (the peaks did not repeat yet)'}")  # fmt: skip
+        click.echo(
+            f"\nrank {rank.rank} of {done.gpus} on {done.gpu}, {done.steps} optimizer steps"
+            f"{'' if done.repeats else ' (the peaks did not repeat yet)'}"
+        )
         for phase, size in rank.phases.items():
             mark = "  ← peak" if phase == rank.peak_phase else ""
             click.echo(f"  {phase:<10} {format_gib(size):>12}{mark}")

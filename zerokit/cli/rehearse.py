@@ -25,13 +25,19 @@ INCOMPLETE_EXIT_CODE = 14
 @click.option("--vram", metavar="SIZE", help="Memory per GPU, such as 24GiB.")
 @click.option("--rank", default=0, show_default=True, type=click.IntRange(0), help="Which rank to run.")
 @click.option(
-    "--steps", default=5, show_default=True, type=click.IntRange(1, 1000),
+    "--steps",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1, 1000),
     help="Optimizer steps at most; fewer where the peaks of all phases repeat.",
-)  # fmt: skip
+)
 @click.option(
-    "--launcher", default="auto", show_default=True, metavar="auto|none|deepspeed|torchrun|accelerate",
+    "--launcher",
+    default="auto",
+    show_default=True,
+    metavar="auto|none|deepspeed|torchrun|accelerate",
     help="Whose environment the script gets.",
-)  # fmt: skip
+)
 @click.option("--out", metavar="DIR", help="Write rehearsal.json and the script's output there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option(

@@ -28,17 +28,34 @@ BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
 DEFAULT_STEPS = 5
 
 _OFFLINE = {
-    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
-    "WANDB_MODE": "disabled", "WANDB_DISABLED": "true", "COMET_MODE": "DISABLED", "CLEARML_OFFLINE_MODE": "1",
-    "NEPTUNE_MODE": "offline", "DVCLIVE_TEST": "1", "SWANLAB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false",
-    "DS_ACCELERATOR": "cuda", "DS_SKIP_CUDA_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1",
-    "DO_NOT_TRACK": "1", "GRADIO_ANALYTICS_ENABLED": "False",
-}  # fmt: skip
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "WANDB_MODE": "disabled",
+    "WANDB_DISABLED": "true",
+    "COMET_MODE": "DISABLED",
+    "CLEARML_OFFLINE_MODE": "1",
+    "NEPTUNE_MODE": "offline",
+    "DVCLIVE_TEST": "1",
+    "SWANLAB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+    "DS_ACCELERATOR": "cuda",
+    "DS_SKIP_CUDA_CHECK": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "DO_NOT_TRACK": "1",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+}
 _CACHES = {
-    "HF_DATASETS_CACHE": "datasets", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
-    "TORCH_EXTENSIONS_DIR": "extensions", "MPLCONFIGDIR": "matplotlib", "WANDB_DIR": "wandb",
-    "MLFLOW_TRACKING_URI": "mlflow", "HF_MODULES_CACHE": "modules",
-}  # fmt: skip
+    "HF_DATASETS_CACHE": "datasets",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "MPLCONFIGDIR": "matplotlib",
+    "WANDB_DIR": "wandb",
+    "MLFLOW_TRACKING_URI": "mlflow",
+    "HF_MODULES_CACHE": "modules",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +197,10 @@ def _result(
     needed = _min_vram_bytes(request.gpu, script.ranks, rank) if rank.peak_allocated_bytes else None
     notes = list(script.notes)
     if not report.get("sandboxed", True):
-        notes.append(f"no namespaces here ({report.get('sandbox_reason')}): writes outside of a temporary folder "
-                     "were refused instead")  # fmt: skip
+        notes.append(
+            f"no namespaces here ({report.get('sandbox_reason')}): writes outside of a temporary folder "
+            "were refused instead"
+        )
     stopped = report.get("stopped")
     fits_here = needed is not None and needed <= request.gpu.driver_vram_bytes
     return results.Rehearsal(

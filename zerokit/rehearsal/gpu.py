@@ -20,11 +20,29 @@ _CAPABILITIES: dict[tuple[int, int], tuple[str, ...]] = {
 """Compute capability by catalogue name (NVIDIA, "CUDA GPU Compute Capability")."""
 
 _MULTIPROCESSORS = {
-    "v100-16gb": 80, "v100-32gb": 80, "t4": 40, "a30": 56, "a10": 72, "a10g": 80, "a40": 84, "a6000": 84,
-    "rtx-3090": 82, "l4": 58, "l40": 142, "l40s": 142, "rtx-4090": 128, "rtx-6000-ada": 142,
-    "h100-pcie-80gb": 114, "b200": 148, "gb200": 148, "rtx-5090": 170,
-    "a100-40gb": 108, "a100-80gb": 108, "a100-pcie-40gb": 108, "a100-pcie-80gb": 108,
-}  # fmt: skip
+    "v100-16gb": 80,
+    "v100-32gb": 80,
+    "t4": 40,
+    "a30": 56,
+    "a10": 72,
+    "a10g": 80,
+    "a40": 84,
+    "a6000": 84,
+    "rtx-3090": 82,
+    "l4": 58,
+    "l40": 142,
+    "l40s": 142,
+    "rtx-4090": 128,
+    "rtx-6000-ada": 142,
+    "h100-pcie-80gb": 114,
+    "b200": 148,
+    "gb200": 148,
+    "rtx-5090": 170,
+    "a100-40gb": 108,
+    "a100-80gb": 108,
+    "a100-pcie-40gb": 108,
+    "a100-pcie-80gb": 108,
+}
 """Streaming multiprocessors (NVIDIA's data sheets); H100 SXM, H100 NVL and H200 have 132."""
 
 

@@ -80,7 +80,7 @@ def prepare(
         environment |= planned
     if chosen != "none":
         environment |= _rank_variables(rank, ranks)
-    if chosen == "deepspeed" and facts.takes_local_rank:
+    if chosen == "deepspeed" and {"--local_rank", "--local-rank"} & facts.options:
         arguments = (f"--local_rank={rank % _RANKS_PER_NODE}", *arguments)
     return PreparedScript(
         target=target.name,

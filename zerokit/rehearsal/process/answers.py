@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
-from zerokit.rehearsal.process import attention, twins
+from zerokit.rehearsal.process import attention, factories, twins
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.twins import twin
 
@@ -57,7 +57,7 @@ def on_host(machine: Machine, tensor: torch.Tensor, what: str) -> torch.Tensor:
         return values
     value = guess(tensor)
     machine.guesses.of_value(f"{what} of {_dtype(tensor)}", value)
-    return torch.full(tensor.shape, value, dtype=tensor.dtype)
+    return factories.full(tensor.shape, value, dtype=tensor.dtype)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -71,10 +71,12 @@ def draw(machine: Machine, name: str, source: Any, indices: Any) -> None:
     choices = source.shape[-1] if source.dim() else 1
     if name in ("multinomial", "argmax"):
         token = min(_MADE_UP_TOKEN, choices - 1)
-        values = torch.full(indices.shape, token, dtype=indices.dtype)
+        values = factories.full(indices.shape, token, dtype=indices.dtype)
         machine.guesses.of_shape(f"{name} of unknown values", token)
     else:
-        values = (torch.arange(indices.numel(), dtype=indices.dtype) % max(1, choices)).reshape(indices.shape)
+        values = (factories.arange(indices.numel(), dtype=indices.dtype) % max(1, choices)).reshape(
+            indices.shape
+        )
         machine.guesses.of_shape(f"{name} of unknown values", "evenly spread")
     twins.give(indices, values)
 
@@ -245,5 +247,5 @@ SPECIAL: dict[str, Answer] = {
             "argwhere",
         ),
         _sized_by_values,
-    ),  # fmt: skip
+    ),
 }

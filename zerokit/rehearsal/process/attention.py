@@ -90,9 +90,15 @@ def _same_heads(query: Any, key: Any, value: Any, gqa: bool) -> bool:
 
 
 def _cudnn(
-    capability: tuple[int, int], query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool,
+    capability: tuple[int, int],
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
     gqa: bool,
-) -> bool:  # fmt: skip
+) -> bool:
     dims = query.shape[-1], value.shape[-1]
     limit = 192 if capability[0] in (9, 10) and dims == (192, 128) else _CUDNN_HEAD_DIM
     return (
@@ -111,9 +117,15 @@ def _cudnn(
 
 
 def _flash(
-    capability: tuple[int, int], query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool,
+    capability: tuple[int, int],
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
     gqa: bool,
-) -> bool:  # fmt: skip
+) -> bool:
     dim = query.shape[-1]
     wants_gradient = any(tensor.requires_grad for tensor in (query, key, value))
     small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
@@ -131,9 +143,15 @@ def _flash(
 
 
 def _efficient(
-    capability: tuple[int, int], query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool,
+    capability: tuple[int, int],
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout: float,
+    causal: bool,
     gqa: bool,
-) -> bool:  # fmt: skip
+) -> bool:
     half = query.dtype in _HALF
     alignment = 4 if capability[0] >= 8 else 1
     if capability[0] >= 8 or (capability[0] >= 7 and half):  # minimum_gemm_alignment
@@ -202,8 +220,10 @@ class Attention:
         if values is not None:
             empty = (~values.any(-1)).flatten(1).all(1)
             if bool(empty.any()):
-                self._machine.warn(f"{int(empty.sum())} of {len(empty)} samples have no key to attend to: their "
-                                   "loss is not a number, and a step with it may be skipped")  # fmt: skip
+                self._machine.warn(
+                    f"{int(empty.sum())} of {len(empty)} samples have no key to attend to: their "
+                    "loss is not a number, and a step with it may be skipped"
+                )
 
 
 def _autocast(

@@ -26,10 +26,20 @@ if TYPE_CHECKING:
     from zerokit.rehearsal.process.machine import Machine
 
 _ASYNCHRONOUS = (
-    "all_gather", "all_gather_into_tensor", "_all_gather_base", "reduce_scatter", "reduce_scatter_tensor",
-    "_reduce_scatter_base", "all_reduce", "broadcast", "reduce", "all_to_all", "all_to_all_single", "gather",
+    "all_gather",
+    "all_gather_into_tensor",
+    "_all_gather_base",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "_reduce_scatter_base",
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "gather",
     "scatter",
-)  # fmt: skip
+)
 
 _operation: list[Any] = [None]
 """The operation of the all-reduce under way: the dispatcher gets a boxed one that cannot be read."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 
+from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.streams import Streams
 
@@ -17,13 +18,22 @@ _CUDA_VERSION = "12.8"
 _NCCL_VERSION = (2, 27, 5)
 _RANGE_FUNCTIONS = ("range_push", "range_pop", "mark", "range_start", "range_end")
 _ACCELERATOR = {
-    "current_device_index": "current_device", "device_count": "device_count", "is_available": "is_available",
-    "synchronize": "synchronize", "empty_cache": "empty_cache", "current_stream": "current_stream",
-    "set_device_index": "set_device", "memory_allocated": "memory_allocated", "set_stream": "set_stream",
-    "max_memory_allocated": "max_memory_allocated", "memory_reserved": "memory_reserved",
-    "reset_peak_memory_stats": "reset_peak_memory_stats", "max_memory_reserved": "max_memory_reserved",
-    "memory_stats": "memory_stats", "get_memory_info": "mem_get_info",
-}  # fmt: skip
+    "current_device_index": "current_device",
+    "device_count": "device_count",
+    "is_available": "is_available",
+    "synchronize": "synchronize",
+    "empty_cache": "empty_cache",
+    "current_stream": "current_stream",
+    "set_device_index": "set_device",
+    "memory_allocated": "memory_allocated",
+    "set_stream": "set_stream",
+    "max_memory_allocated": "max_memory_allocated",
+    "memory_reserved": "memory_reserved",
+    "reset_peak_memory_stats": "reset_peak_memory_stats",
+    "max_memory_reserved": "max_memory_reserved",
+    "memory_stats": "memory_stats",
+    "get_memory_info": "mem_get_info",
+}
 
 
 class _DeviceContext:
@@ -103,14 +113,27 @@ def _properties(machine: Machine) -> SimpleNamespace:
     gpu = machine.gpu
     major, minor = gpu.capability
     return SimpleNamespace(
-        name=gpu.title, major=major, minor=minor, total_memory=gpu.total_memory_bytes,
-        multi_processor_count=gpu.multiprocessors, warp_size=32, max_threads_per_multi_processor=2048,
-        max_threads_per_block=1024, shared_memory_per_block=48 << 10,
+        name=gpu.title,
+        major=major,
+        minor=minor,
+        total_memory=gpu.total_memory_bytes,
+        multi_processor_count=gpu.multiprocessors,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        shared_memory_per_block=48 << 10,
         shared_memory_per_block_optin=(227 if major >= 9 else 163 if gpu.capability == (8, 0) else 99) << 10,
-        shared_memory_per_multiprocessor=(228 if major >= 9 else 164) << 10, regs_per_multiprocessor=65536,
-        gcnArchName="", is_integrated=False, is_multi_gpu_board=False, L2_cache_size=50 << 20, uuid="0",
-        pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
-    )  # fmt: skip
+        shared_memory_per_multiprocessor=(228 if major >= 9 else 164) << 10,
+        regs_per_multiprocessor=65536,
+        gcnArchName="",
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        L2_cache_size=50 << 20,
+        uuid="0",
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
+    )
 
 
 def _memory_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
@@ -150,9 +173,11 @@ def memory_stats(machine: Machine) -> dict[str, int]:
     reserved = ledger.allocator.reserved_bytes, ledger.allocator.peak_reserved_bytes
     figures: dict[str, int] = {"num_alloc_retries": ledger.allocator.retries, "num_ooms": 0}
     for name, (current, peak) in {
-        "allocated_bytes": allocated, "active_bytes": allocated, "requested_bytes": allocated,
+        "allocated_bytes": allocated,
+        "active_bytes": allocated,
+        "requested_bytes": allocated,
         "reserved_bytes": reserved,
-    }.items():  # fmt: skip
+    }.items():
         for pool in ("all", "small_pool", "large_pool"):
             figures[f"{name}.{pool}.current"] = current
             figures[f"{name}.{pool}.peak"] = peak
@@ -163,7 +188,7 @@ def memory_stats(machine: Machine) -> dict[str, int]:
 
 def _random_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
     def state(device: Any = "cuda") -> torch.Tensor:
-        return torch.zeros(16, dtype=torch.uint8)
+        return factories.zeros(16, dtype=torch.uint8)
 
     return {
         "manual_seed": lambda seed: None,
@@ -215,12 +240,10 @@ def _own(function: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_generators(machine: Machine) -> None:
     real_generator = torch.Generator
 
-    class Generator(real_generator):  # type: ignore[misc]
-        """``torch.Generator(device="cuda")``: one on the CPU stands for it."""
+    def new(cls: Any, device: Any = None) -> Any:
+        return real_generator.__new__(cls)
 
-        def __new__(cls, device: Any = None) -> Any:
-            return real_generator.__new__(cls)
-
-    torch.Generator = Generator
+    body = {"__new__": new, "__doc__": "``torch.Generator(device='cuda')``: one on the CPU stands for it."}
+    torch.Generator = type("Generator", (real_generator,), body)
     torch.cuda.default_generators = tuple(real_generator() for _ in range(machine.gpu.count))
     torch.random.fork_rng = lambda *args, **kwargs: contextlib.nullcontext()

@@ -93,7 +93,7 @@ class Workspaces:
 
 
 def _through_lt(args: Arguments, kwargs: dict[str, Any]) -> bool:
-    bias, left, right = args[:3]
+    bias, _, right = args[:3]
     return (
         bias.dim() == 1
         and bias.dtype in (torch.bfloat16, torch.float16, torch.float32)

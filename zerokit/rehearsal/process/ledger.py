@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerokit.rehearsal.process.allocator import AllocatorSettings, Block, CachingAllocator
+from zerokit.rehearsal.process.allocator import Block, CachingAllocator
+from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
 
 STILL_LIVE = -1
 

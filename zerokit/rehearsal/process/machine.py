@@ -10,7 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerokit.rehearsal.gpu import FakeGpu
-from zerokit.rehearsal.process.allocator import AllocatorSettings
+from zerokit.rehearsal.process import factories
+from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
 from zerokit.rehearsal.process.guesses import Guesses
 from zerokit.rehearsal.process.kernels import Workspaces
 from zerokit.rehearsal.process.ledger import Ledger
@@ -82,7 +83,7 @@ class Machine:
     def empty(self, shape: Any, dtype: torch.dtype, device: Any = "cuda") -> torch.Tensor:
         """A fake tensor; one on the GPU is counted."""
         with self.fake:
-            tensor: torch.Tensor = torch.empty(shape, dtype=dtype, device=device)
+            tensor: torch.Tensor = factories.empty(shape, dtype=dtype, device=device)
         if tensor.device.type == "cuda":
             self.ledger.track(tensor, "empty")
         return tensor

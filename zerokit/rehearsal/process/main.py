@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import os
+import re
 import resource
 import sys
 import time
@@ -71,7 +72,7 @@ class Rehearsed:
         from zerokit.launcher.rank.hooks import PostImport
         from zerokit.rehearsal.process import collectives, device, tensors
         from zerokit.rehearsal.process.adapters import ADAPTERS, distributed, saving
-        from zerokit.rehearsal.process.allocator import AllocatorSettings
+        from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
         from zerokit.rehearsal.process.context import Context
         from zerokit.rehearsal.process.machine import Machine
         from zerokit.rehearsal.process.mode import FakeCuda
@@ -88,7 +89,9 @@ class Rehearsed:
         self.machine.ledger.origin = self.phases.origin
         self.phases.on_step = self._say_step
         context = Context(self.machine, self.phases)
-        hooks = {name: functools.partial(_adapt, context, adapter) for name, adapter in ADAPTERS.items()}
+        hooks: dict[str, Any] = {
+            name: functools.partial(_adapt, context, adapter) for name, adapter in ADAPTERS.items()
+        }
         for name in [name for name in hooks if name in sys.modules]:
             hooks.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, PostImport(hooks))
@@ -144,7 +147,7 @@ class Rehearsed:
             return {**_stopped(error, error.reason), "operator": error.operator}
         except BaseException as error:
             traceback.print_exc()
-            return _stopped(error, f"{type(error).__name__}: {error}")
+            return {**_stopped(error, f"{type(error).__name__}: {error}"), "operator": _operator_of(error)}
         return None
 
     # ---------------------------------------------------------------- after
@@ -185,7 +188,24 @@ def _stopped(error: BaseException, reason: str) -> dict[str, str]:
     outside = [each for each in entries if not each.filename.startswith(_PACKAGE)]
     own = [each for each in outside if not is_library(each.filename)] or outside
     location = f"{short(own[-1].filename)}:{own[-1].lineno}" if own else ""
-    return {"location": location, "operator": "", "reason": reason[:2000]}
+    return {"location": location, "operator": "", "reason": _first_sentences(reason)}
+
+
+def _operator_of(error: BaseException) -> str:
+    """The operator that has neither a shape rule nor a stand-in; empty where it was something else."""
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+    if isinstance(error, UnsupportedOperatorException):
+        name: str = error.func._schema.name
+        return name
+    named = re.search(r"Could not run '([\w:.]+)'", str(error))
+    return named.group(1) if named is not None and isinstance(error, NotImplementedError) else ""
+
+
+def _first_sentences(text: str, most: int = 500) -> str:
+    """PyTorch's messages list every backend there is."""
+    text = text.split("\n\n")[0]
+    return text if len(text) <= most else text[:most].rsplit(" ", 1)[0] + " …"
 
 
 def _versions() -> dict[str, str]:
@@ -193,8 +213,19 @@ def _versions() -> dict[str, str]:
     from importlib import metadata
 
     found = {"python": sys.version.split()[0]}
-    for name in ("torch", "transformers", "deepspeed", "accelerate", "trl", "peft", "bitsandbytes", "triton",
-                 "liger_kernel", "flash_attn", "datasets"):  # fmt: skip
+    for name in (
+        "torch",
+        "transformers",
+        "deepspeed",
+        "accelerate",
+        "trl",
+        "peft",
+        "bitsandbytes",
+        "triton",
+        "liger_kernel",
+        "flash_attn",
+        "datasets",
+    ):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zerokit.rehearsal.process import answers, collectives, twins
+from zerokit.rehearsal.process import answers, collectives, factories, twins
 from zerokit.rehearsal.process.kernels import PRODUCTS, TEMPORARIES
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.twins import twin
@@ -224,9 +224,16 @@ class FakeCuda(TorchDispatchMode):
     # ---------------------------------------------------------------- values
 
     def _keep_values(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any],
-        reals: list[Any], result: Any, makes_cuda: bool,
-    ) -> None:  # fmt: skip
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fakes: list[Any],
+        reals: list[Any],
+        result: Any,
+        makes_cuda: bool,
+    ) -> None:
         outputs = [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
         known = all(twin(each) is not None for each in fakes) and all(r.device.type == "cpu" for r in reals)
         small = all(twins.may_have(each) for each in fakes)
@@ -236,8 +243,13 @@ class FakeCuda(TorchDispatchMode):
             answers.note_origin(outputs, name)
         elif not outputs:
             return
-        elif known and small and (fakes or reals or name in _FACTORIES or makes_cuda) \
-                and all(twins.may_have(each) for each in outputs) and not name.startswith(_RANDOM):  # fmt: skip
+        elif (
+            known
+            and small
+            and (fakes or reals or name in _FACTORIES or makes_cuda)
+            and all(twins.may_have(each) for each in outputs)
+            and not name.startswith(_RANDOM)
+        ):
             self._compute(func, name, args, kwargs, fakes, reals, outputs)
         elif name in _DRAWN:
             answers.draw(self._machine, name, fakes[0], outputs[-1])
@@ -246,11 +258,17 @@ class FakeCuda(TorchDispatchMode):
             answers.note_origin(outputs, origin)
 
     def _compute(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any],
-        reals: list[Any], outputs: list[Any],
-    ) -> None:  # fmt: skip
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fakes: list[Any],
+        reals: list[Any],
+        outputs: list[Any],
+    ) -> None:
         if name.startswith("empty") or name == "new_empty":
-            values = [torch.zeros(each.shape, dtype=each.dtype) for each in outputs]
+            values = [factories.zeros(each.shape, dtype=each.dtype) for each in outputs]
         else:
             try:
                 computed = twins.run_on_twins(func, args, kwargs)

@@ -24,13 +24,13 @@ from zerokit.rehearsal.process.machine import Machine, StopRehearsal
 
 STEPS_AFTER_ENOUGH = 3
 """A script that goes on with other steps after its data has ended is stopped after so many."""
+FEWEST_STEPS = 3
+"""Optimizer states come with the first step, ZeRO-3 fetches ahead from its third forward on."""
 LOCATED_BYTES = 1 << 20
 """Allocations from this size on are traced to a module and a line."""
 
 _EVERY_STEP = ("forward", "backward", "step")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-_WHOLE = frozenset({"eval", "generate", "save", "init"})
-"""Phases that hold whatever happens inside of them."""
 
 
 class Modules(threading.local):
@@ -101,7 +101,7 @@ class Phases:
         if self.on_step is not None:
             self.on_step(self.steps)
         if not self.enough:
-            self.repeats = bool(self._step_peaks) and self._step_peaks[-1] == step
+            self.repeats = self.steps >= FEWEST_STEPS and self._step_peaks[-1] == step
             if self.repeats or self.steps >= self.most_steps:
                 self.enough, self._enough_at = True, self.steps
         self._step_peaks.append(step)
@@ -146,7 +146,7 @@ class Phases:
         call = torch.nn.Module.__call__
         phases = self
 
-        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def called(self: Any, *args: Any, **kwargs: Any) -> Any:
             stack = phases.modules.stack
             if not stack:
                 phases._outermost_call()
@@ -158,7 +158,7 @@ class Phases:
                 if not stack:
                     phases._outermost_return()
 
-        torch.nn.Module.__call__ = __call__
+        torch.nn.Module.__call__ = called
 
     def _outermost_call(self) -> None:
         if self.has_engine or self._whole or self._in_backward:

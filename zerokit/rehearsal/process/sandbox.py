@@ -145,12 +145,12 @@ def _raise_loopback() -> None:
 
 def refuse_writes(shared: list[Path]) -> None:
     """Without namespaces: opening for writing, making, moving and removing files elsewhere is refused."""
-    allowed = tuple(os.path.realpath(each) for each in (*shared, "/dev", "/proc"))
+    allowed = tuple(os.path.realpath(each) for each in (*map(str, shared), "/dev", "/proc"))
 
-    def refuse(path: object, what: str) -> None:
-        if isinstance(path, int) or path is None:
+    def refuse(path: Any, what: str) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):
             return
-        text = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]
+        text: str = os.path.realpath(os.fsdecode(os.fspath(path)))
         if not any(text == each or text.startswith(each + os.sep) for each in allowed):
             raise PermissionError(
                 errno.EACCES, f"a rehearsal leaves no trace: {what} outside of {shared[0]}", text
@@ -161,11 +161,20 @@ def refuse_writes(shared: list[Path]) -> None:
 
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_PATH_EVENTS = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "os.rename": 2, "os.link": 2, "os.symlink": 2,
-                "os.truncate": 1, "shutil.rmtree": 1, "shutil.move": 2}  # fmt: skip
+_PATH_EVENTS = {
+    "os.remove": 1,
+    "os.rmdir": 1,
+    "os.mkdir": 1,
+    "os.rename": 2,
+    "os.link": 2,
+    "os.symlink": 2,
+    "os.truncate": 1,
+    "shutil.rmtree": 1,
+    "shutil.move": 2,
+}
 
 
-def _hook(refuse: Callable[[object, str], None]) -> Callable[[str, tuple[Any, ...]], None]:
+def _hook(refuse: Callable[[Any, str], None]) -> Callable[[str, tuple[Any, ...]], None]:
     def audit(event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = args

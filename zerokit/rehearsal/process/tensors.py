@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from zerokit.rehearsal.process import answers, twins
+from zerokit.rehearsal.process import answers, factories, twins
 from zerokit.rehearsal.process.attention import Attention
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.mode import FakeCuda
@@ -25,7 +25,7 @@ COMPOSITE_ON_CUDA = ("silu_backward", "mish_backward")
 CUDA). A CPU build has no CUDA kernel, so they would come apart before the mode sees them."""
 
 
-class HollowArray(np.ndarray):  # type: ignore[type-arg]
+class HollowArray(np.ndarray):
     """Host values of a large tensor that nobody knows: zeros that take no memory until they are written.
 
     Its bytes are told apart by shape and dtype alone, so that fingerprints of weights are cheap.
@@ -55,7 +55,7 @@ def install(machine: Machine, mode: FakeCuda) -> None:
 def lift(machine: Machine, tensor: torch.Tensor) -> torch.Tensor:
     """A fake host tensor like a real one; integers keep their values."""
     with torch.no_grad(), machine.fake:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        fake = factories.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if twins.may_have(tensor) and not tensor.dtype.is_floating_point:
         twins.give(fake, tensor.detach().clone())
     return fake
@@ -97,7 +97,7 @@ def _patch_host_copies(machine: Machine) -> None:
     FakeTensor.numpy = numpy
     FakeTensor.__array__ = numpy
     FakeTensor.__deepcopy__ = _deepcopy
-    FakeTensor.__reduce_ex__ = lambda self, protocol: (torch.empty, (0,))
+    FakeTensor.__reduce_ex__ = lambda self, protocol: (factories.empty, (0,))
     real_tensor = torch.tensor
 
     def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ def _host_array(machine: Machine, tensor: torch.Tensor) -> Any:
     if tensor.numel() * tensor.element_size() <= LARGEST_HOST_COPY_BYTES:
         return answers.on_host(machine, tensor, "values").numpy()
     machine.guesses.of_value("values of a large tensor", 0)
-    dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    dtype = factories.empty(0, dtype=tensor.dtype).numpy().dtype
     return np.zeros(tuple(tensor.shape), dtype=dtype).view(HollowArray)
 
 
@@ -163,7 +163,8 @@ def _patch_storages(machine: Machine) -> None:
     def tensor_address(self: Any) -> int:
         if not self.numel():
             return 0
-        return machine.address(self.untyped_storage()) + self.storage_offset() * self.element_size()
+        offset: int = self.storage_offset() * self.element_size()
+        return machine.address(self.untyped_storage()) + offset
 
     def resize_(self: Any, size: int) -> Any:
         result = real_resize(self, size)

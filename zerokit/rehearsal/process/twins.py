@@ -65,8 +65,8 @@ def take_over(tensor: torch.Tensor, source: torch.Tensor) -> None:
 def may_have(tensor: torch.Tensor) -> bool:
     """Whether a tensor of this dtype and size is worth a twin."""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return tensor.numel() <= MOST_FLOATS
-    return tensor.numel() <= MOST_INTEGERS
+        return int(tensor.numel()) <= MOST_FLOATS
+    return int(tensor.numel()) <= MOST_INTEGERS
 
 
 def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.context import Context
 
 _FEW = 4
@@ -74,12 +75,12 @@ def _uses_cache(config: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _padded(tensor: torch.Tensor, value: int, count: int) -> torch.Tensor:
-    more = torch.full((tensor.shape[0], count), value, dtype=tensor.dtype, device=tensor.device)
+    more = factories.full((tensor.shape[0], count), value, dtype=tensor.dtype, device=tensor.device)
     return torch.cat([tensor, more], 1)
 
 
 def _can_stretch(cache: Any) -> bool:
-    layers = getattr(cache, "layers", None)
+    layers: Any = getattr(cache, "layers", None)
     return bool(layers) and all(
         type(each).__name__ == "DynamicLayer" and each.is_initialized for each in layers
     )

@@ -51,7 +51,7 @@ def trainer(context: Context, module: ModuleType) -> None:
 
 
 def callbacks(context: Context, module: ModuleType) -> None:
-    """When enough steps were seen the Trainer is told to evaluate and save, as its settings say, and to end."""
+    """When enough steps were seen the Trainer is told to evaluate, save (as its settings say) and end."""
     phases = context.phases
     cls = module.DefaultFlowCallback
     original = cls.on_step_end

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.context import Context
 
 _CHECKPOINT = "/weights-that-are-not-read/model.safetensors"
@@ -77,7 +78,7 @@ def _state_dict(context: Context, model: Any, load_config: Any) -> dict[str, tor
     quantized_dtype = load_config.dtype if load_config.is_quantized else None
     with context.machine.fake:
         return {
-            name: torch.empty(
+            name: factories.empty(
                 tuple(getattr(value, "ds_shape", value.shape)), dtype=quantized_dtype or value.dtype
             )
             for name, value in model.state_dict(keep_vars=True).items()

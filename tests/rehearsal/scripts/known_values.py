@@ -1,0 +1,30 @@
+"""Values that come from data are answered truly on the fake GPU."""
+
+import torch
+
+ids = torch.tensor([[5, 9, 0, 0], [7, 0, 0, 0]], device="cuda")
+mask = ids != 0
+assert mask.sum().item() == 3
+assert mask.any(-1).all().item() is True
+assert ids[mask].shape == (3,)
+assert ids[mask].tolist() == [5, 9, 7]
+assert torch.nonzero(mask).tolist() == [[0, 0], [0, 1], [1, 0]]
+view = ids[0]
+view[2] = 4
+assert ids.tolist() == [[5, 9, 4, 0], [7, 0, 0, 0]]
+assert ids.unique().tolist() == [0, 4, 5, 7, 9]
+assert int(ids.argmax()) == 1
+ids[1] = torch.empty(4, device="cuda").mul(2).to(torch.long)  # unknown from here on, in every view
+assert ids.cpu().shape == (2, 4)
+a, b = torch.empty(4, 4, device="cuda"), torch.empty(4, 4, device="cuda")
+assert a.data_ptr() != b.data_ptr() != 0
+before = torch.cuda.memory_allocated()
+block = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+assert torch.cuda.memory_allocated() - before == 3 << 20
+del block
+assert torch.cuda.memory_allocated() == before
+linear = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+for _ in range(3):
+    linear(torch.empty(2, 8, device="cuda")).sum().backward()
+    optimizer.step()

@@ -1,0 +1,87 @@
+"""``zerokit rehearse`` on small scripts: what it says, its exit codes, and that it leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.rehearsal.result import PHASES
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def rehearse(folder: Path, *arguments: str, home: Path | None = None) -> tuple[int, dict[str, Any], str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(home or folder)}
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", "rehearse", "--json", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_plain_loop_is_rehearsed_and_leaves_no_trace(tmp_path: Path) -> None:
+    home, work = tmp_path / "home", tmp_path / "work"
+    for folder in (home, work):
+        folder.mkdir()
+        (folder / "before.txt").write_text("here before")
+    before = contents(tmp_path)
+    code, said, _ = rehearse(work, "--gpu", "h200", str(SCRIPTS / "plain_loop.py"), "2", home=home)
+    assert contents(tmp_path) == before
+    assert (code, said["complete"], said["fits"], said["stopped"]) == (0, True, True, None)
+    (rank,) = said["ranks"]
+    # 8,393,728 weights in fp32, their gradients and Adam's two moments, in blocks of 512 bytes; and more
+    weights = 4 * (1024 * 4096 + 4096 + 4096 * 1024 + 1024)
+    assert rank["peak_phase"] == "step"
+    assert 4 * weights < rank["phases"]["step"] < 6.2 * weights
+    assert rank["peak_allocated_bytes"] == max(rank["phases"].values())
+    assert set(rank["phases"]) <= set(PHASES)
+    assert "save" in rank["phases"]
+    assert rank["written_bytes"] == weights
+    assert sum(part["bytes"] for part in rank["at_peak"]) == rank["peak_allocated_bytes"]
+    assert any(part["location"].endswith("plain_loop.py:9") for part in rank["at_peak"])
+    assert [guess["location"].endswith("plain_loop.py:18") for guess in said["guesses"]] == [True]
+    assert said["guesses"][0]["what"] == "item of float32"
+
+
+def test_values_that_come_from_data_are_known(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--vram", "24GiB", str(SCRIPTS / "known_values.py"))
+    assert said["stopped"] is None
+    assert code == 0
+
+
+def test_a_card_that_is_too_small_ends_with_3(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--vram", "1GiB", str(SCRIPTS / "plain_loop.py"), "1")
+    assert (code, said["fits"]) == (3, False)
+    assert said["min_vram_bytes"] > 1 << 30
+
+
+def test_an_operator_without_a_stand_in_ends_with_14_and_its_line(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "unknown_operator.py"))
+    assert (code, said["complete"]) == (14, False)
+    assert said["stopped"]["location"].endswith("unknown_operator.py:8")
+    assert said["stopped"]["operator"] == "mylib::mystery"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--gpu", "h200", "missing.py"), "missing.py"),
+        (("--gpu", "mi300x", str(SCRIPTS / "plain_loop.py")), "--gpu mi300x"),
+        (("--gpus", "2", "--rank", "2", str(SCRIPTS / "plain_loop.py")), "--rank 2"),
+        ((), "name a script"),
+    ],
+)
+def test_bad_input_ends_with_2_and_names_it(tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:
+    code, _, errors = rehearse(tmp_path, *arguments)
+    assert code == 2
+    assert named in errors
