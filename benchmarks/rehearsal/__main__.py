@@ -29,6 +29,7 @@ from zerokit.catalog import gpus
 from zerokit.launcher.command import Target
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.result import Rehearsal
+from zerokit.rehearsal.script import PlanUse
 
 HERE = Path(__file__).resolve().parent
 
@@ -113,7 +114,7 @@ class Bench:
             target=target,
             gpu=gpus.load("h200"),
             gpus=run.gpus,
-            plan=plan,
+            plan=PlanUse(folder=plan),
             launcher=launcher,
             steps=100 if run.kind == "raw" else self.options.steps,
             shown=self.folder / "shown",

@@ -38,6 +38,8 @@ INCOMPLETE_EXIT_CODE = 14
     metavar="auto|none|deepspeed|torchrun|accelerate",
     help="Whose environment the script gets.",
 )
+@click.option("--no-arguments", is_flag=True, help="Add no option from the plan to the script's own.")
+@click.option("--accept-mismatch", is_flag=True, help="Run a script that contradicts the plan all the same.")
 @click.option("--out", metavar="DIR", help="Write rehearsal.json and the script's output there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option(
@@ -50,25 +52,29 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     No GPU, no weights and no arithmetic: every allocation goes through a model of PyTorch's caching
     allocator. Nothing is written, downloaded or pushed.
     """
-    from zerokit.launcher.command import Target
+    from zerokit.launcher import consoles
     from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+    from zerokit.rehearsal.script import PlanUse
 
     module = options["module"]
     if module is None and not arguments:
         raise InputError("rehearse: name a script, for example: zerokit rehearse --gpu h200 train.py")
+    resolved = consoles.target_of(module, arguments)
+    if resolved.note is not None:
+        _say(resolved.note)
     gpu, named, notes = _gpu(options)
     out = Path(options["out"]) if options["out"] else None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     request = RehearsalRequest(
-        target=Target(
-            script=None if module else arguments[0],
-            module=module,
-            arguments=arguments if module else arguments[1:],
-        ),
+        target=resolved.target,
         gpu=gpu,
         gpus=options["gpus"],
-        plan=options["plan"],
+        plan=PlanUse(
+            folder=options["plan"],
+            no_arguments=options["no_arguments"],
+            accept_mismatch=options["accept_mismatch"],
+        ),
         rank=options["rank"],
         steps=options["steps"],
         launcher=options["launcher"],

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from zerokit.memory import card
 from zerokit.rehearsal import result as results
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
-from zerokit.rehearsal.script import PreparedScript, prepare
+from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
 
 BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
 DEFAULT_STEPS = 5
@@ -63,8 +63,7 @@ class RehearsalRequest:
     """What to rehearse.
 
     Attributes:
-        plan: a folder (or plan.yaml) that ``zerokit plan`` wrote; its configuration reaches the script as
-            ``zerokit launch`` would give it.
+        plan: its configuration reaches the script as ``zerokit launch`` would give it.
         gpus: ranks in all; None: the plan's, or 1.
         memory_named: whether the memory of ``gpu`` is a limit that the run must fit into.
         steps: optimizer steps at most; fewer where all peaks repeat.
@@ -75,7 +74,7 @@ class RehearsalRequest:
     target: Target
     gpu: Gpu
     gpus: int | None = None
-    plan: str | None = None
+    plan: PlanUse = field(default_factory=PlanUse)
     rank: int = 0
     steps: int = DEFAULT_STEPS
     launcher: str = "auto"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +14,8 @@ from zerokit.errors import InputError
 from zerokit.launcher import command as commands
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.prepare import read_plan
-from zerokit.script import adapt_config
+from zerokit.script import adapt_config, agreement
+from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 
 LAUNCHERS = ("auto", "none", *commands.LAUNCHERS)
@@ -46,10 +45,23 @@ class PreparedScript:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanUse:
+    """Which plan reaches the script, and how strictly, as for ``zerokit launch``.
+
+    Attributes:
+        folder: of the plan, or its plan.yaml; None: the script runs as it is.
+    """
+
+    folder: str | None = None
+    no_arguments: bool = False
+    accept_mismatch: bool = False
+
+
 def prepare(
     target: commands.Target,
     *,
-    plan: str | None,
+    plan: PlanUse,
     ranks: int | None,
     rank: int,
     launcher: str,
@@ -59,15 +71,13 @@ def prepare(
     """Decide arguments, configuration and environment. Writes the configuration into ``folder``.
 
     Raises:
-        InputError: no such script, plan or launcher.
+        InputError: no such script, plan or launcher; or a script that contradicts its plan.
     """
     if launcher not in LAUNCHERS:
         raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
-    target = _resolved(target)
-    facts = script_reader.read_script(
-        Path(target.script) if target.script is not None else None, target.module
-    )
-    read = read_plan(plan) if plan is not None else None
+    script = Path(target.script) if target.script is not None else None
+    facts = script_reader.read_script(script, target.module, target.source)
+    read = read_plan(plan.folder) if plan.folder is not None else None
     ranks = ranks or (read[0].world_size if read is not None else 1)
     if not 0 <= rank < ranks:
         raise InputError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
@@ -76,8 +86,9 @@ def prepare(
     arguments = target.arguments
     environment = {name: value for name, value in base.items() if not _OF_A_LAUNCHER.fullmatch(name)}
     if read is not None:
-        arguments, planned = _with_plan(target, facts, read, ranks, chosen, folder, base, notes)
-        environment |= planned
+        planned = _Planned(target, facts, read, plan, ranks, chosen, folder, notes)
+        arguments = planned.arguments()
+        environment |= planned.environment(base)
     if chosen != "none":
         environment |= _rank_variables(rank, ranks)
     if chosen == "deepspeed" and {"--local_rank", "--local-rank"} & facts.options:
@@ -93,19 +104,6 @@ def prepare(
     )
 
 
-def _resolved(target: commands.Target) -> commands.Target:
-    """A console command (``trl``) is a Python file on the path."""
-    if target.script is None or Path(target.script).exists() or os.sep in target.script:
-        return target
-    beside = Path(sys.executable).with_name(target.script)
-    found = str(beside) if beside.is_file() else shutil.which(target.script)
-    if found is None:
-        return target  # the reader of the script says that there is no such file
-    if b"python" not in Path(found).read_bytes()[:200].partition(b"\n")[0]:
-        raise InputError(f"{target.script}: {found} is not a Python program; name the script that it runs")
-    return commands.Target(script=found, module=None, arguments=target.arguments)
-
-
 def _launcher(
     launcher: str, facts: script_reader.ScriptFacts, arguments: tuple[str, ...], ranks: int, *, has_plan: bool
 ) -> str:
@@ -117,51 +115,79 @@ def _launcher(
     return "torchrun" if ranks > 1 else "none"
 
 
-def _with_plan(
-    target: commands.Target,
-    facts: script_reader.ScriptFacts,
-    read: tuple[Any, dict[str, Any]],
-    ranks: int,
-    launcher: str,
-    folder: Path,
-    base: Mapping[str, str],
-    notes: list[str],
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Arguments and variables that ``zerokit launch --plan`` would give."""
-    plan, config = read
-    adapted = adapt_config.adapt(
-        config,
-        style=facts.style,
-        device="cuda",
-        ranks=ranks,
-        planned_ranks=plan.world_size,
-        facts=facts,
-        script_args=list(target.arguments),
-    )
-    notes.append(f"{target.name} is taken as {facts.style}: {facts.why}")
-    notes += [f"ds_config.json: {change}" for change in adapted.changes]
-    notes += [f"warning: {warning}" for warning in adapted.warnings]
-    path = folder / "ds_config.json"
-    path.write_text(json.dumps(adapted.config, indent=1))
-    extra = commands.script_options(facts.style, facts, target.arguments, path)
-    command = commands.build(
-        launcher="deepspeed" if launcher in ("auto", "none") else launcher,
-        target=target,
-        extra=extra,
-        style=facts.style,
-        facts=facts,
-        devices=Devices(kind="cuda", ranks=ranks, gpu_indexes=tuple(range(ranks)), why=""),
-        port=_PORT,
-        run_dir=folder,
-        config=path,
-        plan=None,
-        plan_environment=plan.chosen.get("environment") or {},
-        base=base,
-    )
-    cut = target.arguments.index("--") if "--" in target.arguments else len(target.arguments)
-    arguments = (*target.arguments[:cut], *extra, *target.arguments[cut:])
-    wanted = {n: v for n, v in command.set_variables.items() if not _OF_A_LAUNCHER.fullmatch(n)}
-    return arguments, wanted
+class _Planned:
+    """What ``zerokit launch --plan`` would give the script."""
+
+    def __init__(
+        self,
+        target: commands.Target,
+        facts: script_reader.ScriptFacts,
+        read: tuple[Any, dict[str, Any]],
+        use: PlanUse,
+        ranks: int,
+        launcher: str,
+        folder: Path,
+        notes: list[str],
+    ) -> None:
+        self._target, self._facts, self._use, self._ranks = target, facts, use, ranks
+        self._plan, config = read
+        self._launcher = "deepspeed" if launcher in ("auto", "none") else launcher
+        self._folder = folder
+        notes.append(f"{target.name} is taken as {facts.style}: {facts.why}")
+        self._agreed = agreement.agree(
+            script_arguments.ScriptOptions.read(facts, facts.style, target.arguments),
+            self._plan.chosen,
+            self._adapted(config, "none").config,
+            plan_folder=self._plan.folder,
+            on_cpu=False,
+            no_arguments=use.no_arguments,
+            accept_mismatch=use.accept_mismatch,
+        )
+        adapted = self._adapted(config, facts.style)
+        notes += self._agreed.notes
+        notes += [f"ds_config.json: {change}" for change in adapted.changes]
+        notes += [f"warning: {warning}" for warning in adapted.warnings]
+        self._config_path = folder / "ds_config.json"
+        self._config_path.write_text(json.dumps(adapted.config, indent=1))
+
+    def _adapted(self, config: dict[str, Any], script_style: str) -> adapt_config.Adapted:
+        return adapt_config.adapt(
+            config,
+            style=script_style,
+            device="cuda",
+            ranks=self._ranks,
+            planned_ranks=self._plan.world_size,
+            facts=self._facts,
+        )
+
+    def _extra(self) -> list[str]:
+        given = self._target.arguments
+        options = commands.script_options(self._facts.style, self._facts, given, self._config_path)
+        return [*self._agreed.added, *options]
+
+    def arguments(self) -> tuple[str, ...]:
+        """The user's, and what the plan adds before a ``--`` among them."""
+        given = self._target.arguments
+        cut = given.index("--") if "--" in given else len(given)
+        return (*given[:cut], *self._extra(), *given[cut:])
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Variables of the plan, without those of a launcher."""
+        command = commands.build(
+            launcher=self._launcher,
+            target=self._target,
+            extra=self._extra(),
+            style=self._facts.style,
+            facts=self._facts,
+            devices=Devices(kind="cuda", ranks=self._ranks, gpu_indexes=tuple(range(self._ranks)), why=""),
+            port=_PORT,
+            run_dir=self._folder,
+            config=self._config_path,
+            plan=None,
+            plan_environment=self._plan.chosen.get("environment") or {},
+            base=base,
+        )
+        return {n: v for n, v in command.set_variables.items() if not _OF_A_LAUNCHER.fullmatch(n)}
 
 
 def _rank_variables(rank: int, ranks: int) -> dict[str, str]:

@@ -69,7 +69,7 @@ class Rehearsed:
     def _put_in_place(self) -> None:
         import torch.distributed  # noqa: F401  (before the mode: its import makes tensors)
 
-        from zerokit.launcher.rank.hooks import PostImport
+        from zerokit.instrument.post_import import PostImport
         from zerokit.rehearsal.process import collectives, device, tensors
         from zerokit.rehearsal.process.adapters import ADAPTERS, distributed, saving
         from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
@@ -92,9 +92,7 @@ class Rehearsed:
         hooks: dict[str, Any] = {
             name: functools.partial(_adapt, context, adapter) for name, adapter in ADAPTERS.items()
         }
-        for name in [name for name in hooks if name in sys.modules]:
-            hooks.pop(name)(sys.modules[name])
-        sys.meta_path.insert(0, PostImport(hooks))
+        PostImport(hooks).install()
         device.install(self.machine)
         collectives.install(self.machine)
         distributed.data_parallel(context)
@@ -177,7 +175,11 @@ _PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
 def _adapt(context: Any, adapter: Any, module: ModuleType) -> None:
-    adapter(context, module)
+    """A library of another version than an adapter knows is run as it is, and that is said."""
+    try:
+        adapter(context, module)
+    except Exception as error:
+        context.machine.warn(f"{module.__name__} runs as it is: {type(error).__name__}: {error}")
 
 
 def _stopped(error: BaseException, reason: str) -> dict[str, str]:
