@@ -30,6 +30,7 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
     accumulation, no parallelism but data, no checkpointing. Ends with exit code 3 where it does not fit.
     """
     from zerokit.cli import show
+    from zerokit.domain.unmodelled import BASIS, not_modelled
     from zerokit.memory.saving import notes as saving_notes
     from zerokit.planner import documents
     from zerokit.search.explain import cluster_words
@@ -39,9 +40,12 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
     read = shared_options.read({**options, "deepspeed": deepspeed}, single=True)
     request = read.request
     strategy, notes = _strategy(request, settings)
+    unmodelled = () if settings is None else not_modelled(settings[0])
     if deepspeed is not None:
-        notes = (*_errors_in(deepspeed), *notes)
+        notes = (*_errors_in(deepspeed), *unmodelled, *notes)
     candidate, fitting = estimate_strategy(request, strategy)
+    if unmodelled:
+        candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))
     notes = (*notes, *saving_notes(candidate, request.shape, request.job, request.cluster))
     body = documents.estimate(
         candidate,

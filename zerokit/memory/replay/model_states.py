@@ -61,6 +61,14 @@ def share_bytes(layout: Layout, ranks: int, width: int) -> int:
     )
 
 
+def second_copy_bytes(layout: Layout, zero: ZeroSettings, width: int) -> int:
+    """hpZ's share of every weight inside a group, made with its partition (``_partition_param_sec``,
+    runtime/zero/partition_parameters.py:1900); it lies where offloaded weights do."""
+    if zero.zero_hpz_partition_size <= 1 or zero.offload_param.device != "none":
+        return 0
+    return share_bytes(layout, zero.zero_hpz_partition_size, width)
+
+
 def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
     """The steady state of one rank, before a step's gradients and activations."""
     zero, width = settings.zero, Precision.of(settings)
@@ -72,6 +80,8 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
         trainable, _ = shares(layout, ranks)
         if zero.offload_param.device == "none":
             components["parameters"] = share_bytes(layout, ranks, width.parameter)
+            if second := second_copy_bytes(layout, zero, width.parameter):
+                components["second_copy"] = second
         on_gpu = sum(on_device(layout, zero, ranks))
         if zero.offload_optimizer.device == "none":
             # a copy in fp32 training too: _create_fp32_partitions compares a device with its name, in vain
@@ -147,6 +157,7 @@ def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int
     trainable, _ = shares(layout, ranks)
     on_gpu = zero.offload_param.device == "none"
     weights = share_bytes(layout, ranks, width.parameter) if on_gpu else 0
+    weights += second_copy_bytes(layout, zero, width.parameter)
     building = most_while_building(layout, ranks, on_gpu) * width.parameter
     bucket = zero.reduce_bucket_size * sum(layout.bucket_widths(settings)) if zero.contiguous_gradients else 0
     # create_reduce_and_remove_grad_hooks gathers every trainable parameter once, one after the other

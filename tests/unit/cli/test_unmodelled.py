@@ -1,0 +1,81 @@
+"""DeepSpeed keys that the prediction does not follow are named, and change its basis."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.cli import run
+from zerokit.domain.unmodelled import _KEYS, not_modelled
+
+ASKED = ("--model", "llama-3.2-1b", "--gpus", "8", "--gpu", "h200", "--seq-len", "2048")
+SET: list[tuple[str, Any]] = [
+    ("zero_optimization.zenflow", {"topk_ratio": 0.1}),
+    ("zero_optimization.offload_optimizer.super_offload", True),
+    ("zero_optimization.zero_quantized_weights", True),
+    ("zero_optimization.zero_quantized_gradients", True),
+    ("compile.deepcompile", True),
+    ("sequence_parallel_size", 2),
+    ("expert_parallel", {"ep_size": 2}),
+    ("activation_checkpointing.cpu_checkpointing", True),
+    ("activation_checkpointing.partition_activations", True),
+    ("data_efficiency", {"enabled": True}),
+]
+
+
+def config(key: str, value: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+                            "zero_optimization": {"stage": 3}}  # fmt: skip
+    block = body
+    *parents, name = key.split(".")
+    for parent in parents:
+        block = block.setdefault(parent, {})
+    block[name] = value
+    return body
+
+
+@pytest.mark.parametrize(("key", "value"), SET, ids=[key for key, _ in SET])
+def test_a_key_that_is_not_followed_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, key: str, value: Any
+) -> None:
+    place = tmp_path / "ds.json"
+    place.write_text(json.dumps(config(key, value)))
+    assert run(["estimate", *ASKED, "--deepspeed", str(place), "--json"]) in (0, 2)
+    out, err = capsys.readouterr()
+    if not out:  # refused by a rule: not answered as if the key were not there
+        assert key.rpartition(".")[2] in err
+        return
+    body = json.loads(out)
+    assert body["basis"] == "incomplete"
+    assert any(line.startswith(f"not modelled: {key} (") for line in body["assumptions"])
+
+
+@pytest.mark.parametrize("value", ["auto", None, False])
+def test_a_key_that_does_nothing_is_not_named(value: Any) -> None:
+    assert not_modelled(config("compile.deepcompile", value)) == ()
+    assert not_modelled(config("zero_optimization.zenflow", None)) == ()
+    assert not_modelled(config("data_efficiency", {"enabled": False})) == ()
+
+
+def test_the_keys_are_deepspeeds() -> None:
+    text = (resources.files("zerokit") / "check" / "keys" / "deepspeed-0.19.8.json").read_text()
+    blocks = json.loads(text)["blocks"]
+    for key in _KEYS:
+        block, _, name = key.rpartition(".")
+        assert name in blocks[block]["keys"], key
+
+
+def test_the_second_copy_of_weights_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = []
+    for group in (1, 8):
+        place = tmp_path / f"{group}.json"
+        place.write_text(json.dumps(config("zero_optimization.zero_hpz_partition_size", group)))
+        assert run(["estimate", *ASKED, "--deepspeed", str(place), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[1]["basis"] == "traced"
+    more = found[1]["peak_allocated_bytes"] - found[0]["peak_allocated_bytes"]
+    assert more == pytest.approx(2 * 1_235_814_400 / 8, rel=0.01)
