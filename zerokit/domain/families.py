@@ -13,7 +13,7 @@ from typing import Any
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.errors import InputError
 
-__all__ = ["from_config"]
+__all__ = ["KNOWN_FAMILIES", "from_config"]
 
 _LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
 _GATED = frozenset(
@@ -41,6 +41,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "glm4": {"head_dim": 128},
 }
 _WHISPER_FRAMES = 1500
+_MOST = 10**9  # far beyond any model
 # Operators of a layer's forward pass that launch a kernel, counted by torch's dispatcher (torch 2.13,
 # transformers 5.23; SDPA where the family has it, one for the attention; experts as grouped products): a norm
 # is eight kernels where it is no LayerNorm, and some families have one on queries and keys too.
@@ -52,6 +53,8 @@ _LAYER_KERNELS: Mapping[str, float] = {
     "mpt": 16, "whisper": 17, "gpt2": 19, "starcoder2": 22, "bloom": 23, "gpt_neox": 23, "falcon": 27,
     "t5": 29, "phi": 31, "gptj": 45,
 }  # fmt: skip
+KNOWN_FAMILIES = frozenset(_LAYER_KERNELS) | {"switch_transformers"}
+"""Families whose shapes are known here: the catalogue's, each compared with what transformers builds."""
 _GATED_KERNELS, _PLAIN_KERNELS, _MOE_KERNELS = 38.0, 20.0, 18.0
 """Of a family that is not in the table; more of experts."""
 _CROSS_ATTENTION_KERNELS = 1.6
@@ -72,6 +75,8 @@ class _Config:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{self.name}: {key} is {value!r}; expected a whole number of at least 1")
+            if value > _MOST:
+                raise InputError(f"{self.name}: {key} is {value}; expected at most {_MOST:,}")
             return value
         if default is None:
             raise InputError(f"{self.name}: none of {', '.join(keys)} is in the configuration")

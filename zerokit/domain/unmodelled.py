@@ -2,7 +2,8 @@
 
 Read from DeepSpeed 0.19.8: runtime/config.py, runtime/zero/config.py, runtime/zero/offload_config.py,
 compile/config.py and runtime/activation_checkpointing/config.py. What is in neither this list nor
-``zerokit.domain.deepspeed_settings`` changes neither memory nor time, or ends the run (``zerokit check`` says which).
+``zerokit.domain.deepspeed_settings`` changes neither memory nor time, or ends the run (``zerokit check``
+says which).
 """
 
 from __future__ import annotations

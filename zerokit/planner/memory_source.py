@@ -32,6 +32,7 @@ class Source:
         hf_config: to trace from; ``None``: never trace (a scaled stand-in has no config of its own).
         trace: ``always`` what is missing (``estimate``), ``some`` (a search over a user's own config)
             or ``never`` (a search over the catalogue's, which takes what was traced before).
+        closed_form: whether the shape read out of the configuration is the model's; else it must be traced.
         catalogued: the profile is the catalogue's, traced for the usual adapters' rank only.
     """
 
@@ -42,6 +43,7 @@ class Source:
     hf_config: Mapping[str, Any] | None = None
     trace: str = "never"
     catalogued: bool = False
+    closed_form: bool = True
     looked: bool = False  # into the cache
     given_up: set[str] = field(default_factory=set)
     notes: dict[str, str] = field(default_factory=dict)
@@ -156,6 +158,12 @@ class Model:
         profile = self.source.covering(job, strategy)
         if profile is not None:
             return estimate_traced(profile, job, strategy, cluster, every_rank=self.every_rank)
+        if not self.source.closed_form:
+            why = next(iter(self.source.notes.values()), "it could not be traced for these options")
+            raise InputError(
+                f"--model {self.source.name}: {why}; and no closed form is known for model_type "
+                f"{self.source.shape.family!r}"
+            )
         estimate = estimate_analytic(self.source.shape, job, strategy, cluster)
         notes = tuple(dict.fromkeys(self.source.notes.values()))
         return replace(estimate, assumptions=(*notes, *estimate.assumptions)) if notes else estimate

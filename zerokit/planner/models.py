@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.families import from_config
+from zerokit.domain.families import KNOWN_FAMILIES, from_config
+from zerokit.domain.hf_classes import check_modelled
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
-from zerokit.errors import InputError
+from zerokit.errors import FileInputError, InputError
 from zerokit.planner.memory_source import Model, Source
 from zerokit.units import format_count, parse_count
 
 # "7b" is what people call 6.74e9: a figure of so many digits within this names the model
 _SAME_SIZE = (0.0, 0.06, 0.06, 0.015)
+_CLOSED_FORM_WITHIN = 0.02  # of Transformers' count: a closed form that is further off is of another model
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -68,9 +71,10 @@ def _chosen(
     trace: str,
     head: str | None = None,
     catalogued: bool = False,
+    closed_form: bool = True,
 ) -> Chosen:
     shape = from_config(config, name=name, parameters=parameters)
-    source = Source(shape=shape, name=name, head=head, hf_config=config, trace=trace)
+    source = Source(shape=shape, name=name, head=head, hf_config=config, trace=trace, closed_form=closed_form)
     if catalogued:
         from zerokit.catalog import profiles
 
@@ -102,14 +106,48 @@ def _named(model: str, single: bool) -> Chosen:
 def _from_file(place: Path, single: bool) -> Chosen:
     from zerokit.strictload import load_json
 
-    config = load_json(place).value
+    document = load_json(place, strict=False)
+    config = document.value
     if not isinstance(config, dict):
         raise InputError(f"--model {place}: expected a JSON object, a Hugging Face config.json")
-    chosen = _chosen(config, str(place), None, (), trace="always" if single else "some")
-    note = f"{place}: {format_count(chosen.shape.parameters)} parameters, counted from the configuration"
-    return Chosen(
-        shape=chosen.shape, memory=chosen.memory, max_seq_len=chosen.max_seq_len, assumptions=(note,)
-    )
+    check_modelled(config, str(place))
+    if document.problems:
+        first = document.problems[0]
+        raise FileInputError(str(place), f"{first.message}; {first.fix}", *first.place)
+    shape = from_config(config, name=str(place))
+    counted = _counted(config, place, shape)
+    how = "counted from the configuration" if counted is None else "as transformers builds it"
+    note = f"{place}: {format_count(counted or shape.parameters)} parameters, {how}"
+    alike = counted is None or abs(shape.parameters / counted - 1) <= _CLOSED_FORM_WITHIN
+    notes: tuple[str, ...] = (note,)
+    if not alike:
+        notes += (
+            f"step times are those of the layers read from {place}, {format_count(shape.parameters)} of "
+            f"{format_count(counted or 0)} parameters: no more than a rough guide",
+        )
+    trace = "always" if single else "some"
+    return _chosen(config, str(place), counted, notes, trace=trace, closed_form=alike)
+
+
+def _counted(config: Mapping[str, Any], place: Path, shape: ModelShape) -> int | None:
+    """Transformers' own count, where it is installed.
+
+    Raises:
+        InputError: Transformers cannot build it; or it is not here, and the family's shape is not known.
+    """
+    if find_spec("torch") is not None and find_spec("transformers") is not None:
+        from zerokit.trace.count import count_parameters
+
+        try:
+            return count_parameters(config)
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from None
+    if shape.family not in KNOWN_FAMILIES:
+        raise InputError(
+            f"{place}: model_type {shape.family!r} is counted and traced by Transformers, which is not "
+            "installed here; install torch and transformers, or give --params"
+        )
+    return None
 
 
 def _sized(params: str, single: bool) -> Chosen:

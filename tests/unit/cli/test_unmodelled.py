@@ -62,7 +62,7 @@ def test_a_key_that_does_nothing_is_not_named(value: Any) -> None:
 
 
 def test_the_keys_are_deepspeeds() -> None:
-    text = (resources.files("zerokit") / "check" / "keys" / "deepspeed-0.19.8.json").read_text()
+    text = (resources.files("zerokit") / "linter/deepspeed/deepspeed-0.19.8.json").read_text()
     blocks = json.loads(text)["blocks"]
     for key in _KEYS:
         block, _, name = key.rpartition(".")

@@ -84,8 +84,9 @@ def read_config(hf_config: Mapping[str, Any]) -> Any:
     values.pop("quantization_config", None)
     try:
         return AutoConfig.for_model(model_type, **values)
-    except (TypeError, ValueError, KeyError) as error:
-        raise InputError(f"the model's config ({model_type}) is not usable: {error}") from error
+    except Exception as error:  # transformers checks values with classes of its own, one for each mistake
+        what = " ".join(str(error).split())[:300]
+        raise InputError(f"the model's config ({model_type}) is not usable: {what}") from error
 
 
 def head_of(hf_config: Mapping[str, Any]) -> str:
@@ -222,8 +223,9 @@ def build(
         with torch.device("meta"):
             model = auto.from_config(config, dtype=dtype, attn_implementation=attention)
         config = model.config
-    except (ValueError, ImportError) as error:
-        raise InputError(f"transformers cannot build this model: {error}") from error
+    except Exception as error:  # whatever a constructor raises on values that do not go together
+        what = " ".join(str(error).split())[:300]
+        raise InputError(f"transformers cannot build this model: {what}") from error
     if tensor_parallel > 1:
         from zerokit.trace.building.tensor_parallel import shard
 

@@ -1,0 +1,121 @@
+"""A user's own config.json: counted as Transformers builds it, or refused with the file and the key."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from zerokit.cli import run
+from zerokit.errors import InputError
+from zerokit.planner.models import choose_model
+
+pytest.importorskip("transformers")
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write(config: object) -> str:
+        place = tmp_path / "config.json"
+        place.write_text(json.dumps(config))
+        return str(place)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tie_word_embeddings": 0.5}, "tie_word_embeddings"),
+        ({"hidden_act": 7}, "hidden_act"),
+        ({"hidden_act": "no-such"}, "no-such"),
+        ({"num_hidden_layers": 12_000_000_000_000_000}, "num_hidden_layers is 12000000000000000"),
+        ({"num_hidden_layers": 20_000}, "num_hidden_layers is 20000; expected at most 10,000"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"rms_norm_eps": float("inf")}, "Infinity is not a number in JSON"),
+        ({"vocab_size": float("nan")}, "NaN is not a number in JSON"),
+        ({"vocab_size": True}, "vocab_size is True"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
+        ({"model_type": "no-such-model"}, "no-such-model"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "classifier in place of the vocabulary"),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "joins a text model with a tower"),
+        ({"architectures": ["MyOwnModel"]}, "MyOwnModel is not modelled"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_file_and_the_key(
+    capsys: pytest.CaptureFixture[str], write: Any, change: dict[str, Any], words: str
+) -> None:
+    place = write(LLAMA | change)
+    started = time.process_time()
+    for command in ("plan", "estimate"):
+        assert run([command, "--model", place, "--gpus", "1", "--gpu", "h200"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and words in err and place in err and "Traceback" not in err
+    assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["mamba2", "falcon_h1", "bamba", "granitemoehybrid", "mamba", "jamba", "qwen2_5_vl", "qwen2_vl", "llava"],
+)
+def test_what_transformers_writes_for_other_layers_and_towers_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], write: Any, model_type: str
+) -> None:
+    from transformers import CONFIG_MAPPING
+
+    place = write(json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False)))
+    assert run(["plan", "--model", place, "--gpus", "1", "--gpu", "h200"]) == 2
+    err = capsys.readouterr().err
+    assert "not modelled" in err and place in err
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "glm", "helium", "olmo", "olmo2",
+        "olmo3", "exaone4", "ministral3", "gemma4_text", "granite", "smollm3", "cohere2", "gpt2", "opt",
+        "gpt_neox", "bloom", "stablelm", "starcoder2", "mixtral", "qwen3_moe", "deepseek_v3",
+    ],
+)  # fmt: skip
+def test_parameters_are_those_that_transformers_builds(write: Any, model_type: str) -> None:
+    """Heads tied by default, norms of queries and keys, and layers of families that zerokit does not know."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"{model_type}: not in this Transformers")
+    config = CONFIG_MAPPING[model_type]()
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(config)
+    expected = sum(parameter.numel() for parameter in built.parameters())
+    chosen = choose_model(None, write({**config.to_dict(), "dtype": None}))
+    assert chosen.shape.parameters == expected
+
+
+def test_a_thousand_wrong_values_give_no_traceback(write: Any) -> None:
+    random = Random(27)
+    wrong = (None, True, -1, 0, 1.5, "x", "", [], {}, [1], 10**18, -(10**18), float("inf"), float("nan"), 3)
+    refused = 0
+    for _ in range(1000):
+        config = copy.deepcopy(LLAMA)
+        for _ in range(random.randint(1, 2)):
+            config[random.choice(sorted(config))] = random.choice(wrong)
+        try:
+            choose_model(None, write(config))
+        except InputError as error:
+            refused += 1
+            assert error.exit_code == 2 and "config.json" in str(error) and len(str(error)) < 700
+    assert refused > 400
