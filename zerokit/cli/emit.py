@@ -254,14 +254,14 @@ def _variables(plan: PlanFile, given: tuple[str, ...]) -> dict[str, str]:
 
 
 def _write(text: str, out: str | None) -> None:
-    from zerokit.strictload.yamldump import write_text_atomically
+    from zerokit.files import write_whole
 
     if out is None:
-        click.echo(text, nl=False)
+        click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
         return
     path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(path, text)
+        write_whole(path, text, through_links=True)
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror or error}") from None

@@ -109,9 +109,9 @@ def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster
     from zerokit.emit import plan_file
     from zerokit.emit.deepspeed import trainer_arguments
     from zerokit.emit.files import plan_files
+    from zerokit.files import write_whole
     from zerokit.linter.emitted import verify
     from zerokit.planner import documents
-    from zerokit.strictload.yamldump import write_text_atomically
 
     strategy = made.chosen.strategy
     emitted = plan_files(strategy, job, nodes=cluster.nodes, folder=folder)
@@ -124,7 +124,7 @@ def write_files(folder: Path, body: dict[str, Any], made: Any, job: Any, cluster
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in emitted.texts.items():
-            write_text_atomically(folder / name, text)
+            write_whole(folder / name, text, through_links=True)
     except OSError as error:
         raise InputError(f"--out {folder}: cannot be written: {error.strerror or error}") from None
     files = {**emitted.names, "plan": plan_file.FILE_NAME}

@@ -112,9 +112,10 @@ def _check_one(recipe: Any, *, write: bool) -> list[str]:
 
 def _write_expectation(recipe: Any, chosen: dict[str, Any]) -> None:
     """Put the planned strategy and figures below the request, which stays as its author wrote it."""
+    from zerokit.files import write_whole
     from zerokit.planner import recipes
     from zerokit.strictload import load_yaml
-    from zerokit.strictload.yamldump import dump_yaml, write_text_atomically
+    from zerokit.strictload.yamldump import dump_yaml
 
     document = load_yaml(recipe.path)
     if "schema" in document.value:
@@ -130,7 +131,7 @@ def _write_expectation(recipe: Any, chosen: dict[str, Any]) -> None:
         "strategy": {key: chosen[key] for key in recipes.EXPECTED_STRATEGY},
         "prediction": recipes.prediction_of(chosen),
     }
-    write_text_atomically(recipe.path, f"{head}\n{dump_yaml({'expect': expect})}")
+    write_whole(recipe.path, f"{head}\n{dump_yaml({'expect': expect})}", through_links=True)
 
 
 def _as_dict(recipe: Any) -> dict[str, Any]:

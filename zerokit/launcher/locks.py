@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError, ReportNotWritten
+from zerokit.files import cache_folder
 from zerokit.launcher.secrets import Secrets
 
 RUN_LOCK = ".zerokit-lock"
@@ -98,8 +99,7 @@ def private_folder(name: str, environment: Mapping[str, str] | None = None) -> P
     environment = os.environ if environment is None else environment
     host = socket.gethostname()
     bases = [Path(base) / "zerokit" for base in (environment.get("XDG_RUNTIME_DIR"),) if base]
-    with suppress(RuntimeError):  # no home folder
-        bases.append(Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerokit")
+    bases.append(cache_folder(environment))
     bases.append(Path(tempfile.gettempdir()) / f"zerokit-{os.getuid()}")
     for base in bases:
         folder = base / f"{name}-{host}"

@@ -32,6 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from zerokit.files import write_whole
+
 SCHEMA = "zerokit.rank/1"
 TICK_SECONDS = 0.4  # below the half second that may be lost at most
 COMPACT_BYTES = 4 << 20  # a file beyond this is rewritten with its timeline thinned out
@@ -120,19 +122,15 @@ class RankWriter:
         """Replace the file by ``records``, whole or not at all. Says whether it did."""
         if os.getpid() != self._pid or not self._lock.acquire(timeout=_LOCK_SECONDS):
             return False
-        temporary = self.path.with_name(f".{self.path.name}.{self._pid}")
         try:
             if self._closed:
                 return False
             lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in records]
-            temporary.write_text("".join(line + "\n" for line in lines))
-            temporary.replace(self.path)
+            write_whole(self.path, "".join(line + "\n" for line in lines), durable=False)
             self._close()
             return True
         except (OSError, ValueError, TypeError):
             self.failed_writes += 1
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             return False
         finally:
             self._lock.release()

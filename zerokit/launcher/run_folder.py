@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError, ReportNotWritten
+from zerokit.files import write_whole
 from zerokit.launcher import locks
 
 COMMAND_FILE = "command.json"
@@ -110,16 +110,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         ReportNotWritten: disk full, read-only, or the like.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise ReportNotWritten(
             f"{path}: cannot be written: {error.strerror}; free some space or name another "
             "folder with --run-dir"

@@ -8,11 +8,11 @@ import re
 from typing import Any
 
 from zerokit.errors import FileInputError, InputError
+from zerokit.files import write_whole
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import Finding
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document, Path, Place, parse_json, parse_yaml
-from zerokit.strictload.yamldump import write_text_atomically
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _YAML_SCALAR = re.compile(r"""\"[^"\n\\]*\"|'[^'\n]*'|[^\s#,\[\]{}"'&*!|>]+""")
@@ -68,7 +68,7 @@ def _write(path: str, text: str) -> None:
     target = pathlib.Path(path).resolve()
     try:
         mode = target.stat().st_mode & 0o777
-        write_text_atomically(target, text)
+        write_whole(target, text, through_links=True)
         target.chmod(mode)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.strictload.yamldump import write_text_atomically
+from zerokit.files import cache_folder, write_whole
 
 SCHEMA = "zerokit.measured/1"
 
@@ -74,12 +73,8 @@ class Measured:
 
 def path(environment: Mapping[str, str] | None = None, host: str | None = None) -> Path:
     """Where this machine's measurements are kept."""
-    environment = os.environ if environment is None else environment
-    base = environment.get("XDG_CACHE_HOME") or str(
-        Path(environment.get("HOME") or "~").expanduser() / ".cache"
-    )
     name = re.sub(r"[^A-Za-z0-9.-]", "_", host or platform.node()).lstrip(".")[:100] or "unnamed"
-    return Path(base) / "zerokit" / "measured" / f"{name}.json"
+    return cache_folder(environment) / "measured" / f"{name}.json"
 
 
 def save(measured: Measured, to: Path) -> None:
@@ -89,7 +84,7 @@ def save(measured: Measured, to: Path) -> None:
         OSError: it cannot be written.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(to, json.dumps(measured.as_dict(), indent=1) + "\n")
+    write_whole(to, json.dumps(measured.as_dict(), indent=1) + "\n", through_links=True)
 
 
 def load(at: Path | None = None) -> tuple[Measured | None, str]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from zerokit import __version__
+from zerokit.files import write_whole
 from zerokit.machine import measured
-from zerokit.strictload.yamldump import write_text_atomically
 from zerokit.timing.calibration import Observation
 
 SCHEMA = "zerokit.tuned/1"
@@ -114,7 +114,7 @@ def save(observations: Sequence[Observation], at: Path | None = None) -> tuple[P
         merged = {each.key: each for each in (*kept, *observations)}
         newest = sorted(merged.values(), key=lambda each: each.measured_at)[-_MOST:]
         body = {"schema": SCHEMA, "zerokit": __version__, "observations": [asdict(each) for each in newest]}
-        write_text_atomically(at, json.dumps(body, indent=1, allow_nan=False) + "\n")
+        write_whole(at, json.dumps(body, indent=1, allow_nan=False) + "\n", through_links=True)
     return at, note
 
 

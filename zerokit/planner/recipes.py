@@ -18,8 +18,8 @@ from zerokit import resources
 from zerokit.domain.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
 from zerokit.emit import plan_file
 from zerokit.errors import FileInputError, InputError
+from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml, parse_yaml
-from zerokit.strictload.yamldump import write_text_atomically
 from zerokit.units import parse_bytes, parse_count, parse_positive_int
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
@@ -354,7 +354,7 @@ def copy(name: str, destination: str | pathlib.Path) -> pathlib.Path:
         raise InputError(f"{target} exists already; name another file")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(target, source.read_text(encoding="utf-8"))
+        write_whole(target, source.read_text(encoding="utf-8"), through_links=True)
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {error.strerror}") from None
     return target

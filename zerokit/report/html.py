@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import ReportNotWritten
+from zerokit.files import write_whole
 from zerokit.report import render
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.timeline import timeline_svg
 from zerokit.resources import folder
-from zerokit.strictload.yamldump import write_text_atomically
 
 _TEMPLATE = "report.html.j2"
 
@@ -81,6 +81,6 @@ def write_html(path: Path, report: Mapping[str, Any]) -> None:
     """
     text = render_html(report)
     try:
-        write_text_atomically(path, text)
+        write_whole(path, text, through_links=True)
     except OSError as error:
         raise ReportNotWritten(f"{path} could not be written: {error.strerror or error}") from error

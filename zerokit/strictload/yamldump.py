@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import pathlib
-import tempfile
 from typing import Any
 
 import yaml
@@ -92,30 +89,3 @@ def dump_yaml(value: Any, *, header: str = "") -> str:
         )
     except yaml.YAMLError as error:
         raise InputError(f"cannot be written as YAML: {error}") from None
-
-
-def write_text_atomically(path: pathlib.Path, text: str) -> None:
-    """Write ``path`` so that a reader sees the old file or the whole new one, never a part.
-
-    A link stays one, and its file is written; a device or pipe is written to, never replaced.
-
-    Raises:
-        OSError: the folder cannot be written; an older file is untouched.
-    """
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    path = pathlib.Path(os.path.realpath(path))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # noqa: PTH101 - mkstemp made it 0600
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import json
 import os
 import stat
-import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +16,7 @@ from typing import Any
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.profile_check import check
 from zerokit.domain.profile_json import FORMAT, from_json, to_json
+from zerokit.files import cache_folder, write_whole
 
 _CACHE_FORMAT = b"zerokit.profile-cache/1"
 _LARGEST_BYTES = 1 << 30
@@ -52,21 +51,7 @@ def _header(data: bytes, place: Path) -> bytes:
 
 def _write(data: bytes, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=place.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).replace(place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
-
-
-def cache_folder() -> Path:
-    """Where profiles of users' own configs are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "zerokit" / "profiles"
+    write_whole(place, data)
 
 
 def cache_place(hf_config: Mapping[str, Any], head: str | None) -> Path:
@@ -75,7 +60,7 @@ def cache_place(hf_config: Mapping[str, Any], head: str | None) -> Path:
 
     facts = [FORMAT, _RECORDED, dict(hf_config), head, version("torch"), version("transformers")]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    return cache_folder() / f"{digest[:32]}.profile"
+    return cache_folder() / "profiles" / f"{digest[:32]}.profile"
 
 
 def read(place: Path) -> ModelProfile | None:

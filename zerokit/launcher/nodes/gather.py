@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from zerokit.errors import NodeUnusable
+from zerokit.files import write_whole
 from zerokit.launcher.nodes.cluster import ssh_command
 from zerokit.launcher.rank.deadman import ALIVE_FILE, BEAT_SECONDS
 
@@ -204,9 +205,7 @@ class Gatherer:
         path = self.run_dir / name
         with suppress(OSError):
             if offset == 0:  # new, or compacted: what is read at the same time is whole
-                temporary = path.with_name(f".{name}.{os.getpid()}")
-                temporary.write_bytes(data.encode("latin-1"))
-                temporary.replace(path)
+                write_whole(path, data.encode("latin-1"), durable=False)
                 return
             with path.open("r+b") as file:
                 file.seek(offset)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from zerokit import __version__
 from zerokit.errors import LauncherLost, RankFailed, ReportNotWritten
+from zerokit.files import write_whole
 from zerokit.launcher.rank_file import RankLog, Record, find_rank_files, read_rank_file
 from zerokit.launcher.verdict.rank_end import Exit, RankEnd, judge, settle
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
@@ -119,16 +118,9 @@ def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # a full disk may speak up only now (NFS, quotas)
-        temporary.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise ReportNotWritten(
             f"{path} could not be written: {error.strerror or error}; free space there and run "
             f"`zerokit report {path.parent}`, which reads the ranks' own files"

@@ -1,0 +1,53 @@
+"""Files of ours: written whole or not at all, and where a user's cache lies. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes | str, *, durable: bool = True, through_links: bool = False) -> None:
+    """Write a file so that a reader sees the old one or the whole new one, never a part.
+
+    The temporary file beside it has a name that nobody can guess, and is never one that was there before.
+
+    Args:
+        data: text is written as UTF-8; a byte that was none when it was read is itself again.
+        durable: on the disk before this returns; a full disk may speak up only then (NFS, quotas).
+        through_links: a link stays one, and its file is written; a device or pipe is written to. Otherwise
+            a link is replaced.
+
+    Raises:
+        OSError: the folder cannot be written; an older file is untouched.
+    """
+    content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    if through_links:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        path = Path(os.path.realpath(path))
+    temporary = path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+        try:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """zerokit's folder among the user's caches; where the user has no home, one that cannot be made."""
+    environment = os.environ if environment is None else environment
+    base = environment.get("XDG_CACHE_HOME")
+    if not base:
+        home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - it raises nothing
+        base = os.path.join(home if os.path.isabs(home) else "/dev/null", ".cache")  # noqa: PTH117, PTH118
+    return Path(base) / "zerokit"
