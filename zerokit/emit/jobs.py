@@ -123,7 +123,9 @@ def _command(command: Sequence[str], style: str, ds_config_path: str) -> list[st
     if any("\x00" in part for part in command):
         raise InputError("the command holds a NUL byte")
     extra = ["--deepspeed", "--deepspeed_config", ds_config_path] if style == "raw" else []
-    return [*command, *extra]
+    # torch's agent takes every argument of torchrun's script for a template: $$ is $, ${local_rank} a number
+    # (torch/distributed/elastic/agent/server/local_elastic_agent.py:452 of 2.13).
+    return [part.replace("$", "$$") for part in (*command, *extra)]
 
 
 def _environment(style: str, ds_config_path: str, more: Mapping[str, str] | None) -> dict[str, str]:
@@ -141,10 +143,25 @@ def _environment(style: str, ds_config_path: str, more: Mapping[str, str] | None
     return variables
 
 
+# What YAML allows in no text as it is (YAML 1.2.2, 5.1), its line breaks, its quote and its escape.
+_ESCAPED = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff"\\]')
+
+
+def _yaml_text(value: str) -> str:
+    """The text in YAML's double quotes, as every YAML reader takes it.
+
+    Raises:
+        InputError: a byte that is not UTF-8, which YAML cannot hold.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(f"{value!r:.80}: holds a byte that is not UTF-8, and YAML can hold none")
+    return '"' + _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", value) + '"'
+
+
 def _render(template: str, **values: object) -> str:
     import jinja2
 
-    # not HTML: every value goes through the `sh` or `json` filter in the template
+    # not HTML: every value goes through the `sh`, `yaml` or `kubernetes` filter in the template
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(resources.folder("templates")),
         undefined=jinja2.StrictUndefined,
@@ -154,5 +171,6 @@ def _render(template: str, **values: object) -> str:
         autoescape=False,
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.filters["yaml"] = _yaml_text
+    environment.filters["kubernetes"] = lambda value: _yaml_text(value.replace("$", "$$"))
     return environment.get_template(template).render(**values)

@@ -12,8 +12,9 @@ from zerokit.domain import environment as variables
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
+from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
-from zerokit.strictload.yamldump import dump_yaml, write_text_atomically
+from zerokit.strictload.yamldump import dump_yaml
 
 FILE_NAME = "plan.yaml"
 SCHEMA = "zerokit.planfile/1"
@@ -131,7 +132,7 @@ def write(
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(path, text)
+        write_whole(path, text, through_links=True)
     except OSError as error:
         raise InputError(f"--out {folder}: cannot be written: {error.strerror}") from None
     return path

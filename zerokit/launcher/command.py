@@ -156,6 +156,10 @@ def build(
     if stop_after_steps is not None:
         command.set_variables[STOP_VARIABLE] = str(stop_after_steps)
     script = target.bootstrap_argv(extra)
+    if (launcher != "deepspeed" or slurm is not None) and any("$" in word for word in script):
+        # torch's agent takes every argument for a template: $$ is $, ${local_rank} a number
+        # (torch/distributed/elastic/agent/server/local_elastic_agent.py:452 of 2.13).
+        script = [script[0], packed.pack(script[1:], {})]
     if hosts is not None and hostfile is not None:
         takes_rank = facts.takes_local_rank(target.arguments)
         _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, takes_rank, base)
@@ -285,7 +289,7 @@ def _on_hosts(
             "--launcher out"
         )
     _refuse_unsafe_paths()
-    word = packed.pack(script, _for_the_ranks(command, base))
+    word = packed.pack(script[1:], _for_the_ranks(command, base))
     if len(word) > packed.LONGEST:
         raise InputError(
             f"the script's arguments are {sum(map(len, script)):,} characters: too long for the command line "

@@ -25,7 +25,7 @@ SHOWN = "--packed=<arguments and environment>"
 
 
 def pack(arguments: list[str], environment: Mapping[str, str | None]) -> str:
-    """The word; ``environment``: variables to set, and with ``None`` to take away."""
+    """The word for the bootstrap's arguments; ``environment``: variables to set, or None to unset."""
     text = json.dumps([arguments, dict(environment)], separators=(",", ":"))
     return OPTION + base64.urlsafe_b64encode(text.encode("ascii")).decode("ascii")
 

@@ -139,7 +139,9 @@ def test_other_machines(tmp_path: Path) -> None:
     assert "--hostfile=/hosts" in built.argv and "--num_nodes=2" in built.argv
     lines = built.files["deepspeed_env"].splitlines()
     arguments, environment = packed.unpack(built.argv[-1])
-    assert arguments[-3:] == ["train.py", "--lr", "1"] and environment["ZEROKIT_RUN_DIR"] == str(tmp_path)
+    assert arguments == ["--", "--", "train.py", "--lr", "1"] and environment["ZEROKIT_RUN_DIR"] == str(
+        tmp_path
+    )
     assert "hf_secret_value" not in "".join(lines) + str(environment) and all("=" in line for line in lines)
     assert built.set_variables["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")
     with pytest.raises(InputError, match="--launcher accelerate"):

@@ -3,6 +3,7 @@ arrives as it is or is refused, and no shell makes the marker file."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -116,7 +117,7 @@ def test_they_arrive_through_deepspeeds_pdsh_runner_or_are_refused(
             continue
         argv, environment = through_deepspeed_and_a_shell(built, base, echo, here)
         arguments, changes = packed.unpack(argv[-1])
-        target = parse_arguments(arguments[1:] if arguments[0].endswith("bootstrap.py") else arguments)
+        target = parse_arguments(arguments)
         environment.update({n: v for n, v in changes.items() if v is not None})
         assert target.name == script
         assert target.arguments == (texts if kind == "argument" else ["--x"])
@@ -125,3 +126,160 @@ def test_they_arrive_through_deepspeeds_pdsh_runner_or_are_refused(
             assert environment["NCCL_X"] == environment["MLFLOW_X"] == texts[0]
     assert refused == 0
     assert not list(tmp_path.rglob(MARKER)) and not Path(MARKER).exists()
+
+
+# ---- emit
+
+_SHOW = """#!{python} -IS
+import os, string, sys
+# torch/distributed/elastic/utils/api.py:58 of 2.13
+argv = [string.Template(word).safe_substitute(local_rank="0") for word in sys.argv[1:]]
+with open(os.environ["SHOWN"], "wb") as file:
+    file.write(b"\\0".join(map(os.fsencode, argv)) + b"\\1" + os.environb.get(b"HF_X", b""))
+"""
+
+
+@pytest.fixture
+def in_a_plans_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from tests.support.plans import write_plan
+
+    write_plan(tmp_path / "plan")
+    (tmp_path / "bin").mkdir()
+    for name in ("torchrun", "srun", "scontrol"):
+        text = _SHOW.format(python=sys.executable)
+        if name == "srun":
+            text = '#!/bin/sh\nshift\nexec "$@"\n'
+        if name == "scontrol":
+            text = "#!/bin/sh\necho node-1\n"
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def emitted(capfdbinary: pytest.CaptureFixture[bytes], *arguments: str) -> bytes | None:
+    from zerokit.cli import run
+
+    code = run(["emit", *arguments])
+    out, err = capfdbinary.readouterr()
+    assert code in (0, 2) and b"Traceback" not in err, err
+    return out if code == 0 else None
+
+
+def shown(folder: Path, command: list[str], environment: dict[str, str]) -> tuple[list[str], str]:
+    """The arguments after torchrun's own, and HF_X, as the started program has them."""
+    place = folder / "shown"
+    path = {"PATH": f"{folder / 'bin'}:{os.defpath}", "SHOWN": str(place), "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "n", "JOB_COMPLETION_INDEX": "0"}  # fmt: skip
+    subprocess.run(command, cwd=folder, env=path | environment, check=True, capture_output=True)
+    argv, _, value = place.read_bytes().partition(b"\1")
+    words = [os.fsdecode(word) for word in argv.split(b"\0")]
+    return words[words.index("./t.py") :], os.fsdecode(value)
+
+
+def test_emitted_slurm_scripts_start_what_was_given(
+    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    here = in_a_plans_folder
+    texts = [text for text in STRINGS if "\x01" not in text]
+    for number in range(0, len(texts), 10):
+        batch = texts[number : number + 10]
+        out = emitted(capfdbinary, "sbatch", "--style", "none", "--plan", "plan", "./t.py", *batch)
+        assert out is not None
+        (here / "job.sh").write_bytes(out)
+        assert shown(here, ["bash", "job.sh"], {}) == (["./t.py", *batch], "")
+    refused = 0
+    for text in texts[::5]:
+        out = emitted(
+            capfdbinary, "sbatch", "--style", "none", "--plan", "plan", "--env", f"HF_X={text}", "./t.py"
+        )
+        if out is None:
+            refused += 1
+            assert "\n" in text or "\r" in text
+            continue
+        (here / "job.sh").write_bytes(out)
+        assert shown(here, ["bash", "job.sh"], {}) == (["./t.py"], text)
+    assert refused < len(texts) // 10
+    assert not list(here.rglob(MARKER))
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """What a kubelet makes of a command or value: $$ is $, $(NAME) a variable that is defined
+    (third_party/forked/golang/expansion/expand.go of Kubernetes)."""
+    out, at = "", 0
+    while at < len(text):
+        if text[at] == "$" and text[at + 1 : at + 2] == "$":
+            out, at = out + "$", at + 2
+        elif text[at] == "$" and text[at + 1 : at + 2] == "(" and ")" in text[at:]:
+            end = text.index(")", at)
+            name = text[at + 2 : end]
+            out, at = out + variables.get(name, f"$({name})"), end + 1
+        else:
+            out, at = out + text[at], at + 1
+    return out
+
+
+def test_emitted_kubernetes_jobs_start_what_was_given(
+    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    import yaml
+
+    here, common = in_a_plans_folder, ("--image", "i", "--style", "none", "--plan", "plan")
+    for number, text in enumerate(t for t in STRINGS if "\x01" not in t):
+        given = ("--env", f"HF_X={text}") if number % 5 == 0 else ()
+        out = emitted(capfdbinary, "kubernetes", *common, *given, "./t.py", text)
+        if out is None:  # YAML holds no such byte, and a variable no line break
+            assert any("\ud800" <= c <= "\udfff" for c in text) or (given and ("\n" in text or "\r" in text))
+            continue
+        job = list(yaml.safe_load_all(out.decode()))[-1]
+        container = job["spec"]["template"]["spec"]["containers"][0]
+        pairs = {entry["name"]: entry["value"] for entry in container["env"]}
+        variables = {name: expanded(value, {}) for name, value in pairs.items()}
+        command = [expanded(word, variables | {"HOME": "/wrong"}) for word in container["command"]]
+        expected = (["./t.py", text], text if given else "")
+        assert shown(here, command, {"HF_X": variables.get("HF_X", "")}) == expected
+    assert not list(here.rglob(MARKER))
+
+
+@pytest.mark.parametrize("target", ["sbatch", "kubernetes", "hostfile"])
+def test_hostile_names_are_refused(
+    target: str, in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    import re
+
+    options = {
+        "sbatch": lambda t: ("sbatch", "--style", "none", "--plan", "plan", f"--job-name={t}", "./t.py"),
+        "kubernetes": lambda t: (
+            "kubernetes", "--image", "i", "--style", "none", "--plan", "plan", f"--name={t}", "./t.py"
+        ),
+        "hostfile": lambda t: ("hostfile", "--plan", "plan", "--", t),
+    }  # fmt: skip
+    for text in STRINGS:
+        out = emitted(capfdbinary, *options[target](text))
+        assert out is None or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text), text
+
+
+# ---- the other launchers
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "accelerate", "torchrun"])
+def test_they_arrive_with_every_launcher_of_one_machine(launcher: str, tmp_path: Path) -> None:
+    """Real launchers, two ranks; the working folder, the script and the run folder are hostile too."""
+    pytest.importorskip("deepspeed")
+    here = tmp_path / f'w $(touch {MARKER}) `touch {MARKER}` it\'s;touch {MARKER} %n "q" ä\udcff'
+    here.mkdir()
+    name = f"-t $(touch {MARKER}).py"
+    (here / name).write_text(
+        "import os, pathlib, sys\npathlib.Path('argv-' + os.environ['RANK']).write_text(ascii(sys.argv))\n"
+    )
+    texts = [text for text in STRINGS if text != "--"]
+    root = str(Path(__file__).parents[3])
+    main = f"import sys; sys.path[:1] = [{root!r}]; from zerokit.cli import main; main()"
+    command = [sys.executable, "-c", main, "launch", "--device", "cpu", "--num-ranks", "2", "--style", "none",
+               "--launcher", launcher, "--run-dir", f"r $(touch {MARKER})\udcff", f"./{name}",
+               *texts]  # fmt: skip
+    done = subprocess.run(command, cwd=here, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
+    for rank in (0, 1):
+        assert ast.literal_eval((here / f"argv-{rank}").read_text()) == [f"./{name}", *texts]
+    assert not list(tmp_path.rglob(MARKER))
