@@ -27,6 +27,13 @@ _MOST_PASSES = 5
 @click.option(
     "--kind", metavar="KIND", help="deepspeed, accelerate, hostfile, plan or recipe; else found out."
 )
+@click.option(
+    "--for",
+    "reader",
+    metavar="raw|trainer|accelerate|all",
+    help="Who reads a DeepSpeed JSON: deepspeed.initialize, the Trainer, Accelerate, or each of them; "
+    "otherwise inferred from what lies beside it.",
+)
 @click.option("--world-size", metavar="N", help="Ranks of the run, for batch arithmetic (also: --gpus).")
 @click.option("--gpus", metavar="N", help="GPUs on all nodes together.")
 @click.option("--nodes", metavar="M", help="Nodes; 1 unless given.")
@@ -120,13 +127,28 @@ def _context(options: dict[str, Any]) -> Context:
 
         gpu = gpus.lookup(options["gpu"])
         gpu_name, precisions = gpu.title, frozenset({*gpu.peak_flops, "fp32"})
+    readers = None
+    if options["reader"]:
+        readers = _readers(options["reader"])
     return Context(
+        readers=readers,
+        every_reader_must_do=options["reader"] == "all",
         world_size=world_size,
         gpus_per_node=world_size // nodes if world_size else None,
         key_value_heads=_key_value_heads(options["model"]) if options["model"] else None,
         precisions=precisions,
         gpu_name=gpu_name,
     )
+
+
+def _readers(word: str) -> frozenset[str]:
+    from zerokit.rules import EVERY_READER
+
+    if word == "all":
+        return EVERY_READER
+    if word not in EVERY_READER:
+        raise InputError(f"--for {word}: use raw, trainer, accelerate or all")
+    return frozenset({word})
 
 
 def _key_value_heads(model: str) -> int | None:

@@ -13,12 +13,24 @@ from zerokit.rules.file import FILE_RULES
 from zerokit.rules.removed import REMOVED_RULES
 from zerokit.rules.strategy import STRATEGY_RULES
 from zerokit.rules.training import TRAINING_RULES
-from zerokit.rules.types import Edit, Rule, Setup, Violation
+from zerokit.rules.types import EVERY_READER, FRAMEWORKS, READERS, Edit, Rule, Setup, Violation
 
 RULES: tuple[Rule, ...] = (*STRATEGY_RULES, *BATCH_RULES, *FILE_RULES, *TRAINING_RULES, *REMOVED_RULES)
 """Every rule, in the order findings are shown."""
 
-__all__ = ["RULES", "Edit", "Rule", "Setup", "Violation", "first_violation", "rule", "violations"]
+__all__ = [
+    "EVERY_READER",
+    "FRAMEWORKS",
+    "READERS",
+    "RULES",
+    "Edit",
+    "Rule",
+    "Setup",
+    "Violation",
+    "first_violation",
+    "rule",
+    "violations",
+]
 
 
 def rule(rule_id: str) -> Rule:

@@ -13,6 +13,16 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 Severity = Literal["error", "warning", "note"]
 
+READERS: Mapping[str, str] = {
+    "raw": "deepspeed.initialize",
+    "trainer": "the Trainer",
+    "accelerate": "Accelerate",
+}
+"""Who may read a DeepSpeed JSON -> as messages name it."""
+EVERY_READER = frozenset(READERS)
+FRAMEWORKS = frozenset({"trainer", "accelerate"})
+"""Those that read the file with ``json.load`` and fill ``"auto"``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -21,7 +31,7 @@ class Setup:
     Attributes:
         raw: the DeepSpeed JSON as written; ``None`` when a planner asks about a strategy.
         key_value_heads: of the model, for tensor parallelism.
-        optimizer_comes_from_script: the consumer brings its own optimizer (Accelerate).
+        readers: who may read the file.
     """
 
     settings: DeepSpeedSettings
@@ -32,6 +42,7 @@ class Setup:
     sequence_parallel: int = 1
     gpus_per_node: int | None = None
     key_value_heads: int | None = None
+    readers: frozenset[str] = EVERY_READER
 
     def get(self, key: str, default: Any = None) -> Any:
         """Value of a dotted key of the file; ``default`` when it is absent."""
@@ -75,6 +86,8 @@ class Rule:
         message: what is wrong and what will happen; may hold ``{fields}`` of the details.
         broken: falsy when the rule is kept; true, or the details that the texts need.
         scope: ``strategy``: settings and degrees are enough; ``file``: needs the raw dictionary.
+        readers: for whom it holds.
+        otherwise: severity where somebody else may read the file, too; ``None``: it is not shown then.
         edits: changes that ``check --fix`` can write.
     """
 
@@ -88,6 +101,8 @@ class Rule:
     broken: Callable[[Setup], bool | Mapping[str, Any] | None]
     scope: Literal["strategy", "file"] = "strategy"
     edits: tuple[Edit, ...] = ()
+    readers: frozenset[str] = EVERY_READER
+    otherwise: Severity | None = "warning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,46 +7,80 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
-from zerokit.linter.deepspeed.keylist import key_list, lint_keys
+from zerokit.linter.accelerate.keys import ACCELERATE_VERSION
+from zerokit.linter.autos import autos, lint_autos
+from zerokit.linter.deepspeed.keylist import lint_keys
 from zerokit.linter.deepspeed.values import LARGEST_INTEGER
 from zerokit.linter.finding import Finding
-from zerokit.rules import Setup, violations
-from zerokit.rules.types import Edit, Rule, Violation
+from zerokit.linter.readers import readers_of
+from zerokit.linter.tables import key_list
+from zerokit.rules import FRAMEWORKS, Setup, violations
+from zerokit.rules.types import Edit, Rule, Severity, Violation
 from zerokit.strictload import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Where the files are to run; ``None`` where that was not said."""
+    """Where the files are to run; ``None`` where that was not said.
+
+    Attributes:
+        readers: who may read a DeepSpeed JSON; ``None``: inferred from what lies beside it.
+        every_reader_must_do: what is fatal for one of them is an error, rather than for all.
+    """
 
     world_size: int | None = None
     gpus_per_node: int | None = None
     key_value_heads: int | None = None
     precisions: frozenset[str] | None = None
     gpu_name: str | None = None
+    readers: frozenset[str] | None = None
+    every_reader_must_do: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Where:
+    """A context with the readers that were given or inferred."""
+
+    context: Context
+    readers: frozenset[str]
 
 
 def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
     """Every finding about a DeepSpeed JSON that was read with ``strict=False``."""
+    readers = context.readers
+    if readers is None:
+        has_auto = isinstance(document.value, dict) and any(autos(document.value))
+        readers = readers_of(document.path, has_auto=has_auto)
+    where = _Where(context=context, readers=readers)
     findings = [
         Finding(
             path=document.path,
             place=problem.place,
             rule=problem.rule,
-            severity="warning" if problem.rule.startswith("json-") else "error",
+            severity=_severity(problem.rule, where),
             message=problem.message,
             fix=problem.fix,
         )
         for problem in document.problems
     ]
-    findings += lint_keys(document)
+    findings += lint_keys(document, readers)
     if isinstance(document.value, dict):
-        findings += _rules(document, context)
+        findings += lint_autos(document, readers, every_reader=context.every_reader_must_do)
+        findings += _rules(document, where)
         findings += _hardware(document, context)
     return findings
 
 
 _PARAMETERS = ("optimizer.params", "scheduler.params")
+
+
+def _severity(rule: str, where: _Where) -> Severity:
+    """Of what the parser read past: hjson does so, too, ``json.load`` does not."""
+    if not rule.startswith("json-") or where.readers <= FRAMEWORKS:
+        return "error"
+    if not where.readers & FRAMEWORKS:
+        return "note"
+    return "error" if where.context.every_reader_must_do else "warning"
 
 
 def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
@@ -96,7 +130,8 @@ def degree(raw: Mapping[str, Any]) -> int:
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 1 else 1
 
 
-def _rules(document: Document, context: Context) -> Iterator[Finding]:
+def _rules(document: Document, where: _Where) -> Iterator[Finding]:
+    context = where.context
     raw: Mapping[str, Any] = document.value
     sequence_parallel = raw.get("sequence_parallel_size")
     setup = Setup(
@@ -109,13 +144,17 @@ def _rules(document: Document, context: Context) -> Iterator[Finding]:
         else 1,
         gpus_per_node=context.gpus_per_node,
         key_value_heads=context.key_value_heads,
+        readers=where.readers,
     )
     for violation in violations(setup):
+        severity = _for_readers(violation.rule, where)
+        if severity is None:
+            continue
         yield Finding(
             path=document.path,
-            place=document.place(tuple(violation.key.split("."))),
+            place=document.place(tuple(violation.key.split(".")) if violation.key else ()),
             rule=violation.rule.id,
-            severity=violation.rule.severity,
+            severity=severity,
             message=violation.message,
             fix=violation.fix,
             source=_source(violation.rule),
@@ -133,8 +172,20 @@ def _safe_edits(violation: Violation, setup: Setup) -> tuple[Edit, ...]:
     return violation.edits
 
 
+def _for_readers(rule: Rule, where: _Where) -> Severity | None:
+    """Severity of a broken rule, given who may read the file."""
+    if not rule.readers & where.readers:
+        return None
+    if where.readers <= rule.readers or where.context.every_reader_must_do:
+        return rule.severity
+    return rule.otherwise
+
+
 def _source(rule: Rule) -> str:
-    return f"{rule.source} ({DEEPSPEED_VERSION})"
+    package, _, rest = rule.source.partition("/")
+    if package == "deepspeed":
+        return f"DeepSpeed {DEEPSPEED_VERSION}, {rest}"
+    return f"Accelerate {ACCELERATE_VERSION}, {rest}"
 
 
 def _hardware(document: Document, context: Context) -> Iterator[Finding]:

@@ -1,0 +1,127 @@
+"""``"auto"``: who fills which key, and what happens to one that nobody fills.
+
+The Trainer fills from TrainingArguments, Accelerate from its plugin and from what is prepared; both
+then walk the whole file in ``Accelerator.prepare`` and raise on whatever still says ``"auto"``.
+``deepspeed.initialize`` fills nothing: its pydantic blocks drop the key and take their default
+(runtime/config_utils.py:56), everything else meets the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zerokit.linter.deepspeed.values import finding
+from zerokit.linter.finding import Finding
+from zerokit.linter.tables import key_list
+from zerokit.rules import FRAMEWORKS
+from zerokit.rules.known import TRAINER_FILLS
+from zerokit.rules.types import Severity
+from zerokit.strictload import Document
+
+_FILLED_BY_BOTH = frozenset(
+    {
+        # from the precision and the model
+        "fp16.enabled", "bf16.enabled", "zero_optimization.reduce_bucket_size",
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "zero_optimization.stage3_param_persistence_threshold",
+        # by the plugin, from its own arguments
+        "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size",
+        "gradient_clipping",
+        "zero_optimization.stage", "zero_optimization.offload_optimizer.device",
+        "zero_optimization.offload_param.device", "zero_optimization.offload_optimizer.nvme_path",
+        "zero_optimization.offload_param.nvme_path",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        # set for every run
+        "steps_per_print",
+    }
+)  # fmt: skip
+_FILLED_FROM_DUMMIES = frozenset(
+    {
+        "optimizer.params.lr", "optimizer.params.weight_decay", "scheduler.params.warmup_min_lr",
+        "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps",
+        "scheduler.params.total_num_steps",
+    }
+)  # fmt: skip
+"""By Accelerate, from a DummyOptim or DummyScheduler of the script."""
+_AUTO_IS_A_VALUE = (
+    "zero_optimization.zenflow.",
+    "pipeline.",
+    "data_types.keep_in_fp32_modules",
+    "autotuning.",
+)
+_SOURCE = "Accelerate 1.15.0, accelerator.py, _prepare_deepspeed"
+
+
+def autos(raw: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of the keys whose value is ``"auto"``."""
+    for key, value in raw.items():
+        if isinstance(value, Mapping):
+            yield from autos(value, (*prefix, key))
+        elif value == "auto":
+            yield (*prefix, key)
+
+
+def fills(reader: str, key: str) -> bool:
+    """Whether ``reader`` replaces ``"auto"`` at a dotted key."""
+    if reader == "raw":
+        return False
+    if key in _FILLED_BY_BOTH:
+        return True
+    return key in (TRAINER_FILLS if reader == "trainer" else _FILLED_FROM_DUMMIES)
+
+
+def lint_autos(
+    document: Document, readers: frozenset[str], *, every_reader: bool = False
+) -> Iterator[Finding]:
+    """Findings about every ``"auto"`` that nobody fills who may read the file.
+
+    Args:
+        every_reader: each of them must fill it, rather than one.
+    """
+    enough = all if every_reader else any
+    for path in autos(document.value):
+        key = ".".join(path)
+        if readers == {"raw"} and key.startswith(_AUTO_IS_A_VALUE):
+            continue
+        if enough(fills(reader, key) for reader in readers):
+            continue
+        if readers & FRAMEWORKS:
+            if _has_finding_of_its_own(path):
+                continue
+            yield finding(
+                document,
+                path,
+                "auto-not-filled",
+                f'nobody fills "auto" for {path[-1]}: the Trainer and Accelerate fail when they prepare the '
+                "model",
+                "write the value",
+                source=_SOURCE,
+            )
+        else:
+            yield _for_initialize(document, path, key)
+
+
+def _has_finding_of_its_own(path: tuple[str, ...]) -> bool:
+    """An unknown key is one cause, whatever its value."""
+    block = key_list()["blocks"].get(".".join(path[:-1]))
+    return block is not None and block["unknown"] != "any" and path[-1] not in block["keys"]
+
+
+def _for_initialize(document: Document, path: tuple[str, ...], key: str) -> Finding:
+    block = key_list()["blocks"].get(".".join(path[:-1]), {"unknown": "ignored"})
+    dropped = block["unknown"] == "refused"
+    severity: Severity = "error"
+    if key == "zero_optimization.stage":
+        what = 'deepspeed.initialize drops "stage": "auto", and runs stage 0'
+    elif dropped and key in ("fp16.enabled", "bf16.enabled"):
+        what = f'deepspeed.initialize drops "auto" for {key}: it is off'
+    elif dropped:
+        severity = "warning"
+        what = f'deepspeed.initialize drops "auto" for {path[-1]}, and takes its default'
+    else:
+        what = f'deepspeed.initialize fills no "auto": {path[-1]} stays a text, and the engine fails'
+    return finding(
+        document, path, "auto-not-filled", what, "write the value", severity=severity,
+        source="DeepSpeed 0.19.8, runtime/config_utils.py:56",
+    )  # fmt: skip
