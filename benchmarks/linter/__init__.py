@@ -1,0 +1,1 @@
+"""How well ``zerokit check`` finds what DeepSpeed, the Trainer and Accelerate do with a file."""
