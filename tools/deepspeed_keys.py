@@ -58,6 +58,46 @@ _RECORDED_KINDS = {
         "data_types.param_dtype", "checkpoint.tag_validation", "flops_profiler.output_file",
     ),
 }  # fmt: skip
+_DTYPES = (
+    "fp16",
+    "float16",
+    "half",
+    "torch.float16",
+    "bf16",
+    "bfloat16",
+    "torch.bfloat16",
+    "fp32",
+    "float32",
+    "float",
+    "torch.float32",
+    "int8",
+    "torch.int8",
+)
+_RECORDED_VALUES: dict[str, dict[str, Any]] = {
+    # runtime/config.py, DtypeEnum
+    "data_types.grad_accum_dtype": {"kind": "choice", "choices": list(_DTYPES)},
+    "data_types.param_dtype": {"kind": "choice", "choices": list(_DTYPES)},
+    "torch_autocast.dtype": {"kind": "choice", "choices": list(_DTYPES)},
+    # runtime/config.py, get_checkpoint_tag_validation_mode
+    "checkpoint.tag_validation": {"kind": "choice", "choices": ["Warn", "Ignore", "Fail"], "fold": True},
+    # runtime/config.py, get_checkpoint_parallel_write_pipeline
+    "checkpoint.parallel_write": {"kind": "block"},
+    # utils/logging.py, should_log_le and set_log_level_from_string
+    "log_level": {
+        "kind": "choice",
+        "choices": ["debug", "info", "warning", "error", "critical"],
+        "fold": True,
+    },
+    # runtime/engine.py, (self.global_steps + 1) % self.steps_per_print()
+    "steps_per_print": {"kind": "integer", "not": 0},
+    # runtime/engine.py, self.gradient_clipping() > 0.0
+    "gradient_clipping": {"kind": "number", "null": False},
+    # runtime/config.py, world_size / sequence_parallel_size
+    "sequence_parallel_size": {"kind": "integer", "minimum": 1, "null": False},
+}
+"""Values that DeepSpeed itself fails on, in keys that no pydantic class describes."""
+_CLASS_VALUES: dict[str, dict[str, Any]] = {"fp16.loss_scale": {"minimum": 0}}
+"""Limits that a pydantic class checks in a validator of its own."""
 _NEEDED = {"type": "AdamW", "enabled": True}
 
 # keys that something other than DeepSpeedConfig reads from the same file
@@ -80,14 +120,14 @@ def generate() -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for name in sorted(top - set(removed["top_level"]) | set(_READ_ELSEWHERE)):
         kinds = [kind for kind, names in _TOP_LEVEL_KINDS.items() if name in names]
-        keys[name] = {"kind": kinds[0] if kinds else "block"}
+        keys[name] = _RECORDED_VALUES.get(name, {"kind": kinds[0] if kinds else "block"})
     for name in _READ_ELSEWHERE:
-        keys[name] = {"kind": "any"}
+        keys[name] = _RECORDED_VALUES.get(name, {"kind": "any"})
     blocks[""] = {"unknown": "ignored", "keys": keys}
     for name, found in sorted(nested.items()):
         blocks[name] = {
             "unknown": "ignored",
-            "keys": {key: {"kind": _recorded_kind(f"{name}.{key}")} for key in sorted(found)},
+            "keys": {key: _recorded_entry(f"{name}.{key}") for key in sorted(found)},
         }
     for name, model in models.items():
         _describe(model, name, blocks)
@@ -102,8 +142,9 @@ def generate() -> dict[str, Any]:
     }
 
 
-def _recorded_kind(dotted: str) -> str:
-    return next((kind for kind, names in _RECORDED_KINDS.items() if dotted in names), "any")
+def _recorded_entry(dotted: str) -> dict[str, Any]:
+    kind = next((kind for kind, names in _RECORDED_KINDS.items() if dotted in names), "any")
+    return _RECORDED_VALUES.get(dotted, {"kind": kind})
 
 
 class _KeysView:
@@ -194,6 +235,7 @@ def _describe(model: Any, path: str, blocks: dict[str, Any]) -> None:
                     entry[label] = getattr(limit, attribute)
         if extra.get("deprecated"):
             entry["deprecated"] = extra.get("new_param", "")
+        entry.update(_CLASS_VALUES.get(f"{path}.{name}", {}))
         nested = entry.pop("model", None)
         for key in {name, info.alias or name}:
             keys[key] = dict(entry)
@@ -238,7 +280,13 @@ def _names(*callables: Any) -> list[str]:
     return sorted(found - {"self", "params", "model_params", "optimizer", "args", "kwargs"})
 
 
-def _optimizer_parameters() -> dict[str, list[str]]:
+def _without(names: list[str], *taken: str) -> list[str]:
+    """Parameters that the engine gives itself cannot be given twice."""
+    return [name for name in names if name not in taken]
+
+
+def _optimizer_parameters() -> dict[str, dict[str, list[str]]]:
+    """Parameters by type and by where the class steps (``DeepSpeedEngine._configure_basic_optimizer``)."""
     import torch
     from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
@@ -246,18 +294,35 @@ def _optimizer_parameters() -> dict[str, list[str]]:
     from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
     from deepspeed.runtime.engine import DeepSpeedEngine
 
-    engine = {"torch_adam", "adam_w_mode", "fp32_optimizer_states"}
-    adam = sorted({*_names(torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam), *engine})
-    muon = {*DeepSpeedEngine._MUON_HALF_KEYS, *DeepSpeedEngine._ADAM_HALF_KEYS, "muon_lr", "adam_lr", *engine}
+    engine = ["torch_adam", "adam_w_mode", *_states_parameter(DeepSpeedEngine)]
+    adam = {
+        "gpu": sorted({*_names(FusedAdam), *engine}),
+        "cpu": sorted({*_without(_names(DeepSpeedCPUAdam), "adamw_mode"), *engine}),
+        "torch": sorted({*_names(torch.optim.AdamW), *engine}),
+    }
+    halves = {
+        *getattr(DeepSpeedEngine, "_MUON_HALF_KEYS", ("lr", "momentum", "weight_decay")),
+        *getattr(DeepSpeedEngine, "_ADAM_HALF_KEYS", ("lr", "betas", "eps", "weight_decay")),
+    }
+    torch_classes = {
+        name.lower(): {"gpu": _names(value)}
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and name not in ("Optimizer", "Adam", "AdamW", "Adagrad", "Muon")
+    }
     return {
+        **torch_classes,
         "adam": adam,
         "adamw": adam,
-        "adagrad": _names(torch.optim.Adagrad, DeepSpeedCPUAdagrad),
-        "lamb": _names(FusedLamb),
-        "lion": _names(FusedLion, DeepSpeedCPULion),
-        "muon": sorted(muon),
-        "sgd": _names(torch.optim.SGD),
+        "adagrad": {"gpu": _names(torch.optim.Adagrad), "cpu": _names(DeepSpeedCPUAdagrad)},
+        "lamb": {"gpu": _names(FusedLamb)},
+        "lion": {"gpu": _names(FusedLion), "cpu": _names(DeepSpeedCPULion)},
+        "muon": {"gpu": sorted({*halves, "muon_lr", "adam_lr", *engine})},
     }
+
+
+def _states_parameter(engine: Any) -> list[str]:
+    source = inspect.getsource(engine)
+    return ["fp32_optimizer_states"] if "pop('fp32_optimizer_states'" in source else []
 
 
 def _scheduler_parameters() -> dict[str, list[str]]:
@@ -286,6 +351,8 @@ def generate_accelerate() -> dict[str, Any]:
         "legacy": ["dynamo_backend", "fp16"],
         "deepspeed_config": groups["DeepSpeed Arguments"],
         "parallelism_config": groups["ParallelismConfig Arguments"],
+        # read by the launcher, though no option sets it
+        "fsdp_config": sorted({*groups["FSDP Arguments"], "fsdp_ignored_modules"}),
         "distributed_types": sorted(member.value for member in DistributedType),
         "mixed_precisions": sorted(PrecisionType.list()),
         "multinode_launchers": list(DEEPSPEED_MULTINODE_LAUNCHERS),

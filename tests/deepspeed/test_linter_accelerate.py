@@ -16,6 +16,7 @@ from zerokit.linter.files import check_files
 HEAD = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\n"
 ONE = HEAD + "num_processes: 4\n"
 TWO = HEAD.replace("num_machines: 1", "num_machines: 2") + "num_processes: 4\n"
+FSDP = ONE.replace("DEEPSPEED", "FSDP")
 FILE = "deepspeed_config:\n  deepspeed_config_file: ds.json\n"
 STAGE_2 = "deepspeed_config: {zero_stage: 2}\n"
 STAGE_3 = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
@@ -101,6 +102,14 @@ PROVOCATIONS = {
         ONE + FILE + "parallelism_config: {parallelism_config_sp_size: 4}\n",
         config={**STAGE_3, "train_batch_size": 4},
     ),
+    "accelerate-environment": Provocation(ONE.replace("LOCAL_MACHINE", "LOCAL") + STAGE_2, "unknown keys"),
+    # both fail later: when torch's launcher starts, and when the script makes its Accelerator
+    "accelerate-rdzv-backend": Provocation(ONE + "rdzv_backend: c10\n" + STAGE_2),
+    "accelerate-fsdp-value": Provocation(FSDP + "fsdp_config: {fsdp_sharding_strategy: FULL}\n"),
+    "accelerate-fsdp-block": Provocation(FSDP + "fsdp_config: full_shard\n"),
+    "accelerate-fsdp-loading": Provocation(
+        FSDP + "fsdp_config: {fsdp_cpu_ram_efficient_loading: true, fsdp_sync_module_states: false}\n"
+    ),
     "accelerate-optimizer-in-file": Provocation(
         ONE + FILE, config={**STAGE_3, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
     ),
@@ -160,3 +169,32 @@ def test_accelerate_does_what_the_rule_says(rule: str, answers: dict[str, DeepRe
     else:
         assert not answer.ok
         assert provocation.says in str(answer.error)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SHARDING_STRATEGY", "FULL"),
+        ("AUTO_WRAP_POLICY", "LAYERS"),
+        ("BACKWARD_PREFETCH", "BEFORE"),
+        ("STATE_DICT_TYPE", "FULL"),
+    ],
+)
+def test_fsdp_refuses_the_values_that_are_errors(
+    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataclasses = pytest.importorskip("accelerate.utils.dataclasses")
+    path = tmp_path / "a.yaml"
+    path.write_text(f"{FSDP}fsdp_config: {{fsdp_{variable.lower()}: {value}}}\n")
+    assert [finding.rule for finding in check_files([str(path)])[0].findings] == ["accelerate-fsdp-value"]
+    monkeypatch.setenv(f"FSDP_{variable}", value)
+    with pytest.raises((KeyError, ValueError)):
+        dataclasses.FullyShardedDataParallelPlugin()
+
+
+def test_fsdp_keys_are_named_with_and_without_their_prefix(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"{FSDP}fsdp_config: {{fsdp_version: 2, reshard_after_forward: true, shard: 1}}\n")
+    assert [(finding.rule, finding.place.line) for finding in check_files([str(path)])[0].findings] == [
+        ("accelerate-ignored-key", 5)
+    ]

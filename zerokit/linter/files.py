@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.linter.accelerate.file import lint_accelerate, named_config
-from zerokit.linter.accelerate.keys import LAUNCH, is_file, key_list, short
+from zerokit.linter.accelerate.keys import LAUNCH, is_file, short
 from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.processes import number_of_processes
+from zerokit.linter.arguments_file import lint_arguments
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
-from zerokit.linter.deepspeed.keylist import key_list as deepspeed_key_list
 from zerokit.linter.finding import Finding, finding_at
 from zerokit.linter.hostfile import lint_hostfile
+from zerokit.linter.kinds import KINDS, detect_kind, what_else
+from zerokit.linter.readers import forget_scripts
+from zerokit.rules import FRAMEWORKS
 from zerokit.strictload import (
     BYTE_ORDER_MARK,
     Document,
@@ -28,11 +29,6 @@ from zerokit.strictload import (
     parse_yaml,
     read_text,
 )
-
-KINDS = ("deepspeed", "accelerate", "hostfile", "plan", "recipe")
-
-_HOSTFILE_LINE = re.compile(r"^\s*[^\s#{\[\"':]+\s+slots\s*=", re.MULTILINE)
-_PLAN_SCHEMA = "zerokit.planfile/"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +59,7 @@ def check_files(
     if kind is not None and kind not in KINDS:
         raise InputError(f"--kind {kind}: use one of {', '.join(KINDS)}")
     context = context or Context()
+    forget_scripts()
     files = [read_file(path, kind=kind) for path in paths]
     known = {_real(file.path) for file in files}
     for yaml_file in [file for file in files if file.kind == "accelerate" and file.document is not None]:
@@ -114,55 +111,12 @@ _MARK = Problem(
 )
 
 
-def detect_kind(path: str, text: str) -> str:
-    """What a file is, by its name and by the keys in it.
-
-    Raises:
-        FileInputError: it cannot be told, or the text cannot be read at all.
-    """
-    name = pathlib.Path(path).name.lower()
-    start = text.lstrip()[:1]
-    if start != "{" and (name.startswith("hostfile") or _HOSTFILE_LINE.search(text)):
-        return "hostfile"
-    if name.endswith(".json") or (start == "{" and not name.endswith((".yaml", ".yml"))):
-        value = parse_json(text, path, strict=False).value
-        return "accelerate" if isinstance(value, dict) and "distributed_type" in value else "deepspeed"
-    value = parse_yaml(text, path).value
-    if isinstance(value, dict):
-        return _kind_of_mapping(path, value)
-    raise FileInputError(path, _UNKNOWN, 1, 1)
-
-
-_UNKNOWN = "is neither a DeepSpeed JSON, an accelerate YAML, a hostfile, a plan nor a recipe; say --kind"
-
-
-def _kind_of_mapping(path: str, value: dict[str, Any]) -> str:
-    keys = {str(key) for key in value}
-    if str(value.get("schema", "")).startswith(_PLAN_SCHEMA):
-        return "plan"
-    if keys & {"distributed_type", "compute_environment", "deepspeed_config", "num_machines"}:
-        return "accelerate"
-    if keys & {"model", "params"} and keys & {"gpus", "gpu", "vram", "expect", "nodes"}:
-        return "recipe"
-    deepspeed = set(deepspeed_key_list()["blocks"][""]["keys"])
-    if len(keys & deepspeed) >= max(1, len(keys) // 2):
-        raise FileInputError(path, "is a DeepSpeed configuration in YAML; DeepSpeed reads JSON only", 1, 1)
-    if keys & set(key_list()["cluster"]):
-        return "accelerate"
-    if isinstance(value.get("deepspeed"), str):
-        named = value["deepspeed"]
-        raise FileInputError(
-            path, f"is a training configuration; check the DeepSpeed JSON it names: {named}", 1, 1
-        )
-    raise FileInputError(path, _UNKNOWN, 1, 1)
-
-
 def _named_file(file: CheckedFile) -> pathlib.Path | None:
     """The DeepSpeed JSON an accelerate YAML names: from here, as Accelerate does, or beside the YAML."""
     assert file.document is not None
     name = named_config(file.document)
-    if name is None:
-        return None
+    if name is None or name.endswith((".yaml", ".yml")):
+        return None  # the lint of the block speaks of a YAML
     for candidate in (pathlib.Path(name), pathlib.Path(file.path).parent / name):
         if is_file(candidate):
             return candidate
@@ -223,6 +177,7 @@ def internal_error(path: str, error: Exception) -> Finding:
 
 def _lint(files: list[CheckedFile], context: Context) -> None:
     processes: dict[str, int] = {}
+    named: set[str] = set()
     for file in files:
         if file.document is None or file.kind != "accelerate":
             continue
@@ -232,6 +187,7 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
         if partner is not None and partner.kind not in ("deepspeed", "unknown"):
             file.findings.append(_not_a_config(file.document, partner))
         elif partner is not None and partner.document is not None:
+            named.add(_real(partner.path))  # a Trainer may run under accelerate launch, too
             if isinstance(partner.document.value, dict):
                 pair = functools.partial(lint_pair, file.document, partner.document.value, partner.path)
                 _add(file, pair)
@@ -241,11 +197,30 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
             processes[_real(hostfile)] = count
     for file in files:
         world_size = context.world_size or processes.get(_real(file.path))
-        if file.kind == "hostfile" and file.document is not None:
+        if file.kind == "other" and file.document is not None:
+            file.findings.append(_other(file.document))
+        elif file.kind == "arguments" and isinstance(getattr(file.document, "value", None), dict):
+            assert file.document is not None
+            _add(file, functools.partial(lint_arguments, file.document))
+        elif file.kind == "hostfile" and file.document is not None:
             _add(file, functools.partial(lint_hostfile, file.document, world_size))
         elif file.kind == "deepspeed" and file.document is not None:
-            here = replace(context, world_size=world_size)
+            readers = context.readers
+            if readers is None and _real(file.path) in named:
+                readers = FRAMEWORKS
+            here = replace(context, world_size=world_size, readers=readers)
             _add(file, functools.partial(lint_deepspeed, file.document, here))
+
+
+def _other(document: Document) -> Finding:
+    return finding_at(
+        document,
+        (),
+        "not-a-configuration",
+        f"is no DeepSpeed configuration: it {what_else(document.value)}",
+        "leave it out, or say --kind deepspeed if it is one",
+        severity="warning",
+    )
 
 
 def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | None:

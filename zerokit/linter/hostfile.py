@@ -17,7 +17,7 @@ from zerokit.strictload import BYTE_ORDER_MARK, Document, Place, read_text
 
 MAX_SLOTS = 1024
 MAX_HOSTS = 10_000
-_SOURCE = "deepspeed/launcher/runner.py:224 (0.19.8)"
+_SOURCE = "DeepSpeed 0.19.8, launcher/runner.py:224"
 # a host name or an IPv4 address; never what ssh could take for an option, or a shell for more
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _IPV6 = re.compile(r"\[?[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]?")
@@ -176,7 +176,7 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
             f"{host[:60]!r} is no host name",
             "write a name or an address",
         )
-    slots = re.fullmatch(r"slots=([0-9]{1,9})", rest)
+    slots = re.fullmatch(r"slots=([0-9]{1,9})(?:\s+max_slots=[0-9]{1,9})?", rest)
     at = column + line.index(rest) if rest else column
     if slots is None:
         return _finding(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.rules.types import Edit, Rule, Setup
+from zerokit.rules.types import EVERY_READER, Edit, Rule, Setup
 
 _KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -25,7 +25,18 @@ def _numbers(setup: Setup) -> list[int | None] | None:
 
 
 def _none_given(setup: Setup) -> bool:
-    return setup.get(_KEYS[0]) is None and setup.get(_KEYS[1]) is None
+    given = any(setup.get(key) is not None for key in _KEYS[:2])
+    return not given and not _left_to_a_framework(setup)
+
+
+def _left_to_a_framework(setup: Setup) -> bool:
+    """A file that says nothing of batches or the optimizer, and may be meant for PyTorch Lightning.
+
+    Its DeepSpeedStrategy fills train_micro_batch_size_per_gpu, and refuses accumulation in the file.
+    """
+    return setup.readers == EVERY_READER and not any(
+        setup.get(key) is not None for key in (*_KEYS, "optimizer", "scheduler")
+    )
 
 
 def _not_positive(setup: Setup) -> bool | Mapping[str, Any]:
@@ -59,12 +70,16 @@ def _mismatch(setup: Setup) -> bool | Mapping[str, Any]:
 
 def _contradiction(setup: Setup) -> bool | Mapping[str, Any]:
     numbers = _numbers(setup)
-    if numbers is None or setup.world_size is not None or any(n is None or n < 1 for n in numbers):
+    if numbers is None or setup.world_size is not None or numbers[0] is None:
         return False
-    train, micro, steps = (n for n in numbers if n is not None)
-    if train % (micro * steps) == 0:
+    if any(number is not None and number < 1 for number in numbers):
         return False
-    return {"train": train, "micro": micro, "steps": steps}
+    train, micro, steps = numbers
+    parts = [(micro, "micro-batch"), (steps, "accumulation")]
+    divisor = (micro or 1) * (steps or 1)
+    if train is None or train % divisor == 0:
+        return False
+    return {"train": train, "parts": " × ".join(f"{size} ({name})" for size, name in parts if size)}
 
 
 BATCH_RULES: tuple[Rule, ...] = (
@@ -77,6 +92,18 @@ BATCH_RULES: tuple[Rule, ...] = (
         message="neither train_batch_size nor train_micro_batch_size_per_gpu is given: DeepSpeed refuses the file",
         fix='add "train_micro_batch_size_per_gpu"',
         broken=_none_given,
+        scope="file",
+    ),
+    Rule(
+        id="batch-size-left-out",
+        severity="warning",
+        silent=False,
+        source="deepspeed/runtime/config.py:650",
+        key="",
+        message="no batch size is given: deepspeed.initialize, the Trainer and Accelerate refuse the file; PyTorch "
+        "Lightning, or a script that adds it, fills train_micro_batch_size_per_gpu",
+        fix='add "train_micro_batch_size_per_gpu", unless it is filled by one of them',
+        broken=lambda s: _left_to_a_framework(s) and s.raw is not None,
         scope="file",
     ),
     Rule(
@@ -108,8 +135,7 @@ BATCH_RULES: tuple[Rule, ...] = (
         silent=False,
         source="deepspeed/runtime/config.py:602",
         key="train_batch_size",
-        message="train_batch_size {train} is not a multiple of {micro} × {steps} (micro-batch × accumulation): "
-        "no number of ranks fits",
+        message="train_batch_size {train} is not a multiple of {parts}: no number of ranks fits",
         fix="leave train_batch_size out",
         broken=_contradiction,
         scope="file",

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.rules.known import ALSO_FILLED, TRAINER_FILLS
-from zerokit.rules.types import Edit, Rule, Setup
+from zerokit.rules.types import FRAMEWORKS, Edit, Rule, Setup
 
-# fields whose own vocabulary has "auto"
-_AUTO_IS_A_VALUE = (
-    "zero_optimization.zenflow.",
-    "pipeline.",
-    "data_types.keep_in_fp32_modules",
-    "autotuning.",
-)
 _SILENT_STAGE_KEYS = (
     "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
@@ -25,21 +17,28 @@ _DTYPES = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "torch.float32": 
            "torch.bfloat16": "bf16"}  # fmt: skip
 
 
-def autos(raw: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys whose value is ``"auto"``."""
-    found: list[str] = []
-    for key, value in raw.items():
-        if isinstance(value, Mapping):
-            found += autos(value, f"{prefix}{key}.")
-        elif value == "auto":
-            found.append(prefix + key)
-    return found
+def _is_object_without(setup: Setup, block: str, key: str) -> bool:
+    return isinstance(setup.get(block), Mapping) and not setup.has(f"{block}.{key}")
 
 
-def _unfilled_auto(setup: Setup) -> bool | Mapping[str, Any]:
-    for key in autos(setup.raw or {}):
-        if key not in TRAINER_FILLS and key not in ALSO_FILLED and not key.startswith(_AUTO_IS_A_VALUE):
-            return {"key": key, "name": key.rpartition(".")[2]}
+def _precision_not_enabled(setup: Setup) -> bool | Mapping[str, Any]:
+    if setup.settings.precision != "fp32" or setup.settings.torch_autocast is not None:
+        return False
+    if "auto" in (setup.get("fp16.enabled"), setup.get("bf16.enabled")):
+        return False
+    for name in ("bf16", "fp16"):
+        if _is_object_without(setup, name, "enabled"):
+            return {"name": name}
+    return False
+
+
+def _loss_scale_limit(setup: Setup) -> bool | Mapping[str, Any]:
+    if setup.settings.precision != "fp16" or setup.get("fp16.loss_scale", 0) != 0:
+        return False
+    for name in ("loss_scale_window", "min_loss_scale"):
+        value = setup.get(f"fp16.{name}")
+        if isinstance(value, int | float) and not isinstance(value, bool) and value < 1:
+            return {"name": name, "value": value}
     return False
 
 
@@ -141,25 +140,65 @@ FILE_RULES: tuple[Rule, ...] = (
         scope="file",
     ),
     Rule(
-        id="auto-not-filled",
-        severity="warning",
+        id="no-zero-optimization",
+        severity="error",
+        silent=False,
+        source="accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__",
+        key="",
+        message="there is no zero_optimization: the Trainer and Accelerate refuse the file",
+        fix='add "zero_optimization": {"stage": 0}, or the stage that is meant',
+        broken=lambda s: not s.has("zero_optimization"),
+        scope="file",
+        readers=FRAMEWORKS,
+        otherwise=None,
+    ),
+    Rule(
+        id="zero-without-stage",
+        severity="error",
         silent=True,
-        source="deepspeed/runtime/config_utils.py:56",
-        key="{key}",
-        message='nobody fills "auto" for {name}: DeepSpeed drops it and takes its default, or fails',
-        fix="write the value",
-        broken=_unfilled_auto,
+        source="deepspeed/runtime/zero/config.py:95",
+        key="zero_optimization",
+        message="zero_optimization names no stage: stage 0 runs, and nothing in it takes effect",
+        fix='add "stage": 1, 2 or 3, or remove the block',
+        broken=lambda s: (
+            bool(s.get("zero_optimization")) and _is_object_without(s, "zero_optimization", "stage")
+        ),
         scope="file",
     ),
     Rule(
-        id="auto-stage",
-        severity="note",
+        id="precision-without-enabled",
+        severity="error",
         silent=True,
-        source="deepspeed/runtime/config_utils.py:56",
-        key="zero_optimization.stage",
-        message='only Accelerate fills "stage": "auto"; raw DeepSpeed drops it and runs stage 0',
-        fix="write the stage",
-        broken=lambda s: s.get("zero_optimization.stage") == "auto",
+        source="deepspeed/runtime/precision_config.py:46",
+        key="{name}",
+        message="{name} does not say enabled: it is off, and the model trains in fp32",
+        fix='add "enabled": true, or remove the block',
+        broken=_precision_not_enabled,
+        scope="file",
+    ),
+    Rule(
+        id="activation-checkpointing-not-read",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/activation_checkpointing/checkpointing.py:1152",
+        key="activation_checkpointing",
+        message="nobody reads activation_checkpointing: only a script that calls deepspeed.checkpointing.configure "
+        "does; the Trainer and Accelerate do not",
+        fix="remove it, and turn gradient_checkpointing on in the training arguments or the script",
+        broken=lambda s: bool(s.get("activation_checkpointing")),
+        scope="file",
+        readers=FRAMEWORKS,
+        otherwise="note",
+    ),
+    Rule(
+        id="loss-scale-limit",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/precision_config.py:191",
+        key="fp16.{name}",
+        message="{name} is {value}: with a dynamic loss scale DeepSpeed refuses the file",
+        fix="use a whole number of at least 1",
+        broken=_loss_scale_limit,
         scope="file",
     ),
     Rule(

@@ -22,6 +22,15 @@ ZERO_TESTED_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
 HOST_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion"})
 """Those that DeepSpeed has a kernel for on the host."""
 
+TORCH_SCHEDULERS = frozenset(
+    {
+        "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
+        "SequentialLR", "CosineAnnealingLR", "ChainedScheduler", "ReduceLROnPlateau", "CyclicLR",
+        "CosineAnnealingWarmRestarts", "OneCycleLR", "PolynomialLR",
+    }
+)  # fmt: skip
+"""torch.optim.lr_scheduler: DeepSpeed looks there for what it has not itself (runtime/engine.py:1929)."""
+
 SCHEDULERS = frozenset({"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"})
 """deepspeed/runtime/lr_schedules.py, VALID_LR_SCHEDULES."""
 
@@ -41,17 +50,3 @@ TRAINER_FILLS = (
 )
 """What the Trainer fills from TrainingArguments, refusing a literal that differs:
 transformers/integrations/deepspeed.py, ``trainer_config_process`` and ``trainer_config_finalize``."""
-
-ALSO_FILLED = frozenset(
-    {
-        # by the Trainer and Accelerate, from the model and the precision
-        "fp16.enabled", "bf16.enabled", "zero_optimization.reduce_bucket_size",
-        "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold",
-        # by Accelerate's plugin, from its own arguments (accelerate/utils/dataclasses.py, DeepSpeedPlugin)
-        "zero_optimization.stage", "zero_optimization.offload_optimizer.device",
-        "zero_optimization.offload_param.device", "zero_optimization.offload_optimizer.nvme_path",
-        "zero_optimization.offload_param.nvme_path",
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-    }
-)  # fmt: skip
-"""Keys that somebody else than raw DeepSpeed fills when they say ``"auto"``."""

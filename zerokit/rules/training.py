@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.rules.known import SCHEDULERS
+from zerokit.rules.known import SCHEDULERS, TORCH_SCHEDULERS
 from zerokit.rules.types import Rule, Setup
 
 _CLIP = "max_grad_norm"
@@ -15,6 +15,9 @@ def _unknown_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
     name = setup.get("scheduler.type")
     if not isinstance(name, str) or name in SCHEDULERS:
         return False
+    plain = setup.settings.zero.stage == 0 and setup.settings.precision == "fp32"
+    if name in TORCH_SCHEDULERS and plain:  # DeepSpeed's wrappers are no torch optimizers
+        return False
     right = next((known for known in SCHEDULERS if known.lower() == name.lower()), None)
     return {"name": name, "instead": f"write {right}" if right else f"use {', '.join(sorted(SCHEDULERS))}"}
 
@@ -22,7 +25,20 @@ def _unknown_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
 def _scheduler_parameter(setup: Setup, name: str) -> bool:
     kind = setup.get("scheduler.type")
     needs = {"total_num_steps": ("WarmupDecayLR", "WarmupCosineLR")}
-    return kind in needs[name] and not setup.has(f"scheduler.params.{name}")
+    return kind in needs[name] and not _no_parameters(setup) and not setup.has(f"scheduler.params.{name}")
+
+
+def _no_parameters(setup: Setup) -> bool:
+    kind = setup.get("scheduler.type")
+    known = isinstance(kind, str) and kind in SCHEDULERS | TORCH_SCHEDULERS
+    return known and setup.get("scheduler.params") is None
+
+
+def _cycle_without_limits(setup: Setup) -> bool | Mapping[str, Any]:
+    if setup.get("scheduler.type") != "OneCycle" or _no_parameters(setup):
+        return False
+    missing = [name for name in ("cycle_min_lr", "cycle_max_lr") if not setup.has(f"scheduler.params.{name}")]
+    return bool(missing) and {"missing": " and ".join(missing)}
 
 
 def _communication_type(setup: Setup) -> bool | Mapping[str, Any]:
@@ -79,6 +95,28 @@ TRAINING_RULES: tuple[Rule, ...] = (
         message="{name} is no DeepSpeed scheduler: the engine fails to start",
         fix="{instead}",
         broken=_unknown_scheduler,
+        scope="file",
+    ),
+    Rule(
+        id="scheduler-without-params",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:1935",
+        key="scheduler",
+        message="the scheduler has no params: the engine fails to start, even where every one has a default",
+        fix='add "params": {}, with those that the scheduler needs',
+        broken=_no_parameters,
+        scope="file",
+    ),
+    Rule(
+        id="cycle-without-limits",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/lr_schedules.py:483",
+        key="scheduler.params",
+        message="OneCycle needs {missing}: the engine fails to start",
+        fix="add it to params",
+        broken=_cycle_without_limits,
         scope="file",
     ),
     Rule(

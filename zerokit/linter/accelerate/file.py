@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zerokit.linter.accelerate.fsdp import lint_fsdp
 from zerokit.linter.accelerate.keys import (
     ACCELERATE_VERSION,
     CONFIG,
@@ -49,13 +50,16 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
             fix=problem.fix,
         )
         for problem in document.problems
+        if document.place(("deepspeed_config", "gradient_clipping")).line != problem.place.line
     ]
     findings += _top_level(document)
     findings += lint_processes(document, world_size)
+    findings += _precision(document)
     if document.value.get("distributed_type") == "DEEPSPEED":
         findings += lint_deepspeed_block(document)
         findings += lint_parallelism(document)
-        findings += _precision(document)
+    else:
+        findings += lint_fsdp(document)
     return findings
 
 
@@ -87,7 +91,20 @@ def _top_level(document: Document) -> Iterator[Finding]:
             source=CONFIG,
             edits=edits,
         )
+    yield from _environment(document)
     kind = value.get("distributed_type")
+    if kind is False:
+        return  # NO without quotes: a boolean that launches as NO does
+    if "distributed_type" in value and not isinstance(kind, str):
+        yield finding_at(
+            document,
+            ("distributed_type",),
+            "accelerate-distributed-type",
+            f"distributed_type is {short(kind)}: accelerate launch takes it for none, and starts one process",
+            "write one of the names, such as DEEPSPEED",
+            source=LAUNCH,
+        )
+        return
     if kind is None:
         yield finding_at(
             document,
@@ -114,6 +131,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
             "accelerate-deepspeed-unused",
             f"distributed_type is {kind}: the deepspeed_config block is ignored and DeepSpeed does not run",
             "set distributed_type: DEEPSPEED",
+            severity="warning",
             source=LAUNCH,
         )
     if kind == "DEEPSPEED" and value.get("fsdp_config"):
@@ -126,6 +144,21 @@ def _top_level(document: Document) -> Iterator[Finding]:
             severity="warning",
             source=LAUNCH,
         )
+
+
+def _environment(document: Document) -> Iterator[Finding]:
+    environment = document.value.get("compute_environment", "LOCAL_MACHINE")
+    if environment in ("LOCAL_MACHINE", "AMAZON_SAGEMAKER"):
+        return
+    yield finding_at(
+        document,
+        ("compute_environment",),
+        "accelerate-environment",
+        f"compute_environment is {short(environment)}: Accelerate takes the file for SageMaker's, "
+        "and refuses it",
+        "write LOCAL_MACHINE",
+        source=CONFIG,
+    )
 
 
 def _precision(document: Document) -> Iterator[Finding]:
@@ -149,5 +182,5 @@ def _precision(document: Document) -> Iterator[Finding]:
         "accelerate-precision",
         f"mixed_precision is {short(value)}: accelerate launch refuses it",
         "use 'no', fp16, bf16 or fp8",
-        source=f"accelerate/utils/launch.py ({ACCELERATE_VERSION})",
+        source=f"Accelerate {ACCELERATE_VERSION}, utils/launch.py",
     )

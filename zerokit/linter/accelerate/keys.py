@@ -10,9 +10,9 @@ from typing import Any
 
 ACCELERATE_VERSION = "1.15.0"
 _FILE = pathlib.Path(__file__).parent / f"accelerate-{ACCELERATE_VERSION}.json"
-LAUNCH = f"accelerate/commands/launch.py ({ACCELERATE_VERSION})"
-CONFIG = f"accelerate/commands/config/config_args.py ({ACCELERATE_VERSION})"
-PLUGIN = f"accelerate/utils/dataclasses.py, DeepSpeedPlugin ({ACCELERATE_VERSION})"
+LAUNCH = f"Accelerate {ACCELERATE_VERSION}, commands/launch.py"
+CONFIG = f"Accelerate {ACCELERATE_VERSION}, commands/config/config_args.py"
+PLUGIN = f"Accelerate {ACCELERATE_VERSION}, utils/dataclasses.py, DeepSpeedPlugin"
 PARALLELISM_PREFIX = "parallelism_config_"
 
 

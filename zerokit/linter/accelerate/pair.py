@@ -42,7 +42,7 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
                 "(a Trainer, or a script with DummyOptim, has none)",
                 f"remove the optimizer from {config_path} when the script makes its own",
                 severity="note",
-                source=f"accelerate/accelerator.py, _prepare_deepspeed ({ACCELERATE_VERSION})",
+                source=f"Accelerate {ACCELERATE_VERSION}, accelerator.py, _prepare_deepspeed",
             )
         )
     parallelism = document.value.get("parallelism_config")
@@ -57,7 +57,7 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
                 "when the model is built",
                 f"leave train_batch_size out of {config_path}",
                 severity="warning",
-                source="deepspeed/runtime/config.py:475 (0.19.8)",
+                source="DeepSpeed 0.19.8, runtime/config.py:475",
             )
         )
     return found

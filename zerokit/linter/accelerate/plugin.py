@@ -58,6 +58,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
                 f"did you mean {guess!r}?"
                 if guess
                 else "remove it; what it should do belongs in a DeepSpeed JSON",
+                severity="warning",
                 source=LAUNCH,
             )
     named = block.get("deepspeed_config_file")
@@ -67,6 +68,15 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
             ("deepspeed_config", "deepspeed_config_file"),
             "accelerate-config-file-missing",
             f"deepspeed_config_file is {short(named)}: Accelerate fails on it",
+            "name a DeepSpeed JSON",
+            source=PLUGIN,
+        )
+    elif named is not None and named.endswith((".yaml", ".yml")):
+        yield finding_at(
+            document,
+            ("deepspeed_config", "deepspeed_config_file"),
+            "accelerate-config-file-kind",
+            f"{named[:60]} is a YAML by its name: Accelerate reads a DeepSpeed JSON here, and fails on it",
             "name a DeepSpeed JSON",
             source=PLUGIN,
         )
@@ -105,7 +115,9 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
     if "zero_stage" not in block:
         yield _defaults(document)
     stage = block.get("zero_stage", 2)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):
+    if stage is None:
+        stage = 2
+    if isinstance(stage, bool | float) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):
         yield finding_at(
             document,
             ("deepspeed_config", "zero_stage"),
@@ -133,6 +145,8 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
         yield init_flag(document, stage, "")
     if flag is False and stage == 3:
         yield init_off(document)
+    if isinstance(flag, str) and flag.lower() not in _TRUTH_WORDS:
+        yield _flag_text(document, flag)
     if isinstance(save, str) and save.lower() not in ("true", "false"):
         yield finding_at(
             document,
@@ -142,6 +156,20 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
             "write true or false without quotes",
             source=PLUGIN,
         )
+
+
+_TRUTH_WORDS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
+
+
+def _flag_text(document: Document, flag: str) -> Finding:
+    return finding_at(
+        document,
+        ("deepspeed_config", "zero3_init_flag"),
+        "accelerate-flag-as-text",
+        f"zero3_init_flag is the text {short(flag)}: Accelerate fails on it",
+        "write true or false without quotes",
+        source=PLUGIN,
+    )
 
 
 def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
@@ -204,7 +232,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             "accelerate-offload-stage",
             f"{key} needs stage {'3' if name == 'param' else '1, 2 or 3'}; at stage {stage} it is ignored",
             "change zero_stage, or set it to none",
-            source="deepspeed/runtime/engine.py:2749 (0.19.8)",
+            source="DeepSpeed 0.19.8, runtime/engine.py:2749",
         )
     elif device == "nvme":
         yield finding_at(
@@ -213,7 +241,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             "accelerate-nvme-path-dropped",
             "accelerate launch passes on the device and drops the path: DeepSpeed writes to a folder 'none'",
             "give NVMe offload in a DeepSpeed JSON, named by deepspeed_config_file",
-            source=f"accelerate/utils/launch.py, prepare_deepspeed_cmd_env ({ACCELERATE_VERSION})",
+            source=f"Accelerate {ACCELERATE_VERSION}, utils/launch.py, prepare_deepspeed_cmd_env",
         )
 
 
@@ -264,7 +292,7 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             f"{short(hostfile)} is not here: DeepSpeed then only warns, and trains on one machine alone",
             "correct the path",
             severity="warning",
-            source="deepspeed/launcher/runner.py:214 (0.19.8)",
+            source="DeepSpeed 0.19.8, launcher/runner.py:214",
         )
     machines = document.value.get("num_machines", 1)
     if not isinstance(machines, int) or machines < 2:
@@ -277,7 +305,7 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             f"{machines} machines through {launcher or 'pdsh'} without deepspeed_hostfile: "
             "DeepSpeed only warns, and trains on this machine alone",
             "add deepspeed_hostfile, or deepspeed_multinode_launcher: standard",
-            source="deepspeed/launcher/runner.py:214 (0.19.8)",
+            source="DeepSpeed 0.19.8, launcher/runner.py:214",
         )
     if launcher == "standard" and not document.value.get("main_process_ip"):
         yield finding_at(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 
 from zerokit.linter.accelerate.keys import (
@@ -12,9 +13,13 @@ from zerokit.linter.accelerate.keys import (
     key_list,
     short,
 )
+from zerokit.linter.accelerate.values import TOP_LEVEL, fits
 from zerokit.linter.finding import Finding, finding_at
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
+
+_RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
+_DEVICES = re.compile(r"\s*[\w-]*\d[\w:/.-]*(\s*,\s*[\w-]*\d[\w:/.-]*)*\s*,?\s*")
 
 
 def number_of_processes(document: Document) -> int | None:
@@ -30,31 +35,19 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
         value.get(name, default)
         for name, default in (("num_processes", None), ("num_machines", 1), ("machine_rank", 0))
     )
-    port = value.get("main_process_port")
-    unusable = False
-    for name, number, least in (
-        ("num_processes", processes, 1),
-        ("num_machines", machines, 1),
-        ("machine_rank", rank, 0),
-        ("main_process_port", port, 0),
-    ):
-        if number is None and name in ("num_processes", "main_process_port"):
+    usable = True
+    for name in ("num_processes", "num_machines", "machine_rank", "main_process_port"):
+        if name not in value or (value[name] is None and name != "num_machines"):
             continue
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            unusable = True
-            yield finding_at(
-                document,
-                (name,),
-                "accelerate-number",
-                f"{name} is {short(number)}",
-                f"use a whole number of at least {least}, without quotes",
-                # in quotes it works, where nobody counts with it
-                severity="warning" if isinstance(number, str) and number.isdecimal() else "error",
-                source=LAUNCH,
-            )
-    if unusable:
+        if not fits(name, value[name]):
+            usable = False
+            yield _not_a_number(document, name, value[name], machines)
+    yield from _rendezvous(document)
+    if not usable:
         return
     yield from _gpu_ids(document, processes, machines)
+    if processes is None and value.get("distributed_type") == "NO":
+        return  # one process
     if processes is None:
         yield finding_at(
             document,
@@ -94,12 +87,72 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
         )
 
 
+def _not_a_number(document: Document, name: str, value: object, machines: object) -> Finding:
+    least, most = TOP_LEVEL[name]["minimum"], TOP_LEVEL[name].get("maximum")
+    one_machine = machines == 1 and not isinstance(machines, bool)
+    # in quotes two of them work, where nobody counts with them
+    works = isinstance(value, str) and value.isdecimal() and name in ("num_processes", "machine_rank")
+    return finding_at(
+        document,
+        (name,),
+        "accelerate-number",
+        f"{name} is {short(value)}: accelerate launch {'takes it for text' if works else 'fails on it'}",
+        f"use a whole number of at least {least}{f' and at most {most}' if most else ''}, without quotes",
+        severity="warning" if works and one_machine else "error",
+        source=LAUNCH,
+    )
+
+
+def _rendezvous(document: Document) -> Iterator[Finding]:
+    backend = document.value.get("rdzv_backend")
+    if backend is None or backend in _RENDEZVOUS:
+        return
+    guess = nearest(str(backend), _RENDEZVOUS)
+    yield finding_at(
+        document,
+        ("rdzv_backend",),
+        "accelerate-rdzv-backend",
+        f"rdzv_backend is {short(backend)}: torch has no such rendezvous, and the launch fails",
+        f"did you mean {guess}?" if guess else f"use one of {', '.join(_RENDEZVOUS)}",
+        source=f"Accelerate {ACCELERATE_VERSION}, commands/launch.py; torch/distributed/elastic/rendezvous",
+    )
+
+
 def _gpu_ids(document: Document, processes: int | None, machines: int) -> Iterator[Finding]:
     ids = document.value.get("gpu_ids")
+    if ids is not None and not isinstance(ids, str):
+        yield finding_at(
+            document,
+            ("gpu_ids",),
+            "accelerate-gpu-ids",
+            f"gpu_ids is {short(ids)}: accelerate launch reads a text, and fails on it",
+            "write the numbers in quotes, as gpu_ids: '0,1', or gpu_ids: all",
+            source=LAUNCH,
+        )
+        return
+    if isinstance(ids, str) and ids != "all" and not _DEVICES.fullmatch(ids):
+        yield finding_at(
+            document,
+            ("gpu_ids",),
+            "accelerate-gpu-ids",
+            f"gpu_ids is {short(ids)}: it becomes CUDA_VISIBLE_DEVICES, where it names no GPU",
+            "write numbers such as '0,1', or all",
+            source=LAUNCH,
+        )
+        return
     if ids in (None, "all") or processes is None or machines > 1:
         return
     count = len([part for part in str(ids).split(",") if part.strip()])
-    if count != processes:
+    if document.value.get("distributed_type") == "MULTI_GPU" and count < 2:
+        yield finding_at(
+            document,
+            ("gpu_ids",),
+            "accelerate-gpu-ids",
+            "gpu_ids names one GPU, and distributed_type is MULTI_GPU: accelerate launch refuses it",
+            "name two or more GPUs, or set distributed_type: 'NO'",
+            source=LAUNCH,
+        )
+    elif count < processes:
         yield finding_at(
             document,
             ("gpu_ids",),
@@ -122,6 +175,7 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
             "accelerate-ignored-key",
             f"parallelism_config is {short(block)}: Accelerate ignores it",
             "write a mapping of parallelism_config_… keys",
+            severity="warning",
             source=LAUNCH,
         )
         return
@@ -137,6 +191,7 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
             "accelerate-ignored-key",
             f"Accelerate ignores {short(key)} in parallelism_config",
             f"did you mean {guess!r}?" if guess else "remove it",
+            severity="warning",
             source=LAUNCH,
         )
     for key, size in block.items():
@@ -164,7 +219,7 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
             "accelerate-parallelism-product",
             f"the sizes multiply to {product}, num_processes is {processes}: the device mesh cannot be built",
             f"set {PARALLELISM_PREFIX}dp_replicate_size: {processes // sizes[4] or 1}",
-            source=f"accelerate/parallelism_config.py ({ACCELERATE_VERSION})",
+            source=f"Accelerate {ACCELERATE_VERSION}, parallelism_config.py",
         )
 
 

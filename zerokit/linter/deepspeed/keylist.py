@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import functools
-import json
-import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
-from zerokit.linter.deepspeed.parameters import lint_parameters
+from zerokit.linter.deepspeed.parameters import is_parameter, lint_parameters
 from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, shown
 from zerokit.linter.finding import Finding
+from zerokit.linter.tables import key_list
+from zerokit.rules import EVERY_READER
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
 
-_FILE = pathlib.Path(__file__).parent / f"deepspeed-{DEEPSPEED_VERSION}.json"
-
 _NOTES_TO_SELF = ("_comment", "comment", "//", "$schema")
 
 
-@functools.cache
-def key_list() -> Mapping[str, Any]:
-    """The committed list (see :mod:`tools.deepspeed_keys`)."""
-    loaded: Mapping[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
-    return loaded
-
-
-def lint_keys(document: Document) -> Iterator[Finding]:
+def lint_keys(document: Document, readers: frozenset[str] = EVERY_READER) -> Iterator[Finding]:
     """Findings about keys that DeepSpeed ignores or refuses, and about values of the wrong kind."""
     if not isinstance(document.value, dict):
         yield finding(document, (), "wrong-kind", "a DeepSpeed configuration is an object", "write { … }")
         return
     yield from _block(document, "", document.value)
     for name in ("optimizer", "scheduler"):
-        yield from lint_parameters(document, name, key_list()["parameters"][name])
+        yield from lint_parameters(document, name, key_list()["parameters"][name], readers)
 
 
 def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[Finding]:
@@ -46,6 +36,8 @@ def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[
         entry = block["keys"].get(key)
         dotted = ".".join(path)
         if entry is None:
+            if name in ("optimizer", "scheduler") and is_parameter(value, name, key):
+                continue  # one cause: it stands beside params
             if block["unknown"] != "any" and not _is_removed(name, key):
                 yield _unknown(document, path, name, block, value)
             continue
@@ -85,6 +77,35 @@ def _nested(document: Document, path: Path, given: object) -> Iterator[Finding]:
     )
 
 
+_AT_THE_TOP: Mapping[str, tuple[tuple[str, ...], str, str]] = {
+    **dict.fromkeys(
+        ("mixed_precision", "precision", "dtype", "torch_dtype"),
+        (("bf16", "fp16", "torch_autocast"), "the model trains in fp32", 'write "bf16": {"enabled": true}'),
+    ),
+    **dict.fromkeys(
+        ("zero_stage", "zero"),
+        (("zero_optimization",), "stage 0 runs", 'write "zero_optimization": {"stage": …}'),
+    ),
+}
+"""Keys of other tools: the blocks that say it here, what runs without them, and the fix."""
+
+
+def _ignored_setting(
+    document: Document,
+    path: Path,
+    key: str,
+    siblings: Mapping[str, Any],
+    blocks: tuple[str, ...],
+    what_runs: str,
+    fix: str,
+) -> Finding:
+    said = next((block for block in blocks if block in siblings), None)
+    if said is not None:
+        what = f"DeepSpeed ignores {key!r}: what {said} says is what runs"
+        return finding(document, path, "unknown-key", what, "remove it", severity="warning")
+    return finding(document, path, "unknown-key", f"DeepSpeed ignores {key!r}: {what_runs}", fix)
+
+
 def _unknown(
     document: Document, path: Path, block_name: str, block: Mapping[str, Any], siblings: Mapping[str, Any]
 ) -> Finding:
@@ -98,6 +119,13 @@ def _unknown(
         if not block_name
         else f"DeepSpeed ignores {key!r}: it reads no such key in {where}"
     )
+    if key.startswith(_NOTES_TO_SELF) and not refused:
+        return finding(
+            document, path, "unknown-key", what, "keep it as a note, or remove it", severity="note"
+        )
+    special = _AT_THE_TOP.get(key) if not block_name else None
+    if special is not None:
+        return _ignored_setting(document, path, key, siblings, *special)
     owners = [name for name in _homes(key) if name != block_name]
     if owners:
         home = "the top level" if not owners[0] else owners[0]
@@ -110,10 +138,6 @@ def _unknown(
         return finding(document, path, "unknown-key", what, f"did you mean {guess!r}?", edits=edits)
     if guess is not None:
         return finding(document, path, "unknown-key", what, f"remove it; {guess!r} is given as well")
-    if key.startswith(_NOTES_TO_SELF) and not refused:
-        return finding(
-            document, path, "unknown-key", what, "keep it as a note, or remove it", severity="note"
-        )
     severity: Severity = "error" if refused else "warning"
     return finding(document, path, "unknown-key", what, "remove it, or correct the name", severity=severity)
 

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from zerokit.linter.deepspeed.values import can_stand, finding, number_as_text, shown, wrong
+from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, number_as_text, shown, wrong
 from zerokit.linter.finding import Finding
-from zerokit.rules.types import Edit
+from zerokit.linter.tables import key_list
+from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
 
-_NUMBERS = frozenset({"lr", "eps", "weight_decay", "momentum", "dampening", "muon_lr", "adam_lr"})
+_NUMBERS = frozenset(
+    {
+        "lr",
+        "eps",
+        "weight_decay",
+        "momentum",
+        "dampening",
+        "muon_lr",
+        "adam_lr",
+        "warmup_min_ratio",
+        "cos_min_ratio",
+        "lr_decay",
+        "initial_accumulator_value",
+        "max_coeff",
+        "min_coeff",
+        "lr_range_test_step_rate",
+        "cycle_min_mom",
+        "cycle_max_mom",
+        "decay_mom_rate",
+        "decay_lr_rate",
+    }
+)
 _WHOLE = frozenset(
     {
         "warmup_num_steps", "total_num_steps", "cycle_first_step_size", "cycle_second_step_size",
-        "lr_range_test_step_size",
+        "lr_range_test_step_size", "decay_step_size", "cycle_first_stair_count", "cycle_second_stair_count",
+        "last_batch_iteration",
     }
 )  # fmt: skip
 _NUMBERS_OR_LISTS = frozenset(
@@ -27,38 +51,131 @@ _BOOLEANS = frozenset(
         "eps_inside_sqrt", "lr_range_test_staircase", "cycle_momentum",
     }
 )  # fmt: skip
+_INTEGERS = frozenset({"warmup_num_steps", "lr_range_test_step_size"})
+_AT_LEAST_ONE = frozenset({"cycle_first_step_size", "cycle_second_step_size", "lr_range_test_step_size"})
 _WARMUP_TYPES = ("log", "linear")
 
 
 def lint_parameters(
-    document: Document, name: str, known_parameters: Mapping[str, Sequence[str]]
+    document: Document, name: str, known_parameters: Mapping[str, Any], readers: frozenset[str]
 ) -> Iterator[Finding]:
     """Findings about the block ``name`` (optimizer or scheduler)."""
     block = document.value.get(name)
     if not isinstance(block, dict):
         return
     kind, parameters = block.get("type"), block.get("params")
-    if kind is None:
-        yield finding(
-            document,
-            (name,) if "type" not in block else (name, "type"),
-            "block-without-type",
-            f"{name} has no type: DeepSpeed ignores the whole block",
-            'add "type", or remove the block',
-            severity="warning",
-        )
+    if not kind and (name == "optimizer" or kind is None):
+        yield _without_type(document, name, block)
+        return
     if parameters is not None and not isinstance(parameters, dict):
         what = "params must be an object: the engine fails to start"
         yield finding(document, (name, "params"), "wrong-kind", what, "write {…}")
         return
-    if not isinstance(kind, str) or not parameters:
+    if not isinstance(kind, str):
         return
-    known = known_parameters.get(kind.lower() if name == "optimizer" else kind)
-    for key, value in parameters.items():
+    known = _known(document.value, kind, known_parameters, name)
+    yield from _beside_params(document, name, block, known or ())
+    for key, value in (parameters or {}).items():
         if known is not None and key not in known and key != "max_grad_norm":
-            yield _unknown(document, name, key, kind, known, parameters)
+            yield _unknown(document, name, key, kind, known, parameters or {})
+        elif key == "amsgrad" and value is True and kind.lower() in ("adam", "adamw"):
+            yield from _amsgrad(document, kind)
+        elif key in _INTEGERS and isinstance(value, float) and value == int(value):
+            yield _whole_float(document, (name, "params", key), value, readers)
         elif value != "auto":
             yield from _value(document, (name, "params", key), value)
+
+
+def _whole_float(
+    document: Document, path: tuple[str, str, str], value: float, readers: frozenset[str]
+) -> Finding:
+    """``1e3`` where an integer is asked for: hjson makes it one, ``json.load`` a float."""
+    what = (
+        f"{path[-1]} is {shown(value)}: for the Trainer and Accelerate a float, and the engine fails to start"
+    )
+    severity: Severity = "warning" if "raw" in readers else "error"
+    edit = Edit(kind="set", key=".".join(path), value=int(value))
+    return finding(
+        document, path, "wrong-kind", what, f"write {int(value)}", severity=severity, edits=(edit,)
+    )
+
+
+def is_parameter(block: Mapping[str, Any], name: str, key: str) -> bool:
+    """Whether ``key``, written in the block itself, is a parameter of its type."""
+    kind = block.get("type")
+    if not isinstance(kind, str):
+        return False
+    known = key_list()["parameters"][name].get(kind.lower() if name == "optimizer" else kind, ())
+    return any(key in names for names in known.values()) if isinstance(known, Mapping) else key in known
+
+
+def _known(
+    config: Mapping[str, Any], kind: str, known_parameters: Mapping[str, Any], name: str
+) -> Sequence[str] | None:
+    """Parameters of the class that DeepSpeed builds for this file; ``None`` where it is not known."""
+    if name == "scheduler":
+        found: Sequence[str] | None = known_parameters.get(kind)
+        return found
+    classes = known_parameters.get(kind.lower())
+    if classes is None:
+        return None
+    chosen: Sequence[str] = classes.get(built_for(config), classes["gpu"])
+    return chosen
+
+
+def built_for(config: Mapping[str, Any]) -> str:
+    """Which class of an optimizer DeepSpeed builds: ``gpu``, ``cpu`` (offloaded) or ``torch``.
+
+    ``DeepSpeedEngine.get_optimizer_configuration``, runtime/engine.py.
+    """
+    optimizer = config.get("optimizer")
+    parameters = optimizer.get("params") if isinstance(optimizer, Mapping) else None
+    if isinstance(parameters, Mapping) and parameters.get("torch_adam"):
+        return "torch"
+    zero = config.get("zero_optimization")
+    offload = zero.get("offload_optimizer") if isinstance(zero, Mapping) else None
+    device = offload.get("device") if isinstance(offload, Mapping) else None
+    return "cpu" if device in ("cpu", "nvme") else "gpu"
+
+
+def _amsgrad(document: Document, kind: str) -> Iterator[Finding]:
+    where = built_for(document.value)
+    if where == "torch":
+        return
+    what = f"the {_CLASSES[where]} {kind} of DeepSpeed has no amsgrad: the engine fails to start"
+    path = ("optimizer", "params", "amsgrad")
+    yield finding(document, path, "unknown-parameter", what, 'remove it, or add "torch_adam": true')
+
+
+def _without_type(document: Document, name: str, block: Mapping[str, Any]) -> Finding:
+    has_content = bool(block.get("params")) or bool(set(block) - {"type", "params"})
+    return finding(
+        document,
+        (name,) if "type" not in block else (name, "type"),
+        "block-without-type",
+        f"{name} has no type: DeepSpeed ignores the whole block, and runs what the script brings or nothing",
+        'add "type", or remove the block',
+        severity="error" if has_content else "warning",
+    )
+
+
+def _beside_params(
+    document: Document, name: str, block: Mapping[str, Any], known: Sequence[str]
+) -> Iterator[Finding]:
+    """Parameters that were written beside ``params``, where nobody reads them."""
+    given = block.get("params")
+    for key in block:
+        if key not in known or key in ("type", "params"):
+            continue
+        left = isinstance(given, Mapping) and key in given
+        default = f"; {block['type']} runs with its default" if not left else ""
+        yield finding(
+            document,
+            (name, key),
+            "parameter-beside-params",
+            f"{key} stands beside params: DeepSpeed ignores it{default}",
+            "move it into params" if not left else "remove it; params has one",
+        )
 
 
 def _unknown(
@@ -72,6 +189,9 @@ def _unknown(
     path = (name, "params", key)
     guess = nearest(key, known) or synonym(key, dict.fromkeys(known))
     fix = f"did you mean {guess!r}?" if guess else f"use {', '.join(known)}"
+    where = _other_class(document, name, key, kind)
+    if where:
+        fix = where
     if kind.lower() == "muon":  # the engine picks those it knows (runtime/engine.py, _muon_param_groups)
         what = f"{kind} takes no parameter {key!r}: DeepSpeed ignores it"
         return finding(document, path, "unknown-parameter", what, fix, severity="warning")
@@ -81,6 +201,22 @@ def _unknown(
         edits = (Edit(kind="rename", key=".".join(path), value=guess, safe=safe),)
     what = f"{kind} takes no parameter {key!r}: the engine fails to start"
     return finding(document, path, "unknown-parameter", what, fix, edits=edits)
+
+
+_CLASSES = {"gpu": "fused", "cpu": "CPU", "torch": "torch's"}
+
+
+def _other_class(document: Document, name: str, key: str, kind: str) -> str | None:
+    """The fix for a parameter that another class of the same optimizer takes."""
+    classes = key_list()["parameters"][name].get(kind.lower()) if name == "optimizer" else None
+    if not isinstance(classes, Mapping):
+        return None
+    here = built_for(document.value)
+    if here != "torch" and key in classes.get("torch", ()):
+        return f"remove it, or add \"torch_adam\": true: torch's {kind} takes it, DeepSpeed's does not"
+    if any(key in names for names in classes.values()):
+        return f"remove it: {_CLASSES[here]} {kind} has no such parameter"
+    return None
 
 
 def _fits(document: Document, name: str, key: str, value: object) -> bool:
@@ -94,6 +230,8 @@ def _value(document: Document, path: tuple[str, str, str], value: object) -> Ite
     key = path[-1]
     if key in _NUMBERS or key in _WHOLE or key in _NUMBERS_OR_LISTS:
         yield from _number(document, path, value)
+    elif key in _BOOLEANS:
+        yield from lint_value(document, path, {"kind": "boolean"}, value, refused=False)
     elif key == "betas" and not _are_betas(value):
         what = f"betas is {shown(value)}: the optimizer fails at its first step"
         yield finding(document, path, "wrong-kind", what, "use two numbers from 0 up to, not with, 1")
@@ -112,9 +250,11 @@ def _number(document: Document, path: tuple[str, str, str], value: object) -> It
         yield from number_as_text(document, path, entry, value, refused=False)
     elif value is None and path[0] == "scheduler":
         return  # as if absent
-    elif not _is_number(value) or (key in _WHOLE and not isinstance(value, int)):
-        # 100.0 steps are refused as well: isinstance(…, int)
+    elif not _is_number(value) or (key in _WHOLE and value != int(value)):  # type: ignore[call-overload]
         yield wrong(document, path, entry, value)
+    elif key in _AT_LEAST_ONE and isinstance(value, int | float) and value < 1:
+        what = f"{key} is {shown(value)}: the engine fails to start"
+        yield finding(document, path, "out-of-range", what, "use a whole number of at least 1")
     elif isinstance(value, int | float) and value < 0 and key not in _WHOLE:
         what = (
             f"{key} is {shown(value)}: torch refuses it, DeepSpeed's own optimizers run away from the minimum"

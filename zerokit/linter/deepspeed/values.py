@@ -51,9 +51,12 @@ def lint_value(
     """Findings about one value; ``refused``: DeepSpeed's own class looks at its kind, too."""
     kind = entry["kind"]
     if given is None:
-        if refused and not entry.get("null"):
+        if not entry.get("null", not refused):
             yield wrong(document, path, entry, given)
         return
+    if entry.get("fold") and isinstance(given, str):
+        entry = {**entry, "choices": [choice.lower() for choice in entry["choices"]]}
+        given = given.lower()
     if kind == "integer":
         yield from _number(document, path, entry, given, whole=True, refused=refused)
     elif kind == "number":
@@ -91,6 +94,10 @@ def _number(
     if abs(given) > LARGEST_INTEGER:
         what = f"{path[-1]} is {shown(given)}: more than can be counted, DeepSpeed fails on it"
         yield finding(document, path, "out-of-range", what, "use a number below 2**63")
+        return
+    if "not" in entry and given == entry["not"]:
+        what = f"{path[-1]} is {shown(given)}: the run fails at its first step"
+        yield finding(document, path, "out-of-range", what, "use a positive number, or leave the key out")
         return
     for limit, breaks, words in _LIMITS:
         if limit in entry and breaks(given, entry[limit]):
