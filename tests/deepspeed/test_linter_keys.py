@@ -16,7 +16,7 @@ from zerokit.linter.accelerate.keys import ACCELERATE_VERSION
 from zerokit.linter.accelerate.keys import key_list as accelerate_list
 from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
-from zerokit.linter.tables import key_list
+from zerokit.linter.deepspeed.tables import key_list
 from zerokit.rules import known
 from zerokit.rules.removed import REMOVED_RULES
 from zerokit.strictload import parse_json

@@ -15,10 +15,10 @@ from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.processes import number_of_processes
 from zerokit.linter.arguments_file import lint_arguments
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
+from zerokit.linter.deepspeed.readers import forget_scripts
 from zerokit.linter.finding import Finding, finding_at
 from zerokit.linter.hostfile import lint_hostfile
 from zerokit.linter.kinds import KINDS, detect_kind, what_else
-from zerokit.linter.readers import forget_scripts
 from zerokit.rules import FRAMEWORKS
 from zerokit.strictload import (
     BYTE_ORDER_MARK,

@@ -9,7 +9,7 @@ from typing import Any
 
 from zerokit.errors import FileInputError
 from zerokit.linter.accelerate.keys import key_list as accelerate_keys
-from zerokit.linter.tables import key_list
+from zerokit.linter.deepspeed.tables import key_list
 from zerokit.strictload import parse_json, parse_yaml
 from zerokit.suggest import nearest, synonym
 

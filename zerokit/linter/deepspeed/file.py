@@ -8,12 +8,12 @@ from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
 from zerokit.linter.accelerate.keys import ACCELERATE_VERSION
-from zerokit.linter.autos import autos, lint_autos
+from zerokit.linter.deepspeed.autos import autos, lint_autos
 from zerokit.linter.deepspeed.keylist import lint_keys
+from zerokit.linter.deepspeed.readers import readers_of
+from zerokit.linter.deepspeed.tables import key_list
 from zerokit.linter.deepspeed.values import LARGEST_INTEGER
 from zerokit.linter.finding import Finding
-from zerokit.linter.readers import readers_of
-from zerokit.linter.tables import key_list
 from zerokit.rules import FRAMEWORKS, Setup, violations
 from zerokit.rules.types import Edit, Rule, Severity, Violation
 from zerokit.strictload import Document

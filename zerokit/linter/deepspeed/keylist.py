@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.deepspeed.parameters import is_parameter, lint_parameters
+from zerokit.linter.deepspeed.tables import key_list
 from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, shown
 from zerokit.linter.finding import Finding
-from zerokit.linter.tables import key_list
 from zerokit.rules import EVERY_READER
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from zerokit.linter.deepspeed.tables import key_list
 from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, number_as_text, shown, wrong
 from zerokit.linter.finding import Finding
-from zerokit.linter.tables import key_list
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document
 from zerokit.suggest import leaves_no_doubt, nearest, synonym

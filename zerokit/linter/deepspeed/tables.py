@@ -10,7 +10,7 @@ from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 
-_FOLDER = pathlib.Path(__file__).parent / "keys"
+_FOLDER = pathlib.Path(__file__).parent
 
 
 def key_list() -> Mapping[str, Any]:

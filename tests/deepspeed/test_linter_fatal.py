@@ -194,7 +194,7 @@ def test_another_file_is_recognised_in_one_line(text: str, tmp_path: Path) -> No
 
 
 def test_our_own_model_is_recognised(tmp_path: Path) -> None:
-    model = Path(__file__).parents[3] / "examples" / "tiny-llama.json"
+    model = Path(__file__).parents[2] / "examples" / "tiny-llama.json"
     (file,) = check_files([str(model)])
     assert [finding.rule for finding in file.findings] == ["not-a-configuration"]
 

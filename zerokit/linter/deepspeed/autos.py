@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zerokit.linter.deepspeed.tables import key_list
 from zerokit.linter.deepspeed.values import finding
 from zerokit.linter.finding import Finding
-from zerokit.linter.tables import key_list
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.known import TRAINER_FILLS
 from zerokit.rules.types import Severity

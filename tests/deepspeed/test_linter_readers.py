@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from zerokit.cli import run
-from zerokit.linter.autos import fills
+from zerokit.linter.deepspeed.autos import fills
 from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.deepspeed.readers import readers_of
 from zerokit.linter.files import check_files
-from zerokit.linter.readers import readers_of
 
 AUTO = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
 PLAIN = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
