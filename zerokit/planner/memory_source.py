@@ -33,6 +33,8 @@ class Source:
         trace: ``always`` what is missing (``estimate``), ``some`` (a search over a user's own config)
             or ``never`` (a search over the catalogue's, which takes what was traced before).
         closed_form: whether the shape read out of the configuration is the model's; else it must be traced.
+        other_version: the catalogue's profile, of another Transformers than the installed one: where that
+            cannot trace.
         catalogued: the profile is the catalogue's, traced for the usual adapters' rank only.
     """
 
@@ -44,6 +46,7 @@ class Source:
     trace: str = "never"
     catalogued: bool = False
     closed_form: bool = True
+    other_version: ModelProfile | None = None
     looked: bool = False  # into the cache
     given_up: set[str] = field(default_factory=set)
     notes: dict[str, str] = field(default_factory=dict)
@@ -54,9 +57,10 @@ class Source:
         Raises:
             InputError: names the module and those that there are.
         """
-        if self.profile is None or job.lora is None or job.lora.targets == ("all-linear",):
+        known = self.profile or self.other_version
+        if known is None or job.lora is None or job.lora.targets == ("all-linear",):
             return
-        modules = [p.name.rpartition(".")[0] for p in self.profile.parameters if len(p.shape) == 2]
+        modules = [p.name.rpartition(".")[0] for p in known.parameters if len(p.shape) == 2]
         for target in job.lora.targets:
             if not any(f".{module}".endswith(f".{target}") for module in modules):
                 names = dict.fromkeys(module.rpartition(".")[2] for module in modules)
@@ -73,8 +77,9 @@ class Source:
             self._look_into_cache()
         elif self._may_trace(job, strategy):
             self._trace(job, strategy)
-        if self.profile is not None and covers(self.profile, job, strategy):
-            return self.profile
+        for profile in (self.profile, self.other_version):
+            if profile is not None and covers(profile, job, strategy):
+                return profile
         return None
 
     def _look_into_cache(self) -> None:

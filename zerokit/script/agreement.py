@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
+from zerokit.machine.versions import deepspeed_note
 from zerokit.script import adapt_config, disk_space
 from zerokit.script.arguments import PlannedValues, ScriptOptions
 from zerokit.script.reader import ScriptFacts
@@ -144,7 +145,8 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any]) -> l
             f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
             "script can; plan again with --sp 1"
         )
-    warnings = disk_space.warnings(chosen, options.given)
+    warnings = [f"warning: {line}" for line in deepspeed_note()]
+    warnings += disk_space.warnings(chosen, options.given)
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
         warnings.append(
             "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "

@@ -54,3 +54,44 @@ def test_the_tables_own_version_or_none_is_not(
 def test_the_version_is_what_the_environment_says() -> None:
     pytest.importorskip("deepspeed")
     assert versions.installed("deepspeed") == version("deepspeed")
+
+
+def with_transformers(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zerokit.planner import models
+
+    monkeypatch.setattr(models, "installed", lambda name: number if name == "transformers" else None)
+
+
+def test_a_plan_says_that_its_traces_are_of_another_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, said in (("5.17.0", True), ("5.23.4", False)):
+        with_transformers(number, monkeypatch)
+        assert run(["plan", "--model", "gpt2", "--gpus", "1", "--gpu", "h200", "--json"]) == 0
+        lines = json.loads(capsys.readouterr().out)["assumptions"]
+        assert any(line.startswith("Transformers 5.17.0 is installed") for line in lines) is said
+
+
+def test_an_estimate_traces_anew_where_another_transformers_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with_transformers("5.17.0", monkeypatch)
+    asked = ["estimate", "--model", "gpt2", "--gpus", "1", "--gpu", "h200", "--seq-len", "512", "--json"]
+    assert run(asked) == 0
+    out, err = capsys.readouterr()
+    assert "tracing gpt2" in err
+    assert any("traced anew" in line for line in json.loads(out)["assumptions"])
+
+
+def test_a_launch_warns_of_another_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zerokit.script import agreement
+    from zerokit.script.arguments import ScriptOptions
+    from zerokit.script.reader import ScriptFacts
+
+    with_deepspeed(tmp_path, "0.20.1", monkeypatch)
+    options = ScriptOptions(facts=ScriptFacts(path=None), style="raw", given=())
+    (line,) = agreement._parts_of_the_script(options, {"tensor_parallel": 1})
+    assert line.startswith("warning: DeepSpeed 0.20.1 is installed")
