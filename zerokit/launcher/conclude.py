@@ -20,6 +20,7 @@ def build(prepared: Prepared, ended: Ended) -> dict[str, Any]:
         exit_code=ended.verdict.exit_code,
         rank_exits=ended.rank_exits,
         plan=prepared.plan,
+        accounts=ended.accounts,
     )
     return report
 
@@ -28,7 +29,7 @@ def write(run_dir: Path, report: dict[str, Any]) -> None:
     """Write report.json and report.html.
 
     Raises:
-        ReportNotWritten: the disk is full.
+        ReportNotWritten: the disk is full, or something is in the way.
     """
     from zerokit.launcher.verdict import report as run_report
 

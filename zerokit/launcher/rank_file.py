@@ -27,6 +27,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ TICK_SECONDS = 0.4  # below the half second that may be lost at most
 COMPACT_BYTES = 4 << 20  # a file beyond this is rewritten with its timeline thinned out
 _READ_LIMIT_BYTES = 64 << 20
 _NAME = re.compile(r"rank-(\d{5,})\.jsonl")
+_MOST_KEPT_OPEN = 256  # of the files of many ranks: a process may open so many, often 1,024 in all
 _LOCK_SECONDS = 2.0  # a stuck network file system must not hold up the training thread
 
 Record = dict[str, Any]
@@ -306,7 +308,8 @@ def find_rank_files(run_dir: Path) -> list[Path]:
 class RankTail:
     """Follows a rank's file while it is written: the newest whole record, for a few bytes of reading.
 
-    Costs one ``stat`` when nothing was added, so that one process can follow many ranks.
+    Costs two calls of the system when nothing was added, so that one process can follow many ranks. A
+    file that is removed while it is written is read on to its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -317,22 +320,27 @@ class RankTail:
         self.rank = int(match[1])
         self.records: dict[str, Record] = {}
         """The newest record of each type."""
-        self._inode = 0
+        self._descriptor: int | None = None
+        self._file = (0, 0)  # device and inode of what is open
         self._offset = 0
 
     def poll(self) -> list[Record]:
         """Good records added since the last call; a line still being written waits for the next."""
         try:
-            status = self.path.stat()
-            if status.st_ino != self._inode or status.st_size < self._offset:
-                self._inode, self._offset = status.st_ino, 0  # compacted: begins anew
-            if status.st_size == self._offset:
+            self._reopen()
+            if self._descriptor is None:
                 return []
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read(_READ_LIMIT_BYTES)
+            size = os.fstat(self._descriptor).st_size
+            if size < self._offset:
+                self._offset = 0
+            if size == self._offset:
+                return []
+            data = os.pread(self._descriptor, _READ_LIMIT_BYTES, self._offset)
         except OSError:
             return []
+        finally:
+            if self.rank >= _MOST_KEPT_OPEN:
+                self._shut()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         fresh = [_parse_line(line, self.rank)[0] for line in whole.split(b"\n") if line.strip()]
@@ -340,3 +348,34 @@ class RankTail:
         for record in added:
             self.records[record["type"]] = record
         return added
+
+    def _reopen(self) -> None:
+        """Where another file has taken the path (the rank compacts its own), that one from its beginning."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return
+        same = self._file == (status.st_dev, status.st_ino)
+        if not stat.S_ISREG(status.st_mode) or (same and self._descriptor is not None):
+            return
+        opened = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._shut()
+        self._descriptor = opened
+        if not same:
+            self._file, self._offset = (status.st_dev, status.st_ino), 0
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._shut()
+
+    def _shut(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    def last_account(self) -> list[Record]:
+        """The newest record of each type: all that a report needs where the file itself is gone."""
+        order = {"start": 0, "end": 2}
+        return sorted(
+            self.records.values(), key=lambda r: (order.get(r["type"], 1), float(r.get("time") or 0.0))
+        )

@@ -199,6 +199,15 @@ class Progress:
         """The newest record of a kind, by rank."""
         return {r: s.tail.records[kind] for r, s in self.ranks.items() if kind in s.tail.records}
 
+    def close(self) -> None:
+        """Close the ranks' files."""
+        for state in self.ranks.values():
+            state.tail.close()
+
+    def last_accounts(self) -> dict[int, list[dict[str, Any]]]:
+        """What was read of each rank's file, whatever has become of the file since."""
+        return {rank: state.tail.last_account() for rank, state in self.ranks.items() if state.tail.records}
+
     def seconds_per_step(self) -> float | None:
         """Over the last half minute; None before two steps."""
         if len(self._step_times) < 2:

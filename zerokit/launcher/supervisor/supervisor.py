@@ -92,7 +92,9 @@ class Supervisor:
                 signal.signal(number, handler)
         tails = {name: log.tail.decode("utf-8", "replace") for name, log in self.logs.items()}
         dropped = sum(log.dropped_bytes for log in self.logs.values()) + self.terminal.dropped_bytes
-        return judge(self.launch, self.seen, self.progress, tails, dropped)
+        ended = judge(self.launch, self.seen, self.progress, tails, dropped)
+        self.progress.close()
+        return ended
 
     def _turn(self) -> None:
         for key, _ in self.selector.select(_POLL_SECONDS / 2):

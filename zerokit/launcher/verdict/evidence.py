@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict.verdict import Evidence, RankExit, Verdict, decide, launcher_status
@@ -55,13 +56,17 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A run that is over: the verdict and what it rests on."""
+    """A run that is over: the verdict and what it rests on.
+
+    ``accounts``: rank -> the newest records of its file, which may be gone by now.
+    """
 
     verdict: Verdict
     rank_exits: list[RankExit]
     survivors: list[int]
     failure_tail: str
     dropped_bytes: int
+    accounts: Mapping[int, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +113,7 @@ def judge(
         survivors=seen.survivors,
         failure_tail=_failure_tail(seen, verdict, tails),
         dropped_bytes=dropped_bytes,
+        accounts=progress.last_accounts(),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from zerokit import __version__
 from zerokit.errors import LauncherLost, RankFailed, ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.launcher.rank_file import RankLog, Record, find_rank_files, read_rank_file
+from zerokit.launcher.rank_file import RankLog, Record, find_rank_files, rank_file, read_rank_file
 from zerokit.launcher.verdict.rank_end import Exit, RankEnd, judge, settle
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
 from zerokit.report.predicted import (
@@ -39,6 +40,7 @@ def build_report(
     rank_exits: Iterable[Any] = (),
     plan: Mapping[str, Any] | None = None,
     predict_again: PredictAgain | None = None,
+    accounts: Mapping[int, list[Record]] | None = None,
 ) -> dict[str, Any]:
     """The ``report.json`` of a run, from whatever its ranks left behind.
 
@@ -52,8 +54,14 @@ def build_report(
             (Unix seconds) and ``by_us``, as attributes or keys; may be empty.
         plan: the parsed ``plan.yaml``, or its ``chosen`` alone.
         predict_again: predicts for the job that ran, where it was not the plan's.
+        accounts: rank -> what was read of its file while it ran: used where the file is gone.
     """
     logs, problems = _read_logs(run_dir)
+    gone = {rank: records for rank, records in (accounts or {}).items() if rank not in logs}
+    for rank, records in sorted(gone.items()):
+        path = rank_file(run_dir, rank)
+        logs[rank] = RankLog(rank=rank, path=path, records=records)
+        problems.append(f"{path.name} is gone: removed during the run; what was read of it before is used")
     exits = {exit_.rank: exit_ for exit_ in map(Exit.of, rank_exits)}
     numbers = sorted({*range(expected_ranks), *logs, *exits})
     if len(numbers) > expected_ranks:
@@ -112,19 +120,40 @@ def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
     """
     from zerokit.report.html import render_html
 
-    text = json.dumps(report, indent=1, allow_nan=False) + "\n"
-    _replace(run_dir / "report.json", text)
-    _replace(run_dir / "report.html", render_html(report))
+    texts = {
+        "report.json": json.dumps(report, indent=1, allow_nan=False) + "\n",
+        "report.html": render_html(report),
+    }
+    failed: ReportNotWritten | None = None
+    for name, text in texts.items():
+        try:
+            _replace(run_dir / name, text)
+        except ReportNotWritten as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def _replace(path: Path, text: str) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed during the run
         write_whole(path, text)
     except OSError as error:
         raise ReportNotWritten(
-            f"{path} could not be written: {error.strerror or error}; free space there and run "
-            f"`zerokit report {path.parent}`, which reads the ranks' own files"
+            f"{path} could not be written: {error.strerror or error}; {_way_out(path)}"
         ) from error
+
+
+def _way_out(path: Path) -> str:
+    """What to do about a report that could not be written."""
+    again = f"run `zerokit report {path.parent}`, which reads the ranks' own files"
+    if not path.parent.is_dir():
+        return f"{path.parent} is not a folder any more: run again with another --run-dir"
+    if path.is_dir():
+        return f"remove that folder and {again}"
+    if not os.access(path.parent, os.W_OK):
+        return f"make {path.parent} writable and {again}"
+    return f"free space there and {again}"
 
 
 def _read_logs(run_dir: Path) -> tuple[dict[int, RankLog], list[str]]:
