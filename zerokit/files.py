@@ -48,6 +48,15 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     environment = os.environ if environment is None else environment
     base = environment.get("XDG_CACHE_HOME")
     if not base:
-        home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - it raises nothing
-        base = os.path.join(home if os.path.isabs(home) else "/dev/null", ".cache")  # noqa: PTH117, PTH118
+        return home_folder(environment) / ".cache" / "zerokit"
     return Path(base) / "zerokit"
+
+
+def home_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """The user's home; where there is none (``HOME=~nouser``), a folder that is not there and cannot be made.
+
+    ``Path.home()`` raises there.
+    """
+    environment = os.environ if environment is None else environment
+    home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - it raises nothing
+    return Path(home) if os.path.isabs(home) else Path("/proc/no-home")  # noqa: PTH117

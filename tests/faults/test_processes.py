@@ -324,9 +324,12 @@ def test_six_launches_into_one_folder(launch: Launch) -> None:
     assert not list(first.run_dir.glob("previous-*")) and (first.run_dir / "command.json").is_file()
 
 
-def test_a_killed_launch_keeps_its_folder_until_its_report_is_written(launch: Launch) -> None:
-    first = launch("all:work")
+def test_a_killed_launch_keeps_its_folder_until_its_report_is_written(launch: Launch, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    first = launch("all:work", environment={"TMPDIR": str(temporary)})
     first.until_started(2)
+    assert list(temporary.iterdir())
     first.process.kill()
     second = launch("all:short")
     code, _, err = second.end()
@@ -338,6 +341,7 @@ def test_a_killed_launch_keeps_its_folder_until_its_report_is_written(launch: La
     assert code == 0, err
     before = json.loads((first.run_dir / "previous-1" / "report.json").read_text())
     assert before["outcome"] == "launcher_lost"
+    assert not list(temporary.iterdir())
     assert first.report()["outcome"] == "ok"
 
 

@@ -173,15 +173,12 @@ def _overrides(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
 
 def _plan_from_recipe(name: str, overrides: tuple[str, ...] = ()) -> str:
     """Plan into a temporary folder through the public command; the run folder keeps a copy."""
-    import atexit
-    import shutil
     import subprocess
-    import tempfile
 
+    from zerokit.launcher.locks import temporary_folder
     from zerokit.launcher.own_process import own_process
 
-    folder = tempfile.mkdtemp(prefix="zerokit-plan-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = str(temporary_folder("plans"))
     done = subprocess.run(
         own_process("zerokit", "plan", "--recipe", name, "--out", folder, "--", *overrides),
         stdout=subprocess.DEVNULL,
@@ -303,6 +300,7 @@ def _show(report: dict[str, Any]) -> None:
 
 def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     """Write and show the report; the failure's own words come last."""
+    from zerokit.files import home_folder
     from zerokit.launcher import conclude
     from zerokit.launcher.build_locks import stale_locks
 
@@ -331,7 +329,7 @@ def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     else:
         _say(f"{report['outcome']}: {_worst(report)}; as processes, {ended.verdict.why}")
     _say(f"run folder: {run_dir}")
-    for lock in stale_locks(os.environ, Path.home()):
+    for lock in stale_locks(os.environ, home_folder()):
         _say(f"warning: {lock.what}; remove it: {lock.command}")
     if not_written is not None:
         _say(str(not_written))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
+from zerokit.files import home_folder
 from zerokit.launcher import build_locks, ports, preflight, run_folder
 from zerokit.launcher import command as commands
 from zerokit.launcher import devices as device_module
@@ -156,7 +157,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         config = adapted.config
         notes += [f"ds_config.json: {change}" for change in adapted.changes]
         notes += [f"warning: {warning}" for warning in adapted.warnings]
-    locks = build_locks.stale_locks(os.environ, Path.home())
+    locks = build_locks.stale_locks(os.environ, home_folder())
     notes += [f"warning: {lock.what}; remove it: {lock.command}" for lock in locks]
     config_path = run_dir / "ds_config.json" if config is not None else None
     command = commands.build(

@@ -124,3 +124,34 @@ def test_a_private_folder_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "t"))
         found = locks.private_folder("ports", {"XDG_CACHE_HOME": str(tmp_path / "cache")})
         assert found is not None and (tmp_path / "t") in found.parents
+
+
+def test_temporary_folders_of_killed_processes_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    first = locks.temporary_folder("plans")
+    dead = first.with_name("4194304-abc")  # above every process id
+    dead.mkdir()
+    (dead / "plan.yaml").write_text("")
+    second = locks.temporary_folder("plans")
+    assert first.is_dir() and second.is_dir() and not dead.exists()
+
+
+def test_a_run_that_cannot_be_moved_aside_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a folder ``logs`` of another user's."""
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    for name in ("command.json", "report.json"):
+        (run / name).write_text(name)
+    plain = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name == "logs":
+            raise PermissionError(13, "Permission denied")
+        return plain(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with ExitStack() as stack, pytest.raises(InputError, match="moved aside"):
+        make_run_folder(str(run), "t.py", stack)
+    assert sorted(path.name for path in run.iterdir()) == ["command.json", "logs", "report.json"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -265,6 +266,8 @@ class Guard:
         self.tell("done", survivors=left)
         if self.parent_alive:
             return
+        for folder in self.order.get("temporary", ()):
+            shutil.rmtree(folder, ignore_errors=True)
         exits = [[self.ranks[pid][0], code] for pid, code in self.exited.items()]
         argv = [*self.order["when_parent_lost"], json.dumps(exits)]
         null = os.open(os.devnull, os.O_RDWR)
@@ -328,7 +331,8 @@ def main() -> None:
 
     ``order``: argv, cwd, stdout_fd, stderr_fd, run_dir, expected_ranks, spare_launcher (it is told of
     the end and not killed at once), launcher_kills (it kills the ranks when it is told),
-    when_parent_lost (the command that writes the report should zerokit die).
+    when_parent_lost (the command that writes the report should zerokit die), temporary (folders to
+    remove then).
     """
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)

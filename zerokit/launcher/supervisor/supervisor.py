@@ -162,6 +162,7 @@ class Supervisor:
             "expected_ranks": self.launch.local_ranks,
             "spare_launcher": self.launch.remote,
             "launcher_kills": self.launch.slurm_job is not None,
+            "temporary": [str(folder)],
             "when_parent_lost": [
                 sys.executable,
                 str(Path(__file__).with_name("finish.py")),
