@@ -68,7 +68,6 @@ QUICK = [
     case("z2 offload", {"stage": 2} | SMALL | OPTIMIZER),
     case("z2 autocast", {"stage": 2} | SMALL, fp32=True, **AUTOCAST),
     case("z3", {"stage": 3} | GATHER),
-    case("z3 second copy", {"stage": 3} | GATHER | {"zero_hpz_partition_size": 2}),
     case("z3 lora checkpointing", {"stage": 3} | GATHER | FAR, lora=LORA, checkpointing="full"),
     case(
         "z3 weights saved again", {"stage": 3} | RELEASED, model=FEW_WORDS, checkpointing="full", seq_len=64
