@@ -7,6 +7,7 @@
     │   └── FileInputError  2   … with file:line:column
     ├── NothingFits         3   no strategy fits; names the nearest change that would
     ├── LaunchError
+    │   ├── NotAsPlanned    9   ended well, without an engine, or with another batch, precision or stage
     │   ├── RankFailed      10
     │   ├── RunHung         11
     │   ├── LauncherLost    12
@@ -29,6 +30,7 @@ __all__ = [
     "LaunchError",
     "LauncherLost",
     "NodeUnusable",
+    "NotAsPlanned",
     "NothingFits",
     "RankFailed",
     "ReportNotWritten",
@@ -75,6 +77,12 @@ class NothingFits(ZerokitError):
 
 class LaunchError(ZerokitError):
     """A launched run did not end well."""
+
+
+class NotAsPlanned(LaunchError):
+    """The script ended well, but did not do what the plan says."""
+
+    exit_code = 9
 
 
 class RankFailed(LaunchError):

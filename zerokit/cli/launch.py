@@ -327,7 +327,7 @@ def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     if exit_code == ended.verdict.exit_code:
         _say(f"{ended.verdict.outcome}: {ended.verdict.why}")
     else:
-        _say(f"{report['outcome']}: {_worst(report)}; as processes, {ended.verdict.why}")
+        _say(f"{report['outcome']}: {report.get('why') or _worst(report)}; as processes, {ended.verdict.why}")
     _say(f"run folder: {run_dir}")
     for lock in stale_locks(os.environ, home_folder()):
         _say(f"warning: {lock.what}; remove it: {lock.command}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from zerokit.errors import NotAsPlanned
 from zerokit.launcher.prepare import Prepared
 from zerokit.launcher.verdict.evidence import Ended
 
@@ -22,7 +23,23 @@ def build(prepared: Prepared, ended: Ended) -> dict[str, Any]:
         plan=prepared.plan,
         accounts=ended.accounts,
     )
+    _hold_to_plan(prepared, report)
     return report
+
+
+def _hold_to_plan(prepared: Prepared, report: dict[str, Any]) -> None:
+    """A script that ended well without doing what the plan says is no success."""
+    if report["outcome"] != "ok" or prepared.config is None:
+        return
+    from zerokit.launcher.asplanned import NOT_AS_PLANNED, no_engine, unlike_plan
+
+    missing = no_engine(report["ranks"])
+    found = [missing] if missing is not None else []
+    if prepared.plan is not None and not found and not prepared.wishes.accept_mismatch:
+        found = unlike_plan(prepared.plan, prepared.style, report["ranks"])
+    if found:
+        report |= {"outcome": NOT_AS_PLANNED, "exit_code": NotAsPlanned.exit_code, "why": "; ".join(found)}
+        report["problems"] = [*report.get("problems", []), *found]
 
 
 def write(run_dir: Path, report: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,11 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     )
     return Prepared(
         wishes=wishes,
-        launch=_launch(wishes, place, command, run_dir, _predicted(plan, place.devices.kind)),
+        launch=replace(
+            _launch(wishes, place, command, run_dir, _predicted(plan, place.devices.kind)),
+            plan=_content(plan) if plan is not None else None,
+            style=chosen_style,
+        ),
         command=command,
         config=config,
         plan=_content(plan) if plan is not None else None,

@@ -26,6 +26,7 @@ OUTCOME_TEXT = {
     "rank_failed": "a rank failed",
     "oom": "out of memory",
     "hung": "hung: no progress within the heartbeat",
+    "not_as_planned": "the script ended well, but did not do what the plan says",
     "launcher_lost": "the launcher was lost, or a rank left no complete report",
     "interrupted": "interrupted",
     "stopped": "stopped at its step limit",

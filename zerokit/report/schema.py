@@ -18,7 +18,16 @@ _MOST_BYTES = 256 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 
 Outcome = Literal[
-    "ok", "rank_failed", "oom", "hung", "launcher_lost", "interrupted", "stopped", "timed_out", "running"
+    "ok",
+    "rank_failed",
+    "oom",
+    "hung",
+    "launcher_lost",
+    "interrupted",
+    "stopped",
+    "timed_out",
+    "running",
+    "not_as_planned",
 ]
 State = Literal["finished", "stopped", "failed", "terminated", "lost", "running"]
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]

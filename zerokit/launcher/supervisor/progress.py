@@ -208,6 +208,13 @@ class Progress:
         """What was read of each rank's file, whatever has become of the file since."""
         return {rank: state.tail.last_account() for rank, state in self.ranks.items() if state.tail.records}
 
+    def engine_and_steps(self) -> tuple[dict[str, Any] | None, int, int]:
+        """Of the first rank that tells: what its engine runs with, its optimizer and its micro-steps."""
+        for state in self.ranks.values():
+            if "engine" in state.tail.records:
+                return state.tail.records["engine"], state.steps, int(state.last.get("micro_steps") or 0)
+        return None, 0, 0
+
     def seconds_per_step(self) -> float | None:
         """Over the last half minute; None before two steps."""
         if len(self._step_times) < 2:

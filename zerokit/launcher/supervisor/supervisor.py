@@ -24,6 +24,7 @@ from typing import Any
 
 from zerokit.launcher import packed, processes, rank_pipes
 from zerokit.launcher import run_folder as folder_module
+from zerokit.launcher.asplanned import FirstSteps
 from zerokit.launcher.nodes import cluster
 from zerokit.launcher.nodes.gather import Gatherer
 from zerokit.launcher.secrets import Secrets
@@ -65,6 +66,7 @@ class Supervisor:
         self.stop_after_stacks: float | None = None
         self.signals: list[int] = []
         self._next_poll = time.monotonic()
+        self.first_steps = FirstSteps(launch.plan, launch.style, launch.expected_ranks)
         self._next_plain_status = time.monotonic() + _PLAIN_STATUS_SECONDS
 
     # ---- the whole
@@ -327,6 +329,8 @@ class Supervisor:
                 self.seen.errors.setdefault(rank, now)
             elif record["type"] == "end" and self.launch.remote:
                 self._on_remote_end(rank, record)
+        for text in self.first_steps.news(*self.progress.engine_and_steps()):
+            self.terminal.say(f"warning: not as planned: {text}")
         if self.stop_after_stacks is not None and now >= self.stop_after_stacks:
             self.stop_after_stacks = None
             self._stop(self.launch.grace_seconds)

@@ -31,6 +31,8 @@ class Launch:
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
         stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
         limit_seconds: the run is ended after so long; None: never.
+        plan: ``request`` and ``chosen`` of the plan that the run is held to; None: to none.
+        style: how the script takes its configuration.
     """
 
     argv: list[str]
@@ -52,6 +54,8 @@ class Launch:
     predicted_peak_bytes: int | None = None
     stop_after_steps: int | None = None
     limit_seconds: float | None = None
+    plan: Mapping[str, Any] | None = None
+    style: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

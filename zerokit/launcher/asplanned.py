@@ -1,0 +1,62 @@
+"""Whether a run that ended well did what its plan says, by what its engines ran with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from zerokit.report.what_ran import differences
+
+NOT_AS_PLANNED = "not_as_planned"
+_DECIDED = frozenset({"batch size per GPU", "gradient accumulation", "ZeRO stage", "precision"})
+_FEWEST_STEPS = 2  # a first step may be odd
+
+
+def unlike_plan(plan: Mapping[str, Any], style: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where the ranks did something else than the plan decided, one sentence each.
+
+    A Trainer feeds what its arguments say, but a row may be half of a pair (DPO), so its batch is what it
+    told its engine. What belongs to the job (length, model, adapters) is the report's matter alone.
+
+    Args:
+        plan: ``request`` and ``chosen``.
+        style: how the script takes its configuration.
+        ranks: of ``report.json``.
+    """
+    if style == "trainer":
+        ranks = [{**rank, "engine": _without_rows(rank.get("engine"))} for rank in ranks]
+    return [each.text for each in differences(plan, ranks) if each.what in _DECIDED]
+
+
+def _without_rows(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if engine is None else {**engine, "batch_rows": None, "batch_columns": None}
+
+
+def no_engine(ranks: Iterable[Mapping[str, Any]]) -> str | None:
+    """What to say where no rank made a DeepSpeed engine, though a configuration was given."""
+    for rank in ranks:
+        if rank.get("engine") or rank.get("steps") or "init" in (rank.get("phase_details") or {}):
+            return None
+    return (
+        "no DeepSpeed engine came up: the script ran without the configuration that it was given; look for "
+        "an option of the script that turns DeepSpeed on, or say how it takes it: --style raw, accelerate "
+        "or trainer"
+    )
+
+
+class FirstSteps:
+    """Watches a run's records for what is not as planned, to say it while there is time to act."""
+
+    def __init__(self, plan: Mapping[str, Any] | None, style: str, expected_ranks: int) -> None:
+        self._plan, self._style, self._ranks = plan, style, expected_ranks
+        self._said: set[str] = set()
+
+    def news(self, engine: dict[str, Any] | None, steps: int, micro_steps: int) -> list[str]:
+        """What became known, each sentence once."""
+        if self._plan is None or steps < _FEWEST_STEPS or engine is None:
+            return []
+        rank = {"engine": engine, "steps": steps, "micro_steps": micro_steps}
+        found = unlike_plan(self._plan, self._style, [rank] * self._ranks)
+        fresh = [text for text in found if text not in self._said]
+        self._said.update(fresh)
+        return fresh
