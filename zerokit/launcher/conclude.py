@@ -35,8 +35,8 @@ def _hold_to_plan(prepared: Prepared, report: dict[str, Any]) -> None:
 
     missing = no_engine(report["ranks"])
     found = [missing] if missing is not None else []
-    if prepared.plan is not None and not found and not prepared.wishes.accept_mismatch:
-        found = unlike_plan(prepared.plan, prepared.style, report["ranks"])
+    if prepared.launch.plan is not None and not found and not prepared.wishes.accept_mismatch:
+        found = unlike_plan(prepared.launch.plan, prepared.style, report["ranks"])
     if found:
         report |= {"outcome": NOT_AS_PLANNED, "exit_code": NotAsPlanned.exit_code, "why": "; ".join(found)}
         report["problems"] = [*report.get("problems", []), *found]

@@ -120,6 +120,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
     notes = list(place.notes)
     chosen_style = _style(wishes, facts, notes, has_config=config is not None)
     added: tuple[str, ...] = ()
+    held_to: dict[str, Any] | None = None
     if config is not None and plan is None:
         # the user's own file: what runs on CPU ranks is all that may be changed
         agreement.check_reaches(facts, chosen_style)
@@ -135,6 +136,9 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
             config, style="none", device=place.devices.kind, ranks=place.ranks, planned_ranks=plan.world_size,
             facts=facts,
         )  # fmt: skip
+        # what these devices cannot do is no difference: fp16 on CPU ranks
+        held_to = _content(plan)
+        held_to["chosen"] = {**plan.chosen, "precision": adapt_config.precision(on_device.config)}
         agreed = agreement.agree(
             script_arguments.ScriptOptions.read(facts, chosen_style, wishes.target.arguments),
             plan.chosen,
@@ -186,7 +190,7 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         wishes=wishes,
         launch=replace(
             _launch(wishes, place, command, run_dir, _predicted(plan, place.devices.kind)),
-            plan=_content(plan) if plan is not None else None,
+            plan=held_to,
             style=chosen_style,
         ),
         command=command,
