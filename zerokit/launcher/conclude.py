@@ -31,7 +31,7 @@ def _hold_to_plan(prepared: Prepared, report: dict[str, Any]) -> None:
     """A script that ended well without doing what the plan says is no success."""
     if report["outcome"] != "ok" or prepared.config is None:
         return
-    from zerokit.launcher.asplanned import NOT_AS_PLANNED, no_engine, unlike_plan
+    from zerokit.launcher.verdict.as_planned import NOT_AS_PLANNED, no_engine, unlike_plan
 
     missing = no_engine(report["ranks"])
     found = [missing] if missing is not None else []

@@ -24,13 +24,13 @@ from typing import Any
 
 from zerokit.launcher import packed, processes, rank_pipes
 from zerokit.launcher import run_folder as folder_module
-from zerokit.launcher.asplanned import FirstSteps
 from zerokit.launcher.nodes import cluster
 from zerokit.launcher.nodes.gather import Gatherer
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
 from zerokit.launcher.supervisor.output import Log, Terminal
 from zerokit.launcher.supervisor.progress import Progress
+from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.evidence import Ended, Launch, Seen, judge, oom_kills
 from zerokit.launcher.verdict.verdict import RankExit, launcher_status
 from zerokit.units import format_seconds
