@@ -64,7 +64,7 @@ def share_bytes(layout: Layout, ranks: int, width: int) -> int:
 def second_copy_bytes(layout: Layout, zero: ZeroSettings, width: int) -> int:
     """hpZ's share of every weight inside a group, made with its partition (``_partition_param_sec``,
     runtime/zero/partition_parameters.py:1900); it lies where offloaded weights do. Read from the source, not
-    compared with a run: gloo ranks do not get through its groups."""
+    compared with a run."""
     if zero.zero_hpz_partition_size <= 1 or zero.offload_param.device != "none":
         return 0
     return share_bytes(layout, zero.zero_hpz_partition_size, width)
