@@ -24,6 +24,8 @@ def build(prepared: Prepared, ended: Ended) -> dict[str, Any]:
         accounts=ended.accounts,
     )
     _hold_to_plan(prepared, report)
+    if ended.elapsed_seconds is not None:  # the ranks' own times are of the clock that was set
+        report["elapsed_seconds"] = round(ended.elapsed_seconds, 3)
     return report
 
 

@@ -218,3 +218,29 @@ def test_the_status_line_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     line = ranks.progress.line(12 * gib)
     assert "! rank 0 ran full 7 times" in line
     assert "! suspected leak of gpu memory, rank 0: 0.001 GiB a step" in line
+
+
+@pytest.mark.parametrize("clock_moves", [0.0, -3600.0, 86_400.0])
+def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_moves: float
+) -> None:
+    from types import SimpleNamespace as Bare
+
+    from zerokit.launcher import conclude
+    from zerokit.launcher.verdict.evidence import Launch, Seen, judge
+
+    launch = Launch(argv=[], environment={}, cwd=tmp_path, run_dir=tmp_path, expected_ranks=1, local_ranks=1,
+                    host="h")  # fmt: skip
+    now, common = time.time(), {"rank": 0, "pid": 1, "schema": "zerokit.rank/1"}
+    start = {**common, "type": "start", "time": now, "host": "h", "device": "cpu", "world_size": 1}
+    end = {**common, "type": "end", "time": now + 60 + clock_moves, "state": "finished", "exit_code": 0}
+    lines = "".join(json.dumps(record) + "\n" for record in (start, end))
+    (tmp_path / "rank-00000.jsonl").write_text(lines)
+    progress = Progress(tmp_path, 1, 60.0)
+    progress.poll()
+    progress.started_at -= 61
+    progress.started_clock -= 61 + clock_moves
+    ended = judge(launch, Seen(oom_kills_before=0, launcher_code=0), progress, {}, 0)
+    prepared: Any = Bare(launch=Bare(run_dir=tmp_path, expected_ranks=1), plan=None)
+    elapsed = conclude.build(prepared, ended)["elapsed_seconds"]
+    assert elapsed == pytest.approx(61.0 if clock_moves else 60.0, abs=0.9)

@@ -75,7 +75,7 @@ class Progress:
         self.heartbeat_seconds = heartbeat_seconds
         self.ranks = {r: RankProgress(r, RankTail(rank_file(run_dir, r))) for r in range(ranks)}
         self._here = socket.gethostname()
-        self.started_at = time.monotonic()
+        self.started_at, self.started_clock = time.monotonic(), time.time()
         self._polled_at = self.started_at
         self._step_times: list[tuple[float, int]] = []
 

@@ -13,6 +13,8 @@ from typing import Any
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict.verdict import Evidence, RankExit, Verdict, decide, launcher_status
 
+_CLOCK_SLACK_SECONDS = 1.0  # what keeping a clock right moves it by
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -62,7 +64,8 @@ class Launch:
 class Ended:
     """A run that is over: the verdict and what it rests on.
 
-    ``accounts``: rank -> the newest records of its file, which may be gone by now.
+    ``accounts``: rank -> the newest records of its file, which may be gone by now. ``elapsed_seconds``: where
+    this machine's clock was set meanwhile, by one that nobody sets.
     """
 
     verdict: Verdict
@@ -71,6 +74,7 @@ class Ended:
     failure_tail: str
     dropped_bytes: int
     accounts: Mapping[int, list[dict[str, Any]]] = field(default_factory=dict)
+    elapsed_seconds: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +122,14 @@ def judge(
         failure_tail=_failure_tail(seen, verdict, tails),
         dropped_bytes=dropped_bytes,
         accounts=progress.last_accounts(),
+        elapsed_seconds=_elapsed_if_clock_was_set(progress),
     )
+
+
+def _elapsed_if_clock_was_set(progress: Progress) -> float | None:
+    elapsed = time.monotonic() - progress.started_at
+    moved = abs(time.time() - progress.started_clock - elapsed)
+    return elapsed if moved > _CLOCK_SLACK_SECONDS else None
 
 
 def _unseen_exits(launch: Launch, seen: Seen, progress: Progress) -> list[RankExit]:
