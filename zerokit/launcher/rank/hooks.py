@@ -17,7 +17,7 @@ from typing import Any
 
 from zerokit.instrument import engine_facts
 from zerokit.instrument.post_import import Hook, PostImport
-from zerokit.launcher.rank import parts_hooks, step_limit
+from zerokit.launcher.rank import local_store, parts_hooks, step_limit
 from zerokit.launcher.rank.cuda_memory import CudaMemory
 from zerokit.launcher.rank.oom import OomWatch
 from zerokit.launcher.rank.probe import Probe
@@ -30,6 +30,7 @@ def install(probe: Probe) -> PostImport:
         "torch": functools.partial(_hook_torch, probe, oom),
         "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom),
         "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
+        "torch.distributed.rendezvous": local_store.keep_store_local,
         **parts_hooks.hooks(probe),
     }
     if probe.identity.device == "cpu":
