@@ -241,6 +241,6 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     progress.started_at -= 61
     progress.started_clock -= 61 + clock_moves
     ended = judge(launch, Seen(oom_kills_before=0, launcher_code=0), progress, {}, 0)
-    prepared: Any = Bare(launch=Bare(run_dir=tmp_path, expected_ranks=1), plan=None)
+    prepared: Any = Bare(launch=Bare(run_dir=tmp_path, expected_ranks=1), plan=None, config=None)
     elapsed = conclude.build(prepared, ended)["elapsed_seconds"]
     assert elapsed == pytest.approx(61.0 if clock_moves else 60.0, abs=0.9)

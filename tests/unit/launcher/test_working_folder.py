@@ -10,9 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.support.plans import write_plan
 from zerokit.launcher.own_process import own_process
 
 ROOT = Path(__file__).parents[3]
@@ -95,10 +93,6 @@ def test_measuring(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_launchers_and_ranks(hostile: Path, launcher: str) -> None:
     """Ranks see the script's folder, as with ``python scripts/train.py``, and not the working folder."""
     pytest.importorskip("deepspeed")
-    write_plan(hostile / "plan")
-    body = yaml.safe_load((hostile / "plan" / "plan.yaml").read_text())
-    body["chosen"]["environment"] = {}
-    (hostile / "plan" / "plan.yaml").write_text(yaml.safe_dump(body))
     script = hostile / "scripts" / "train.py"
     script.write_text(
         "import os, sys, pathlib, beside\n"
@@ -106,7 +100,7 @@ def test_launchers_and_ranks(hostile: Path, launcher: str) -> None:
         "pathlib.Path('path-' + os.environ['RANK']).write_text(seen)\n"
     )
     (script.parent / "beside.py").write_text("")
-    run(hostile, *MAIN, "launch", "--device", "cpu", "--num-ranks", "2", "--plan", "plan", "--style", "none",
+    run(hostile, *MAIN, "launch", "--device", "cpu", "--num-ranks", "2", "--style", "none",
         "--launcher", launcher, "--run-dir", "run", "scripts/train.py")  # fmt: skip
     for rank in (0, 1):
         paths, python_path = ast.literal_eval((hostile / f"path-{rank}").read_text())
