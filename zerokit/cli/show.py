@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from zerokit.memory.components import label
 from zerokit.units import format_gib, format_seconds
 
 _WIDTH = 100
@@ -34,6 +35,7 @@ def memory_table(estimate: Mapping[str, Any], capacity_bytes: int | None, what: 
     """Components at the peak of the worst rank, then the sum and what is around it."""
     worst = max(estimate["per_rank"], key=lambda rank: rank["peak_allocated_bytes"])
     parts = sorted(worst["components"].items(), key=lambda item: -item[1])
+    parts = [(label(name), size) for name, size in parts]
     width = max([len(name) for name, _ in parts] + [28])
     peak = worst["peak_allocated_bytes"]
     lines = [

@@ -13,6 +13,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, Stack
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
 from zerokit.units import GIB, MIB
 
@@ -80,16 +81,27 @@ def estimate_analytic(
     gathered = _gathered(sizes, strategy)
     base = sum(persistent.values())
     loss = _logits(shape, job, strategy) * bytes_per_logit
-    forward = {**persistent, "activations": layers_before + transient, "logits and loss": loss * 5 / 6}
-    backward = {**persistent, **gradients, "activations": layers_before + transient, "logits and loss": loss}
-    forward["gathered weights"] = backward["gathered weights"] = gathered
-    late = {**persistent, **gradients, "activations": layers_before + transient, "gathered weights": gathered}
+    forward = {**persistent, Component.ACTIVATIONS: layers_before + transient, Component.LOSS: loss * 5 / 6}
+    backward = {
+        **persistent,
+        **gradients,
+        Component.ACTIVATIONS: layers_before + transient,
+        Component.LOSS: loss,
+    }
+    forward[Component.GATHERED_PARAMETERS] = backward[Component.GATHERED_PARAMETERS] = gathered
+    late = {
+        **persistent,
+        **gradients,
+        Component.ACTIVATIONS: layers_before + transient,
+        Component.GATHERED_PARAMETERS: gathered,
+    }
     if strategy.settings.zero.stage in (0, 1):
         # gradients pile up as activations go: the loss and the last gradients are never alive together
-        early = {k: v for k, v in backward.items() if k != "gradients"}
+        early = backward.copy()
+        early.pop(Component.GRADIENTS, None)
         backward = max((early, late), key=lambda parts: sum(parts.values()))
-    step = {**persistent, **gradients, "optimizer step": _step(sizes, strategy)}
-    init = {"initialisation": _init(sizes, strategy, base)}
+    step = {**persistent, **gradients, Component.OPTIMIZER_TEMPORARIES: _step(sizes, strategy)}
+    init = {Component.INITIALISATION: _init(sizes, strategy, base)}
     phases = {"init": init, "forward": forward, "backward": backward, "step": step}
     return _finish(phases, strategy, cluster, job, _host(sizes, strategy), sizes)
 
@@ -131,43 +143,49 @@ def _moments(strategy: Strategy) -> int:
     return {"sgd": 4, "lion": 4, "adagrad": 4, "muon": 4}.get(kind, 8)
 
 
-def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[str, float]:
+def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
     stage, ranks, width = strategy.settings.zero.stage, sizes.ranks, sizes.width
     optimizer_away, parameters_away = _offloads(strategy)
     shared = ranks if stage >= 1 else 1
     master = 4 if width == 2 else 0
-    states: dict[str, float] = {}
-    states["weights"] = sizes.weight_bytes / (ranks if stage == 3 else 1) if not parameters_away else 0.0
-    states["master weights"] = 0.0 if optimizer_away else master * sizes.trainable / shared
-    states["optimizer states"] = 0.0 if optimizer_away else _moments(strategy) * sizes.trainable / shared
+    states: dict[Component, float] = {}
+    states[Component.PARAMETERS] = (
+        sizes.weight_bytes / (ranks if stage == 3 else 1) if not parameters_away else 0.0
+    )
+    states[Component.MASTER_WEIGHTS] = 0.0 if optimizer_away else master * sizes.trainable / shared
+    states[Component.OPTIMIZER_STATES] = (
+        0.0 if optimizer_away else _moments(strategy) * sizes.trainable / shared
+    )
     if stage == 3 and not optimizer_away:
-        states["gradients"] = width * sizes.trainable / ranks  # grad_partitions_flat_buffer, from init
+        states[Component.GRADIENT_PARTITION] = (
+            width * sizes.trainable / ranks
+        )  # grad_partitions_flat_buffer, from init
     if optimizer_away and stage < 3:
-        states["offload staging"] = 2 * width * sizes.largest
+        states[Component.OFFLOAD_BUFFER] = 2 * width * sizes.largest
     if stage == 3:
-        states["reduce bucket"] = width * strategy.settings.zero.reduce_bucket_size
-    states["workspace"] = CUBLAS_WORKSPACE_BYTES
+        states[Component.GRADIENT_BUCKET] = width * strategy.settings.zero.reduce_bucket_size
+    states[Component.CUBLAS_WORKSPACE] = CUBLAS_WORKSPACE_BYTES
     return {name: value for name, value in states.items() if value}
 
 
-def _gradients(sizes: _Sizes, strategy: Strategy) -> dict[str, float]:
+def _gradients(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
     zero, width = strategy.settings.zero, sizes.width
     bucket = width * min(zero.reduce_bucket_size, sizes.trainable)
     optimizer_away = _offloads(strategy)[0]
     if zero.stage == 3:
         # offloaded with the optimizer, they leave bucket by bucket
         kept = 0.0 if optimizer_away else width * sizes.trainable / sizes.ranks
-        return {"gradients": kept, "reduction copies": bucket}
+        return {Component.GRADIENT_PARTITION: kept, Component.REDUCE_COPY: bucket}
     full = width * sizes.trainable
     if zero.stage == 0:
-        return {"gradients": full}
+        return {Component.GRADIENTS: full}
     held = full if zero.stage == 1 else full / sizes.ranks + width * sizes.largest
     if zero.stage == 2 and strategy.settings.gradient_accumulation > 1:
         held *= 2
     if zero.stage == 2 and optimizer_away:
         held = 0.0
     buckets = width * zero.reduce_bucket_size * (2 if zero.overlaps else 1)
-    return {"gradients": held, "reduce bucket": buckets, "reduction copies": bucket}
+    return {Component.GRADIENTS: held, Component.GRADIENT_BUCKET: buckets, Component.REDUCE_COPY: bucket}
 
 
 def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
@@ -284,27 +302,27 @@ def _pinned(size: float) -> int:
     return 1 << max(0, (int(size) - 1).bit_length()) if size >= 1 else 0
 
 
-def _host(sizes: _Sizes, strategy: Strategy) -> dict[str, int]:
-    """Bytes of one rank in host memory; parts on NVMe are listed with a leading ``nvme``."""
+def _host(sizes: _Sizes, strategy: Strategy) -> dict[HostComponent, int]:
+    """Bytes of one rank in host memory and on NVMe."""
     zero, ranks = strategy.settings.zero, sizes.ranks
-    parts: dict[str, int] = {"python process": 4 * GIB}
+    parts: dict[HostComponent, int] = {HostComponent.PROCESS: 4 * GIB}
     optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
     owned = sizes.trainable / ranks
     if optimizer == "cpu":
-        parts["master weights (pinned)"] = _pinned(4 * owned)
-        parts["gradients (pinned)"] = _pinned(4 * owned)
-        parts["staging (pinned)"] = _pinned(2 * owned)
-        parts["optimizer states"] = int(_moments(strategy) * owned)
+        parts[HostComponent.MASTER_WEIGHTS] = _pinned(4 * owned)
+        parts[HostComponent.GRADIENTS] = _pinned(4 * owned)
+        parts[HostComponent.STAGING] = _pinned(2 * owned)
+        parts[HostComponent.OPTIMIZER_STATES] = int(_moments(strategy) * owned)
     elif optimizer == "nvme":
-        parts["nvme optimizer states"] = int((4 + _moments(strategy)) * owned)
+        parts[HostComponent.NVME_OPTIMIZER] = int((4 + _moments(strategy)) * owned)
         # four buffers, each of the largest sub-group in fp32
-        parts["swap buffers (pinned)"] = _pinned(4 * 4 * min(owned, zero.sub_group_size))
-        parts["gradients (pinned)"] = _pinned(4 * owned)
+        parts[HostComponent.SWAP_BUFFERS] = _pinned(4 * 4 * min(owned, zero.sub_group_size))
+        parts[HostComponent.GRADIENTS] = _pinned(4 * owned)
     if parameters == "cpu":
-        parts["weights (pinned)"] = _pinned(sizes.weight_bytes / ranks)
+        parts[HostComponent.PARAMETERS] = _pinned(sizes.weight_bytes / ranks)
     elif parameters == "nvme":
-        parts["nvme weights"] = int(sizes.weight_bytes / ranks)
-        parts["parameter buffers (pinned)"] = _pinned(
+        parts[HostComponent.NVME_PARAMETERS] = int(sizes.weight_bytes / ranks)
+        parts[HostComponent.PARAMETER_BUFFERS] = _pinned(
             zero.offload_param.buffer_count * zero.offload_param.buffer_size * sizes.width
         )
     return parts
@@ -323,35 +341,35 @@ def overhead_bytes(cluster: Cluster, strategy: Strategy, peak: int) -> int:
 
 
 def _finish(
-    phases: dict[str, dict[str, float]],
+    phases: dict[str, dict[Component, float]],
     strategy: Strategy,
     cluster: Cluster,
     job: Job,
-    host: dict[str, int],
+    host: dict[HostComponent, int],
     sizes: _Sizes,
 ) -> MemoryEstimate:
     whole = {name: {k: int(v) for k, v in parts.items() if v >= 1} for name, parts in phases.items()}
     peaks = {name: sum(parts.values()) for name, parts in whole.items()}
     worst = max(peaks, key=lambda name: peaks[name])
     per_node = max(1, strategy.world_size // cluster.nodes)
-    in_ram = {name: value * per_node for name, value in host.items() if not name.startswith("nvme")}
+    on_host = in_ram(host, per_node)
     rank = RankEstimate(
         first=0,
         last=strategy.world_size - 1,
         peak_allocated_bytes=peaks[worst],
         peak_phase=worst,
         phases=peaks,
-        components=whole[worst],
+        components=by_key(whole[worst]),
     )
     # models below stage 3 are built in host memory by every rank before they move
     loading = 0 if strategy.settings.zero.stage == 3 else int(sizes.weight_bytes) * per_node
-    total = sum(in_ram.values()) + (0 if sum(in_ram.values()) > loading else loading)
+    total = sum(on_host.values()) + (0 if sum(on_host.values()) > loading else loading)
     return MemoryEstimate(
         ranks=(rank,),
         min_vram_bytes=peaks[worst] + overhead_bytes(cluster, strategy, peaks[worst]),
         host_bytes_per_node=total,
-        host_components=in_ram,
-        nvme_bytes_per_node=sum(v for k, v in host.items() if k.startswith("nvme")) * per_node,
+        host_components=on_host,
+        nvme_bytes_per_node=on_nvme(host, per_node),
         assumptions=(ASSUMPTION,),
         basis="analytic",
     )
@@ -372,16 +390,16 @@ def _inference(
     work = 2 * width * widest / tp * tokens + 6.0 * shape.vocab * micro
     weights = sizes.weight_bytes / (sizes.ranks if strategy.settings.zero.stage == 3 else 1)
     parts = {
-        "weights": weights,
-        "KV cache": cache,
-        "activations": work,
-        "workspace": float(FORWARD_WORKSPACE_BYTES),
+        Component.PARAMETERS: weights,
+        Component.KV_CACHE: cache,
+        Component.ACTIVATIONS: work,
+        Component.CUBLAS_WORKSPACE: float(FORWARD_WORKSPACE_BYTES),
     }
     gathered = _gathered(sizes, strategy)
     phases = {
-        "init": {"weights": weights},
-        "forward": {**parts, "gathered weights": gathered},
-        "backward": {"weights": weights},
-        "step": {"weights": weights},
+        "init": {Component.PARAMETERS: weights},
+        "forward": {**parts, Component.GATHERED_PARAMETERS: gathered},
+        "backward": {Component.PARAMETERS: weights},
+        "step": {Component.PARAMETERS: weights},
     }
     return _finish(phases, strategy, cluster, job, _host(sizes, strategy), sizes)

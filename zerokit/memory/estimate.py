@@ -1,7 +1,7 @@
 """Memory of a strategy from a model's profile: activations as traced, DeepSpeed as it allocates.
 
-What is not fitted to anything: every figure but those of ``fits.py`` follows from tensor shapes
-and from DeepSpeed's source.
+Every figure follows from tensor shapes and from DeepSpeed's source, but for the measured ones: those of
+``card.py`` (around the tensors), ``host.py`` (a process) and ``replay/model_states.py`` (cuBLAS).
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, variant_key
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
+from zerokit.memory.components import Component, in_ram, on_nvme
 from zerokit.memory.host import host_components
 from zerokit.memory.inference import estimate_serving, phases_of, serving_traces, serving_variant
-from zerokit.memory.lazy import LazyDict
+from zerokit.memory.lazy import LazyComponents
+from zerokit.memory.loss import loss_bytes
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.pipeline import can_be_cut, stages
 from zerokit.memory.rank_model import Layout, Precision, layout
@@ -286,18 +288,17 @@ def _scene(shape: Layout, settings: DeepSpeedSettings, degrees: _Degrees, every_
     every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and not alike
     listed = range(ranks) if every else _worst_ranks(shape, settings, ranks)
     part = partition(shape, 0, ranks, round_robin=settings.zero.round_robin_gradients)
-    host = host_components(shape, settings, part, ranks, degrees.world_size)
-    in_ram = {k: size * degrees.per_node for k, size in host.items() if not k.startswith("nvme")}
-    on_nvme = sum(size for k, size in host.items() if k.startswith("nvme")) * degrees.per_node
+    parts = host_components(shape, settings, part, ranks, degrees.world_size)
+    host = in_ram(parts, degrees.per_node)
     return _Scene(
         shape=shape,
         settings=settings,
         degrees=degrees,
         every_rank=every_rank,
         ranks=tuple((r, rank_bytes(shape, settings, ranks, r)) for r in listed),
-        host=in_ram,
-        host_bytes_per_node=sum(in_ram.values()),
-        nvme_bytes_per_node=on_nvme,
+        host=host,
+        host_bytes_per_node=sum(host.values()),
+        nvme_bytes_per_node=on_nvme(parts, degrees.per_node),
         assumptions=_assumptions(shape.profile, settings, degrees),
     )
 
@@ -370,35 +371,42 @@ def _rank(scene: _Scene, timeline: Timeline, entry: tuple[int, RankBytes]) -> Ra
         peak_allocated_bytes=phases[worst],
         peak_phase=worst,
         phases=phases,
-        components=LazyDict(partial(_components, scene, timeline, rank, own, number, worst, phases[worst])),
+        components=LazyComponents(
+            partial(_components, scene, timeline, rank, own, number, worst, phases[worst])
+        ),
     )
 
 
 def _components(
     scene: _Scene, timeline: Timeline, rank: int, own: RankBytes, number: int, phase: str, peak: int
-) -> dict[str, int]:
+) -> dict[Component, int]:
     """What is live at the peak; sums to it."""
     if phase == "init":
-        return {"initialisation": peak}
+        return {Component.INITIALISATION: peak}
     shape, settings = scene.shape, scene.settings
     micro = own.micro_steps[number]
-    activations = timeline.backward if settings.zero.stage == 3 else timeline.gradients
+    stage_3 = settings.zero.stage == 3
+    activations = timeline.backward if stage_3 else timeline.gradients
     at: tuple[int, int, bool] | None = None
+    loss = 0
     if phase == "forward":
         at = (number, *where(timeline.forward, micro.forward)) if micro.forward else (number, 0, True)
+        loss = loss_bytes(shape, timeline, phase, at[1] if micro.forward else None, at[2])
     elif phase == "backward" and highest(activations, micro.backward) >= micro.at_end(activations):
         at = (number, *where(activations, micro.backward))
+        if stage_3 or at[1:] == (0, True):
+            loss = loss_bytes(shape, timeline, phase, at[1] if stage_3 else None, at[2])
     elif phase == "backward":
         at = (number, len(micro.backward.after), False)
     found = compose(shape, settings, scene.degrees.ranks, rank, phase, at)
     frozen = shape.frozen_bytes(settings.parameter_bytes)
-    if settings.zero.stage < 3 and frozen and "parameters" in found:
-        found["frozen_parameters"] = frozen
-        found["parameters"] -= frozen
+    if not stage_3 and frozen and Component.PARAMETERS in found:
+        found[Component.FROZEN_PARAMETERS] = frozen
+        found[Component.PARAMETERS] -= frozen
     rest = peak - sum(found.values())
-    if rest:
-        found["activations"] = rest
-    return {name: size for name, size in found.items() if size}
+    found[Component.LOSS] = min(loss, max(0, rest))
+    found[Component.ACTIVATIONS] = rest - found[Component.LOSS]
+    return found
 
 
 def _spread(estimates: tuple[RankEstimate, ...], scene: _Scene) -> tuple[RankEstimate, ...]:

@@ -7,6 +7,7 @@ rounds every request up to a power of two and never gives it back (``CachingHost
 from __future__ import annotations
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.components import HostComponent
 from zerokit.memory.rank_model import Layout, Precision
 from zerokit.memory.replay.model_states import on_device, share_bytes, shares
 from zerokit.memory.replay.optimizers import optimizer_bytes, optimizer_values
@@ -31,78 +32,86 @@ def pinned(size_bytes: int, pin: bool = True) -> int:
 
 def host_components(
     layout: Layout, settings: DeepSpeedSettings, part: Partition, ranks: int, world_size: int
-) -> dict[str, int]:
-    """Host bytes of one rank by component; what is on NVMe under names beginning ``nvme``."""
+) -> dict[HostComponent, int]:
+    """Host bytes of one rank, and those it keeps on NVMe, by component."""
     width = Precision.of(settings)
     whole = max(layout.profile.parameter_count, layout.trainable_numel + layout.frozen_numel)
     process = PROCESS_BYTES + (PROCESS_NCCL_BYTES if world_size > 1 else 0)
-    found = {"process": process}
+    found = {HostComponent.PROCESS: process}
     if settings.zero.stage == 3:
         trainable, _ = shares(layout, ranks)
         found |= _stage3(layout, settings, width, trainable, ranks)
     else:
         # the whole model is built in host memory by every rank before it moves to the GPU
-        found["model_before_it_moves"] = whole * width.parameter
+        found[HostComponent.MODEL_BEFORE_IT_MOVES] = whole * width.parameter
         if settings.zero.offload_optimizer.device != "none":
             found |= _stage12(layout, settings, width, part)
             # long gone when the optimizer's states appear at the first step
             states = sum(
-                size for name, size in found.items() if name not in ("process", "model_before_it_moves")
+                size
+                for name, size in found.items()
+                if name not in (HostComponent.PROCESS, HostComponent.MODEL_BEFORE_IT_MOVES)
             )
-            found["model_before_it_moves"] = max(0, found["model_before_it_moves"] - states)
+            found[HostComponent.MODEL_BEFORE_IT_MOVES] = max(
+                0, found[HostComponent.MODEL_BEFORE_IT_MOVES] - states
+            )
     return {name: size for name, size in found.items() if size}
 
 
 def _stage12(
     layout: Layout, settings: DeepSpeedSettings, width: Precision, part: Partition
-) -> dict[str, int]:
+) -> dict[HostComponent, int]:
     pin = settings.zero.offload_optimizer.pin_memory
     largest = layout.largest
     found = {
-        "master_weights": pinned(part.size * width.master, pin),
-        "gradients": pinned(part.size * width.master, pin),
-        "staging": pinned(part.size * width.parameter, pin),
-        "offload_buffer": pinned(largest * width.parameter, pin),
-        "optimizer_states": part.size * optimizer_bytes(settings),
+        HostComponent.MASTER_WEIGHTS: pinned(part.size * width.master, pin),
+        HostComponent.GRADIENTS: pinned(part.size * width.master, pin),
+        HostComponent.STAGING: pinned(part.size * width.parameter, pin),
+        HostComponent.OFFLOAD_BUFFER: pinned(largest * width.parameter, pin),
+        HostComponent.OPTIMIZER_STATES: part.size * optimizer_bytes(settings),
     }
     # async_accumulate_grad_in_cpu_via_gpu: whole parameters, unless the master's gradients are as narrow;
     # stage 1 accumulates on the GPU, and so does stage 2 in fp32 (_use_compact_grad_partition_buffer)
     on_gpu = settings.zero.stage == 1 or width.compact
     if not on_gpu and settings.gradient_accumulation > 1 and width.master == 4:
         sizes = [layout.trainable_sizes[i] * width.gradient for i in part.fragments]
-        found["accumulated_gradients"] = sum(pinned(size, pin) for size in sizes)
+        found[HostComponent.ACCUMULATED_GRADIENTS] = sum(pinned(size, pin) for size in sizes)
     return found
 
 
 def _stage3(
     layout: Layout, settings: DeepSpeedSettings, width: Precision, trainable: int, ranks: int
-) -> dict[str, int]:
+) -> dict[HostComponent, int]:
     zero = settings.zero
-    found: dict[str, int] = {}
+    found: dict[HostComponent, int] = {}
     optimizer, parameter = zero.offload_optimizer, zero.offload_param
     if parameter.device == "none":
-        found["defragmentation"] = trainable * width.parameter  # zero/utils.py defragment goes over the host
+        found[HostComponent.DEFRAGMENTATION] = (
+            trainable * width.parameter
+        )  # zero/utils.py defragment goes over the host
     if parameter.device == "cpu":
-        found["parameters"] = pinned(share_bytes(layout, ranks, width.parameter))
+        found[HostComponent.PARAMETERS] = pinned(share_bytes(layout, ranks, width.parameter))
         # zero.Init pins every parameter's share by itself; the pinned blocks stay cached
         widths = layout.widths(width.parameter)
         each = (-(-size // ranks) * wide for size, wide in zip(layout.sizes, widths, strict=True))
-        found["parameters_while_built"] = sum(pinned(size, parameter.pin_memory) for size in each)
+        found[HostComponent.PARAMETERS_WHILE_BUILT] = sum(pinned(size, parameter.pin_memory) for size in each)
     elif parameter.device == "nvme":
-        found["parameter_buffers"] = pinned(parameter.buffer_count * parameter.buffer_size * width.parameter)
-        found["nvme_parameters"] = share_bytes(layout, ranks, width.parameter)
+        found[HostComponent.PARAMETER_BUFFERS] = pinned(
+            parameter.buffer_count * parameter.buffer_size * width.parameter
+        )
+        found[HostComponent.NVME_PARAMETERS] = share_bytes(layout, ranks, width.parameter)
     group = min(trainable, zero.sub_group_size)
     if optimizer.device == "cpu":
         on_host = trainable - sum(on_device(layout, zero, ranks))
-        found["master_weights"] = on_host * width.master
-        found["gradients"] = pinned(group * width.master, optimizer.pin_memory) * max(
+        found[HostComponent.MASTER_WEIGHTS] = on_host * width.master
+        found[HostComponent.GRADIENTS] = pinned(group * width.master, optimizer.pin_memory) * max(
             1, -(-on_host // max(1, group))
         )
-        found["gradient_partition"] = pinned(trainable * width.accumulation, optimizer.pin_memory)
-        found["optimizer_states"] = on_host * optimizer_bytes(settings)
+        found[HostComponent.GRADIENT_PARTITION] = pinned(trainable * width.accumulation, optimizer.pin_memory)
+        found[HostComponent.OPTIMIZER_STATES] = on_host * optimizer_bytes(settings)
     elif optimizer.device == "nvme":
         states = 1 + optimizer_values(settings)
-        found["nvme_optimizer"] = trainable * 4 * (states + 1)
-        found["swap_buffers"] = pinned(optimizer.buffer_count * 4 * group)
-        found["gradient_partition"] = pinned(trainable * width.accumulation, optimizer.pin_memory)
+        found[HostComponent.NVME_OPTIMIZER] = trainable * 4 * (states + 1)
+        found[HostComponent.SWAP_BUFFERS] = pinned(optimizer.buffer_count * 4 * group)
+        found[HostComponent.GRADIENT_PARTITION] = pinned(trainable * width.accumulation, optimizer.pin_memory)
     return found

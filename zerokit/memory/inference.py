@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
@@ -18,8 +18,9 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, variant_key
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
+from zerokit.memory.components import Component, in_ram, on_nvme
 from zerokit.memory.host import host_components
-from zerokit.memory.lazy import LazyDict
+from zerokit.memory.lazy import LazyComponents
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import Layout, Overlay, layout
@@ -105,14 +106,13 @@ class _Phase:
     def peak(self) -> int:
         return round(highest(self.above, self.weights))
 
-    def components(self) -> dict[str, int]:
+    def components(self) -> dict[Component, int]:
         """What is live at the peak; sums to it."""
         position, between = where(self.above, self.weights)
         found = _held(self.shape, self.settings, self.ranks, (position, between))
         rest = self.peak - sum(found.values())
         cache = min(rest, round(self.cached[position])) if self.cached else 0
-        found |= {"kv_cache": cache, "activations": rest - cache}
-        return {name: size for name, size in found.items() if size}
+        return found | {Component.KV_CACHE: cache, Component.ACTIVATIONS: rest - cache}
 
 
 def _passes(profile: ModelProfile, job: Job, strategy: Strategy) -> list[_Phase]:
@@ -150,9 +150,9 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     init = _init(shape, job, strategy)
     peaks = {"init": init, "forward": worst.peak, "backward": level, "step": level}
     peak = max(peaks.values())
-    components: Mapping[str, int] = LazyDict(worst.components)
+    components: Mapping[str, int] = LazyComponents(worst.components)
     if init > worst.peak:
-        components = LazyDict(partial(dict, initialisation=init))
+        components = LazyComponents(lambda: {Component.INITIALISATION: init})
     rank = RankEstimate(
         first=0,
         last=strategy.world_size - 1,
@@ -161,13 +161,16 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
         phases=peaks,
         components=components,
     )
-    host = _host(shape, strategy, cluster)
+    ranks = strategy.data_parallel
+    parts = host_components(shape, settings, partition(shape, 0, ranks), ranks, strategy.world_size)
+    per_node = max(1, strategy.world_size // cluster.nodes)
+    host = in_ram(parts, per_node)
     return MemoryEstimate(
         ranks=(rank,),
         min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak),
-        host_bytes_per_node=sum(size for name, size in host.items() if not name.startswith("nvme")),
-        host_components={name: size for name, size in host.items() if not name.startswith("nvme")},
-        nvme_bytes_per_node=sum(size for name, size in host.items() if name.startswith("nvme")),
+        host_bytes_per_node=sum(host.values()),
+        host_components=host,
+        nvme_bytes_per_node=on_nvme(parts, per_node),
         assumptions=_assumptions(profile, job, strategy, passes),
         basis=profile.basis,
     )
@@ -201,14 +204,17 @@ def _phase(
     )
 
 
-def _resident(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> dict[str, int]:
+def _resident(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> dict[Component, int]:
     """What stays allocated, gathered weights left out."""
     width = settings.parameter_bytes
-    components = {"cublas_workspace": FORWARD_WORKSPACE_BYTES, "buffers": shape.profile.buffer_bytes}
+    components = {
+        Component.CUBLAS_WORKSPACE: FORWARD_WORKSPACE_BYTES,
+        Component.BUFFERS: shape.profile.buffer_bytes,
+    }
     if settings.zero.stage != 3:
-        components["parameters"] = shape.trainable_numel * width + shape.frozen_bytes(width)
+        components[Component.PARAMETERS] = shape.trainable_numel * width + shape.frozen_bytes(width)
     elif settings.zero.offload_param.device == "none":
-        components["parameters"] = share_bytes(shape, ranks, width)
+        components[Component.PARAMETERS] = share_bytes(shape, ranks, width)
     return {name: size for name, size in components.items() if size}
 
 
@@ -257,7 +263,9 @@ def _overlay(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> Overlay:
     return Overlay(start=start, during=tuple(during), after=tuple(after))
 
 
-def _held(shape: Layout, settings: DeepSpeedSettings, ranks: int, at: tuple[int, bool]) -> dict[str, int]:
+def _held(
+    shape: Layout, settings: DeepSpeedSettings, ranks: int, at: tuple[int, bool]
+) -> dict[Component, int]:
     """The components of the overlay at a mark, or on the way to it."""
     position, between = at
     replay = _Gathering(shape, settings, ranks)
@@ -286,14 +294,7 @@ def _init(shape: Layout, job: Job, strategy: Strategy) -> int:
     resident = _resident(shape, settings, ranks)
     quantised = (p.numel for p in shape.parameters if p.stored_bytes)
     whole = max(quantised, default=0) * _WEIGHTS_EACH.get(job.quantization, 0) * settings.parameter_bytes
-    return resident["parameters"] + resident.get("buffers", 0) + whole
-
-
-def _host(shape: Layout, strategy: Strategy, cluster: Cluster) -> dict[str, int]:
-    ranks = strategy.data_parallel
-    found = host_components(shape, strategy.settings, partition(shape, 0, ranks), ranks, strategy.world_size)
-    per_node = max(1, strategy.world_size // cluster.nodes)
-    return {name: size * per_node for name, size in found.items()}
+    return resident[Component.PARAMETERS] + resident.get(Component.BUFFERS, 0) + whole
 
 
 def _assumptions(

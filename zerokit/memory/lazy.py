@@ -1,22 +1,27 @@
-"""A mapping worked out when it is first read."""
+"""Components worked out when they are first read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from zerokit.memory.components import Component, by_key
 
-class LazyDict(Mapping[str, int]):
-    """Read-only; ``make`` is called once, at the first look inside: a search looks only into its winner."""
+
+class LazyComponents(Mapping[str, int]):
+    """Components by their keys in JSON, those of no byte left out.
+
+    Read-only; ``make`` is called once, at the first look inside: a search looks only into its winner.
+    """
 
     __slots__ = ("_made", "_make")
 
-    def __init__(self, make: Callable[[], dict[str, int]]) -> None:
-        self._make: Callable[[], dict[str, int]] | None = make
+    def __init__(self, make: Callable[[], dict[Component, int]]) -> None:
+        self._make: Callable[[], dict[Component, int]] | None = make
         self._made: dict[str, int] = {}
 
     def _content(self) -> dict[str, int]:
         if self._make is not None:
-            self._made, self._make = self._make(), None
+            self._made, self._make = by_key(self._make()), None
         return self._made
 
     def __getitem__(self, key: str) -> int:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from zerokit.memory.components import label
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.units import MIB, format_gib, format_seconds
 
@@ -293,7 +294,7 @@ def failure_lines(failure: Failure) -> list[str]:
             f"measured until then {size(oom.measured_peak_allocated_bytes)}"
         )
         parts = sorted(oom.predicted_components.items(), key=lambda item: -item[1])[:6]
-        lines += [f"predicted at the peak: {name} {size(value)}" for name, value in parts]
+        lines += [f"predicted at the peak: {label(name)} {size(value)}" for name, value in parts]
     for block in oom.biggest_blocks[:6]:
         about = [block.name, block.dtype, str(block.shape) if block.shape is not None else None]
         lines.append(" ".join(["live block", size(block.bytes), *(text for text in about if text)]))

@@ -10,6 +10,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Strategy
+from zerokit.memory.components import Component
 from zerokit.search.space import Pins
 from zerokit.units import GIB, format_gib, format_seconds
 
@@ -158,7 +159,7 @@ def advise(
     """Remarks that the figures of this plan support."""
     found = []
     worst = chosen.memory.worst
-    loss = sum(size for name, size in worst.components.items() if "logit" in name or "loss" in name)
+    loss = worst.components.get(Component.LOSS, 0)
     if loss > 0.15 * worst.peak_allocated_bytes and not job.inference:
         found.append(
             f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak; a fused "

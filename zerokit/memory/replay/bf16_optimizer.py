@@ -7,6 +7,7 @@ fp32 buffer of all gradients for good, and no bucket.
 from __future__ import annotations
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.components import Component
 from zerokit.memory.rank_model import Precision
 from zerokit.memory.replay.optimizers import optimizer_temporaries
 from zerokit.memory.replay.zero_1_2 import Stage12
@@ -39,13 +40,13 @@ class Bf16Gradients(Stage12):
     def end_of_backward(self, boundary: bool, first: bool) -> None:
         """``update_hp_grads`` (bf16_optimizer.py:523), then ``buffered_allreduce_fallback`` of the buffer:
         a view of it, converted whole for communication (engine.py:3801)."""
-        self.ledger.burst("gradient_copy", self.layout.largest * 4)
+        self.ledger.burst(Component.GRADIENT_COPY, self.layout.largest * 4)
         if boundary and self.bytes.communication != 4:
             elements = self.part.size * self.part.count
-            self.ledger.burst("reduce_copy", elements * self.bytes.communication)
+            self.ledger.burst(Component.REDUCE_COPY, elements * self.bytes.communication)
 
     def step(self) -> None:
         """``step``: the partition's gradient is a view of the buffer."""
         temporaries = optimizer_temporaries(self.settings)
-        self.ledger.burst("optimizer_temporaries", self.part.size * 4 * temporaries)
-        self.ledger.set("gradients", 0)
+        self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, self.part.size * 4 * temporaries)
+        self.ledger.set(Component.GRADIENTS, 0)

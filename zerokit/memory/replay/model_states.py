@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.memory.components import Component
 from zerokit.memory.rank_model import Layout, Precision
 from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
 from zerokit.memory.replay.optimizers import optimizer_bytes, optimizer_name
@@ -24,7 +25,7 @@ CUBLAS_WORKSPACE_BYTES = 2 * FORWARD_WORKSPACE_BYTES
 class Persistent:
     """Bytes on the GPU between steps once the optimizer has stepped, by component."""
 
-    components: Mapping[str, int]
+    components: Mapping[Component, int]
 
     @property
     def total(self) -> int:
@@ -74,44 +75,48 @@ def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ran
     """The steady state of one rank, before a step's gradients and activations."""
     zero, width = settings.zero, Precision.of(settings)
     states = optimizer_bytes(settings)
-    components: dict[str, int] = {"cublas_workspace": CUBLAS_WORKSPACE_BYTES}
+    components: dict[Component, int] = {Component.CUBLAS_WORKSPACE: CUBLAS_WORKSPACE_BYTES}
     if layout.profile.buffer_bytes:
-        components["buffers"] = layout.profile.buffer_bytes
+        components[Component.BUFFERS] = layout.profile.buffer_bytes
     if zero.stage == 3:
         trainable, _ = shares(layout, ranks)
         if zero.offload_param.device == "none":
-            components["parameters"] = share_bytes(layout, ranks, width.parameter)
+            components[Component.PARAMETERS] = share_bytes(layout, ranks, width.parameter)
             if second := second_copy_bytes(layout, zero, width.parameter):
-                components["second_copy"] = second
+                components[Component.SECOND_COPY] = second
         on_gpu = sum(on_device(layout, zero, ranks))
         if zero.offload_optimizer.device == "none":
             # a copy in fp32 training too: _create_fp32_partitions compares a device with its name, in vain
-            components["master_weights"] = trainable * width.master
-            components["optimizer_states"] = trainable * states
-            components["gradient_partition"] = trainable * width.accumulation
+            components[Component.MASTER_WEIGHTS] = trainable * width.master
+            components[Component.OPTIMIZER_STATES] = trainable * states
+            components[Component.GRADIENT_PARTITION] = trainable * width.accumulation
         elif on_gpu:
-            components["master_weights"] = on_gpu * width.master
-            components["optimizer_states"] = on_gpu * states
-            components["fp32_gradient"] = on_gpu * width.master
+            components[Component.MASTER_WEIGHTS] = on_gpu * width.master
+            components[Component.OPTIMIZER_STATES] = on_gpu * states
+            components[Component.FP32_GRADIENT] = on_gpu * width.master
         if zero.contiguous_gradients:
-            components["gradient_bucket"] = zero.reduce_bucket_size * sum(layout.bucket_widths(settings))
+            components[Component.GRADIENT_BUCKET] = zero.reduce_bucket_size * sum(
+                layout.bucket_widths(settings)
+            )
         return Persistent(components=components)
-    components["parameters"] = layout.trainable_numel * width.parameter + layout.frozen_bytes(width.parameter)
+    components[Component.PARAMETERS] = layout.trainable_numel * width.parameter + layout.frozen_bytes(
+        width.parameter
+    )
     if first := _first_adagrad_bytes(layout, settings):
-        components["first_optimizer"] = first
+        components[Component.FIRST_OPTIMIZER] = first
     if zero.stage == 0:
         if width.parameter == 2:
-            components["master_weights"] = 4 * layout.trainable_numel
-        components["optimizer_states"] = states * layout.trainable_numel
+            components[Component.MASTER_WEIGHTS] = 4 * layout.trainable_numel
+        components[Component.OPTIMIZER_STATES] = states * layout.trainable_numel
         return Persistent(components=components)
     if zero.offload_optimizer.device == "none":
-        components["master_weights"] = part.size * width.master
-        components["optimizer_states"] = part.size * states
+        components[Component.MASTER_WEIGHTS] = part.size * width.master
+        components[Component.OPTIMIZER_STATES] = part.size * states
         if runs_bf16_optimizer(settings):
-            components["fp32_gradient"] = part.size * part.count * 4
+            components[Component.FP32_GRADIENT] = part.size * part.count * 4
     else:
         largest = layout.largest
-        components["offload_buffer"] = largest * width.parameter
+        components[Component.OFFLOAD_BUFFER] = largest * width.parameter
     return Persistent(components=components)
 
 

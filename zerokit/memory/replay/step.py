@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from zerokit.domain.activations import Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import Layout, Overlay
 from zerokit.memory.replay.bf16_optimizer import Bf16Gradients, runs_bf16_optimizer
@@ -157,7 +158,7 @@ def compose(
     rank: int,
     phase: str,
     activation_at: tuple[int, int, bool] | None,
-) -> dict[str, int]:
+) -> dict[Component, int]:
     """The components at the instant of a peak, by replaying up to it.
 
     ``activation_at`` is (which micro-step kind, which mark, whether between the marks).
@@ -176,7 +177,7 @@ class _Watch(_Replay):
             self.parameters.settle(layout, settings.gradient_accumulation > 1)
             self.parameters.gather_persistent()
 
-    def composition(self, phase: str, at: tuple[int, int, bool] | None) -> dict[str, int]:
+    def composition(self, phase: str, at: tuple[int, int, bool] | None) -> dict[Component, int]:
         """The components at the highest instant of the phase, or at the mark given."""
         for number, (boundary, first) in enumerate(micro_step_kinds(self.settings)):
             if at is not None and at[0] == number:
@@ -211,7 +212,7 @@ class _Watch(_Replay):
 
     def _inside(
         self, phase: str, position: int, between: bool, boundary: bool, first: bool
-    ) -> dict[str, int]:
+    ) -> dict[Component, int]:
         ledger = self.ledger
         if self.parameters is not None:
             self.parameters.start_of_forward()

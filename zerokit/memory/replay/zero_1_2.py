@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import FP64, Layout, Overlay, Precision
 from zerokit.memory.replay.optimizers import optimizer_temporaries
@@ -132,7 +133,7 @@ class Stage12:
         if first:
             piled = self.layout.gradients_piled(self.bytes.gradient)
             after = [level + size for size in piled]
-            ledger.adopt("gradients", piled[-1])
+            ledger.adopt(Component.GRADIENTS, piled[-1])
         else:
             after = [level] * len(marks)
         after[:opening] = [start] * opening
@@ -168,30 +169,30 @@ class Stage12:
         if self.contiguous:
             count = 2 if self.zero.overlap_comm else 1
             size = self.zero.reduce_bucket_size * self.gradient * count * len(self.buckets)
-            self.ledger.set("gradient_bucket", size)
+            self.ledger.set(Component.GRADIENT_BUCKET, size)
 
     def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
         """``process_gradients`` for one parameter: its gradient was made by autograd."""
         size = self.sizes[index] * self.gradient
         if self.zero.stage == 0:
             if first:
-                self.ledger.adopt("gradients", size)
+                self.ledger.adopt(Component.GRADIENTS, size)
             return
         self._open_buckets()
         if self.wide:
             if first:
-                self.ledger.add("gradients", size)
+                self.ledger.add(Component.GRADIENTS, size)
             else:
-                self.ledger.burst("gradient_copy", size)
+                self.ledger.burst(Component.GRADIENT_COPY, size)
             if self._in_hook(boundary):
                 self._into_bucket(index, boundary, kept=True)
             return
         if not self._in_hook(boundary):
             if first:
-                self.ledger.adopt("gradients", size)
+                self.ledger.adopt(Component.GRADIENTS, size)
             return
         if self.zero.stage == 1 and not first:
-            self.ledger.add("gradients", -size)  # accumulated so far; goes into the bucket now
+            self.ledger.add(Component.GRADIENTS, -size)  # accumulated so far; goes into the bucket now
         self._into_bucket(index, boundary, kept=False)
 
     def _into_bucket(self, index: int, boundary: bool, kept: bool) -> None:
@@ -202,11 +203,11 @@ class Stage12:
         own = not self.contiguous or size > self.zero.reduce_bucket_size
         if own and self.contiguous and self.offload:
             # cloned, for a storage of its own while the host copies it (stage_1_and_2.py:1446)
-            self.ledger.burst("gradient_copy", size * self.gradient)
+            self.ledger.burst(Component.GRADIENT_COPY, size * self.gradient)
         if own and not kept:
-            self.ledger.adopt("gradients", size * self.gradient)
+            self.ledger.adopt(Component.GRADIENTS, size * self.gradient)
         elif kept and not own:
-            self.ledger.add("gradients", -size * self.gradient)
+            self.ledger.add(Component.GRADIENTS, -size * self.gradient)
         self.buckets[width].append(index)
         self.elements[width] += size
 
@@ -236,14 +237,14 @@ class Stage12:
         if self.compact:
             mine = [self.part.fragments[index] for index in bucket if index in self.part.fragments]
             if mine:
-                self.ledger.set("gradient_partition", self.part.size * 4)
+                self.ledger.set(Component.GRADIENT_PARTITION, self.part.size * 4)
                 if communication != 4:  # _add_to_grad_partition_buffer converts piece by piece
                     copy = max(copy, (converted or flat) + max(mine) * 4)
-        self.ledger.burst("reduce_copy", copy)
+        self.ledger.burst(Component.REDUCE_COPY, copy)
 
     def _let_go_of_reduced(self) -> None:
         """``_clear_previous_reduced_grads``."""
-        self.ledger.add("gradients", -self.reduced)
+        self.ledger.add(Component.GRADIENTS, -self.reduced)
         self.reduced = 0
 
     def _at_a_time(self, bucket: list[int], elements: int) -> tuple[int, bool]:
@@ -291,22 +292,22 @@ class Stage12:
                 if self.zero.overlap_comm and not self.contiguous:
                     self.reduced += size  # stage_1_and_2.py:2243: the reduction may still read them
                 else:
-                    self.ledger.add("gradients", -size)
+                    self.ledger.add(Component.GRADIENTS, -size)
             return
         if self.offload:
             if not boundary:
                 return  # copied to the host, let go at the end of backward
             # set_norm_for_param_grad_in_gpu, then async_inplace_copy_grad_to_fp32_buffer
-            self.ledger.burst("offload_copy", fragment * FP64)
+            self.ledger.burst(Component.OFFLOAD_COPY, fragment * FP64)
             if not self.compact:
-                self.ledger.burst("offload_copy", fragment * self.bytes.master)
+                self.ledger.burst(Component.OFFLOAD_COPY, fragment * self.bytes.master)
         elif (self.compact and not self.wide) or not self.contiguous:
             return  # held until the end of backward at least
         elif not self.compact and not self.copied:  # copy_grads_in_partition: whole parameters
-            self.ledger.add("gradient_partition", self.part.whole * self.gradient)
+            self.ledger.add(Component.GRADIENT_PARTITION, self.part.whole * self.gradient)
             self.copied = True
         if own:
-            self.ledger.add("gradients", -size)
+            self.ledger.add(Component.GRADIENTS, -size)
 
     # ---------------------------------------------------------------- end of backward
 
@@ -317,7 +318,7 @@ class Stage12:
                 elements = min(sum(self.sizes), STAGE0_REDUCE_ELEMENTS + max(self.sizes, default=0))
                 communication = self.bytes.communication
                 converted = communication if communication != self.gradient else 0  # engine.py:3801
-                self.ledger.burst("reduce_copy", elements * (self.gradient + converted))
+                self.ledger.burst(Component.REDUCE_COPY, elements * (self.gradient + converted))
             return
         if self.zero.stage == 1 and not boundary:
             return  # the epilogue runs at the boundary only: an open bucket stays until then
@@ -328,15 +329,15 @@ class Stage12:
         if self.wide:  # others' gradients stay: those in a bucket keep it
             room = self.zero.reduce_bucket_size
             if all(i in self.part.fragments or size > room for i, size in enumerate(self.sizes)):
-                self.ledger.set("gradient_bucket", 0)
+                self.ledger.set(Component.GRADIENT_BUCKET, 0)
             return
         # all_grad_tensors: this rank's gradients are held as they came unless they were copied; those of
         # later micro-steps are added into them
         held = not self.contiguous and not self.compact
-        self.ledger.set("gradients", self.part.whole * self.gradient if held else 0)
-        self.ledger.set("gradient_bucket", 0)
+        self.ledger.set(Component.GRADIENTS, self.part.whole * self.gradient if held else 0)
+        self.ledger.set(Component.GRADIENT_BUCKET, 0)
         if self.copied and not first and self.zero.stage == 2:
-            self.ledger.add("gradient_partition", -self.part.whole * self.gradient)
+            self.ledger.add(Component.GRADIENT_PARTITION, -self.part.whole * self.gradient)
         self.copied = False
 
     def _kept_into_buckets(self, boundary: bool) -> None:
@@ -348,10 +349,10 @@ class Stage12:
                 self.elements[width] += size
                 moved += size * gradient
                 continue
-            self.ledger.add("gradients", -moved)
+            self.ledger.add(Component.GRADIENTS, -moved)
             moved = 0
             self._into_bucket(index, boundary, kept=True)
-        self.ledger.add("gradients", -moved)
+        self.ledger.add(Component.GRADIENTS, -moved)
 
     # ---------------------------------------------------------------- optimizer step
 
@@ -361,22 +362,22 @@ class Stage12:
             return
         ledger, part = self.ledger, self.part
         largest = max(part.fragments.values(), default=0)
-        ledger.burst("gradient_norm", largest * FP64)
+        ledger.burst(Component.GRADIENT_NORM, largest * FP64)
         if self.wide:  # free_grad_in_param_list
-            ledger.set("gradients", 0)
-            ledger.set("gradient_bucket", 0)
+            ledger.set(Component.GRADIENTS, 0)
+            ledger.set(Component.GRADIENT_BUCKET, 0)
         if not self.compact:
             copies = len(part.fragments) > 1 or part.whole != part.size
             flat = part.size * self.bytes.gradient if copies else 0
-            ledger.add("flat_gradient", flat)
+            ledger.add(Component.FLAT_GRADIENT, flat)
             if self.bytes.gradient != self.bytes.master:
-                ledger.add("fp32_gradient", part.size * self.bytes.master)
-                ledger.add("flat_gradient", -flat)
-        ledger.set("gradient_partition", 0 if not self.compact else part.size * 4)
-        ledger.set("gradients", 0)
+                ledger.add(Component.FP32_GRADIENT, part.size * self.bytes.master)
+                ledger.add(Component.FLAT_GRADIENT, -flat)
+        ledger.set(Component.GRADIENT_PARTITION, 0 if not self.compact else part.size * 4)
+        ledger.set(Component.GRADIENTS, 0)
         temporaries = optimizer_temporaries(self.settings)
-        ledger.burst("optimizer_temporaries", part.size * self.bytes.master * temporaries)
-        for name in ("flat_gradient", "fp32_gradient", "gradient_partition"):
+        ledger.burst(Component.OPTIMIZER_TEMPORARIES, part.size * self.bytes.master * temporaries)
+        for name in (Component.FLAT_GRADIENT, Component.FP32_GRADIENT, Component.GRADIENT_PARTITION):
             ledger.set(name, 0)
 
 
@@ -387,11 +388,11 @@ def stage0_step(layout: Layout, settings: DeepSpeedSettings, ledger: Ledger) -> 
     """
     total = layout.trainable_numel
     if Precision.of(settings).parameter == 2:
-        ledger.add("fp32_gradient", 4 * total)
-        ledger.add("flat_gradient", 4 * total)
-        ledger.set("fp32_gradient", 0)
-        ledger.set("gradients", 0)
-        ledger.set("flat_gradient", 0)
+        ledger.add(Component.FP32_GRADIENT, 4 * total)
+        ledger.add(Component.FLAT_GRADIENT, 4 * total)
+        ledger.set(Component.FP32_GRADIENT, 0)
+        ledger.set(Component.GRADIENTS, 0)
+        ledger.set(Component.FLAT_GRADIENT, 0)
     else:
-        ledger.burst("optimizer_temporaries", 4 * total * optimizer_temporaries(settings))
-    ledger.set("gradients", 0)
+        ledger.burst(Component.OPTIMIZER_TEMPORARIES, 4 * total * optimizer_temporaries(settings))
+    ledger.set(Component.GRADIENTS, 0)

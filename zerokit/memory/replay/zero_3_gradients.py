@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import FP64, Layout, Precision
 from zerokit.memory.replay.model_states import on_device, sub_groups
@@ -41,7 +42,7 @@ class Gradients:
             self._reduce(width, boundary)
         fits = self.zero.contiguous_gradients and self.elements[width] + size <= self.zero.reduce_bucket_size
         if not fits:
-            self.ledger.adopt("gradients", size * self.trained_width)
+            self.ledger.adopt(Component.GRADIENTS, size * self.trained_width)
             self.apart[width] += size * self.trained_width
         self.buckets[width].append(index)
         self.elements[width] += size
@@ -64,22 +65,22 @@ class Gradients:
             converted = sum(sizes) * width
         if len(sizes) > 1 or sizes[0] % self.ranks:  # reduce_scatter_coalesced interleaves
             interleaved = sum(shares) * self.ranks * width
-        self.ledger.add("reduce_copy", converted + interleaved)
+        self.ledger.add(Component.REDUCE_COPY, converted + interleaved)
         if self.bytes.accumulation != width:
             kept = sum(shares) * self.bytes.accumulation
-            self.ledger.add("reduce_copy", kept)
+            self.ledger.add(Component.REDUCE_COPY, kept)
         else:  # the shares are views
             kept = interleaved or converted
-        self.ledger.set("reduce_copy", kept)  # __avg_scatter_grads has returned (stage3.py:1678)
+        self.ledger.set(Component.REDUCE_COPY, kept)  # __avg_scatter_grads has returned (stage3.py:1678)
         if self.offload_optimizer and boundary:
             # .to(device); of it the norm, piece by piece, then the fp32 copy
             share = max(shares)
             norm = FP64 * min(share, _NORM_ELEMENTS)
-            self.ledger.add("offload_copy", share * self.bytes.accumulation)
-            self.ledger.burst("offload_copy", max(norm, share * self.bytes.master))
-            self.ledger.add("offload_copy", -share * self.bytes.accumulation)
-        self.ledger.set("reduce_copy", 0)
-        self.ledger.add("gradients", -self.apart[width])
+            self.ledger.add(Component.OFFLOAD_COPY, share * self.bytes.accumulation)
+            self.ledger.burst(Component.OFFLOAD_COPY, max(norm, share * self.bytes.master))
+            self.ledger.add(Component.OFFLOAD_COPY, -share * self.bytes.accumulation)
+        self.ledger.set(Component.REDUCE_COPY, 0)
+        self.ledger.add(Component.GRADIENTS, -self.apart[width])
         self.apart[width] = self.elements[width] = 0
         bucket.clear()
 
@@ -89,17 +90,17 @@ class Gradients:
         shares = [-(-size // self.ranks) for size in trainable]
         if self.offload_optimizer:
             for elements in on_device(self.layout, self.zero, self.ranks):  # torch's AdamW (stage3.py:317)
-                self.ledger.burst("optimizer_temporaries", elements * self.bytes.master)
+                self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, elements * self.bytes.master)
         else:
-            self.ledger.burst("gradient_norm", FP64 * max(shares, default=0))
+            self.ledger.burst(Component.GRADIENT_NORM, FP64 * max(shares, default=0))
             for elements in sub_groups(self.layout, self.zero, self.ranks):
                 flat = elements * self.bytes.accumulation if len(trainable) > 1 else 0
-                self.ledger.add("flat_gradient", flat)
+                self.ledger.add(Component.FLAT_GRADIENT, flat)
                 if self.bytes.accumulation != self.bytes.master:
-                    self.ledger.add("fp32_gradient", elements * self.bytes.master)
-                    self.ledger.add("flat_gradient", -flat)
+                    self.ledger.add(Component.FP32_GRADIENT, elements * self.bytes.master)
+                    self.ledger.add(Component.FLAT_GRADIENT, -flat)
                     flat = 0
                 temporaries = elements * self.bytes.master * optimizer_temporaries(self.settings)
-                self.ledger.burst("optimizer_temporaries", temporaries)
-                self.ledger.add("flat_gradient", -flat)
-                self.ledger.set("fp32_gradient", 0)
+                self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
+                self.ledger.add(Component.FLAT_GRADIENT, -flat)
+                self.ledger.set(Component.FP32_GRADIENT, 0)

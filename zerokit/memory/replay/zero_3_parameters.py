@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import Layout, Overlay
 from zerokit.memory.replay.zero_3_modules import modules_of
@@ -122,13 +123,15 @@ class Parameters:
             copied = size // self.ranks if apart else 0
             if len(absent) == 1:
                 group.copied_bytes = copied
-                self.ledger.add("gather_copy", copied)  # the collective holds its input until waited for
+                self.ledger.add(
+                    Component.GATHER_COPY, copied
+                )  # the collective holds its input until waited for
             if alone:
                 self._hold(absent[0], size)
             else:
-                self.ledger.add("gather_buffers", size)
+                self.ledger.add(Component.GATHER_BUFFERS, size)
             if len(absent) > 1:
-                self.ledger.burst("gather_copy", copied)
+                self.ledger.burst(Component.GATHER_COPY, copied)
 
     def _copied_first(self, indexes: list[int]) -> list[bool]:
         """For each flat buffer whether its shares are copied first: to the device, or into the precision in
@@ -147,7 +150,7 @@ class Parameters:
 
     def _hold(self, index: int, size_bytes: int) -> None:
         self.held[index] = size_bytes
-        self.ledger.add("gathered_parameters", size_bytes)
+        self.ledger.add(Component.GATHERED_PARAMETERS, size_bytes)
 
     def _arrive(self, index: int) -> None:
         """``AllGatherCoalescedHandle.wait``: the first wait copies every parameter out of the flat buffer."""
@@ -160,11 +163,11 @@ class Parameters:
                 self.status[other] = HERE
                 if self.ranks > 1 and not group.alone:
                     self._copy_out(other, len(group.parameters) > 1)
-            self.ledger.add("gather_copy", -group.copied_bytes)
+            self.ledger.add(Component.GATHER_COPY, -group.copied_bytes)
         self.group[index] = None
         group.waiting -= 1
         if group.waiting == 0 and not group.alone:
-            self.ledger.add("gather_buffers", -group.flat_bytes)
+            self.ledger.add(Component.GATHER_BUFFERS, -group.flat_bytes)
 
     def _copy_out(self, index: int, coalesced: bool) -> None:
         """Out of the flat buffer; then from the precision in which it travelled."""
@@ -172,9 +175,9 @@ class Parameters:
         joined = size * self.travelling[index] if coalesced else 0
         if self.travelling[index] == self.widths[index]:
             joined = 0
-        self.ledger.add("gather_copy", joined)
+        self.ledger.add(Component.GATHER_COPY, joined)
         self._hold(index, size * self.widths[index])
-        self.ledger.add("gather_copy", -joined)
+        self.ledger.add(Component.GATHER_COPY, -joined)
 
     def _release(self, index: int) -> None:
         if self.status[index] == HERE and not self.active[index]:
@@ -183,13 +186,13 @@ class Parameters:
             if index in self.saved:
                 self.kept[index] += self.held[index]
             else:
-                self.ledger.add("gathered_parameters", -self.held[index])
+                self.ledger.add(Component.GATHERED_PARAMETERS, -self.held[index])
             self.held[index] = 0
 
     def _forget(self, index: int) -> None:
         """The operator's backward is over: what it had saved goes."""
         self.saved.discard(index)
-        self.ledger.add("gathered_parameters", -self.kept[index])
+        self.ledger.add(Component.GATHERED_PARAMETERS, -self.kept[index])
         self.kept[index] = 0
 
     def fetch(self, module: str, recomputing: bool) -> None:

@@ -1,0 +1,132 @@
+"""What the bytes of an estimate are: one list, for the traced model and the closed form alike.
+
+A component's value is its key in the JSON documents, ``label`` its name for people. The components of a
+rank sum to its peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class Component(str, Enum):
+    """A part of one GPU's memory."""
+
+    label: str
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str, label: str = "") -> Component:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.label = label or value.replace("_", " ")
+        member.meaning = meaning
+        return member
+
+    # states
+    PARAMETERS = "parameters", "weights as the rank holds them; at stage 3 its shard"
+    FROZEN_PARAMETERS = "frozen_parameters", "weights without gradients, below stage 3"
+    MASTER_WEIGHTS = "master_weights", "the optimizer's copy of the weights that it steps"
+    OPTIMIZER_STATES = "optimizer_states", "what the optimizer keeps of each weight, such as Adam's moments"
+    FIRST_OPTIMIZER = "first_optimizer", "states of the engine's own Adagrad, which ZeRO's own replaces"
+    BUFFERS = "buffers", "the model's buffers: masks, tables of positions"
+    CUBLAS_WORKSPACE = (
+        "cublas_workspace",
+        "cuBLAS's own memory, one for each thread that multiplies",
+        "cuBLAS workspace",
+    )
+    OFFLOAD_BUFFER = "offload_buffer", "through which gradients go to the host"
+    # weights of stage 3 on their way
+    GATHERED_PARAMETERS = "gathered_parameters", "weights gathered from all ranks for the modules at work"
+    SECOND_COPY = "second_copy", "ZeRO++ hpZ's copy of the weights inside the node"
+    GATHER_BUFFERS = "gather_buffers", "flat buffers that all-gathers write to"
+    GATHER_COPY = "gather_copy", "shares copied for, or weights copied out of, an all-gather"
+    # gradients
+    GRADIENTS = "gradients", "gradients as backward makes them"
+    GRADIENT_PARTITION = "gradient_partition", "the rank's share of the reduced gradients"
+    GRADIENT_BUCKET = "gradient_bucket", "buckets in which gradients wait for their reduction"
+    GRADIENT_COPY = "gradient_copy", "a gradient copied on its way into the accumulated ones or to the host"
+    REDUCE_COPY = "reduce_copy", "copies that a reduction makes of what it sends"
+    OFFLOAD_COPY = "offload_copy", "copies of gradients on their way to the host"
+    # the optimizer's step
+    GRADIENT_NORM = "gradient_norm", "a gradient in fp64, for the norm"
+    FLAT_GRADIENT = "flat_gradient", "the rank's gradients in one piece"
+    FP32_GRADIENT = "fp32_gradient", "the rank's gradients in the master weights' precision", "fp32 gradient"
+    OPTIMIZER_TEMPORARIES = "optimizer_temporaries", "what the optimizer's step allocates and frees"
+    # the model at work
+    ACTIVATIONS = "activations", "what the layers keep for backward, and their temporaries"
+    LOSS = "loss", "logits, the loss over them and their gradients"
+    KV_CACHE = "kv_cache", "keys and values of the tokens so far", "KV cache"
+    # before the first step
+    INITIALISATION = (
+        "initialisation",
+        "the peak while the engine is set up, which is higher than any of the step",
+    )
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+
+class HostComponent(str, Enum):
+    """A part of what one rank takes of its host, or of an NVMe disk."""
+
+    label: str
+    meaning: str
+    on_nvme: bool
+
+    def __new__(cls, value: str, meaning: str, on_nvme: bool = False) -> HostComponent:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.label = value.replace("_", " ")
+        member.meaning = meaning
+        member.on_nvme = on_nvme
+        return member
+
+    PROCESS = "process", "Python, PyTorch, CUDA and DeepSpeed"
+    MODEL_BEFORE_IT_MOVES = "model_before_it_moves", "the whole model, which every rank builds below stage 3"
+    DEFRAGMENTATION = "defragmentation", "stage 3's weights, joined into one piece by way of the host"
+    PARAMETERS = "parameters", "offloaded weights, pinned"
+    PARAMETERS_WHILE_BUILT = (
+        "parameters_while_built",
+        "offloaded weights, each pinned by itself when it is made",
+    )
+    PARAMETER_BUFFERS = "parameter_buffers", "pinned, between NVMe and the GPU"
+    MASTER_WEIGHTS = "master_weights", "the offloaded optimizer's copy of the weights"
+    OPTIMIZER_STATES = "optimizer_states", "the offloaded optimizer's moments"
+    GRADIENTS = "gradients", "in the master weights' precision, pinned"
+    GRADIENT_PARTITION = "gradient_partition", "the rank's share of the reduced gradients, pinned"
+    ACCUMULATED_GRADIENTS = (
+        "accumulated_gradients",
+        "whole parameters' gradients of earlier micro-batches, pinned",
+    )
+    STAGING = "staging", "stepped weights on their way back, pinned"
+    OFFLOAD_BUFFER = "offload_buffer", "through which gradients come from the GPU, pinned"
+    SWAP_BUFFERS = "swap_buffers", "between NVMe and the host's optimizer, pinned"
+    NVME_PARAMETERS = "nvme_parameters", "weights on disk", True
+    NVME_OPTIMIZER = "nvme_optimizer", "master weights, moments and gradients on disk", True
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+
+_LABELS = {component.value: component.label for component in Component}
+
+
+def label(key: str) -> str:
+    """A component's name for people; of a key that is none, such as an older report's, the key itself."""
+    return _LABELS.get(key, key)
+
+
+def by_key(parts: Mapping[Component, int] | Mapping[HostComponent, int]) -> dict[str, int]:
+    """The components under their keys in JSON; those of no byte left out."""
+    return {component.value: size for component, size in parts.items() if size}
+
+
+def in_ram(parts: Mapping[HostComponent, int], ranks: int) -> dict[str, int]:
+    """Bytes of a node's host memory, by component, when every one of its ``ranks`` holds ``parts``."""
+    return {part.value: size * ranks for part, size in parts.items() if not part.on_nvme}
+
+
+def on_nvme(parts: Mapping[HostComponent, int], ranks: int) -> int:
+    """Bytes of a node's NVMe disk when every one of its ``ranks`` keeps ``parts``."""
+    return sum(size for part, size in parts.items() if part.on_nvme) * ranks
