@@ -367,6 +367,8 @@ def _explain(request: Request, space: Space, found: Found) -> str:
     elif found.rejected:
         lines[0] += f": {next(iter(found.rejected))}"
     changes = list(nearest_changes(request, space, found))
+    if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
+        lines[0] += " (this machine has no GPU; to plan for others name them: --gpus N --gpu NAME)"
     if changes:
         lines.append("What would make it fit:")
         lines += [f"  - {change}" for change in changes]

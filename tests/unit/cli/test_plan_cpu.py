@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from zerokit.cli import run
 from zerokit.machine.host import bf16_in_hardware
 
 
@@ -25,3 +26,8 @@ def test_bf16_is_read_from_the_cpus_flags(tmp_path: Path, cpuinfo: str | None, h
     if cpuinfo is not None:
         (tmp_path / "proc" / "cpuinfo").write_text(cpuinfo)
     assert bf16_in_hardware(tmp_path) == has
+
+
+def test_a_laptop_is_told_to_name_the_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["plan", "--model", "meta-llama/Llama-3.1-8B", "--device", "cpu", "--host-ram", "16GiB"])
+    assert code == 3 and "--gpus N --gpu NAME" in capsys.readouterr().err
