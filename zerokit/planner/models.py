@@ -14,6 +14,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
+from zerokit.planner import hub_cache
 from zerokit.planner.memory_source import Model, Source
 from zerokit.units import format_count, parse_count
 
@@ -121,7 +122,17 @@ def _named(model: str, single: bool) -> Chosen:
         raise InputError(f"--model {model}: no such file")
     from zerokit.catalog import models
 
-    entry, notes = models.resolve(model)
+    try:
+        entry, notes = models.resolve(model)
+    except InputError as error:
+        if not hub_cache.is_repository(model):
+            raise
+        cached = hub_cache.cached_config(model)
+        if cached is not None:
+            return _from_file(cached, single)
+        raise InputError(
+            f"{error}; to fetch that of the Hub into this machine's cache: {hub_cache.fetch_command(model)}"
+        ) from None
     return _chosen(
         entry.hf_config, entry.name, entry.parameters, notes, head=entry.head, catalogued=True,
         trace="always" if single else "never",
