@@ -54,6 +54,7 @@ def _plan(
     options: dict[str, Any],
 ) -> None:
     from zerokit.cli import show
+    from zerokit.emit.deepspeed import trainer_arguments
     from zerokit.planner import documents
     from zerokit.search.explain import cluster_words
     from zerokit.search.plan import make_plan, make_space
@@ -80,6 +81,9 @@ def _plan(
         return
     title = f"Plan for {read.model_name} on {cluster_words(request.cluster)}"
     next_command = f"zerokit launch --plan {shlex.quote(out)} train.py"
+    if not job.inference and made.chosen.strategy.pipeline_parallel == 1:
+        added = shlex.join(trainer_arguments(made.chosen.strategy))
+        next_command += f"\n  which gives a script with a Hugging Face Trainer:\n    {added}"
     capacity = request.cluster.gpu.driver_vram_bytes
     click.echo(show.plan(body, title, capacity, on_cpu=request.on_cpu, next_command=next_command))
 
