@@ -242,7 +242,7 @@ def broken_by(provocation: Provocation) -> set[str]:
 
 
 def test_every_rule_is_provoked() -> None:
-    assert set(PROVOCATIONS) == {candidate.id for candidate in RULES}
+    assert set(PROVOCATIONS) == {candidate.id for candidate in RULES if candidate.scope != "layout"}
     assert len({candidate.id for candidate in RULES}) == len(RULES)
 
 

@@ -111,7 +111,7 @@ def _strategy(request: Any, read: Any) -> tuple[Any, tuple[str, ...]]:
     from zerokit.domain.strategy import Strategy
     from zerokit.search.plan import choose_precision, make_space
     from zerokit.search.search import build_strategy
-    from zerokit.search.space import Knobs, Layout, Placement, broken_rule
+    from zerokit.search.space import Knobs, Layout, Placement, layout_violation
 
     pins, cluster = request.pins, request.cluster
     raw, settings = read if read is not None else ({}, None)
@@ -123,9 +123,9 @@ def _strategy(request: Any, read: Any) -> tuple[Any, tuple[str, ...]]:
         )
     layout = Layout(data=cluster.gpus // (tensor * pipeline * sequence), tensor=tensor, pipeline=pipeline,
                     sequence=sequence)  # fmt: skip
-    rule = broken_rule(layout, request.shape, request.job, cluster, pins)
-    if rule is not None:
-        raise InputError(f"{rule.id}: {rule.message}")
+    refused = layout_violation(layout, request.shape, request.job, cluster, pins)
+    if refused is not None:
+        raise InputError(f"{refused.message}; {refused.fix}")
     checkpointing = pins.checkpointing or "none"
     if settings is not None:
         settings, notes = _with_batch(settings, raw, layout.data, pins, request.job)

@@ -2,21 +2,35 @@
 
 The planner asks :func:`first_violation` of a strategy (settings and degrees only, microseconds);
 ``check`` asks :func:`violations` of a file with the raw dictionary, which the rules of scope ``file``
-need. Every rule names the DeepSpeed source that it stands for.
+need. Of how a model is divided over GPUs (scope ``layout``) the planner asks :func:`layout_violations`. Every
+rule names the source that it stands for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from zerokit.domain.strategy import Strategy
 from zerokit.rules.batch import BATCH_RULES
 from zerokit.rules.file import FILE_RULES
+from zerokit.rules.layout import LAYOUT_RULES
 from zerokit.rules.removed import REMOVED_RULES
 from zerokit.rules.strategy import STRATEGY_RULES
 from zerokit.rules.training import TRAINING_RULES
 from zerokit.rules.types import EVERY_READER, FRAMEWORKS, READERS, Edit, Rule, Setup, Violation
 
-RULES: tuple[Rule, ...] = (*STRATEGY_RULES, *BATCH_RULES, *FILE_RULES, *TRAINING_RULES, *REMOVED_RULES)
+RULES: tuple[Rule, ...] = (
+    *STRATEGY_RULES,
+    *LAYOUT_RULES,
+    *BATCH_RULES,
+    *FILE_RULES,
+    *TRAINING_RULES,
+    *REMOVED_RULES,
+)
 """Every rule, in the order findings are shown."""
+_PLANNED = tuple(
+    r for r in (*STRATEGY_RULES, *LAYOUT_RULES) if r.scope == "strategy" and r.severity != "note"
+)
 
 __all__ = [
     "EVERY_READER",
@@ -28,6 +42,7 @@ __all__ = [
     "Setup",
     "Violation",
     "first_violation",
+    "layout_violations",
     "rule",
     "violations",
 ]
@@ -46,15 +61,23 @@ def rule(rule_id: str) -> Rule:
 
 
 def violations(setup: Setup) -> list[Violation]:
-    """Every rule that ``setup`` breaks; the rules of scope ``file`` only when there is a file."""
-    found = []
-    for candidate in RULES:
-        if candidate.scope == "file" and setup.raw is None:
-            continue
+    """Every rule that ``setup`` breaks: those of scope ``file`` only when there is a file, those of scope
+    ``layout`` only when the model is known."""
+    known = {"strategy": True, "file": setup.raw is not None, "layout": setup.model is not None}
+    return list(_broken((candidate for candidate in RULES if known[candidate.scope]), setup))
+
+
+def layout_violations(setup: Setup) -> Iterator[Violation]:
+    """The rules that the division of ``setup.model`` over GPUs breaks. Warnings among them say what works, but
+    is not worth choosing."""
+    return _broken(LAYOUT_RULES, setup)
+
+
+def _broken(rules: Iterable[Rule], setup: Setup) -> Iterator[Violation]:
+    for candidate in rules:
         details = candidate.broken(setup)
         if details:
-            found.append(Violation(rule=candidate, details={} if details is True else dict(details)))
-    return found
+            yield Violation(rule=candidate, details={} if details is True else dict(details))
 
 
 def first_violation(
@@ -70,10 +93,4 @@ def first_violation(
         gpus_per_node=gpus_per_node,
         key_value_heads=key_value_heads,
     )
-    for candidate in STRATEGY_RULES:
-        if candidate.severity == "note":
-            continue
-        details = candidate.broken(setup)
-        if details:
-            return Violation(rule=candidate, details={} if details is True else dict(details))
-    return None
+    return next(_broken(_PLANNED, setup), None)

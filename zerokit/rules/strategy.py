@@ -359,21 +359,6 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         broken=_indivisible_world,
     ),
     Rule(
-        id="tensor-parallel-beyond-heads",
-        severity="error",
-        silent=True,
-        source="deepspeed/runtime/engine.py:1048",
-        key="tensor_parallel.autotp_size",
-        message="tensor parallel {degree} is more than the model's {heads} key-value heads: ranks beyond them hold no "
-        "attention and the work does not scale (DeepSpeed only warns)",
-        fix="use at most {heads}",
-        broken=lambda s: (
-            s.key_value_heads is not None
-            and s.tensor_parallel > s.key_value_heads
-            and {"degree": s.tensor_parallel, "heads": s.key_value_heads}
-        ),
-    ),
-    Rule(
         id="autocast-with-precision",
         severity="warning",
         silent=True,

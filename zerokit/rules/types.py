@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
@@ -31,6 +33,7 @@ class Setup:
     Attributes:
         raw: the DeepSpeed JSON as written; ``None`` when a planner asks about a strategy.
         key_value_heads: of the model, for tensor parallelism.
+        model, job: for the rules of scope ``layout``, which a planner asks.
         readers: who may read the file.
     """
 
@@ -42,6 +45,8 @@ class Setup:
     sequence_parallel: int = 1
     gpus_per_node: int | None = None
     key_value_heads: int | None = None
+    model: ModelShape | None = None
+    job: Job | None = None
     readers: frozenset[str] = EVERY_READER
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -85,7 +90,8 @@ class Rule:
         key: dotted key a finding points at; may hold ``{fields}`` of the details.
         message: what is wrong and what will happen; may hold ``{fields}`` of the details.
         broken: falsy when the rule is kept; true, or the details that the texts need.
-        scope: ``strategy``: settings and degrees are enough; ``file``: needs the raw dictionary.
+        scope: ``strategy``: settings and degrees are enough; ``file``: needs the raw dictionary; ``layout``:
+            needs the model and the job.
         readers: for whom it holds.
         otherwise: severity where somebody else may read the file, too; ``None``: it is not shown then.
         edits: changes that ``check --fix`` can write.
@@ -99,7 +105,7 @@ class Rule:
     message: str
     fix: str
     broken: Callable[[Setup], bool | Mapping[str, Any] | None]
-    scope: Literal["strategy", "file"] = "strategy"
+    scope: Literal["strategy", "file", "layout"] = "strategy"
     edits: tuple[Edit, ...] = ()
     readers: frozenset[str] = EVERY_READER
     otherwise: Severity | None = "warning"
@@ -115,6 +121,11 @@ class Violation:
     def _filled(self, text: str) -> str:
         # not str.format: the texts show JSON, which has braces of its own
         return _FIELD.sub(lambda match: str(self.details.get(match[1], match[0])), text)
+
+    @property
+    def reason(self) -> str:
+        """The rule's id in words: what a search counts rejected candidates by."""
+        return self.rule.id.replace("-", " ")
 
     @property
     def key(self) -> str:

@@ -25,7 +25,7 @@ from zerokit.search.search import (
     fits,
     search,
 )
-from zerokit.search.space import Layout, Pins, Placement, broken_rule, divisors, knobs
+from zerokit.search.space import Layout, Pins, Placement, divisors, knobs, layout_violation
 from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
 from zerokit.timing.step_time import TimeModel
 
@@ -248,9 +248,9 @@ def check_pins(space: Space, request: Request) -> None:
         sequence=sequence,
     )
     _check_placement(space, layout)
-    rule = broken_rule(layout, request.shape, request.job, cluster, pins)
-    if rule is not None:
-        raise InputError(f"{rule.id}: {rule.message}")
+    refused = layout_violation(layout, request.shape, request.job, cluster, pins)
+    if refused is not None:
+        raise InputError(f"{refused.message}; {refused.fix}")
     if pins.micro_batch and batch % pins.micro_batch:
         raise InputError(f"--micro-batch {pins.micro_batch} does not divide --global-batch {batch}")
     if pins.tensor_parallel is None and pins.sequence_parallel is None and pins.pipeline_parallel is None:

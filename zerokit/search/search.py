@@ -30,9 +30,9 @@ from zerokit.search.space import (
     Layout,
     Pins,
     Placement,
-    broken_rule,
     divisors,
     knobs,
+    layout_violation,
     layouts,
     placements,
 )
@@ -252,9 +252,9 @@ class _Search:
             pairs = list(batches(space, layout))
             size = sum(len(settings[spot.stage]) for spot in spots) * len(modes) * max(1, len(pairs))
             self.candidates += size
-            rule = broken_rule(layout, space.shape, space.job, space.cluster, space.pins)
-            if rule is not None or not pairs:
-                self.rejected[rule.id if rule else BATCH_REASON] += size
+            refused = layout_violation(layout, space.shape, space.job, space.cluster, space.pins)
+            if refused is not None or not pairs:
+                self.rejected[refused.reason if refused else BATCH_REASON] += size
                 continue
             for spot in spots:
                 variants = settings[spot.stage]
@@ -277,7 +277,7 @@ class _Search:
             gpus_per_node=self.space.cluster.gpus_per_node,
             key_value_heads=self.space.shape.kv_heads,
         )
-        return None if violation is None else violation.rule.id.replace("-", " ")
+        return None if violation is None else violation.reason
 
     def _states_too_large(self, layout: Layout, spot: Placement) -> str | None:
         """Model states that no micro-batch or knob can make smaller: a bound from below."""

@@ -1,17 +1,17 @@
-"""The declared space: parallel degrees, stages, offload, knobs; and the rules of a layout.
-
-What DeepSpeed itself refuses or ignores stands in ``zerokit.rules``; here is what model, job
-and hardware rule out before a strategy is built.
-"""
+"""The declared space: parallel degrees, stages, offload, knobs. What of it is legal, the rules say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
+from zerokit.rules import Setup, Violation, layout_violations
+
+_NO_SETTINGS = DeepSpeedSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,106 +62,24 @@ class Layout:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    layout: Layout
-    shape: ModelShape
-    job: Job
-    cluster: Cluster
-    pins: Pins
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutRule:
-    """Why a layout cannot run, or is not searched. ``broken`` is true when it applies."""
-
-    id: str
-    message: str
-    broken: Callable[[_Facts], bool]
-
-
-LAYOUT_RULES: tuple[LayoutRule, ...] = (
-    LayoutRule(
-        id="tensor parallel does not divide the attention heads",
-        message="the model's attention heads are not a multiple of it",
-        broken=lambda f: f.shape.heads % f.layout.tensor != 0,
-    ),
-    LayoutRule(
-        id="tensor parallel beyond the key-value heads",
-        message="it is more than the model's key-value heads",
-        broken=lambda f: f.layout.tensor > 1 and f.shape.kv_heads % f.layout.tensor != 0,
-    ),
-    LayoutRule(
-        id="tensor parallel with adapters",
-        message="AutoTP replaces linear layers by name and does not know peft's adapters",
-        broken=lambda f: f.layout.tensor > 1 and f.job.method != "full",
-    ),
-    LayoutRule(
-        id="tensor parallel with fused experts",
-        message="transformers keeps all experts in one tensor, which AutoTP does not cut",
-        broken=lambda f: f.layout.tensor > 1 and f.shape.experts > 1,
-    ),
-    LayoutRule(
-        id="tensor parallel across nodes",
-        message="its all-reduces of every layer would cross the network",
-        broken=lambda f: f.layout.tensor > f.cluster.gpus_per_node and f.pins.tensor_parallel is None,
-    ),
-    LayoutRule(
-        id="sequence parallel needs a causal model",
-        message="Ulysses splits the sequence of a causal language model",
-        broken=lambda f: f.layout.sequence > 1 and (f.shape.head != "causal" or f.job.inference),
-    ),
-    LayoutRule(
-        id="sequence parallel with eager attention",
-        message="Ulysses needs sdpa or flash_attention_2",
-        broken=lambda f: f.layout.sequence > 1 and f.job.attention == "eager",
-    ),
-    LayoutRule(
-        id="sequence parallel does not divide heads or sequence",
-        message="attention heads and sequence length must be multiples of it",
-        broken=lambda f: (
-            f.layout.sequence > 1
-            and (f.shape.heads % f.layout.sequence != 0 or f.job.seq_len % f.layout.sequence != 0)
-        ),
-    ),
-    LayoutRule(
-        id="sequence parallel and key-value heads",
-        message="it must divide the key-value heads, or they it",
-        # deepspeed/runtime/sequence_parallel/ulysses_sp.py:149, 0.19.8
-        broken=lambda f: (
-            f.shape.kv_heads % f.layout.sequence != 0 and f.layout.sequence % f.shape.kv_heads != 0
-        ),
-    ),
-    LayoutRule(
-        id="sequence parallel with latent attention",
-        message="Ulysses takes queries, keys and values of one head size; leave --sp out",
-        # deepspeed/runtime/sequence_parallel/ulysses_sp.py:161
-        broken=lambda f: f.layout.sequence > 1 and f.shape.latent_attention,
-    ),
-    LayoutRule(
-        id="sequence with tensor or pipeline parallel",
-        message="accelerate's DeepSpeed sequence parallel cannot be joined with tensor or pipeline parallel",
-        broken=lambda f: f.layout.sequence > 1 and f.layout.tensor * f.layout.pipeline > 1,
-    ),
-    LayoutRule(
-        id="pipeline deeper than the layers",
-        message="the model has fewer layers than stages",
-        broken=lambda f: f.layout.pipeline > f.shape.layers,
-    ),
-    LayoutRule(
-        id="pipeline parallel when serving",
-        message="DeepSpeed's pipeline engine trains only",
-        broken=lambda f: f.layout.pipeline > 1 and f.job.inference,
-    ),
-)
-
-
-def broken_rule(
+def layout_violation(
     layout: Layout, shape: ModelShape, job: Job, cluster: Cluster, pins: Pins
-) -> LayoutRule | None:
-    """The first rule that this layout breaks."""
-    facts = _Facts(layout=layout, shape=shape, job=job, cluster=cluster, pins=pins)
-    return next((rule for rule in LAYOUT_RULES if rule.broken(facts)), None)
+) -> Violation | None:
+    """The first rule that forbids this layout, or that makes it one not to be searched unless it is fixed."""
+    setup = Setup(
+        settings=_NO_SETTINGS,
+        world_size=cluster.gpus,
+        tensor_parallel=layout.tensor,
+        pipeline_parallel=layout.pipeline,
+        sequence_parallel=layout.sequence,
+        gpus_per_node=cluster.gpus_per_node,
+        key_value_heads=shape.kv_heads,
+        model=shape,
+        job=job,
+    )
+    fixed = pins.tensor_parallel is not None
+    found = (v for v in layout_violations(setup) if v.rule.severity == "error" or not fixed)
+    return next(found, None)
 
 
 def divisors(number: int) -> list[int]:

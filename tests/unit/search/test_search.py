@@ -24,7 +24,7 @@ from zerokit.planner.models import choose_model
 from zerokit.rules import first_violation
 from zerokit.search.plan import Plan, Request, choose_global_batch, make_plan, make_space
 from zerokit.search.search import Space, batches, build_strategy, checkpointings, fits, search
-from zerokit.search.space import Layout, Pins, broken_rule, divisors, knobs, layouts, placements
+from zerokit.search.space import Layout, Pins, divisors, knobs, layout_violation, layouts, placements
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ GIB = 1 << 30
 def everything(space: Space):  # type: ignore[no-untyped-def]
     """Brute force: every point of the declared space that is legal and fits, with its time."""
     for layout in layouts(space.cluster, space.pins):
-        if broken_rule(layout, space.shape, space.job, space.cluster, space.pins):
+        if layout_violation(layout, space.shape, space.job, space.cluster, space.pins):
             continue
         spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
         for spot, mode, (micro, steps) in itertools.product(
@@ -279,7 +279,7 @@ def test_pins_that_cannot_be_are_refused_with_the_fix(pins: Pins, words: str) ->
 )
 def test_ulysses_takes_heads_that_it_can_divide(model: str, degree: int, words: str | None) -> None:
     """deepspeed/runtime/sequence_parallel/ulysses_sp.py:149 and 161."""
-    broken = broken_rule(
+    broken = layout_violation(
         Layout(data=1, tensor=1, pipeline=1, sequence=degree),
         from_config(models.load(model).hf_config, name=model), Job(seq_len=4000),
         Cluster(gpu=gpus.load("h200"), gpus=degree), Pins(sequence_parallel=degree),

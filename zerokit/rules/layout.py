@@ -1,0 +1,226 @@
+"""Rules about how a model may be divided over GPUs: degrees against heads, layers, sequence and nodes.
+
+They need the model, so only the planner asks them of every layout; where it is not known they hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from zerokit.domain.model_shape import ModelShape
+from zerokit.rules.types import Rule, Setup
+
+_AUTOTP = "tensor_parallel.autotp_size"
+_ULYSSES = "sequence_parallel"
+_ULYSSES_SOURCE = "deepspeed/runtime/sequence_parallel/ulysses_sp.py"
+
+
+def _degrees(number: int) -> str:
+    """``1, 2, 4 or 8``: all divisors."""
+    *most, last = (str(degree) for degree in range(1, number + 1) if number % degree == 0)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _undivided(setup: Setup, of: Callable[[ModelShape], int]) -> bool | Mapping[str, Any]:
+    degree, model = setup.tensor_parallel, setup.model
+    if model is None or of(model) % degree == 0:
+        return False
+    return {"degree": degree, "heads": of(model), "degrees": _degrees(math.gcd(model.heads, model.kv_heads))}
+
+
+def _sequence_undivided(setup: Setup) -> bool | Mapping[str, Any]:
+    degree, model, job = setup.sequence_parallel, setup.model, setup.job
+    if degree == 1 or model is None or job is None:
+        return False
+    if model.heads % degree == 0 and job.seq_len % degree == 0:
+        return False
+    return {"degree": degree, "heads": model.heads, "tokens": f"{job.seq_len:,}"}
+
+
+def _sequence_key_value_heads(setup: Setup) -> bool | Mapping[str, Any]:
+    degree, model = setup.sequence_parallel, setup.model
+    if degree == 1 or model is None or model.kv_heads % degree == 0 or degree % model.kv_heads == 0:
+        return False
+    return {"degree": degree, "heads": model.kv_heads}
+
+
+LAYOUT_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="tensor-parallel-divides-heads",
+        severity="error",
+        silent=True,
+        source="deepspeed/module_inject/tp_shard.py:122",
+        key=_AUTOTP,
+        message="tensor parallel {degree} does not divide the model's {heads} attention heads: ranks get unequal "
+        "shares, which are not modelled",
+        fix="use {degrees}",
+        scope="layout",
+        broken=lambda s: _undivided(s, lambda model: model.heads),
+    ),
+    Rule(
+        id="tensor-parallel-beyond-heads",
+        severity="error",
+        silent=True,
+        source="deepspeed/runtime/engine.py:1048",
+        key=_AUTOTP,
+        message="tensor parallel {degree} is more than the model's {heads} key-value heads: ranks beyond them hold no "
+        "attention and the work does not scale (DeepSpeed only warns)",
+        fix="use at most {heads}",
+        broken=lambda s: (
+            s.key_value_heads is not None
+            and s.tensor_parallel > s.key_value_heads
+            and {"degree": s.tensor_parallel, "heads": s.key_value_heads}
+        ),
+    ),
+    Rule(
+        id="tensor-parallel-divides-key-value-heads",
+        severity="error",
+        silent=True,
+        source="deepspeed/module_inject/tp_shard.py:122",
+        key=_AUTOTP,
+        message="tensor parallel {degree} does not divide the model's {heads} key-value heads: ranks get unequal "
+        "shares, which are not modelled",
+        fix="use {degrees}",
+        scope="layout",
+        broken=lambda s: _undivided(s, lambda model: model.kv_heads),
+    ),
+    Rule(
+        id="tensor-parallel-with-adapters",
+        severity="error",
+        silent=True,
+        source="deepspeed/module_inject/auto_tp.py:405",
+        key=_AUTOTP,
+        message="tensor parallelism replaces linear layers by name and does not know peft's adapters",
+        fix="use data or sequence parallelism, or train all weights",
+        scope="layout",
+        broken=lambda s: s.tensor_parallel > 1 and s.job is not None and s.job.method != "full",
+    ),
+    Rule(
+        id="tensor-parallel-with-fused-experts",
+        severity="error",
+        silent=True,
+        source="deepspeed/module_inject/auto_tp.py:355",
+        key=_AUTOTP,
+        message="Transformers keeps all experts of a layer in one tensor, which tensor parallelism does not divide",
+        fix="use data or sequence parallelism",
+        scope="layout",
+        broken=lambda s: s.tensor_parallel > 1 and s.model is not None and s.model.experts > 1,
+    ),
+    Rule(
+        id="tensor-parallel-across-nodes",
+        severity="warning",
+        silent=True,
+        source="deepspeed/module_inject/layers.py:928",
+        key=_AUTOTP,
+        message="tensor parallel {degree} is more than the {per_node} GPUs of a node: the all-reduces of every layer "
+        "cross the network",
+        fix="use at most {per_node}",
+        scope="layout",
+        broken=lambda s: (
+            s.gpus_per_node is not None
+            and s.tensor_parallel > s.gpus_per_node
+            and {"degree": s.tensor_parallel, "per_node": s.gpus_per_node}
+        ),
+    ),
+    Rule(
+        id="sequence-parallel-needs-causal-model",
+        severity="error",
+        silent=True,
+        source=f"{_ULYSSES_SOURCE}:414",
+        key=_ULYSSES,
+        message="sequence parallelism (Ulysses) divides the sequences on which a causal language model is trained",
+        fix="leave it at 1",
+        scope="layout",
+        broken=lambda s: (
+            s.sequence_parallel > 1
+            and s.model is not None
+            and (s.model.head != "causal" or (s.job is not None and s.job.inference))
+        ),
+    ),
+    Rule(
+        id="sequence-parallel-with-eager-attention",
+        severity="error",
+        silent=False,
+        source=f"{_ULYSSES_SOURCE}:468",
+        key=_ULYSSES,
+        message="sequence parallelism (Ulysses) does not run with eager attention",
+        fix="use sdpa or flash_attention_2",
+        scope="layout",
+        broken=lambda s: s.sequence_parallel > 1 and s.job is not None and s.job.attention == "eager",
+    ),
+    Rule(
+        id="sequence-parallel-divides-heads-and-sequence",
+        severity="error",
+        silent=False,
+        source=f"{_ULYSSES_SOURCE}:147",
+        key=_ULYSSES,
+        message="sequence parallel {degree} does not divide both the model's {heads} attention heads and the "
+        "{tokens} tokens of a sequence",
+        fix="change the degree or the sequence length",
+        scope="layout",
+        broken=_sequence_undivided,
+    ),
+    Rule(
+        id="sequence-parallel-and-key-value-heads",
+        severity="error",
+        silent=False,
+        source=f"{_ULYSSES_SOURCE}:149",
+        key=_ULYSSES,
+        message="sequence parallel {degree} and the model's {heads} key-value heads: neither divides the other",
+        fix="use a divisor or a multiple of {heads}",
+        scope="layout",
+        broken=_sequence_key_value_heads,
+    ),
+    Rule(
+        id="sequence-parallel-with-latent-attention",
+        severity="error",
+        silent=False,
+        source=f"{_ULYSSES_SOURCE}:161",
+        key=_ULYSSES,
+        message="sequence parallelism (Ulysses) takes queries, keys and values of one head size; this model's latent "
+        "attention has two",
+        fix="leave it at 1",
+        scope="layout",
+        broken=lambda s: s.sequence_parallel > 1 and s.model is not None and s.model.latent_attention,
+    ),
+    Rule(
+        id="sequence-with-tensor-or-pipeline-parallel",
+        severity="error",
+        silent=True,
+        source="accelerate/parallelism_config.py:220",
+        key=_ULYSSES,
+        message="accelerate's sequence parallelism under DeepSpeed cannot be joined with tensor or pipeline "
+        "parallelism",
+        fix="leave one of them at 1",
+        scope="layout",
+        broken=lambda s: s.sequence_parallel > 1 and s.tensor_parallel * s.pipeline_parallel > 1,
+    ),
+    Rule(
+        id="pipeline-deeper-than-the-layers",
+        severity="error",
+        silent=True,
+        source="deepspeed/runtime/utils.py:627",
+        key="pipeline_parallel",
+        message="a pipeline of {stages} stages has more than the model's {layers} layers: some stages would be empty",
+        fix="use at most {layers}",
+        scope="layout",
+        broken=lambda s: (
+            s.model is not None
+            and s.pipeline_parallel > s.model.layers
+            and {"stages": s.pipeline_parallel, "layers": s.model.layers}
+        ),
+    ),
+    Rule(
+        id="pipeline-when-serving",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/pipe/engine.py:1298",
+        key="pipeline_parallel",
+        message="DeepSpeed's pipeline engine trains only: it generates nothing",
+        fix="leave it at 1",
+        scope="layout",
+        broken=lambda s: s.pipeline_parallel > 1 and s.job is not None and s.job.inference,
+    ),
+)
