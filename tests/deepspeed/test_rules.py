@@ -125,6 +125,9 @@ PROVOCATIONS: dict[str, Provocation] = {
     "no-zero-optimization": top(None),
     "zero-without-stage": top(zero_optimization={"overlap_comm": True}),
     "precision-without-enabled": top(bf16={"immediate_grad_update": True}),
+    "precision-never-enabled": with_(
+        top(fp16={"enabled": "auto"}, bf16={"immediate_grad_update": True}), mode="classes"
+    ),
     "activation-checkpointing-not-read": top(activation_checkpointing={"partition_activations": True}),
     "loss-scale-limit": top(
         "must be > 0", bf16={"enabled": False}, fp16={**ON, "loss_scale_window": 0}, zero_optimization=Z2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ class Finding:
         message: what is wrong and what will happen.
         fix: what to write instead.
         source: where DeepSpeed, Accelerate or the launcher decides it; empty for plain grammar.
+        suggests: the name that was probably meant.
+        missing: the key whose absence this is.
         edits: changes that ``--fix`` can write; those that are not safe with ``--unsafe`` alone.
     """
 
@@ -31,6 +34,8 @@ class Finding:
     fix: str
     source: str = ""
     edits: tuple[Edit, ...] = ()
+    suggests: str = ""
+    missing: str = ""
 
     @property
     def fixable(self) -> Literal["safe", "unsafe"] | None:
@@ -65,6 +70,8 @@ def finding_at(
     severity: Severity = "error",
     source: str = "",
     edits: tuple[Edit, ...] = (),
+    suggests: str = "",
+    missing: str = "",
 ) -> Finding:
     """A finding at ``path`` of a document, or where the nearest parent of it is written."""
     return Finding(
@@ -76,4 +83,18 @@ def finding_at(
         fix=fix,
         source=source,
         edits=edits,
+        suggests=suggests,
+        missing=missing,
     )
+
+
+def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings without those that only follow from another: what is missing because it is misspelt."""
+    meant = {finding.suggests for finding in findings if finding.suggests}
+    not_finite = {finding.place.line for finding in findings if finding.rule == "not-finite"}
+    return [
+        finding
+        for finding in findings
+        if not (finding.missing and any(name.startswith(finding.missing) for name in meant))
+        and not (finding.rule == "wrong-kind" and finding.place.line in not_finite)
+    ]

@@ -85,6 +85,7 @@ def _contradiction(setup: Setup) -> bool | Mapping[str, Any]:
 BATCH_RULES: tuple[Rule, ...] = (
     Rule(
         id="batch-size-missing",
+        missing="train_",
         severity="error",
         silent=False,
         source="deepspeed/runtime/config.py:650",
@@ -96,6 +97,7 @@ BATCH_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="batch-size-left-out",
+        missing="train_",
         severity="warning",
         silent=False,
         source="deepspeed/runtime/config.py:650",

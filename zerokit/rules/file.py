@@ -32,6 +32,14 @@ def _precision_not_enabled(setup: Setup) -> bool | Mapping[str, Any]:
     return False
 
 
+def _precision_never_enabled(setup: Setup) -> bool | Mapping[str, Any]:
+    """One precision is left to TrainingArguments, the other cannot be turned on by them."""
+    for name, other in (("bf16", "fp16"), ("fp16", "bf16")):
+        if _is_object_without(setup, name, "enabled") and setup.get(f"{other}.enabled") == "auto":
+            return {"name": name}
+    return False
+
+
 def _loss_scale_limit(setup: Setup) -> bool | Mapping[str, Any]:
     if setup.settings.precision != "fp16" or setup.get("fp16.loss_scale", 0) != 0:
         return False
@@ -141,19 +149,21 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="no-zero-optimization",
+        missing="zero_optimization",
         severity="error",
         silent=False,
         source="accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__",
         key="",
-        message="there is no zero_optimization: the Trainer and Accelerate refuse the file",
+        message="there is no zero_optimization: the Trainer and Accelerate refuse the file, deepspeed.initialize runs "
+        "stage 0",
         fix='add "zero_optimization": {"stage": 0}, or the stage that is meant',
         broken=lambda s: not s.has("zero_optimization"),
         scope="file",
         readers=FRAMEWORKS,
-        otherwise=None,
     ),
     Rule(
         id="zero-without-stage",
+        missing="stage",
         severity="error",
         silent=True,
         source="deepspeed/runtime/zero/config.py:95",
@@ -167,6 +177,7 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="precision-without-enabled",
+        missing="enabled",
         severity="error",
         silent=True,
         source="deepspeed/runtime/precision_config.py:46",
@@ -174,6 +185,18 @@ FILE_RULES: tuple[Rule, ...] = (
         message="{name} does not say enabled: it is off, and the model trains in fp32",
         fix='add "enabled": true, or remove the block',
         broken=_precision_not_enabled,
+        scope="file",
+    ),
+    Rule(
+        id="precision-never-enabled",
+        missing="enabled",
+        severity="warning",
+        silent=True,
+        source="deepspeed/runtime/precision_config.py:46",
+        key="{name}",
+        message="{name} does not say enabled: it stays off, even when the training arguments ask for it",
+        fix='add "enabled": "auto", or remove the block',
+        broken=_precision_never_enabled,
         scope="file",
     ),
     Rule(
@@ -214,6 +237,7 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="offload-without-device",
+        missing="device",
         severity="warning",
         silent=True,
         source="deepspeed/runtime/zero/offload_config.py:58",

@@ -7,6 +7,9 @@ DEEPSPEED_OPTIMIZERS = frozenset(
 )
 """deepspeed/runtime/config.py, DEEPSPEED_OPTIMIZERS, lower-cased; others are looked up in torch.optim."""
 
+ONE_BIT_OPTIMIZERS = frozenset({"onebitadam", "onebitlamb", "zerooneadam"})
+"""Removed from DeepSpeed 0.19."""
+
 TORCH_OPTIMIZERS = {
     name.lower(): name
     for name in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from zerokit.rules.known import ONE_BIT_OPTIMIZERS
 from zerokit.rules.types import Edit, Rule
 
 _TOP_LEVEL: Mapping[str, tuple[str, str]] = {
@@ -30,7 +31,6 @@ _ZERO: Mapping[str, tuple[str, str]] = {
     "mics_hierarchical_params_gather": ("MiCS", "remove the key"),
     "zeropp_loco_param": ("LoCo error feedback of ZeRO++", "remove the key"),
 }
-_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
 
 
 def _present(key: str, what: str, fix: str, source: str) -> Rule:
@@ -63,7 +63,7 @@ REMOVED_RULES: tuple[Rule, ...] = (
         message="the 1-bit optimizers were removed from DeepSpeed: the engine fails to start",
         fix="use AdamW or Lamb; zero_quantized_gradients saves traffic at stage 3",
         broken=lambda s: (
-            isinstance(s.get("optimizer.type"), str) and s.get("optimizer.type").lower() in _OPTIMIZERS
+            isinstance(s.get("optimizer.type"), str) and s.get("optimizer.type").lower() in ONE_BIT_OPTIMIZERS
         ),
         scope="file",
     ),

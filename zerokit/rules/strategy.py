@@ -11,6 +11,7 @@ from typing import Any
 from zerokit.rules.known import (
     DEEPSPEED_OPTIMIZERS,
     HOST_OPTIMIZERS,
+    ONE_BIT_OPTIMIZERS,
     TORCH_OPTIMIZERS,
     ZERO_TESTED_OPTIMIZERS,
 )
@@ -23,11 +24,19 @@ def _kind(setup: Setup) -> str:
     return (setup.settings.optimizer or "").lower()
 
 
+def _is_known(setup: Setup) -> bool:
+    """Whether DeepSpeed finds the optimizer by the name as written."""
+    kind = _kind(setup)
+    if not kind:
+        return False
+    return kind in DEEPSPEED_OPTIMIZERS or TORCH_OPTIMIZERS.get(kind) == setup.settings.optimizer
+
+
 def _untested(setup: Setup) -> bool:
     return (
         setup.settings.zero.stage > 0
         and setup.settings.optimizer is not None
-        and (_kind(setup) in DEEPSPEED_OPTIMIZERS or _kind(setup) in TORCH_OPTIMIZERS)
+        and _is_known(setup)
         and _kind(setup) not in ZERO_TESTED_OPTIMIZERS
         and setup.raw is not None
         and setup.get("zero_allow_untested_optimizer") is not True
@@ -36,7 +45,7 @@ def _untested(setup: Setup) -> bool:
 
 def _unknown_optimizer(setup: Setup) -> bool | Mapping[str, Any]:
     name, kind = setup.settings.optimizer, _kind(setup)
-    if not kind or kind in DEEPSPEED_OPTIMIZERS or TORCH_OPTIMIZERS.get(kind) == name:
+    if not kind or kind in ONE_BIT_OPTIMIZERS or _is_known(setup):
         return False
     right = TORCH_OPTIMIZERS.get(kind)
     return {"name": name, "instead": f"write {right}" if right else _INSTEAD}
@@ -44,7 +53,7 @@ def _unknown_optimizer(setup: Setup) -> bool | Mapping[str, Any]:
 
 def _slow_host_step(setup: Setup) -> bool | Mapping[str, Any]:
     settings = setup.settings
-    if settings.zero.stage == 0 or settings.zero.offload_optimizer.device == "none" or not _kind(setup):
+    if settings.zero.stage == 0 or settings.zero.offload_optimizer.device == "none" or not _is_known(setup):
         return False
     if _kind(setup) in HOST_OPTIMIZERS and not settings.torch_adam:
         return False

@@ -25,7 +25,8 @@ def _unknown_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
 def _scheduler_parameter(setup: Setup, name: str) -> bool:
     kind = setup.get("scheduler.type")
     needs = {"total_num_steps": ("WarmupDecayLR", "WarmupCosineLR")}
-    return kind in needs[name] and not _no_parameters(setup) and not setup.has(f"scheduler.params.{name}")
+    given = isinstance(setup.get("scheduler.params"), Mapping)
+    return kind in needs[name] and given and not setup.has(f"scheduler.params.{name}")
 
 
 def _no_parameters(setup: Setup) -> bool:
@@ -35,7 +36,7 @@ def _no_parameters(setup: Setup) -> bool:
 
 
 def _cycle_without_limits(setup: Setup) -> bool | Mapping[str, Any]:
-    if setup.get("scheduler.type") != "OneCycle" or _no_parameters(setup):
+    if setup.get("scheduler.type") != "OneCycle" or not isinstance(setup.get("scheduler.params"), Mapping):
         return False
     missing = [name for name in ("cycle_min_lr", "cycle_max_lr") if not setup.has(f"scheduler.params.{name}")]
     return bool(missing) and {"missing": " and ".join(missing)}
@@ -99,6 +100,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="scheduler-without-params",
+        missing="params",
         severity="error",
         silent=False,
         source="deepspeed/runtime/engine.py:1935",
@@ -110,6 +112,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="cycle-without-limits",
+        missing="cycle_m",
         severity="error",
         silent=False,
         source="deepspeed/runtime/lr_schedules.py:483",
@@ -121,6 +124,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="scheduler-without-total-steps",
+        missing="total_num_steps",
         severity="error",
         silent=False,
         source="deepspeed/runtime/lr_schedules.py:791",

@@ -94,6 +94,7 @@ class Rule:
             needs the model and the job.
         readers: for whom it holds.
         otherwise: severity where somebody else may read the file, too; ``None``: it is not shown then.
+        missing: the key whose absence it is; a misspelt one is a finding of its own.
         edits: changes that ``check --fix`` can write.
     """
 
@@ -109,6 +110,7 @@ class Rule:
     edits: tuple[Edit, ...] = ()
     readers: frozenset[str] = EVERY_READER
     otherwise: Severity | None = "warning"
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

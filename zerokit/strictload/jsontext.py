@@ -173,12 +173,15 @@ class _Reader:
 
     def next_item(self, end: str) -> bool:
         """Pass the comma between items; false when the container ends."""
+        before = self.at
         self.skip()
         if self.peek() == end:
             return False
         if self.peek() != ",":
             what = "the file ends" if not self.peek() else f"found {self.peek()!r}"
-            raise self.error(f"expected ',' or {end!r}, {what}; is a comma missing?")
+            # a comma is missed where it should stand, not where the next line begins
+            at = before if self.peek() and "\n" in self.text[before : self.at] else None
+            raise self.error(f"expected ',' or {end!r}, {what}; is a comma missing?", at)
         comma = self.at
         self.at += 1
         self.skip()

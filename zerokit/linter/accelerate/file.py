@@ -19,7 +19,7 @@ from zerokit.linter.accelerate.keys import (
 from zerokit.linter.accelerate.plugin import lint_deepspeed_block
 from zerokit.linter.accelerate.processes import lint_parallelism, lint_processes
 from zerokit.linter.accelerate.values import fits
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.finding import Finding, finding_at, one_for_each_cause
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
@@ -60,7 +60,7 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
         findings += lint_parallelism(document)
     else:
         findings += lint_fsdp(document)
-    return findings
+    return one_for_each_cause(findings)
 
 
 def _top_level(document: Document) -> Iterator[Finding]:
@@ -90,6 +90,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
             fix,
             source=CONFIG,
             edits=edits,
+            suggests=guess or "",
         )
     yield from _environment(document)
     kind = value.get("distributed_type")
@@ -112,6 +113,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
             "accelerate-distributed-type",
             "distributed_type is missing: Accelerate refuses the file",
             "add distributed_type: DEEPSPEED",
+            missing="distributed_type",
             source=CONFIG,
         )
     elif kind not in lists["distributed_types"] and not sagemaker:

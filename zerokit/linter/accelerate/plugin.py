@@ -58,6 +58,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
                 f"did you mean {guess!r}?"
                 if guess
                 else "remove it; what it should do belongs in a DeepSpeed JSON",
+                suggests=guess or "",
                 severity="warning",
                 source=LAUNCH,
             )
@@ -112,9 +113,13 @@ def _beside_config_file(document: Document, block: Mapping[str, Any]) -> Iterato
 
 def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _plugin_numbers(document, block)
+    known = key_list()["deepspeed_config"]
     if "zero_stage" not in block:
         yield _defaults(document)
-    stage = block.get("zero_stage", 2)
+    misspelt = next(
+        (key for key in block if key not in known and nearest(str(key), known) == "zero_stage"), None
+    )
+    stage = block.get("zero_stage", 2 if misspelt is None else block[misspelt])
     if stage is None:
         stage = 2
     if isinstance(stage, bool | float) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):
@@ -204,6 +209,7 @@ def _defaults(document: Document) -> Finding:
         "accelerate-deepspeed-defaults",
         "neither a DeepSpeed JSON nor zero_stage is named: Accelerate runs ZeRO stage 2 with its defaults",
         "name a DeepSpeed JSON as deepspeed_config_file, or write zero_stage",
+        missing="zero_stage",
         severity="warning",
         source=PLUGIN,
     )

@@ -55,6 +55,7 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
             "accelerate-num-processes",
             "num_processes is missing: accelerate launch stops unless --num_processes is given",
             "add num_processes: the number of GPUs on all machines together",
+            missing="num_processes",
             severity="warning",
             source=LAUNCH,
         )

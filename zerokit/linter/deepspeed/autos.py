@@ -102,8 +102,18 @@ def lint_autos(
             yield _for_initialize(document, path, key)
 
 
+def _is_known_parameter(block: str, name: str) -> bool:
+    """Whether any optimizer or scheduler takes a parameter of this name."""
+    for known in key_list()["parameters"][block].values():
+        if name in known or (isinstance(known, Mapping) and any(name in names for names in known.values())):
+            return True
+    return False
+
+
 def _has_finding_of_its_own(path: tuple[str, ...]) -> bool:
     """An unknown key is one cause, whatever its value."""
+    if len(path) == 3 and path[0] in ("optimizer", "scheduler") and path[1] == "params":
+        return not _is_known_parameter(path[0], path[2])
     block = key_list()["blocks"].get(".".join(path[:-1]))
     return block is not None and block["unknown"] != "any" and path[-1] not in block["keys"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
@@ -13,7 +13,7 @@ from zerokit.linter.deepspeed.keylist import lint_keys
 from zerokit.linter.deepspeed.readers import readers_of
 from zerokit.linter.deepspeed.tables import key_list
 from zerokit.linter.deepspeed.values import LARGEST_INTEGER
-from zerokit.linter.finding import Finding
+from zerokit.linter.finding import Finding, one_for_each_cause
 from zerokit.rules import FRAMEWORKS, Setup, violations
 from zerokit.rules.types import Edit, Rule, Severity, Violation
 from zerokit.strictload import Document
@@ -68,10 +68,24 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
         findings += lint_autos(document, readers, every_reader=context.every_reader_must_do)
         findings += _rules(document, where)
         findings += _hardware(document, context)
-    return findings
+    return _without_consequences(findings)
 
 
 _PARAMETERS = ("optimizer.params", "scheduler.params")
+
+
+def _without_consequences(findings: list[Finding]) -> list[Finding]:
+    """One finding for each cause."""
+    rules = {finding.rule for finding in findings if finding.severity != "note"}
+    unread = "activation-checkpointing-not-read" in rules
+    return one_for_each_cause(
+        [
+            finding
+            for finding in findings
+            if not (finding.rule == "no-zero-optimization" and "auto-not-filled" in rules)
+            and not (unread and "in activation_checkpointing" in finding.message)
+        ]
+    )
 
 
 def _severity(rule: str, where: _Where) -> Severity:
@@ -146,7 +160,7 @@ def _rules(document: Document, where: _Where) -> Iterator[Finding]:
         key_value_heads=context.key_value_heads,
         readers=where.readers,
     )
-    for violation in violations(setup):
+    for violation in _at_every_stage(setup):
         severity = _for_readers(violation.rule, where)
         if severity is None:
             continue
@@ -159,7 +173,21 @@ def _rules(document: Document, where: _Where) -> Iterator[Finding]:
             fix=violation.fix,
             source=_source(violation.rule),
             edits=_safe_edits(violation, setup),
+            missing=violation.rule.missing,
         )
+
+
+def _at_every_stage(setup: Setup) -> list[Violation]:
+    """What is broken whatever the stage, where the file does not name one that DeepSpeed knows."""
+    zero = setup.get("zero_optimization")
+    stage = zero.get("stage") if isinstance(zero, Mapping) else 0
+    if not isinstance(zero, Mapping) or (stage in (0, 1, 2, 3) and not isinstance(stage, bool)):
+        return violations(setup)
+    broken = []
+    for number in range(4):
+        settings = replace(setup.settings, zero=replace(setup.settings.zero, stage=number))
+        broken.append({found.rule.id: found for found in violations(replace(setup, settings=settings))})
+    return [found for name, found in broken[0].items() if all(name in other for other in broken)]
 
 
 def _safe_edits(violation: Violation, setup: Setup) -> tuple[Edit, ...]:

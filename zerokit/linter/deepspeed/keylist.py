@@ -135,7 +135,9 @@ def _unknown(
         guess = synonym(key, block["keys"])
     if guess is not None and guess not in siblings:
         edits = _rename(document, path, block, siblings[key], guess)
-        return finding(document, path, "unknown-key", what, f"did you mean {guess!r}?", edits=edits)
+        return finding(
+            document, path, "unknown-key", what, f"did you mean {guess!r}?", edits=edits, suggests=guess
+        )
     if guess is not None:
         return finding(document, path, "unknown-key", what, f"remove it; {guess!r} is given as well")
     severity: Severity = "error" if refused else "warning"

@@ -8,6 +8,7 @@ from typing import Any
 from zerokit.linter.deepspeed.tables import key_list
 from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, number_as_text, shown, wrong
 from zerokit.linter.finding import Finding
+from zerokit.rules.known import TORCH_OPTIMIZERS
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
@@ -117,8 +118,8 @@ def _known(
         found: Sequence[str] | None = known_parameters.get(kind)
         return found
     classes = known_parameters.get(kind.lower())
-    if classes is None:
-        return None
+    if classes is None or (kind.lower() in TORCH_OPTIMIZERS and TORCH_OPTIMIZERS[kind.lower()] != kind):
+        return None  # the rule unknown-optimizer speaks of the name
     chosen: Sequence[str] = classes.get(built_for(config), classes["gpu"])
     return chosen
 
@@ -156,6 +157,7 @@ def _without_type(document: Document, name: str, block: Mapping[str, Any]) -> Fi
         f"{name} has no type: DeepSpeed ignores the whole block, and runs what the script brings or nothing",
         'add "type", or remove the block',
         severity="error" if has_content else "warning",
+        missing="type",
     )
 
 
@@ -194,13 +196,15 @@ def _unknown(
         fix = where
     if kind.lower() == "muon":  # the engine picks those it knows (runtime/engine.py, _muon_param_groups)
         what = f"{kind} takes no parameter {key!r}: DeepSpeed ignores it"
-        return finding(document, path, "unknown-parameter", what, fix, severity="warning")
+        return finding(
+            document, path, "unknown-parameter", what, fix, severity="warning", suggests=guess or ""
+        )
     edits: tuple[Edit, ...] = ()
     if guess and guess not in parameters and _fits(document, name, guess, parameters[key]):
         safe = leaves_no_doubt(key, guess, known)
         edits = (Edit(kind="rename", key=".".join(path), value=guess, safe=safe),)
     what = f"{kind} takes no parameter {key!r}: the engine fails to start"
-    return finding(document, path, "unknown-parameter", what, fix, edits=edits)
+    return finding(document, path, "unknown-parameter", what, fix, edits=edits, suggests=guess or "")
 
 
 _CLASSES = {"gpu": "fused", "cpu": "CPU", "torch": "torch's"}
