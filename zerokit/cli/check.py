@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from zerokit.linter.deepspeed.file import Context
     from zerokit.linter.files import CheckedFile
     from zerokit.linter.finding import Finding
+    from zerokit.linter.suppress import Settings
     from zerokit.planner.recipes import Recipe
     from zerokit.strictload import Document
 
@@ -23,7 +25,9 @@ _MOST_PASSES = 5
 
 
 @click.command("check")
-@click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]…")
+@click.option("--explain", metavar="RULE", help="What a rule finds, why, an example, the fix and its source.")
+@click.option("--ignore", metavar="RULE", multiple=True, help="Do not show this rule; may be repeated.")
 @click.option(
     "--kind", metavar="KIND", help="deepspeed, accelerate, hostfile, plan or recipe; else found out."
 )
@@ -57,26 +61,39 @@ _MOST_PASSES = 5
 )
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
 @click.option("--notes", is_flag=True, help="Show notes as well.")
-@click.option("--format", "style", type=click.Choice(["text", "json", "github"]), default="text")
+@click.option(
+    "--format", "style", type=click.Choice(["text", "json", "github", "sarif", "junit"]), default="text"
+)
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Find what DeepSpeed, Accelerate or the launcher would ignore, refuse or trip over.
 
     Names the line, what will happen and the fix. Exit code 0: nothing wrong; 2: errors.
     """
+    from zerokit.linter.discover import files_of
     from zerokit.linter.files import check_files
 
+    if options["explain"]:
+        return _explain(options["explain"])
     if options["unsafe"] and not options["fix"]:
         raise InputError("--unsafe needs --fix")
+    if not files:
+        raise InputError("name files or folders to check, or - for standard input")
+    if "-" in files and options["fix"]:
+        raise InputError("--fix writes files, and - is standard input; leave one out")
+    settings = _settings(options)
     context = _context(options)
-    checked = check_files(files, context, kind=options["kind"])
+    paths, found = files_of(files, exclude=settings.exclude)
+    ignore = settings.ignore | frozenset(options["ignore"])
+    read = functools.partial(check_files, paths, context, kind=options["kind"], ignore=ignore, found=found)
+    checked = read()
     fixed: list[Finding] = []
     for _ in range(_MOST_PASSES if options["fix"] else 0):
         more = _fix(checked, unsafe=options["unsafe"])
         if not more:
             break
         fixed += more
-        checked = check_files(files, context, kind=options["kind"])
+        checked = read()
     _plans_and_recipes(checked)
     stopped: InputError | None = None
     try:
@@ -90,6 +107,27 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     if stopped is not None:
         raise stopped
     return _exit_code(checked, strict=options["strict"])
+
+
+def _explain(rule: str) -> int:
+    from zerokit.linter.explain import as_text, explain
+
+    click.echo(as_text(explain(rule)))
+    return 0
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    """The section of pyproject.toml; what it says goes where the command line says nothing."""
+    from pathlib import Path
+
+    from zerokit.linter.suppress import settings_beside
+
+    settings = settings_beside(Path.cwd())
+    for key, value in settings.options.items():
+        name = {"for": "reader"}.get(key, key.replace("-", "_"))
+        if not options.get(name):
+            options[name] = value if isinstance(value, bool) else str(value)
+    return settings
 
 
 def _exit_code(checked: Sequence[CheckedFile], *, strict: bool) -> int:
@@ -325,7 +363,7 @@ def _show(checked: Sequence[CheckedFile], fixed: Sequence[Finding], options: dic
     for finding in fixed:
         place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
         click.echo(f"{place}: fixed: {finding.message} [{finding.rule}]", err=True)
-    text = output.as_github if style == "github" else output.as_text
+    text = output.FORMATS[style]
     shown = text(checked, notes=options["notes"])
     if shown:
         click.echo(shown)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zerokit.errors import FileInputError, InputError
@@ -19,12 +21,15 @@ from zerokit.linter.deepspeed.readers import forget_scripts
 from zerokit.linter.finding import Finding, finding_at
 from zerokit.linter.hostfile import lint_hostfile
 from zerokit.linter.kinds import KINDS, detect_kind, what_else
+from zerokit.linter.suppress import without_ignored
 from zerokit.rules import FRAMEWORKS
 from zerokit.strictload import (
     BYTE_ORDER_MARK,
+    MAX_BYTES,
     Document,
     Place,
     Problem,
+    decode,
     parse_json,
     parse_yaml,
     read_text,
@@ -33,12 +38,13 @@ from zerokit.strictload import (
 
 @dataclass(slots=True, kw_only=True)
 class CheckedFile:
-    """One file, what it is, and what was found."""
+    """One file, what it is, and what was found; ``text`` as it was read."""
 
     path: str
     kind: str
     document: Document | None
     findings: list[Finding] = field(default_factory=list)
+    text: str = ""
 
     @property
     def failed(self) -> bool:
@@ -47,11 +53,20 @@ class CheckedFile:
 
 
 def check_files(
-    paths: Sequence[str], context: Context | None = None, *, kind: str | None = None
+    paths: Sequence[str],
+    context: Context | None = None,
+    *,
+    kind: str | None = None,
+    ignore: frozenset[str] = frozenset(),
+    found: Collection[str] = (),
 ) -> list[CheckedFile]:
     """Lint every file, and every DeepSpeed JSON and hostfile that an accelerate YAML among them names.
 
-    Files of kind ``plan`` and ``recipe`` are read and left to the caller.
+    Files of kind ``plan`` and ``recipe`` are read and left to the caller; ``-`` is standard input.
+
+    Args:
+        ignore: rules that are not shown.
+        found: paths that were found in a folder: what is no configuration is left out.
 
     Raises:
         InputError: an unknown kind.
@@ -61,6 +76,7 @@ def check_files(
     context = context or Context()
     forget_scripts()
     files = [read_file(path, kind=kind) for path in paths]
+    files = [file for file in files if file.path not in found or _is_configuration(file)]
     known = {_real(file.path) for file in files}
     for yaml_file in [file for file in files if file.kind == "accelerate" and file.document is not None]:
         for named, named_kind in ((_named_file(yaml_file), "deepspeed"), (_hostfile(yaml_file), "hostfile")):
@@ -69,24 +85,25 @@ def check_files(
                 files.append(read_file(str(named), kind=named_kind))
     _lint(files, context)
     for file in files:
+        file.findings = without_ignored(file.findings, file.text, ignore)
         file.findings.sort(key=lambda finding: (finding.place, finding.rule))
     return files
 
 
+STANDARD_INPUT = "<stdin>"
+
+
 def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
-    """Read one file; what keeps it from being read is its only finding."""
+    """Read one file (``-``: standard input); what keeps it from being read is its only finding."""
+    text = ""
     try:
-        text = read_text(path, keep_mark=True)
+        if path == "-":
+            path, text = STANDARD_INPUT, decode(sys.stdin.buffer.read(MAX_BYTES), STANDARD_INPUT)
+        else:
+            text = read_text(path, keep_mark=True)
         plain = text.removeprefix(BYTE_ORDER_MARK)
         kind = kind or detect_kind(path, plain)
-        if kind == "hostfile":
-            return CheckedFile(path=path, kind=kind, document=Document(path=path, text=text))
-        if kind != "deepspeed" and not path.endswith(".json"):
-            return CheckedFile(path=path, kind=kind, document=parse_yaml(plain, path))
-        document = parse_json(plain, path, strict=False)
-        if plain != text:
-            document.problems.append(_MARK)
-        return CheckedFile(path=path, kind=kind, document=document)
+        return CheckedFile(path=path, kind=kind, document=_parse(path, text, plain, kind), text=text)
     except FileInputError as error:
         finding = Finding(
             path=path,
@@ -96,11 +113,34 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
             message=error.message,
             fix="",
         )
-        return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding])
     except Exception as error:
-        return CheckedFile(
-            path=path, kind=kind or "unknown", document=None, findings=[internal_error(path, error)]
-        )
+        finding = internal_error(path, error)
+    return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding], text=text)
+
+
+def _parse(path: str, text: str, plain: str, kind: str) -> Document:
+    if kind == "hostfile":
+        return Document(path=path, text=text)
+    is_json = path.endswith(".json") or (path == STANDARD_INPUT and plain.lstrip()[:1] == "{")
+    if kind != "deepspeed" and not is_json:
+        return parse_yaml(plain, path)
+    document = parse_json(plain, path, strict=False)
+    if plain != text:
+        document.problems.append(_MARK)
+    return document
+
+
+_MARKS = re.compile(
+    r"[\"']?(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size|distributed_type|deepspeed_config)"
+    r"[\"']?\s*:"
+)
+
+
+def _is_configuration(file: CheckedFile) -> bool:
+    """Whether a file that nobody named is one to check."""
+    if file.kind in ("hostfile", "plan", "recipe"):
+        return True
+    return file.kind != "other" and _MARKS.search(file.text) is not None
 
 
 _MARK = Problem(

@@ -1,32 +1,57 @@
-"""Findings as text, as JSON, and as annotations for editors and CI."""
+"""Findings as text, as JSON, and in the forms that editors and CI systems read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import SEVERITIES, Finding
+from zerokit.linter.reports import as_junit, as_sarif
 
-FORMATS = ("text", "json", "github")
 SCHEMA = "zerokit.check/1"
 _FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
 _GITHUB_LEVEL = {"error": "error", "warning": "warning", "note": "notice"}
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'|[^\s,:{}\[\]]+|\S')
+_SECRET = re.compile(r"(?i)(api|access|secret|auth)[_-]?(key|token)|password")
+_WIDEST = 100
 
 
 def as_text(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     """One block per finding, ``file:line:column`` first, and a summary line."""
     lines: list[str] = []
-    for finding in _shown(files, notes):
-        place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
-        lines.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule}]")
-        if finding.fix:
-            lines.append(f"    fix: {finding.fix}{_FIXABLE[finding.fixable]}")
-        if finding.source:
-            lines.append(f"    source: {finding.source}")
+    for file in files:
+        text = file.text.split("\n")
+        for finding in _shown([file], notes):
+            place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
+            lines.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule}]")
+            lines += _source_line(text, finding)
+            if finding.fix:
+                lines.append(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}")
+            if finding.source:
+                lines.append(f"  source: {finding.source}")
     lines.append(summary(files, notes=notes))
     return "\n".join(lines)
+
+
+def _source_line(text: Sequence[str], finding: Finding) -> list[str]:
+    """The line that a finding is about, and a caret below the word."""
+    number, column = finding.place
+    line = text[number - 1].rstrip("\r") if 0 < number <= len(text) else ""
+    if not line.strip() or _SECRET.search(line):
+        return []
+    token = _TOKEN.match(line, column - 1)
+    width = max(1, len(token.group()) if token else 1)
+    start = max(0, column - 1 - _WIDEST // 2) if len(line) > _WIDEST else 0
+    shown = line[start : start + _WIDEST].replace("\t", " ").translate(_CONTROL)
+    gutter = " " * len(str(number))
+    caret = " " * (column - 1 - start) + "^" * min(width, _WIDEST - (column - 1 - start))
+    return [f"  {number} | {shown}", f"  {gutter} | {caret}"]
+
+
+_CONTROL = dict.fromkeys((*range(32), 127, 65279), "?")
 
 
 def summary(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
@@ -43,14 +68,14 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     hidden = f" ({counts['note']} notes; show them with --notes)" if counts["note"] and not notes else ""
     kinds = (
         ", ".join(f"{file.path} ({file.kind})" for file in files)
-        if len(files) <= 3
+        if 0 < len(files) <= 3
         else f"{len(files)} files"
     )
     return f"{kinds}: {', '.join(parts) or 'no problems'}{hidden}"
 
 
 def as_json(
-    files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = (), extra: dict[str, Any] | None = None
+    files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = (), extra: Mapping[str, Any] | None = None
 ) -> str:
     """One object: files with their kind, findings with place, rule, message and fix."""
     body: dict[str, Any] = {
@@ -74,6 +99,15 @@ def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
         )
         lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {properties}::{_data(text)}")
     return "\n".join(lines)
+
+
+FORMATS: Mapping[str, Callable[..., str]] = {
+    "text": as_text,
+    "github": as_github,
+    "sarif": as_sarif,
+    "junit": as_junit,
+}
+"""Formats other than JSON, by name."""
 
 
 def _shown(files: Sequence[CheckedFile], notes: bool) -> list[Finding]:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from zerokit.strictload.document import BYTE_ORDER_MARK, Document, Path, Place, Problem, read_text
+from zerokit.strictload.document import (
+    BYTE_ORDER_MARK,
+    MAX_BYTES,
+    Document,
+    Path,
+    Place,
+    Problem,
+    decode,
+    read_text,
+)
 from zerokit.strictload.jsontext import load_json, parse_json
 from zerokit.strictload.yamltext import load_yaml, parse_yaml
 
 __all__ = [
     "BYTE_ORDER_MARK",
+    "MAX_BYTES",
     "Document",
     "Path",
     "Place",
     "Problem",
+    "decode",
     "load_json",
     "load_yaml",
     "parse_json",

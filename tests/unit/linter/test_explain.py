@@ -1,0 +1,47 @@
+"""Every rule has an example that breaks it, an explanation, and its place on the rules' page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.rule_pages import PAGE
+from zerokit.cli import run
+from zerokit.linter.explain import as_text, examples, explain, page
+from zerokit.rules import RULES
+
+LINTER = Path(__file__).parents[3] / "zerokit" / "linter"
+# said of what the command line names, by DeepSpeed itself, or of a file that is none
+WITHOUT_EXAMPLE = {
+    "precision-not-in-hardware", "internal-error", "unreadable", "accelerate-says", "deepspeed-says",
+    "hostfile-too-many", "does-not-fit", "accelerate-not-a-mapping",
+    "pipeline-with-stage-2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", sorted(examples()))
+def test_the_example_breaks_its_rule(rule: str) -> None:
+    explanation = explain(rule)
+    assert explanation.finding.rule == rule
+    text = as_text(explanation)
+    assert explanation.finding.message in text and "Example" in text
+
+
+def test_every_rule_has_an_example() -> None:
+    source = "".join(path.read_text() for path in LINTER.rglob("*.py"))
+    named = set(re.findall(r'"((?:accelerate|hostfile|json|yaml|arguments)-[a-z0-9-]+)"', source))
+    assert {rule.id for rule in RULES} - WITHOUT_EXAMPLE <= set(examples())
+    assert named - WITHOUT_EXAMPLE - {"json-"} <= set(examples())
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.rule_pages"
+
+
+def test_explain_prints_and_suggests(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--explain", "fp16-and-bf16"]) == 0
+    assert "both enabled" in capsys.readouterr().out
+    assert run(["check", "--explain", "fp16-and-bf"]) == 2
+    assert "did you mean fp16-and-bf16?" in capsys.readouterr().err

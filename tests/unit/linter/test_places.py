@@ -1,0 +1,139 @@
+"""Where people work: folders, standard input, reports, comments, and a section of pyproject.toml."""
+
+from __future__ import annotations
+
+import io
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from zerokit.cli import run
+from zerokit.linter.files import check_files
+from zerokit.linter.output import as_text
+from zerokit.linter.reports import as_junit, as_sarif
+
+BROKEN = '{\n "train_micro_batch_size_per_gpu": 1,\n "zero_optimization": {"stage": 7}\n}\n'
+GOOD = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with files to check, others, and ignored ones."""
+    for name, text in {
+        ".gitignore": "ignored/\n*.local.json\n!kept.local.json\n",
+        "ds.json": BROKEN,
+        "configs/good.json": GOOD,
+        "configs/accelerate.yaml": "distributed_type: 'NO'\n",
+        "configs/.gitignore": "scratch.json\n",
+        "configs/scratch.json": BROKEN,
+        "configs/hostfile": "node-1 slots=8\n",
+        "ignored/ds.json": BROKEN,
+        "x.local.json": BROKEN,
+        "kept.local.json": GOOD,
+        "package.json": '{"name": "x", "dependencies": {}}',
+        "list.json": "[1, 2]",
+        "tsconfig.json": '{\n // comments\n "compilerOptions": {}\n}',
+        "workflow.yml": "on: push\njobs: {}\n",
+        "broken-syntax.json": '{"zero_optimization": {"stage": 2}',
+        "node_modules/ds.json": BROKEN,
+        "train.py": "print()\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def paths_of(capsys: pytest.CaptureFixture[str]) -> set[str]:
+    return {file["path"] for file in json.loads(capsys.readouterr().out)["files"]}
+
+
+def test_a_folder_means_the_configurations_below_it(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", ".", "--json"]) == 2
+    assert paths_of(capsys) == {
+        "ds.json", "configs/good.json", "configs/accelerate.yaml", "configs/hostfile", "kept.local.json",
+        "broken-syntax.json",
+    }  # fmt: skip
+    assert run(["check", "configs", "--json"]) == 0
+    assert "configs/scratch.json" not in paths_of(capsys)
+    assert run(["check", "ignored", "x.local.json", "--json"]) == 2
+    assert paths_of(capsys) == {"x.local.json"}
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, code in ((BROKEN, 2), (GOOD, 0), ("distributed_type: ZERO\n", 2)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert run(["check", "-", "--json"]) == code
+        assert paths_of(capsys) == {"<stdin>"}
+    assert run(["check", "-", "--fix"]) == 2
+    assert run(["check"]) == 2
+
+
+def test_the_source_line_stands_below_the_finding(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(BROKEN)
+    lines = as_text(check_files([str(path)])).splitlines()
+    assert lines[1] == '  3 |  "zero_optimization": {"stage": 7}'
+    assert lines[2] == "    |                        ^^^^^^^"
+    path.write_text(GOOD[:-1] + ', "comet": {"api_key": 3}}')
+    assert "api_key" not in "".join(as_text(check_files([str(path)])).splitlines()[1:2])
+
+
+def test_sarif_is_what_code_scanning_reads(tree: Path) -> None:
+    files = check_files(["ds.json", "configs/good.json"])
+    log = json.loads(as_sarif(files))
+    (only,) = log["runs"]
+    assert log["version"] == "2.1.0" and only["tool"]["driver"]["name"] == "zerokit"
+    (result,) = only["results"]
+    assert only["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "wrong-value"
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "ds.json"
+    assert place["region"] == {"startLine": 3, "startColumn": 24}
+
+
+def test_junit_is_well_formed_whatever_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a<&.json"
+    path.write_text(GOOD[:-1] + ', "a<b>&\\u0001": 1, "fp16": {"<": 1}}')
+    root = ElementTree.fromstring(as_junit(check_files([str(path)])))
+    cases = root.findall("./testsuite/testcase")
+    assert [case.get("name") for case in cases] == [str(path)]
+    assert root.get("failures") == str(len(root.findall(".//failure"))) == "3"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("distributed_type: ZERO  # zerokit: ignore[accelerate-distributed-type]\n", 0),
+        ("# zerokit: ignore[accelerate-distributed-type]\ndistributed_type: ZERO\n", 0),
+        ("distributed_type: ZERO  # zerokit: ignore\n", 0),
+        ("distributed_type: ZERO  # zerokit: ignore[another-rule]\n", 1),
+        ("# zerokit: ignore-file\n\n\ndistributed_type: ZERO\n", 0),
+        ("# zerokit: ignore-file[another-rule]\n\ndistributed_type: ZERO\n", 1),
+    ],
+)
+def test_comments_take_findings_out(text: str, left: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    errors = [f for f in check_files([str(path)], kind="accelerate")[0].findings if f.severity == "error"]
+    assert len(errors) == left
+
+
+def test_pyproject_says_what_the_command_line_does_not(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / "pyproject.toml").write_text(
+        '[tool.zerokit.check]\nignore = ["wrong-value"]\nexclude = ["broken-*.json"]\nstrict = true\n'
+    )
+    assert run(["check", ".", "--json"]) == 0
+    assert "broken-syntax.json" not in paths_of(capsys)
+    (tree / "pyproject.toml").write_text("[tool.zerokit.check]\nignored = []\n")
+    assert run(["check", "."]) == 2
+    assert "tool.zerokit.check.ignored is not known" in capsys.readouterr().err
+    (tree / "pyproject.toml").write_text("[tool.zerokit.check]\nworld-size = 4\n")
+    (tree / "batch.json").write_text(GOOD[:-1] + ', "train_batch_size": 6, "gradient_accumulation_steps": 1}')
+    assert run(["check", "batch.json"]) == 2
+    assert run(["check", "batch.json", "--world-size", "6"]) == 0

@@ -1,0 +1,153 @@
+"""What a rule says, why, an example and its source: for ``--explain`` and for the rules' page.
+
+The texts are those of the finding itself, in a file that breaks the rule.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zerokit.errors import InputError
+from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.files import check_files
+from zerokit.linter.finding import Finding
+from zerokit.rules import READERS, RULES
+from zerokit.strictload import load_yaml
+
+_EXAMPLES = pathlib.Path(__file__).with_name("examples.yaml")
+_SETTINGS = ("world_size", "gpus_per_node", "key_value_heads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One rule, explained.
+
+    Attributes:
+        files: name and text of the files of the example; the first breaks the rule.
+        finding: what is found in it.
+    """
+
+    rule: str
+    why: str
+    files: Mapping[str, str]
+    finding: Finding
+
+
+@functools.cache
+def examples() -> Mapping[str, Mapping[str, Any]]:
+    """The example of every rule."""
+    loaded: Mapping[str, Mapping[str, Any]] = load_yaml(_EXAMPLES).value
+    return loaded
+
+
+def explain(rule: str) -> Explanation:
+    """Everything about a rule.
+
+    Raises:
+        InputError: there is no such rule.
+    """
+    example = examples().get(rule)
+    if example is None:
+        close = difflib.get_close_matches(rule, list(examples()), n=1)
+        listed = f"did you mean {close[0]}?" if close else f"they are: {', '.join(sorted(examples()))}"
+        raise InputError(f"--explain {rule}: there is no such rule; {listed}")
+    files = {name: text for name, text in example.items() if "." in name or name == "hostfile"}
+    numbers = {name: example[name] for name in _SETTINGS if name in example}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: pathlib.Path(folder, name) for name in files}
+        for name, text in files.items():
+            paths[name].write_text(text, encoding="utf-8", newline="")
+        checked = check_files([str(path) for path in paths.values()], Context(**numbers))
+        finding = next(found for file in checked for found in file.findings if found.rule == rule)
+    finding = replace(
+        finding,
+        message=finding.message.replace(f"{folder}/", ""),
+        fix=finding.fix.replace(f"{folder}/", ""),
+    )
+    return Explanation(rule=rule, why=example.get("why") or _why(rule), files=files, finding=finding)
+
+
+def _why(rule: str) -> str:
+    """Why it matters, for a rule without words of its own."""
+    known = next((candidate for candidate in RULES if candidate.id == rule), None)
+    if known is None:
+        return ""
+    if known.silent:
+        return "DeepSpeed accepts the file without a word, and the run does not do what the file says."
+    if known.severity == "error":
+        return "The run stops on every rank, after the model has been loaded."
+    return "DeepSpeed warns in a log that few people read, and goes on."
+
+
+def who(rule: str) -> str:
+    """For whom a rule holds, where that is not everybody."""
+    known = next((candidate for candidate in RULES if candidate.id == rule), None)
+    if known is None or len(known.readers) == len(READERS):
+        return ""
+    return " and ".join(READERS[reader] for reader in READERS if reader in known.readers)
+
+
+def as_text(explanation: Explanation) -> str:
+    """For the terminal."""
+    finding = explanation.finding
+    parts = [f"{explanation.rule} ({finding.severity})", "", f"  {finding.message}"]
+    if explanation.why:
+        parts += ["", "Why", f"  {explanation.why}"]
+    if who(explanation.rule):
+        parts += ["", "For", f"  {who(explanation.rule)}"]
+    parts += ["", "Example"]
+    for name, text in explanation.files.items():
+        shown = "\n".join(f"    {line}" for line in text.rstrip().splitlines())
+        parts += [f"  {name}", shown.replace("\ufeff", "<BOM>")]
+    if finding.fix:
+        parts += ["", "Fix", f"  {finding.fix}{_FIXABLE[finding.fixable]}"]
+    if finding.source:
+        parts += ["", "Source", f"  {finding.source}"]
+    return "\n".join(parts)
+
+
+_FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
+
+
+def page() -> str:
+    """The rules' page of the documentation."""
+    rules = sorted(examples())
+    lines = [
+        "# What `zerokit check` finds", "",
+        "Written by `python -m tools.rule_pages` from the rules themselves: every message below is what the",
+        "example really gives. `zerokit check --explain RULE` prints the same.", "",
+        "| rule | severity | finds |", "| --- | --- | --- |",
+    ]  # fmt: skip
+    explained = [explain(rule) for rule in rules]
+    for one in explained:
+        lines.append(
+            f"| [`{one.rule}`](#{one.rule}) | {one.finding.severity} | {_cell(one.finding.message)} |"
+        )
+    for one in explained:
+        lines += ["", f"## {one.rule}", "", f"{_sentence(one.finding.message)} ({one.finding.severity})"]
+        if one.why:
+            lines += ["", one.why]
+        if who(one.rule):
+            lines += ["", f"Holds for {who(one.rule)}."]
+        for name, text in one.files.items():
+            kind = pathlib.Path(name).suffix.removeprefix(".") or "text"
+            lines += ["", f"`{name}`:", "", f"```{kind}", text.rstrip().replace("\ufeff", ""), "```"]
+        if one.finding.fix:
+            lines += ["", f"Fix: {one.finding.fix}{_FIXABLE[one.finding.fixable]}"]
+        if one.finding.source:
+            lines += ["", f"Source: {one.finding.source}"]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
