@@ -27,6 +27,9 @@ _MOST_PASSES = 5
 @click.command("check")
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]…")
 @click.option("--explain", metavar="RULE", help="What a rule finds, why, an example, the fix and its source.")
+@click.option(
+    "--schema", type=click.Choice(["deepspeed", "accelerate"]), help="Print a JSON Schema for editors."
+)
 @click.option("--ignore", metavar="RULE", multiple=True, help="Do not show this rule; may be repeated.")
 @click.option(
     "--kind", metavar="KIND", help="deepspeed, accelerate, hostfile, plan or recipe; else found out."
@@ -75,6 +78,8 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 
     if options["explain"]:
         return _explain(options["explain"])
+    if options["schema"]:
+        return _schema(options["schema"])
     if options["unsafe"] and not options["fix"]:
         raise InputError("--unsafe needs --fix")
     if not files:
@@ -113,6 +118,15 @@ def _explain(rule: str) -> int:
     from zerokit.linter.explain import as_text, explain
 
     click.echo(as_text(explain(rule)))
+    return 0
+
+
+def _schema(name: str) -> int:
+    import json
+
+    from zerokit.linter.schema import SCHEMAS
+
+    click.echo(json.dumps(SCHEMAS[name](), indent=1))
     return 0
 
 

@@ -101,6 +101,19 @@ def _whole_float(
     )
 
 
+def entry_of(key: str) -> Mapping[str, Any]:
+    """The kind of value that a parameter takes, as the tables of keys say it."""
+    if key in _WHOLE:
+        return {"kind": "integer", "minimum": 1} if key in _AT_LEAST_ONE else {"kind": "integer"}
+    if key in _NUMBERS_OR_LISTS:
+        return {"kind": "any"}
+    if key in _NUMBERS:
+        return (
+            {"kind": "number", "minimum": 0} if key in ("lr", "eps", "weight_decay") else {"kind": "number"}
+        )
+    return {"kind": "boolean"} if key in _BOOLEANS else {"kind": "any"}
+
+
 def is_parameter(block: Mapping[str, Any], name: str, key: str) -> bool:
     """Whether ``key``, written in the block itself, is a parameter of its type."""
     kind = block.get("type")
