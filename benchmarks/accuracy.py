@@ -27,9 +27,9 @@ from zerokit.domain.activations import Timeline
 from zerokit.domain.deepspeed_settings import Offload, ZeroSettings, from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile
+from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import MemoryEstimate, Strategy
-from zerokit.memory.estimate import covers, estimate_traced, variant_of
+from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.memory.overlay import highest
 from zerokit.memory.rank_model import layout
 from zerokit.memory.replay.step import RankBytes, rank_bytes
@@ -139,10 +139,10 @@ def judge(case: Case, profile: ModelProfile) -> Judged:
     predicted = [
         rank.peak_allocated_bytes for rank in estimate.ranks for _ in range(rank.first, rank.last + 1)
     ]
-    key = variant_of(case.job, strategy)
-    trace = profile.trace(key, case.job.seq_len)
+    variant = Variant.of(case.job, strategy)
+    trace = profile.trace(variant, case.job.seq_len)
     assert trace is not None
-    own = rank_bytes(layout(profile, key, trace), strategy.settings, strategy.data_parallel, 0)
+    own = rank_bytes(layout(profile, variant, trace), strategy.settings, strategy.data_parallel, 0)
     timeline = trace.timeline(row["micro_batch"], row["seq_len"])
     forward, level, backward = _last_micro_step(own, timeline)
     last = row["last_step_rank0"]

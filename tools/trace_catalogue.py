@@ -11,12 +11,10 @@ import sys
 import time
 
 from zerokit.catalog import models, profiles
-from zerokit.domain.profile import ModelProfile
+from zerokit.domain.profile import ModelProfile, Variant, inference_phases
 from zerokit.errors import ZerokitError
-from zerokit.memory.inference import phases_of
 from zerokit.trace import store
 from zerokit.trace.profile import profile_from_config
-from zerokit.trace.recording.record import Variant
 
 TENSOR_PARALLEL_FROM = 1_000_000_000
 """Parameters from which a model is worth cutting over GPUs."""
@@ -48,7 +46,7 @@ def _serving(head: str, parameters: int, experts: bool, whole_only: bool) -> lis
     if head not in ("causal", "mlm", "image-classification"):
         return []
     found = []
-    for phase in phases_of(head):
+    for phase in inference_phases(head):
         found.append(Variant(phase=phase))
         if head != "causal":
             continue

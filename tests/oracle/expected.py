@@ -19,7 +19,7 @@ from zerokit.catalog import gpus
 from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile
+from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.estimate import estimate_traced
 from zerokit.memory.overlay import highest
@@ -83,10 +83,9 @@ def case(
 
 
 @functools.cache
-def _profile(key: str) -> tuple[ModelProfile, str]:
+def _profile(key: str) -> tuple[ModelProfile, Variant]:
     import zerokit.trace.recording.record as record
     from zerokit.trace.profile import profile_from_config
-    from zerokit.trace.recording.record import Variant
 
     hf_config, precision, checkpointing, lora, stage3, autocast, attention = json.loads(key)
     variant = Variant(
@@ -102,7 +101,7 @@ def _profile(key: str) -> tuple[ModelProfile, str]:
         warnings.simplefilter("ignore")
         patch.setattr(record, "cuda_kernels", contextlib.nullcontext)
         patch.setattr(record, "cuda_lists", contextlib.nullcontext)
-        return profile_from_config(hf_config, [variant], name="oracle", head="causal"), variant.key
+        return profile_from_config(hf_config, [variant], name="oracle", head="causal"), variant
 
 
 def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -113,8 +112,8 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
     facts = [run["hf_config"], run["precision"], run["checkpointing"], run["lora"], stage == 3]
     facts.append("torch_autocast" in run["deepspeed_config"])
     facts.append("sdpa" if run["sequence_parallel"] > 1 else "eager")
-    profile, key = _profile(json.dumps(facts))
-    trace = profile.trace(key, run["seq_len"])
+    profile, variant = _profile(json.dumps(facts))
+    trace = profile.trace(variant, run["seq_len"])
     assert trace is not None
     settings = from_config(run["deepspeed_config"])
     degree = run["sequence_parallel"]
@@ -123,7 +122,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         assert exchange is not None
         trace = exchanging(trace, exchange, run["checkpointing"] != "none")
         settings = replace(settings, communication_data_type="fp32")  # gloo is not NCCL 2.27.3
-    shape = layout(profile, key, trace)
+    shape = layout(profile, variant, trace)
     own = rank_bytes(shape, settings, run["ranks"], rank)
     part = partition(shape, rank, run["ranks"], round_robin=settings.zero.round_robin_gradients)
     first = own.micro_steps[0]
@@ -163,10 +162,10 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
 
 def expected_stage(run: dict[str, Any], stage: int) -> dict[str, Any]:
     """Predicted peak of one pipeline stage in bytes; one rank a stage."""
-    profile, key = _profile(
+    profile, variant = _profile(
         json.dumps([run["hf_config"], run["precision"], run["checkpointing"], None, False, False, "eager"])
     )
-    assert key in profile.traces
+    assert profile.has(variant)
     settings = from_config(run["deepspeed_config"])
     strategy = Strategy(settings=settings, data_parallel=1, pipeline_parallel=run["pipeline"])
     cluster = Cluster(gpu=gpus.load("h200"), gpus=run["pipeline"], nodes=1)

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks import accuracy
 from benchmarks.accuracy import error
-from zerokit.domain.profile import ModelProfile
-from zerokit.memory.estimate import variant_of
+from zerokit.domain.profile import ModelProfile, Variant
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -50,7 +49,7 @@ def profiles() -> dict[tuple[str, str], ModelProfile]:
 
 def judged(name: str, profiles: dict[tuple[str, str], ModelProfile]) -> accuracy.Judged:
     case = CASES[name]
-    key = (name.split(".w")[0], variant_of(case.job, case.strategy))
+    key = (name.split(".w")[0], Variant.of(case.job, case.strategy).key)
     if key not in profiles:
         profiles[key] = accuracy.profile_of(case)
     return accuracy.judge(case, profiles[key])

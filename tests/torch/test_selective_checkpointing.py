@@ -13,11 +13,11 @@ pytest.importorskip("transformers")
 import zerokit  # noqa: E402
 from tests.oracle.ranks import live_bytes  # noqa: E402
 from tests.support.models import MODELS  # noqa: E402
+from zerokit.domain.profile import Variant  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.trace.building.build import read_config  # noqa: E402
 from zerokit.trace.profile import profile_from_config  # noqa: E402
 from zerokit.trace.recording import record  # noqa: E402
-from zerokit.trace.recording.record import Variant  # noqa: E402
 
 
 def model(name: str = "llama", attention: str = "eager") -> Any:

@@ -17,14 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from tests.support.models import MODELS, SMALL  # noqa: E402
 from zerokit.catalog import models, profiles  # noqa: E402
-from zerokit.domain.profile import ModelProfile, variant_key  # noqa: E402
+from zerokit.domain.profile import ModelProfile, Variant  # noqa: E402
 from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.trace import store  # noqa: E402
 from zerokit.trace.building.build import AUTO_CLASSES, read_config, transformers_on_gpu  # noqa: E402
 from zerokit.trace.profile import profile_from_config  # noqa: E402
 from zerokit.trace.recording.kernels import cuda_kernels  # noqa: E402
-from zerokit.trace.recording.record import Variant  # noqa: E402
 from zerokit.trace.recording.storage import StorageTracker  # noqa: E402
 
 
@@ -80,7 +79,7 @@ def test_layers_that_training_may_skip_at_random_are_all_counted() -> None:
     """LayerDrop draws a number, which a tensor without values has not."""
     config = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 160, "num_hidden_layers": 6,
               "num_attention_heads": 4, "word_embed_proj_dim": 64, "layerdrop": 0.5, **SMALL}  # fmt: skip
-    found = profile_from_config(config, [Variant()], name="opt").trace(Variant().key, 512)
+    found = profile_from_config(config, [Variant()], name="opt").trace(Variant(), 512)
     assert found is not None
     layers = {name for kind, name in found.marks_forward if kind == "fwd_post" and name.count(".") == 3}
     assert {name for name in layers if ".layers." in name} == {f"model.decoder.layers.{i}" for i in range(6)}
@@ -116,7 +115,7 @@ def test_polynomials_of_a_cut_model_are_the_whole_model(
     """At points that were never traced, beyond and below the sliding window, with every layer there."""
     head, config = MODELS[name]
     own = profile(name, checkpointing, traced)
-    variant = variant_key(attention="sdpa", precision="16", checkpointing="full" if checkpointing else "none")
+    variant = Variant(checkpointing="full" if checkpointing else "none")
     found = own.trace(variant, seq_len)
     assert found is not None
     timeline = found.timeline(micro_batch, seq_len)
@@ -133,7 +132,7 @@ def test_one_sequence_of_a_model_with_position_bias_is_never_underrated(
 ) -> None:
     """T5's position bias has no batch dimension: its gradient is summed over the batch unless that is 1, and
     the polynomials, traced at 2 and 3, count the sum's result there too."""
-    own = profile("t5", False, traced).trace("sdpa/16/none", 1536)
+    own = profile("t5", False, traced).trace(Variant(), 1536)
     assert own is not None
     timeline = own.timeline(1, 1536)
     head, config = MODELS["t5"]
@@ -152,7 +151,7 @@ def test_parameters_are_the_whole_models(name: str, traced: dict[tuple[str, bool
         model = getattr(transformers, AUTO_CLASSES[head]).from_config(read_config(dict(config)))
     shapes = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
     assert [(p.name, p.shape) for p in own.parameters] == shapes
-    gradients = [key for kind, key in own.trace("sdpa/16/none", 256).marks_backward if kind == "grad"]  # type: ignore[union-attr]
+    gradients = [key for kind, key in own.trace(Variant(), 256).marks_backward if kind == "grad"]  # type: ignore[union-attr]
     assert sorted(gradients) == sorted(name for name, _ in shapes)
 
 
@@ -198,7 +197,7 @@ def test_a_committed_profile_is_what_a_trace_gives_today() -> None:
     assert fresh.parameters == committed.parameters
     assert fresh.ties.items() <= committed.ties.items()  # under adapters the names are others
     for micro_batch, seq_len in ((3, 777), (1, 8192)):
-        new, old = fresh.trace("sdpa/16/none", seq_len), committed.trace("sdpa/16/none", seq_len)
+        new, old = fresh.trace(Variant(), seq_len), committed.trace(Variant(), seq_len)
         assert new is not None
         assert old is not None
         assert old.marks_forward == new.marks_forward
@@ -216,8 +215,8 @@ def test_committed_profiles_are_whole(name: str) -> None:
     own = profiles.load(name)
     assert own is not None
     assert own.parameter_count == models.load(name).parameters
-    for variant, traces in own.traces.items():
-        wanted = sorted(p.name for p in own.parameters_for(variant) if p.trainable)
+    for key, traces in own.traces.items():
+        wanted = sorted(p.name for p in own.parameter_sets.get(key, own.parameters) if p.trainable)
         for trace in traces:
             if not trace.backward:  # of inference
                 assert trace.forward

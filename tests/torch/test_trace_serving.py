@@ -19,7 +19,7 @@ from zerokit.catalog import gpus  # noqa: E402
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings  # noqa: E402
 from zerokit.domain.hardware import Cluster  # noqa: E402
 from zerokit.domain.job import Job  # noqa: E402
-from zerokit.domain.profile import ModelProfile  # noqa: E402
+from zerokit.domain.profile import ModelProfile, Variant  # noqa: E402
 from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
 from zerokit.domain.strategy import PHASES, MemoryEstimate, Strategy  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
@@ -30,7 +30,6 @@ from zerokit.trace import store  # noqa: E402
 from zerokit.trace.building.build import read_config  # noqa: E402
 from zerokit.trace.profile import profile_from_config  # noqa: E402
 from zerokit.trace.recording import serving  # noqa: E402
-from zerokit.trace.recording.record import Variant  # noqa: E402
 
 SLACK = 1024  # scalars: which sequences are finished, the tokens chosen
 WINDOW = 1024

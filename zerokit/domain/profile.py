@@ -7,55 +7,106 @@ catalogue, where such traces are stored. It holds no tensors and needs no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from zerokit.domain.activations import ActivationTrace
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
 
 
-def variant_key(
-    *,
-    attention: str,
-    precision: str,
-    checkpointing: str,
-    padding: bool = False,
-    lora: tuple[int, tuple[str, ...]] | None = None,
-    tensor_parallel: int = 1,
-    zero3_linear: bool = False,
-    quantized: bool = False,
-    phase: str = "train",
-    quantization: str = "none",
-    autocast: bool = False,
-) -> str:
-    """The name of what changes a model's activations apart from batch and sequence.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What changes a model's activations apart from batch and sequence. A profile has a trace of each.
 
-    ``precision`` is ``16`` or ``32``; ``checkpointing`` ``none``, ``full``, ``reentrant`` or ``selective``;
-    ``lora`` (rank, target modules); ``zero3_linear``: ZeRO-3's linear layers, which keep the inputs of
-    frozen layers too; ``quantized``: linear layers in NF4 (QLoRA); ``phase``: of inference ``prefill`` or
-    ``decode``, with its ``quantization`` (``int8``, ``int4``); ``autocast``: weights in fp32 under
-    ``torch.autocast``. FlashAttention-2 allocates as the flash kernel of SDPA does.
+    FlashAttention-2 allocates as the flash kernel of SDPA does.
+
+    Attributes:
+        attention: the Transformers implementation that is traced: ``sdpa`` or ``eager``.
+        precision: ``16`` (bf16, fp16) or ``32`` bits.
+        checkpointing: ``none``, ``full`` (each layer), ``reentrant`` or ``selective``.
+        padding: batches carry an attention mask with padding in it.
+        lora_rank, lora_targets: of the adapters; rank 0: none.
+        zero3_linear: ZeRO-3's linear layers (runtime/zero/linear.py), which keep the inputs of frozen layers
+            too; told from PyTorch's only where weights are frozen, and under autocast.
+        quantized: linear layers in NF4 under adapters (QLoRA).
+        phase: ``train``, or of inference ``prefill`` or ``decode``.
+        quantization: of inference: ``none``, ``int8`` or ``int4``.
+        autocast: weights in fp32, operators in 16 bits under ``torch.autocast``.
     """
-    attention = "sdpa" if attention == "flash_attention_2" else attention
-    parts = [attention, precision, checkpointing]
-    if padding:
-        parts.append("padding")
-    if lora:
-        parts.append(f"lora{lora[0]}:{','.join(sorted(lora[1]))}")
-    if tensor_parallel > 1:
-        parts.append(f"tp{tensor_parallel}")
-    if zero3_linear:
-        parts.append("zero3")
-    if quantized:
-        parts.append("nf4")
-    if autocast:
-        parts.append("autocast")
-    if phase != "train":
-        parts.append(phase)
-    if quantization != "none":
-        parts.append(quantization)
-    return "/".join(parts)
+
+    attention: str = "sdpa"
+    precision: str = "16"
+    checkpointing: str = "none"
+    padding: bool = False
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ("all-linear",)
+    tensor_parallel: int = 1
+    zero3_linear: bool = False
+    quantized: bool = False
+    phase: str = "train"
+    quantization: str = "none"
+    autocast: bool = False
+
+    @staticmethod
+    def of(job: Job, strategy: Strategy, phase: str = "train") -> Variant:
+        """The variant whose trace this job and strategy need; of inference one for each phase."""
+        variant = Variant(
+            attention="sdpa" if job.attention == "flash_attention_2" else job.attention,
+            precision="32" if strategy.settings.parameter_bytes == 4 else "16",
+            padding=job.attention_mask_given,
+            tensor_parallel=strategy.tensor_parallel,
+            phase=phase,
+        )
+        if phase != "train":
+            return replace(variant, quantization=job.quantization)
+        reentrant = strategy.checkpointing == "full" and job.use_reentrant_checkpointing
+        lora = job.lora if job.method != "full" else None
+        autocast = strategy.settings.torch_autocast is not None
+        return replace(
+            variant,
+            checkpointing="reentrant" if reentrant else strategy.checkpointing,
+            lora_rank=lora.rank if lora is not None else 0,
+            lora_targets=lora.targets if lora is not None else ("all-linear",),
+            zero3_linear=(lora is not None or autocast) and strategy.settings.zero.stage == 3,
+            quantized=job.method == "qlora",
+            autocast=autocast,
+        )
+
+    @property
+    def key(self) -> str:
+        """The name under which a stored profile keeps this variant's trace."""
+        parts = [self.attention, self.precision, self.checkpointing]
+        if self.padding:
+            parts.append("padding")
+        if self.lora_rank:
+            parts.append(f"lora{self.lora_rank}:{','.join(sorted(self.lora_targets))}")
+        if self.tensor_parallel > 1:
+            parts.append(f"tp{self.tensor_parallel}")
+        if self.zero3_linear:
+            parts.append("zero3")
+        if self.quantized:
+            parts.append("nf4")
+        if self.autocast:
+            parts.append("autocast")
+        if self.phase != "train":
+            parts.append(self.phase)
+        if self.quantization != "none":
+            parts.append(self.quantization)
+        return "/".join(parts)
+
+
+def inference_phases(head: str | None) -> tuple[str, ...]:
+    """The passes that inference with this head takes; of an unknown head all that there may be."""
+    return ("prefill", "decode") if head in (None, "", "causal") else ("prefill",)
+
+
+def variants_of(job: Job, strategy: Strategy, head: str | None = None) -> tuple[Variant, ...]:
+    """The variants whose traces this job and strategy need; of inference one for each pass of its head."""
+    phases = inference_phases(head) if job.inference else ("train",)
+    return tuple(Variant.of(job, strategy, phase) for phase in phases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +137,9 @@ class ModelProfile:
 
     Attributes:
         parameters: in ``model.parameters()`` order, tied ones once.
-        traces: variant key (see :class:`zerokit.trace.recording.record.Variant`) -> traces by rising
+        traces: ``Variant.key`` -> traces by rising
             ``max_seq_len``.
-        parameter_sets: variant key of a LoRA or tensor-parallel trace -> the parameters as one rank holds
+        parameter_sets: ``Variant.key`` of a LoRA or tensor-parallel trace -> the parameters as one rank holds
             them then, in their order.
         ties: another name of a parameter -> the name under which ``parameters`` lists it.
         buffer_bytes: of all buffers (causal masks, position tables): on the GPU always.
@@ -117,13 +168,17 @@ class ModelProfile:
         """Elements of all parameters."""
         return sum(p.numel for p in self.parameters)
 
-    def parameters_for(self, variant: str) -> tuple[Parameter, ...]:
+    def parameters_for(self, variant: Variant) -> tuple[Parameter, ...]:
         """The parameters as DeepSpeed sees them under this variant (adapters, shards)."""
-        return self.parameter_sets.get(variant, self.parameters)
+        return self.parameter_sets.get(variant.key, self.parameters)
 
-    def trace(self, variant: str, seq_len: int) -> ActivationTrace | None:
+    def has(self, variant: Variant) -> bool:
+        """Whether this very variant was traced."""
+        return variant.key in self.traces
+
+    def trace(self, variant: Variant, seq_len: int) -> ActivationTrace | None:
         """The trace that holds for this variant and sequence length, if there is one."""
-        for trace in self.traces.get(variant, ()):
+        for trace in self.traces.get(variant.key, ()):
             if trace.max_seq_len is None or seq_len <= trace.max_seq_len:
                 return trace
         return None

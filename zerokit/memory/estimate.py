@@ -13,12 +13,12 @@ from zerokit.domain.activations import ActivationTrace, Timeline
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile, variant_key
+from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
 from zerokit.memory.components import Component, in_ram, on_nvme
 from zerokit.memory.host import host_components
-from zerokit.memory.inference import estimate_serving, phases_of, serving_traces, serving_variant
+from zerokit.memory.inference import estimate_serving, serving_traces
 from zerokit.memory.lazy import LazyComponents
 from zerokit.memory.loss import loss_bytes
 from zerokit.memory.overlay import highest, where
@@ -35,43 +35,6 @@ SELECTIVE = (
 )
 CATALOGUE_LORA_RANK = 16
 """The rank at which the catalogue's profiles were traced."""
-
-
-def own_linear(job: Job, strategy: Strategy) -> bool:
-    """Whether activations tell ZeRO-3's linear layers (runtime/zero/linear.py) from PyTorch's: where weights
-    are frozen, and under autocast."""
-    differs = (job.lora is not None and job.method != "full") or strategy.settings.torch_autocast is not None
-    return differs and strategy.settings.zero.stage == 3
-
-
-def variant_of(job: Job, strategy: Strategy, lora_rank: int | None = None) -> str:
-    """The trace that this job and strategy need; with adapters of another rank when one is given."""
-    checkpointing = strategy.checkpointing
-    if checkpointing == "full" and job.use_reentrant_checkpointing:
-        checkpointing = "reentrant"
-    lora = (
-        (lora_rank or job.lora.rank, job.lora.targets)
-        if job.method != "full" and job.lora is not None
-        else None
-    )
-    return variant_key(
-        attention=job.attention,
-        precision="32" if strategy.settings.parameter_bytes == 4 else "16",
-        checkpointing=checkpointing,
-        padding=job.attention_mask_given,
-        lora=lora,
-        tensor_parallel=strategy.tensor_parallel,
-        zero3_linear=own_linear(job, strategy),
-        quantized=job.method == "qlora",
-        autocast=strategy.settings.torch_autocast is not None,
-    )
-
-
-def variants_of(job: Job, strategy: Strategy, head: str | None = None) -> tuple[str, ...]:
-    """The traces that this job and strategy need; of inference one for each pass that its head takes."""
-    if not job.inference:
-        return (variant_of(job, strategy),)
-    return tuple(serving_variant(job, strategy, phase) for phase in phases_of(head))
 
 
 def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
@@ -102,19 +65,19 @@ def _autocast_covered(job: Job, strategy: Strategy) -> bool:
 
 def usable_trace(
     profile: ModelProfile, job: Job, strategy: Strategy
-) -> tuple[str, ActivationTrace, tuple[int, int] | None] | None:
+) -> tuple[Variant, ActivationTrace, tuple[int, int] | None] | None:
     """The variant to use, its trace, and (traced, wanted) LoRA rank where these differ: the widths
     of the adapters hardly move the activations, whose terms in the model's width dwarf them."""
     tokens = _tokens(job, strategy)
-    key = variant_of(job, strategy)
-    trace = profile.trace(key, tokens)
+    variant = Variant.of(job, strategy)
+    trace = profile.trace(variant, tokens)
     if trace is not None:
-        return key, trace, None
+        return variant, trace, None
     if job.method == "full" or job.lora is None or job.lora.rank > 4 * CATALOGUE_LORA_RANK:
         return None
-    key = variant_of(job, strategy, CATALOGUE_LORA_RANK)
-    trace = profile.trace(key, tokens)
-    return None if trace is None else (key, trace, (CATALOGUE_LORA_RANK, job.lora.rank))
+    variant = replace(variant, lora_rank=CATALOGUE_LORA_RANK)
+    trace = profile.trace(variant, tokens)
+    return None if trace is None else (variant, trace, (CATALOGUE_LORA_RANK, job.lora.rank))
 
 
 def _tokens(job: Job, strategy: Strategy) -> int:
@@ -151,15 +114,15 @@ def estimate_traced(
         return estimate_serving(profile, job, strategy, cluster)
     found = usable_trace(profile, job, strategy)
     if found is None:
-        raise KeyError(variant_of(job, strategy))
-    key, trace, adapters = found
+        raise KeyError(Variant.of(job, strategy).key)
+    variant, trace, adapters = found
     if strategy.sequence_parallel > 1:
         trace = _with_exchanges(profile, trace, strategy)
-    shape = layout(profile, key, trace, adapters)
+    shape = layout(profile, variant, trace, adapters)
     # views of experts, saved without checkpointing, add up over all layers
     if strategy.settings.zero.stage == 3 and not (profile.views and shape.checkpointing == "none"):
         trace = trace.shortened(_layers_kept(shape, strategy.settings.zero))
-        shape = layout(profile, key, trace, adapters)
+        shape = layout(profile, variant, trace, adapters)
     if strategy.pipeline_parallel > 1:
         return _pipeline(shape, job, strategy, cluster, every_rank, adapters)
     timeline = trace.timeline(strategy.settings.micro_batch, _tokens(job, strategy))

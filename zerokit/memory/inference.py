@@ -15,7 +15,7 @@ from zerokit.domain.activations import ActivationTrace, Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile, variant_key
+from zerokit.domain.profile import ModelProfile, Variant, inference_phases
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
 from zerokit.memory.components import Component, in_ram, on_nvme
@@ -33,24 +33,6 @@ QUANTIZED = {
     "int8": "weights of linear layers in 8 bits (bitsandbytes, LLM.int8; few outliers), the head in 16",
     "int4": "weights of linear layers in NF4 (bitsandbytes, no double quantisation), the head in 16 bits",
 }
-
-
-def phases_of(head: str | None) -> tuple[str, ...]:
-    """The passes that inference with this head takes; of an unknown head all that there may be."""
-    return ("prefill", "decode") if head in (None, "", "causal") else ("prefill",)
-
-
-def serving_variant(job: Job, strategy: Strategy, phase: str) -> str:
-    """The trace that a phase of inference needs."""
-    return variant_key(
-        attention=job.attention,
-        precision="32" if strategy.settings.parameter_bytes == 4 else "16",
-        checkpointing="none",
-        padding=job.attention_mask_given,
-        tensor_parallel=strategy.tensor_parallel,
-        phase=phase,
-        quantization=job.quantization,
-    )
 
 
 def traceable(job: Job, strategy: Strategy) -> bool:
@@ -74,19 +56,19 @@ def tokens(job: Job) -> tuple[int, int]:
 
 def serving_traces(
     profile: ModelProfile, job: Job, strategy: Strategy
-) -> dict[str, tuple[str, ActivationTrace]] | None:
+) -> dict[str, tuple[Variant, ActivationTrace]] | None:
     """Phase -> (variant, trace) of all that an estimate needs; ``None``: something is missing."""
     if not traceable(job, strategy):
         return None
     found = {}
     for phase, length in zip(("prefill", "decode"), tokens(job), strict=True):
-        if phase not in phases_of(profile.head):
+        if phase not in inference_phases(profile.head):
             continue
-        key = serving_variant(job, strategy, phase)
-        trace = profile.trace(key, length)
+        variant = Variant.of(job, strategy, phase)
+        trace = profile.trace(variant, length)
         if trace is None:
             return None
-        found[phase] = (key, trace)
+        found[phase] = (variant, trace)
     return found
 
 
@@ -118,11 +100,11 @@ class _Phase:
 def _passes(profile: ModelProfile, job: Job, strategy: Strategy) -> list[_Phase]:
     traces = serving_traces(profile, job, strategy)
     if traces is None:
-        raise KeyError(serving_variant(job, strategy, "prefill"))
+        raise KeyError(Variant.of(job, strategy, "prefill").key)
     prompt, longest = tokens(job)
     return [
-        _phase(profile, name, key, trace, strategy, prompt if name == "prefill" else longest)
-        for name, (key, trace) in traces.items()
+        _phase(profile, variant, trace, strategy, prompt if phase == "prefill" else longest)
+        for phase, (variant, trace) in traces.items()
     ]
 
 
@@ -139,7 +121,7 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     """Predicted memory of serving; every rank is alike. Bytes.
 
     Raises:
-        KeyError: the profile has no such trace (ask ``traced.covers`` first).
+        KeyError: the profile has no such trace (ask ``estimate.covers`` first).
     """
     settings = strategy.settings
     passes = _passes(profile, job, strategy)
@@ -177,14 +159,14 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
 
 
 def _phase(
-    profile: ModelProfile, name: str, key: str, trace: ActivationTrace, strategy: Strategy, length: int
+    profile: ModelProfile, variant: Variant, trace: ActivationTrace, strategy: Strategy, length: int
 ) -> _Phase:
     batch = strategy.settings.micro_batch
-    shape = layout(profile, key, trace)
+    shape = layout(profile, variant, trace)
     above = trace.timeline(batch, length).forward
     made = trace.cached(batch, length).levels
-    if name == "decode":
-        before = profile.trace(key, max(1, length - 1)) or trace
+    if variant.phase == "decode":
+        before = profile.trace(variant, max(1, length - 1)) or trace
         held = before.cached(batch, max(1, length - 1)).levels[-1]
         above = Pass(
             peaks=tuple(value + held for value in above.peaks),
@@ -194,7 +176,7 @@ def _phase(
         made = (made[-1],) * len(made)  # old and new together are never less
     ranks, settings = strategy.data_parallel, strategy.settings
     return _Phase(
-        name=name,
+        name=variant.phase,
         shape=shape,
         above=above,
         cached=made,

@@ -12,10 +12,10 @@ from zerokit.domain.activations import ActivationTrace, evaluate
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile
+from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import Strategy
 from zerokit.memory import card
-from zerokit.memory.estimate import usable_trace, variant_of
+from zerokit.memory.estimate import usable_trace
 from zerokit.memory.inference import estimate_serving
 from zerokit.memory.rank_model import Layout, Precision, layout
 from zerokit.memory.replay.optimizers import optimizer_bytes
@@ -25,16 +25,16 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     """No smaller card can do, in nvidia-smi's total.
 
     Raises:
-        KeyError: the profile does not cover the strategy (ask ``traced.covers`` first).
+        KeyError: the profile does not cover the strategy (ask ``estimate.covers`` first).
     """
     if job.inference:
         return estimate_serving(profile, job, strategy, cluster).min_vram_bytes
     tokens = max(1, job.seq_len // strategy.sequence_parallel)
     found = usable_trace(profile, job, strategy)
     if found is None:
-        raise KeyError(variant_of(job, strategy))
-    key, trace, adapters = found
-    shape = layout(profile, key, trace, adapters)
+        raise KeyError(Variant.of(job, strategy).key)
+    variant, trace, adapters = found
+    shape = layout(profile, variant, trace, adapters)
     ranks = strategy.data_parallel * strategy.sequence_parallel
     states, gradients = _states(shape, strategy.settings, ranks)
     activations = _activation_peak(trace, strategy.settings.micro_batch, tokens)

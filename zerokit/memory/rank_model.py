@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
-from zerokit.domain.profile import ModelProfile, Parameter
+from zerokit.domain.profile import ModelProfile, Parameter, Variant
 
 FP64 = 8  # bytes; gradient norms accumulate in it (zero/utils.py:59 get_norm_dtype)
 DTYPE_BYTES = {
@@ -187,7 +187,7 @@ class Precision:
 @lru_cache(maxsize=64)
 def layout(
     profile: ModelProfile,
-    variant: str,
+    variant: Variant,
     trace: ActivationTrace,
     ranks_of_adapters: tuple[int, int] | None = None,
 ) -> Layout:
@@ -198,8 +198,7 @@ def layout(
     parameters = profile.parameters_for(variant)
     if ranks_of_adapters is not None:
         parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)
-    checkpointing = variant.split("/")[2]
-    return Layout(profile=profile, parameters=parameters, trace=trace, checkpointing=checkpointing)
+    return Layout(profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing)
 
 
 def _with_rank(parameter: Parameter, traced: int, wanted: int) -> Parameter:

@@ -12,11 +12,11 @@ import click
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
-from zerokit.domain.profile import ModelProfile
+from zerokit.domain.profile import ModelProfile, variants_of
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError
 from zerokit.memory.closed_form import estimate_analytic
-from zerokit.memory.estimate import covers, estimate_traced, variants_of
+from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 
@@ -105,10 +105,10 @@ class Source:
         if self.catalogued:
             return covers(profile, job, strategy)
         wanted = variants_of(job, strategy, profile.head)
-        return covers(profile, job, strategy) and all(key in profile.traces for key in wanted)
+        return covers(profile, job, strategy) and all(profile.has(variant) for variant in wanted)
 
     def _may_trace(self, job: Job, strategy: Strategy) -> bool:
-        key = variants_of(job, strategy, self.head)[0]
+        key = variants_of(job, strategy, self.head)[0].key
         if self.hf_config is None or key in self.given_up:
             return False
         if strategy.checkpointing == "selective" and job.attention != "eager":
@@ -132,7 +132,7 @@ class Source:
         from zerokit.errors import ZerokitError
         from zerokit.trace.on_demand import cached, complete
 
-        key = variants_of(job, strategy, self.head)[0]
+        key = variants_of(job, strategy, self.head)[0].key
         assert self.hf_config is not None
         kept = cached(self.hf_config, self.head, _say)
         if kept is None or key not in kept.traces:

@@ -8,15 +8,12 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile
+from zerokit.domain.profile import ModelProfile, variants_of
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
-from zerokit.memory.estimate import own_linear, variants_of
-from zerokit.memory.inference import phases_of
 from zerokit.trace import store
 
 
@@ -52,7 +49,7 @@ def complete(
     place = store.cache_place(hf_config, head)
     known = [p for p in (profile, cached(hf_config, head)) if p is not None]
     merged = store.merged(known) if known else None
-    if merged is not None and all(key in merged.traces for key in variants_of(job, strategy, merged.head)):
+    if merged is not None and all(merged.has(variant) for variant in variants_of(job, strategy, merged.head)):
         return merged
     added = _traced(hf_config, job, strategy, name, head)
     result = store.merged([*([merged] if merged is not None else []), added])
@@ -69,27 +66,8 @@ def _traced(
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from zerokit.trace.profile import profile_from_config
-    from zerokit.trace.recording.record import Variant
 
-    lora = job.lora if job.method != "full" else None
-    checkpointing = strategy.checkpointing
-    if checkpointing == "full" and job.use_reentrant_checkpointing:
-        checkpointing = "reentrant"
-    variant = Variant(
-        attention="sdpa" if job.attention == "flash_attention_2" else job.attention,
-        precision="32" if strategy.settings.parameter_bytes == 4 else "16",
-        checkpointing=checkpointing,
-        padding=job.attention_mask_given,
-        lora_rank=lora.rank if lora is not None else 0,
-        lora_targets=lora.targets if lora is not None else ("all-linear",),
-        tensor_parallel=strategy.tensor_parallel,
-        zero3_linear=own_linear(job, strategy),
-        quantized=job.method == "qlora",
-        quantization=job.quantization,
-        autocast=strategy.settings.torch_autocast is not None,
-    )
-    phases = phases_of(head) if job.inference else ("train",)
-    variants = [replace(variant, phase=phase) for phase in phases]
+    variants = variants_of(job, strategy, head)
     config = copy.deepcopy(dict(hf_config))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,4 +75,4 @@ def _traced(
             return profile_from_config(config, variants, name=name, head=head)
         except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
             line = (str(error).splitlines() or [type(error).__name__])[0]
-            raise InputError(f"{name} could not be traced ({variant.key}): {line}") from error
+            raise InputError(f"{name} could not be traced ({variants[0].key}): {line}") from error

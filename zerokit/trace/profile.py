@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from zerokit.domain.activations import ActivationTrace
-from zerokit.domain.profile import ModelProfile, Parameter
+from zerokit.domain.profile import ModelProfile, Parameter, Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, build
 from zerokit.trace.recording.fit import fit, plain_point, points
-from zerokit.trace.recording.record import Variant, leaf_modules, record, saved_views
+from zerokit.trace.recording.record import leaf_modules, record, saved_views
 from zerokit.trace.recording.serving import record_serving
 
 _LENGTHS = (128, 256, 512)
@@ -58,24 +59,12 @@ def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
 
 def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant) -> BuiltModel:
     """Build with the attention asked for, or eager where the model has no other (as Transformers does)."""
-    wanted = "sdpa" if variant.attention == "flash_attention_2" else variant.attention
-    options: dict[str, Any] = {
-        "head": head,
-        "dtype": variant.dtype,
-        "tensor_parallel": variant.tensor_parallel,
-        "quantized": variant.quantized,
-        "wide_adapters": variant.zero3_linear,
-        "lora": (variant.lora_rank, variant.lora_targets) if variant.lora_rank else None,
-        "phase": variant.phase,
-        "quantization": variant.quantization,
-        "autocast": variant.autocast,
-    }
     try:
-        return build(hf_config, attention=wanted, **options)
+        return build(hf_config, variant, head=head)
     except InputError as error:
-        if wanted == "eager" or "attention" not in str(error):
+        if variant.attention == "eager" or "attention" not in str(error):
             raise
-        return build(hf_config, attention="eager", **options)
+        return build(hf_config, replace(variant, attention="eager"), head=head)
 
 
 def _own_parameters(variant: Variant) -> bool:
@@ -108,7 +97,7 @@ def profile_from_config(
     buffer_bytes = 0
     variants = list(variants)
     if all(_own_parameters(v) for v in variants):
-        plain = build(hf_config, head=head, dtype=torch.bfloat16, attention="eager")
+        plain = build(hf_config, Variant(attention="eager"), head=head)
         parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in plain.parameters)
         ties = plain.ties
     for variant in variants:

@@ -13,8 +13,9 @@ from zerokit.domain.activations import Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
+from zerokit.domain.profile import Variant
 from zerokit.domain.strategy import PHASES, MemoryEstimate, Strategy
-from zerokit.memory.estimate import covers, estimate_traced, variant_of
+from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import Overlay, layout
 from zerokit.memory.replay.step import compose, rank_bytes
@@ -94,10 +95,10 @@ def test_the_composition_of_every_phase_is_its_peak(kind: Strategy) -> None:
     """Not only of the phase that is highest: what is live at each phase's own peak sums to it."""
     profile = profiles.load(NAME)
     assert profile is not None
-    key = variant_of(FULL_JOB, kind)
-    trace = profile.trace(key, FULL_JOB.seq_len)
+    variant = Variant.of(FULL_JOB, kind)
+    trace = profile.trace(variant, FULL_JOB.seq_len)
     assert trace is not None
-    shape = layout(profile, key, trace)
+    shape = layout(profile, variant, trace)
     rank = kind.data_parallel - 1
     own = rank_bytes(shape, kind.settings, kind.data_parallel, rank)
     timeline = trace.timeline(kind.settings.micro_batch, FULL_JOB.seq_len)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zerokit.domain.profile import Variant
 from zerokit.errors import InputError
 
 KEEP_PER_RUN = 4
@@ -185,31 +186,18 @@ def _shorten(model: nn.Module, config: Any, stack: Stack) -> None:
                 setattr(part, key, [value[i] for i in stack.kept])
 
 
-def build(
-    hf_config: Mapping[str, Any],
-    *,
-    head: str | None,
-    dtype: torch.dtype,
-    attention: str,
-    tensor_parallel: int = 1,
-    lora: tuple[int, tuple[str, ...]] | None = None,
-    quantized: bool = False,
-    wide_adapters: bool = False,
-    phase: str = "train",
-    quantization: str = "none",
-    autocast: bool = False,
-) -> BuiltModel:
-    """Build the model on the meta device, sharded and with adapters as asked, and cut its layers.
+def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -> BuiltModel:
+    """Build the model on the meta device, with the variant's shards and adapters, and cut its layers.
 
-    ``lora`` is (rank, target modules); ``quantized``: linear layers in NF4; ``wide_adapters``: adapters
-    in fp32 whatever the model's dtype; ``phase`` and ``quantization``: of inference; ``autocast``:
-    with the precision in which DeepSpeed's ``torch_autocast`` sends gradients.
+    With ``variant.zero3_linear`` adapters are in fp32 whatever the model's dtype; with ``variant.autocast``
+    parameters have the precision in which DeepSpeed's ``torch_autocast`` sends their gradients.
 
     Raises:
         InputError: the config, head or attention cannot be used with the installed Transformers.
     """
     import transformers
 
+    dtype = torch.bfloat16 if variant.precision == "16" else torch.float32  # fp16 allocates as bf16 does
     config = read_config(hf_config)
     config.use_cache = False
     config.get_text_config(decoder=True).use_cache = False  # of a model of images and text
@@ -221,33 +209,35 @@ def build(
     auto = getattr(transformers, AUTO_CLASSES[head])
     try:
         with torch.device("meta"):
-            model = auto.from_config(config, dtype=dtype, attn_implementation=attention)
+            model = auto.from_config(config, dtype=dtype, attn_implementation=variant.attention)
         config = model.config
     except Exception as error:  # whatever a constructor raises on values that do not go together
         what = " ".join(str(error).split())[:300]
         raise InputError(f"transformers cannot build this model: {what}") from error
-    if tensor_parallel > 1:
+    if variant.tensor_parallel > 1:
         from zerokit.trace.building.tensor_parallel import shard
 
-        shard(model, tensor_parallel)
-    if lora is not None:
+        shard(model, variant.tensor_parallel)
+    if variant.lora_rank:
         from zerokit.trace.building.adapters import add_lora
 
-        model = add_lora(model, lora[0], lora[1], None if wide_adapters else dtype)
+        model = add_lora(
+            model, variant.lora_rank, variant.lora_targets, None if variant.zero3_linear else dtype
+        )
     packed: dict[str, int] = {}
-    if quantized:
+    if variant.quantized:
         from zerokit.trace.building.nf4 import quantise
 
         packed = quantise(model)
-    elif quantization == "int4":
+    elif variant.quantization == "int4":
         from zerokit.trace.building.nf4 import quantise
 
-        packed = quantise(model, phase)
-    elif quantization == "int8":
+        packed = quantise(model, variant.phase)
+    elif variant.quantization == "int8":
         from zerokit.trace.building.int8 import quantise as quantise_int8
 
         packed = quantise_int8(model)
-    sent = communication_bytes(model) if autocast else {}
+    sent = communication_bytes(model) if variant.autocast else {}
     parameters = tuple(
         ParameterRecord(
             n,

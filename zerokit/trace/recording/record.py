@@ -3,60 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zerokit.domain.profile import variant_key
+from zerokit.domain.profile import Variant
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.building.zero3_linear import zero3_linear
 from zerokit.trace.recording.autocast import cuda_lists
 from zerokit.trace.recording.kernels import cuda_kernels
 from zerokit.trace.recording.selective import selective_checkpointing
 from zerokit.trace.recording.storage import Event, StorageTracker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """What changes the activations of a model, apart from batch and sequence."""
-
-    attention: str = "sdpa"
-    precision: str = "16"  # 16 (bf16, fp16) or 32
-    checkpointing: str = "none"  # none, full (per layer), reentrant, selective
-    padding: bool = False  # batches carry an attention mask with padding in it
-    lora_rank: int = 0
-    lora_targets: tuple[str, ...] = ("all-linear",)
-    tensor_parallel: int = 1
-    zero3_linear: bool = False  # matters where layers are frozen
-    quantized: bool = False  # linear layers in NF4, under adapters
-    phase: str = "train"  # or of inference: prefill, decode
-    quantization: str = "none"  # of inference: int8, int4
-    autocast: bool = False  # fp32 weights, operators in 16 bits under torch.autocast
-
-    @property
-    def key(self) -> str:
-        """The name under which a profile keeps this variant."""
-        return variant_key(
-            attention=self.attention,
-            precision=self.precision,
-            checkpointing=self.checkpointing,
-            padding=self.padding,
-            lora=(self.lora_rank, self.lora_targets) if self.lora_rank else None,
-            tensor_parallel=self.tensor_parallel,
-            zero3_linear=self.zero3_linear,
-            quantized=self.quantized,
-            phase=self.phase,
-            quantization=self.quantization,
-            autocast=self.autocast,
-        )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights while traced; fp16 allocates as bf16 does."""
-        return torch.bfloat16 if self.precision == "16" else torch.float32
 
 
 class _Backward(torch.autograd.Function):

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from zerokit.domain.profile import Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.recording.kernels import cuda_kernels
-from zerokit.trace.recording.record import Hooks, Variant, make_inputs, materialise, replace_model
+from zerokit.trace.recording.record import Hooks, make_inputs, materialise, replace_model
 from zerokit.trace.recording.storage import Event, StorageTracker
 
 
