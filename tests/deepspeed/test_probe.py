@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ranks import BOOTSTRAP, read_rank, write_script
-from zerokit.launcher.verdict.report import build_report
+from tests.support.reports import report_of
 from zerokit.report.schema import RunReport
 
 pytest.importorskip("deepspeed")
@@ -83,7 +83,7 @@ def test_phases_and_steps_of_a_raw_deepspeed_script(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("steps 3") == 2
     assert "shm" not in done.stdout + done.stderr  # the shared-memory op was not compiled
-    report = build_report(tmp_path, expected_ranks=2, outcome="ok", exit_code=0)
+    report = report_of(tmp_path, 2)
     RunReport.model_validate(report)
     assert report["outcome"] == "ok"
     for rank in report["ranks"]:
@@ -146,7 +146,7 @@ def test_a_rank_that_runs_out_of_memory_is_the_first_failure(tmp_path):
             "estimate": {"min_vram_bytes": 50, "per_rank": [{"ranks": [0, 1], "peak_allocated_bytes": 40}]},
         },
     }  # fmt: skip
-    report = build_report(tmp_path, expected_ranks=2, outcome="rank_failed", exit_code=10, plan=plan)
+    report = report_of(tmp_path, 2, plan=plan)
     RunReport.model_validate(report)
     assert (report["outcome"], report["exit_code"]) == ("oom", 10)
     failure = report["first_failure"]

@@ -26,9 +26,11 @@ from tests.support.ranks import (
     wait_for,
     write_script,
 )
+from tests.support.reports import report_of
 from zerokit.errors import ReportNotWritten
 from zerokit.launcher.rank_file import RankTail, find_rank_files, rank_file, read_rank_file, stacks_file
-from zerokit.launcher.verdict.report import build_report, report_of_folder, write_report
+from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.report import report_of_folder, write_report
 from zerokit.report.schema import RunReport
 
 SLEEPER = """
@@ -36,12 +38,6 @@ SLEEPER = """
     print("up", flush=True)
     time.sleep(60)
 """
-
-
-def report_of(run_dir: Path, ranks: int = 1, outcome: str = "ok", **more: object) -> dict[str, object]:
-    report = build_report(run_dir, expected_ranks=ranks, outcome=outcome, exit_code=0, **more)
-    RunReport.model_validate(report)
-    return report
 
 
 # -- ways to end ----------------------------------------------------------------------------------
@@ -102,8 +98,8 @@ def test_a_rank_that_leaves_half_way_has_not_finished(tmp_path, ranks, outcome, 
     script = write_script(tmp_path, LEAVES)
     for number, arguments in enumerate(ranks):
         assert run_rank(tmp_path, "--", script, *arguments, rank=number, ranks=2)[0] == 0
-    exits = [{"rank": number, "code": 0, "at": 1.0} for number in range(2)]
-    report = report_of(tmp_path, ranks=2, rank_exits=exits)
+    exits = [RankExit(rank=number, code=0, at=1.0) for number in range(2)]
+    report = report_of(tmp_path, ranks=2, exits=exits)
     assert (report["outcome"], [rank["state"] for rank in report["ranks"]]) == (outcome, states)
     if "lost" in states:
         error = report["ranks"][0]["error"]
@@ -131,7 +127,8 @@ def test_a_fatal_signal_loses_at_most_half_a_second(tmp_path, number):
     log = read_rank(tmp_path)
     assert log.last("end") is None
     assert killed_at - log.last("tick")["time"] < 0.5
-    rank = report_of(tmp_path, rank_exits=[{"rank": 0, "signal": int(number), "at": killed_at}])["ranks"][0]
+    exit_ = RankExit(rank=0, signal=int(number), at=killed_at)
+    rank = report_of(tmp_path, exits=[exit_])["ranks"][0]
     assert (rank["state"], rank["signal"]) == ("failed", number)
     assert rank["peak_host_rss_bytes"] > 0
 
@@ -332,7 +329,7 @@ def test_a_full_64_kib_file_system(tmp_path):
         pytest.skip("no mounts here")
     try:
         report = report_of(small, ranks=1)
-        write_report(small, report)
+        write_report(small, RunReport.model_validate(report))
         older = (small / "report.json").read_bytes()
         with (small / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
             while True:
@@ -340,7 +337,7 @@ def test_a_full_64_kib_file_system(tmp_path):
         code, out, err = run_rank(small, "--", write_script(tmp_path, BUSY))
         assert (code, out, err) == (0, "trained\n", "")
         with pytest.raises(ReportNotWritten) as raised:
-            write_report(small, {**report, "exit_code": 10})
+            write_report(small, RunReport.model_validate({**report, "exit_code": 10}))
         assert raised.value.exit_code == 74
         assert (small / "report.json").read_bytes() == older
         assert sorted(path.name for path in small.iterdir() if path.name.startswith(".")) == []
@@ -352,7 +349,7 @@ def test_a_full_64_kib_file_system(tmp_path):
 def test_a_report_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatch, call):
     run_rank(tmp_path, "--", write_script(tmp_path, "pass"))
     report = report_of(tmp_path)
-    write_report(tmp_path, report)
+    write_report(tmp_path, RunReport.model_validate(report))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def full(*_: object, **__: object) -> None:
@@ -360,7 +357,7 @@ def test_a_report_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypa
 
     monkeypatch.setattr(*((os, "fsync") if call == "write" else (Path, "replace")), full)
     with pytest.raises(ReportNotWritten, match=r"report\.json could not be written: No space left"):
-        write_report(tmp_path, {**report, "outcome": "hung"})
+        write_report(tmp_path, RunReport.model_validate({**report, "outcome": "hung"}))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -425,8 +422,8 @@ def test_missing_ranks_are_lost_and_no_success(tmp_path):
     script = write_script(tmp_path, "pass")
     for rank in (0, 2):
         run_rank(tmp_path, "--", script, rank=rank, ranks=4)
-    exits = [{"rank": rank, "code": 0} for rank in range(4)]
-    for report in (report_of(tmp_path, 4), report_of(tmp_path, 4, rank_exits=exits)):
+    exits = [RankExit(rank=rank, code=0) for rank in range(4)]
+    for report in (report_of(tmp_path, 4), report_of(tmp_path, 4, exits=exits)):
         states = [rank["state"] for rank in report["ranks"]]
         assert states == ["finished", "lost", "finished", "lost"]
         assert (report["outcome"], report["exit_code"]) == ("launcher_lost", 12)
@@ -460,7 +457,7 @@ def test_any_bytes_give_a_valid_report(tmp_path, finished, data):
     path.write_bytes(finished[: data.draw(st.integers(0, len(finished)))] + junk + b"\n"
                      + json.dumps(record).encode("utf-8", "surrogatepass") + b"\n")  # fmt: skip
     report = report_of(tmp_path)
-    write_report(tmp_path, report)
+    write_report(tmp_path, RunReport.model_validate(report))
     json.loads((tmp_path / "report.json").read_text())
 
 
@@ -520,7 +517,7 @@ def test_secrets_reach_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
     script = write_script(tmp_path, "import os; raise OSError('401 for ' + os.environ['HF_TOKEN'])")
     run_rank(tmp_path, "--", script)
-    write_report(tmp_path, report_of(tmp_path))
+    write_report(tmp_path, RunReport.model_validate(report_of(tmp_path)))
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path != script)
     assert b"<HF_TOKEN>" in written
     assert b"hf_abcdef" not in written and b"0123456789abcdef" not in written
@@ -546,5 +543,5 @@ def test_a_run_is_shown_while_it_lives(tmp_path):
     with start_rank(tmp_path, "--", write_script(tmp_path, SLEEPER)) as process:
         assert process.stdout.readline() == "up\n"
         time.sleep(0.2)
-        assert report_of_folder(tmp_path)["outcome"] == "running"
+        assert report_of_folder(tmp_path).outcome == "running"
         process.kill()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.ranks import BOOTSTRAP, read_rank, write_script
-from zerokit.launcher.verdict.report import build_report
+from tests.support.reports import report_of
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -116,7 +116,7 @@ def test_phase_peaks_are_those_the_script_measures_itself(tmp_path):
     own = write_script(tmp_path, TRAINS.replace("sys.argv[1:]", '["own"]'), "own.py")
     (expected,) = run(tmp_path, own, measured=False)
     run(tmp_path, write_script(tmp_path, TRAINS), measured=True)
-    report = build_report(tmp_path, expected_ranks=1, outcome="ok", exit_code=0)
+    report = report_of(tmp_path, 1)
     (rank,) = report["ranks"]
     assert {name: rank["phases"][name] for name in expected} == expected
     assert rank["peak_allocated_bytes"] == max(expected.values())
@@ -142,7 +142,7 @@ def test_an_out_of_memory_is_explained(tmp_path):
     script = write_script(tmp_path, RUNS_OUT)
     with pytest.raises(AssertionError, match="out of memory"):
         run(tmp_path, script, measured=True)
-    report = build_report(tmp_path, expected_ranks=1, outcome="rank_failed", exit_code=10)
+    report = report_of(tmp_path, 1)
     assert report["outcome"] == "oom"
     oom = report["first_failure"]["oom"]
     assert oom["asked_bytes"] == 2500 * MIB

@@ -8,13 +8,16 @@ import shlex
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerokit.cli.plan import DEFAULT_FOLDER
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError, ReportNotWritten
+
+if TYPE_CHECKING:
+    from zerokit.report.schema import Retry, RunReport
 
 MOST_RETRIES = 3
 
@@ -213,7 +216,7 @@ class _Attempt:
     """One run that is over. ``next``: the plan to try after an out-of-memory, or why there is none."""
 
     prepared: Any
-    report: dict[str, Any]
+    report: RunReport
     exit_code: int
     next: Any = None
 
@@ -231,10 +234,11 @@ def _run(wishes: Any, retries: int) -> int:
 
 def _run_locked(wishes: Any, retries: int, locks: ExitStack) -> int:
     from zerokit.launcher import replan
+    from zerokit.report.schema import Retry
 
     last = first = _attempt(wishes, retries > 0, locks)
     for number in range(1, retries + 1):
-        if last.report["outcome"] != "oom":
+        if last.report.outcome != "oom":
             break
         if not isinstance(last.next, replan.NextPlan):
             _say(f"--retry-smaller: no retry: {last.next}")
@@ -244,17 +248,17 @@ def _run_locked(wishes: Any, retries: int, locks: ExitStack) -> int:
         name = f"retry-{number}"
         again = replace(wishes, plan=str(last.next.folder), run_dir=str(first.run_dir / name))
         last = _attempt(again, True, locks, retry_of=first.run_dir)
-        ended = {"outcome": last.report["outcome"], "exit_code": last.exit_code}
-        _note_retry(first, {"folder": name, "changes": changes, **ended})
+        outcome, code = last.report.outcome, last.exit_code
+        _note_retry(first, Retry(folder=name, changes=changes, outcome=outcome, exit_code=code))
     else:
-        if retries and last.report["outcome"] == "oom":
+        if retries and last.report.outcome == "oom":
             _say(f"--retry-smaller: out of memory again, after {retries} retries")
     return last.exit_code
 
 
-def _note_retry(first: _Attempt, entry: dict[str, Any]) -> None:
+def _note_retry(first: _Attempt, retry: Retry) -> None:
     """Link a retry from the first run's report."""
-    first.report.setdefault("retries", []).append(entry)
+    first.report = first.report.model_copy(update={"retries": [*first.report.retries, retry]})
     if (error := _write(first.run_dir, first.report)) is not None:
         _say(str(error))
 
@@ -285,7 +289,7 @@ def _attempt(wishes: Any, retry_smaller: bool, locks: ExitStack, retry_of: Path 
     return _conclude(prepared, ended, retry_of)
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: RunReport) -> None:
     """Print the table; a reader that went away must not turn a failed run into exit code 0."""
     import sys
 
@@ -307,10 +311,10 @@ def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     run_dir: Path = prepared.launch.run_dir
     report = conclude.build(prepared, ended)
     if retry_of is not None:
-        report["retry_of"] = str(retry_of)
+        report = report.model_copy(update={"retry_of": str(retry_of)})
     following, not_written = None, _write(run_dir, report)
-    if report["outcome"] == "oom":  # planning takes a while: the report is there already
-        following = _explain_memory(prepared, report)
+    if report.outcome == "oom":  # planning takes a while: the report is there already
+        following, report = _explain_memory(prepared, report)
         not_written = _write(run_dir, report)
     _show(report)
     if ended.dropped_bytes:
@@ -322,12 +326,8 @@ def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     if ended.failure_tail.strip():
         with suppress(OSError):
             click.echo(ended.failure_tail.rstrip("\n"), err=True)
-    # The ranks' own files may know worse than what the supervisor saw; never better.
-    exit_code: int = report["exit_code"]
-    if exit_code == ended.verdict.exit_code:
-        _say(f"{ended.verdict.outcome}: {ended.verdict.why}")
-    else:
-        _say(f"{report['outcome']}: {report.get('why') or _worst(report)}; as processes, {ended.verdict.why}")
+    exit_code: int = ended.verdict.exit_code
+    _say(f"{ended.verdict.outcome}: {ended.verdict.why}")
     _say(f"run folder: {run_dir}")
     for lock in stale_locks(os.environ, home_folder()):
         _say(f"warning: {lock.what}; remove it: {lock.command}")
@@ -339,15 +339,7 @@ def _conclude(prepared: Any, ended: Any, retry_of: Path | None) -> _Attempt:
     return _Attempt(prepared=prepared, report=report, exit_code=exit_code, next=following)
 
 
-def _worst(report: dict[str, Any]) -> str:
-    """What the ranks' own files say against a success."""
-    for rank in report["ranks"]:
-        if rank["state"] not in ("finished", "stopped"):
-            return f"rank {rank['rank']} on {rank['host']}: {rank['error'] or rank['state']}"
-    return "the ranks' reports are not complete"
-
-
-def _write(run_dir: Path, report: dict[str, Any]) -> ReportNotWritten | None:
+def _write(run_dir: Path, report: RunReport) -> ReportNotWritten | None:
     from zerokit.launcher import conclude
 
     try:
@@ -357,15 +349,18 @@ def _write(run_dir: Path, report: dict[str, Any]) -> ReportNotWritten | None:
     return None
 
 
-def _explain_memory(prepared: Any, report: dict[str, Any]) -> Any:
+def _explain_memory(prepared: Any, report: RunReport) -> tuple[Any, RunReport]:
     """Put the next plan that would fit into the report of an out-of-memory, or why there is none."""
     from zerokit.launcher import replan
+    from zerokit.report import schema
 
-    failure = report.get("first_failure") or {}
+    following: Any
     try:
-        found = replan.next_plan(prepared, report)
+        following = replan.next_plan(prepared, report.first_failure)
+        changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}
     except replan.NoNextPlan as error:
-        failure["no_next_plan"] = str(error)
-        return error
-    failure["next_plan"] = found.describe()
-    return found
+        following, changed = error, {"no_next_plan": str(error)}
+    if report.first_failure is not None:
+        failure = report.first_failure.model_copy(update=changed)
+        report = report.model_copy(update={"first_failure": failure})
+    return following, report

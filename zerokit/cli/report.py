@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerokit.errors import InputError
+
+if TYPE_CHECKING:
+    from zerokit.report.schema import RunReport
 
 
 @click.command(
@@ -34,14 +37,14 @@ def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
     if len(reports) == 2:
         _compare(runs, reports, as_json)
     elif as_json:
-        click.echo(json.dumps(reports[0], indent=1, allow_nan=False))
+        click.echo(json.dumps(reports[0].to_dict(), indent=1, allow_nan=False))
     elif html is None:
         from zerokit.report.render import print_report
 
         print_report(reports[0])
 
 
-def _compare(runs: tuple[str, ...], reports: list[dict[str, Any]], as_json: bool) -> None:
+def _compare(runs: tuple[str, ...], reports: list[RunReport], as_json: bool) -> None:
     from zerokit.report.compare import compare_reports, print_comparison
 
     comparison = compare_reports(*reports)
@@ -51,7 +54,7 @@ def _compare(runs: tuple[str, ...], reports: list[dict[str, Any]], as_json: bool
         print_comparison(comparison, (runs[0], runs[1]))
 
 
-def _load(place: Path) -> dict[str, Any]:
+def _load(place: Path) -> RunReport:
     from zerokit.launcher.rank_file import find_rank_files
     from zerokit.launcher.verdict.report import report_of_folder
     from zerokit.report.schema import load_report

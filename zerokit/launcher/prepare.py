@@ -15,10 +15,11 @@ from zerokit.files import home_folder
 from zerokit.launcher import build_locks, ports, preflight, run_folder
 from zerokit.launcher import command as commands
 from zerokit.launcher import devices as device_module
+from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import cluster, gather, hostfile
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.secrets import Secrets
-from zerokit.launcher.verdict.evidence import Launch
+from zerokit.launcher.verdict.as_planned import PlanCheck
 from zerokit.script import adapt_config, agreement
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as style
@@ -191,6 +192,9 @@ def prepare(wishes: Wishes, run_dir: Path, stack: ExitStack) -> Prepared:
         launch=replace(
             _launch(wishes, place, command, run_dir, _predicted(plan, place.devices.kind)),
             plan=held_to,
+            plan_check=None
+            if config is None
+            else PlanCheck(plan=None if wishes.accept_mismatch else held_to, style=chosen_style),
             style=chosen_style,
         ),
         command=command,

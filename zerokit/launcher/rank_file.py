@@ -46,9 +46,14 @@ _LOCK_SECONDS = 2.0  # a stuck network file system must not hold up the training
 Record = dict[str, Any]
 
 
+def rank_file_name(rank: int) -> str:
+    """``rank-00003.jsonl``."""
+    return f"rank-{rank:05d}.jsonl"
+
+
 def rank_file(run_dir: Path, rank: int) -> Path:
     """Path of the file that rank ``rank`` of the run in ``run_dir`` appends to."""
-    return run_dir / f"rank-{rank:05d}.jsonl"
+    return run_dir / rank_file_name(rank)
 
 
 def stacks_file(run_dir: Path, rank: int) -> Path:

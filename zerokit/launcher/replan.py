@@ -19,6 +19,7 @@ from zerokit.emit import plan_file
 from zerokit.errors import ZerokitError
 from zerokit.launcher.own_process import own_process
 from zerokit.launcher.prepare import Prepared
+from zerokit.report.schema import Failure
 from zerokit.units import format_gib
 
 _SECONDS = 300.0  # a plan takes a second; tracing a model of one's own for the first time, minutes
@@ -67,8 +68,11 @@ def why_not(prepared: Prepared) -> str | None:
     return None
 
 
-def next_plan(prepared: Prepared, report: Mapping[str, Any]) -> NextPlan:
+def next_plan(prepared: Prepared, failure: Failure | None) -> NextPlan:
     """Plan again, into ``next-plan/`` of the run folder, with less memory than what ran out.
+
+    Args:
+        failure: the first of the run that ran out of memory.
 
     Raises:
         NoNextPlan: with the reason, for people.
@@ -80,9 +84,10 @@ def next_plan(prepared: Prepared, report: Mapping[str, Any]) -> NextPlan:
     needed, peak = _needed_bytes(chosen), _peak_bytes(chosen)
     if needed is None or peak is None:
         raise NoNextPlan("the plan holds no prediction to go below")
-    share = scale((report.get("first_failure") or {}).get("oom") or {})
+    oom = failure.oom.to_dict() if failure is not None and failure.oom is not None else {}
+    share = scale(oom)
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
-    request = smaller_request(prepared, limit, on_host=_host_ran_out(prepared, report))
+    request = smaller_request(prepared, limit, on_host=_host_ran_out(prepared, oom))
     folder = prepared.launch.run_dir / "next-plan"
     plan = _plan(request, folder, prepared.launch.cwd)
     if plan.chosen["deepspeed_config"] == chosen.get("deepspeed_config"):
@@ -122,9 +127,8 @@ def _predicted(chosen: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _host_ran_out(prepared: Prepared, report: Mapping[str, Any]) -> bool:
+def _host_ran_out(prepared: Prepared, oom: Mapping[str, Any]) -> bool:
     """Whether a node's memory ran out beside GPUs (on CPU ranks it is what stands for the GPUs')."""
-    oom = (report.get("first_failure") or {}).get("oom") or {}
     return oom.get("memory") == "host" and prepared.command.set_variables["ZEROKIT_DEVICE"] == "cuda"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from zerokit.launcher.prepare import Prepared, Wishes
 from zerokit.report import what_ran
+from zerokit.report.schema import RunReport
 
 _DECISIVE = ("ZeRO stage", "batch size per GPU", "gradient accumulation", "tensor parallel", "precision",
              "activation checkpointing")  # fmt: skip
@@ -55,7 +56,7 @@ class Measured:
         return self.problem is None and not self.differences and self.step_seconds is not None
 
 
-def run(prepared: Prepared) -> dict[str, Any]:
+def run(prepared: Prepared) -> RunReport:
     """Run what was prepared, write its report and return it.
 
     Raises:
@@ -68,8 +69,6 @@ def run(prepared: Prepared) -> dict[str, Any]:
     write_files(prepared)
     ended = supervisor.Supervisor(prepared.launch).run()
     report = conclude.build(prepared, ended)
-    if report["outcome"] not in ("ok", "stopped"):
-        report["why"] = ended.verdict.why
     conclude.write(prepared.launch.run_dir, report)
     return report
 
@@ -87,7 +86,7 @@ def attempt(wishes: Wishes, run_dir: Path, say: Callable[[str], None], seq_len: 
         for note in prepared.notes:
             say(note)
         report = run(prepared)
-    return measured(report, (prepared.plan or {}).get("chosen") or {}, run_dir, seq_len)
+    return measured(report.to_dict(), (prepared.plan or {}).get("chosen") or {}, run_dir, seq_len)
 
 
 def measured(

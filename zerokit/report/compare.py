@@ -17,7 +17,9 @@ _OLDER = {"load": "init", "eval": "other", "generate": "other", "save": "other"}
 """Phase → what an older report has it in (interfaces: the table of phases)."""
 
 
-def compare_reports(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def compare_reports(
+    first: RunReport | Mapping[str, Any], second: RunReport | Mapping[str, Any]
+) -> dict[str, Any]:
     """The figures of two runs and their differences.
 
     Sizes are of the fullest rank of each run, in bytes; step time is the median over ranks, in seconds.
@@ -35,7 +37,7 @@ def compare_reports(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
     times = (_step_seconds(runs[0]), _step_seconds(runs[1]))
     return {
         "schema": SCHEMA,
-        "outcomes": [run.outcome for run in runs],
+        "outcomes": [str(run.outcome) for run in runs],
         "ranks": [len(run.ranks) for run in runs],
         "steps": [max((rank.steps for rank in run.ranks), default=0) for run in runs],
         "figures": {**{name: _change(*pair) for name, pair in rows.items()}, "step_seconds": _change(*times)},

@@ -17,13 +17,13 @@ from zerokit.resources import folder
 _TEMPLATE = "report.html.j2"
 
 
-def render_html(report: Mapping[str, Any]) -> str:
+def render_html(report: RunReport | Mapping[str, Any]) -> str:
     """The page. It holds its own style, runs no script and loads nothing; every text is escaped."""
     run = RunReport.model_validate(report)
     ranks, omitted = render.shown_ranks(run)
     page: str = _template().render(
         run=run,
-        outcome_text=render.OUTCOME_TEXT[run.outcome],
+        outcome_text=run.outcome.text,
         ranks=[_row(run, rank) for rank in ranks],
         omitted=omitted,
         phases=render.ordered_phases(dict.fromkeys(name for rank in run.ranks for name in rank.phases)),
@@ -73,7 +73,7 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
     }
 
 
-def write_html(path: Path, report: Mapping[str, Any]) -> None:
+def write_html(path: Path, report: RunReport | Mapping[str, Any]) -> None:
     """Write the page to ``path``, whole or not at all.
 
     Raises:

@@ -22,21 +22,9 @@ MOST_RANKS = 64
 _PIPE_WIDTH = 160
 _STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
                 "lost": "bold red", "terminated": "yellow"}  # fmt: skip
-OUTCOME_TEXT = {
-    "ok": "every rank finished",
-    "rank_failed": "a rank failed",
-    "oom": "out of memory",
-    "hung": "hung: no progress within the heartbeat",
-    "not_as_planned": "the script ended well, but did not do what the plan says",
-    "launcher_lost": "the launcher was lost, or a rank left no complete report",
-    "interrupted": "interrupted",
-    "stopped": "stopped at its step limit",
-    "timed_out": "ended at its time limit",
-    "running": "still running",
-}
 
 
-def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+def print_report(report: RunReport | Mapping[str, Any], console: Console | None = None) -> None:
     """Print a report to ``console`` (standard output by default); the first failure comes last."""
     (console or wide_console()).print(Group(*parts(report)), highlight=False)
 
@@ -47,7 +35,7 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
 
-def parts(report: Mapping[str, Any]) -> list[RenderableType]:
+def parts(report: RunReport | Mapping[str, Any]) -> list[RenderableType]:
     """The report as renderables, in the order they are read."""
     run = RunReport.model_validate(report)
     shown: list[RenderableType] = [_rank_table(run)]
@@ -323,7 +311,7 @@ def outcome_line(run: RunReport) -> Text:
     """The last line: how it ended, in words."""
     good = run.outcome in ("ok", "stopped", "running")
     took = f", {format_seconds(run.elapsed_seconds)}" if run.elapsed_seconds else ""
-    text = f"Outcome: {run.outcome} ({OUTCOME_TEXT[run.outcome]}{took}; exit code {run.exit_code})"
+    text = f"Outcome: {run.outcome} ({run.outcome.text}{took}; exit code {run.exit_code})"
     if run.problems:
         count = len(run.problems)
         text += f", with {count} problem{'s' if count > 1 else ''} named above"

@@ -1,4 +1,7 @@
-"""``report.json`` as it is read back: checked at the border, tolerant of fields it does not know."""
+"""``report.json``: the types that it is written from and read back into.
+
+Checked at the border; fields of other versions are kept and ignored.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,30 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zerokit.errors import FileInputError
+from zerokit.report.outcome import Outcome, RankState
 
-SCHEMA = "zerokit.report/1"
+SCHEMA: Final = "zerokit.report/1"
 _MOST_BYTES = 256 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 
-Outcome = Literal[
-    "ok",
-    "rank_failed",
-    "oom",
-    "hung",
-    "launcher_lost",
-    "interrupted",
-    "stopped",
-    "timed_out",
-    "running",
-    "not_as_planned",
-]
-State = Literal["finished", "stopped", "failed", "terminated", "lost", "running"]
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+OutcomeName = Annotated[Outcome, Field(strict=False)]  # a string in JSON
+StateName = Annotated[RankState, Field(strict=False)]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in ``report.json``: what was given, and nothing for what was not."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class Pair(_Part):
@@ -72,8 +69,10 @@ class Predicted(_Part):
     kind: Literal["gpu_memory", "host_memory"]
     rank: Count
     peak_bytes: Pair | None = None
+    baseline_bytes: Bytes | None = None
     phases: dict[str, Pair] = {}
     step_seconds: Pair | None = None
+    min_vram_bytes: Bytes | None = None
     per_rank: list[RankPair] = []
     note: str | None = None
     differences: list[Differing] = []
@@ -120,8 +119,10 @@ class NextPlan(_Part):
     """What would fit after an out-of-memory."""
 
     folder: str | None = None
+    limit_bytes: int | None = None
     min_vram_bytes: Bytes | None = None
     why: str | None = None
+    strategy: dict[str, Any] = {}
 
 
 class Failure(_Part):
@@ -131,8 +132,11 @@ class Failure(_Part):
     host: str
     kind: str
     error: str | None = None
+    signal: int | None = None
+    exit_code: int | None = None
     phase: str | None = None
     step: Count | None = None
+    at: Number | None = None
     traceback: str | None = None
     oom: OutOfMemory | None = None
     next_plan: NextPlan | None = None
@@ -144,7 +148,7 @@ class Retry(_Part):
     """A further attempt, with a plan that needs less memory; its folder is below the first run's."""
 
     folder: str
-    outcome: Outcome
+    outcome: OutcomeName
     exit_code: int
     changes: str | None = None
 
@@ -154,13 +158,14 @@ class RankReport(_Part):
 
     rank: Count
     host: str
-    state: State
+    state: StateName
     signal: int | None = None
     exit_code: int | None = None
     error: str | None = None
     reported: bool = True
     device: str | None = None
     not_measured: str | None = None
+    not_measured_fix: str | None = None
     peak_allocated_bytes: Bytes | None = None
     peak_reserved_bytes: Bytes | None = None
     peak_device_used_bytes: Bytes | None = None
@@ -171,23 +176,38 @@ class RankReport(_Part):
     baseline_host_rss_bytes: Bytes | None = None
     peak_phase: str | None = None
     phases: dict[str, Bytes] = {}
+    phase_details: dict[str, dict[str, Any]] = {}
     predicted_peak_allocated_bytes: Bytes | None = None
+    predicted_peak_phase: str | None = None
+    predicted_phases: dict[str, Any] = {}
+    predicted_components: dict[str, Any] = {}
     steps: Count = 0
+    micro_steps: Count = 0
+    phase: str | None = None
     median_step_seconds: Number | None = None
+    engine: dict[str, Any] | None = None
+    timed: dict[str, Any] | None = None
     leaks: list[Leak] = []
+    last_heard_at: Number | None = None
     restarts: Count = 0
+    notes: list[dict[str, Any]] = []
     timeline: list[list[Any]] = []
+    timeline_fields: list[str] = []
 
 
 class RunReport(_Part):
-    """One run."""
+    """One run. ``why``: the outcome in one sentence; ``started_at``: Unix seconds."""
 
     schema_: Literal["zerokit.report/1"] = Field(alias="schema")
-    outcome: Outcome
+    zerokit: str | None = None
+    outcome: OutcomeName
     exit_code: int
+    why: str | None = None
     script: str | None = None
     device: str | None = None
+    started_at: Number | None = None
     elapsed_seconds: Number | None = None
+    expected_ranks: Count | None = None
     ranks: list[RankReport]
     first_failure: Failure | None = None
     predicted_vs_measured: Predicted | None = None
@@ -210,6 +230,30 @@ class RunReport(_Part):
         """The predicted peak of each rank, of the kind of memory that was measured."""
         predicted = self.predicted_vs_measured
         return {pair.rank: pair.predicted for pair in predicted.per_rank} if predicted else {}
+
+
+_Model = TypeVar("_Model", bound=_Part)
+
+
+def checked(model: type[_Model], values: Mapping[str, Any], name: str, problems: list[str]) -> _Model:
+    """A part of a report from what a stranger's or a broken file held.
+
+    Args:
+        values: a field that cannot be is left out, with a sentence in ``problems``.
+        name: of what it is, for that sentence.
+
+    Raises:
+        ValidationError: a required field cannot be.
+    """
+    clean = plain(values)
+    try:
+        return model.model_validate(clean)
+    except ValidationError as error:
+        first = {str(part["loc"][0]): part for part in reversed(error.errors())}
+    for part in first.values():
+        key = ".".join(str(step) for step in part["loc"])
+        problems.append(f"{name}: {key} cannot be used: {part['msg']}")
+    return model.model_validate({key: value for key, value in clean.items() if key not in first})
 
 
 def plain(value: Any) -> Any:
@@ -238,7 +282,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def load_report(path: Path) -> dict[str, Any]:
+def load_report(path: Path) -> RunReport:
     """Read and check a ``report.json``.
 
     Raises:
@@ -261,9 +305,8 @@ def load_report(path: Path) -> dict[str, Any]:
     if not isinstance(report, dict) or report.get("schema") != SCHEMA:
         raise FileInputError(path, f"is not a zerokit report (schema {SCHEMA})")
     try:
-        RunReport.model_validate(report)
+        return RunReport.model_validate(report)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise FileInputError(path, f"{place}: {first['msg']}") from error
-    return report

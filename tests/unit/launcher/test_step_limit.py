@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.ranks import read_rank, run_rank, write_script
+from tests.support.reports import report_of
 from zerokit.launcher.trial import differences, measured
-from zerokit.launcher.verdict.report import build_report, report_of_folder
+from zerokit.launcher.verdict.report import report_of_folder
 
 SCRIPT = """
     import time
@@ -57,10 +58,10 @@ def test_a_stopped_run_is_reported_as_stopped_and_never_as_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_limited(tmp_path, monkeypatch, "4")
-    again = report_of_folder(tmp_path)
+    again = report_of_folder(tmp_path).to_dict()
     assert (again["outcome"], again["ranks"][0]["state"]) == ("stopped", "stopped")
     # a peer that trained on, or that never reported, spoils it
-    both = build_report(tmp_path, expected_ranks=2, outcome="ok", exit_code=0)
+    both = report_of(tmp_path, 2)
     assert (both["outcome"], both["exit_code"]) == ("launcher_lost", 12)
 
 
@@ -127,6 +128,6 @@ def test_sequences_laid_end_to_end_are_no_other_batch() -> None:
 
 def test_records_of_a_trial_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_limited(tmp_path, monkeypatch, "5")
-    report = build_report(tmp_path, expected_ranks=1, outcome="stopped", exit_code=0)
+    report = report_of(tmp_path, 1, stop_ordered=True)
     assert report["ranks"][0]["timed"]["steps"] == 3
     assert json.loads(json.dumps(report))["outcome"] == "stopped"

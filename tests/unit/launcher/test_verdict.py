@@ -6,74 +6,190 @@ import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
 import pytest
 
 from zerokit.errors import InputError
+from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.run_folder import make_run_folder
 from zerokit.launcher.supervisor.progress import Progress
-from zerokit.launcher.verdict.verdict import Evidence, Outcome, RankExit, decide, launcher_status
+from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.report import build_report
+from zerokit.launcher.verdict.verdict import Evidence, judge, launcher_status
+from zerokit.report.outcome import Outcome
+
+T = 1000.0  # when the first rank of each case fails, in Unix seconds
+
+
+def log(rank: int, *records: dict[str, Any], steps: int = 5) -> RankLog:
+    """What a rank wrote of itself; it goes on for as long as there is no ``end``."""
+    known = {"rank": rank, "pid": 100 + rank, "time": T - 1}
+    start = {**known, "type": "start", "host": "h", "world_size": 2}
+    tick = {**known, "type": "tick", "steps": steps, "phase": "forward"}
+    later = [{**known, "time": T, "steps": steps, **record} for record in records]
+    return RankLog(rank=rank, path=Path(f"rank-{rank:05d}.jsonl"), records=[start, tick, *later])
+
+
+def finished(rank: int, **changed: Any) -> RankLog:
+    return log(rank, {"type": "end", "state": "finished", "exit_code": 0, **changed})
+
+
+def raised(rank: int, text: str = "ValueError: no", at: float = T, **changed: Any) -> RankLog:
+    """A rank whose script ended with an exception at ``at``."""
+    error = {"type": "error", "error": text, "traceback": f"Traceback …\n{text}", "time": at, **changed}
+    return log(rank, error, {"type": "end", "state": "failed", "exit_code": 1, "time": at})
+
+
+def running(*ranks: int) -> dict[int, RankLog]:
+    """Ranks that left no last line."""
+    return {rank: log(rank) for rank in ranks}
 
 
 def evidence(**changed: Any) -> Evidence:
     values: dict[str, Any] = {
         "expected_ranks": 2,
-        "rank_exits": [exit_(0, 0), exit_(1, 0)],
+        "logs": {0: finished(0), 1: finished(1)},
+        "exits": [exit_(0, 0), exit_(1, 0)],
+        "host": "h",
         "launcher_code": 0,
-        "launcher_lost": None,
-        "interrupted_by": None,
-        "hung": None,
-        "out_of_memory": {},
-        "reporting": frozenset({0, 1}),
+        "stop_ordered": False,
     }
     return Evidence(**values | changed)
 
 
-def exit_(
-    rank: int, code: int | None, signal: int | None = None, at: float = 0.0, by_us: bool = False
-) -> RankExit:
-    return RankExit(rank=rank, host="h", code=code, signal=signal, at=at, by_us=by_us)
+def exit_(rank: int, code: int | None, signal: int | None = None, at: float = T) -> RankExit:
+    return RankExit(rank=rank, host="h", code=code, signal=signal, at=at)
+
+
+def overcame(rank: int) -> RankLog:
+    return log(rank, {"type": "oom", "step": 2}, {"type": "end", "state": "finished", "exit_code": 0})
+
+
+def stopped(rank: int) -> RankLog:
+    return log(rank, {"type": "end", "state": "stopped", "exit_code": 0})
 
 
 @pytest.mark.parametrize(
     ("changed", "outcome", "code"),
     [
         ({}, Outcome.OK, 0),
-        ({"reporting": frozenset({0})}, Outcome.LAUNCHER_LOST, 12),
-        ({"reporting": frozenset(), "rank_exits": []}, Outcome.LAUNCHER_LOST, 12),
-        ({"rank_exits": [exit_(0, 0), exit_(1, 3)], "launcher_code": 3}, Outcome.RANK_FAILED, 10),
-        ({"rank_exits": [exit_(1, None, 9)], "launcher_code": 247}, Outcome.RANK_FAILED, 10),
-        ({"rank_exits": [exit_(1, 1)], "out_of_memory": {1: "x"}}, Outcome.OOM, 10),
-        ({"out_of_memory": {1: "caught by the script"}}, Outcome.OK, 0),
-        ({"launcher_lost": "gone", "rank_exits": []}, Outcome.LAUNCHER_LOST, 12),
-        ({"launcher_code": 2, "rank_exits": [], "reporting": frozenset()}, Outcome.LAUNCHER_LOST, 12),
-        ({"hung": "rank 1", "rank_exits": [exit_(1, None, 9)]}, Outcome.HUNG, 11),
+        # neither a process that ended well nor a file that says so is enough by itself
+        ({"logs": {0: finished(0)}}, Outcome.LAUNCHER_LOST, 12),
+        ({"logs": {}}, Outcome.LAUNCHER_LOST, 12),
+        ({"logs": {0: finished(0), **running(1)}}, Outcome.LAUNCHER_LOST, 12),
+        ({"exits": [exit_(0, 0), exit_(1, 3)], "launcher_code": 3}, Outcome.RANK_FAILED, 10),
+        ({"exits": [exit_(0, 0), exit_(1, None, 9)], "launcher_code": 247}, Outcome.RANK_FAILED, 10),
+        ({"logs": {0: finished(0), 1: raised(1)}, "exits": []}, Outcome.RANK_FAILED, 10),
+        ({"logs": {0: finished(0), 1: raised(1, out_of_memory=True)}}, Outcome.OOM, 10),
+        # an allocation that the script overcame; and one after which it left
+        ({"logs": {0: finished(0), 1: overcame(1)}}, Outcome.OK, 0),
+        ({"logs": {0: finished(0), 1: log(1, {"type": "oom", "step": 6})}, "exits": [exit_(1, 1)]},
+         Outcome.OOM, 10),
+        ({"logs": {0: finished(0), 1: log(1, {"type": "oom", "step": 2})}, "exits": [exit_(1, 1)]},
+         Outcome.RANK_FAILED, 10),
+        ({"oom_kills": 1, "logs": running(0, 1), "exits": [exit_(1, None, 9)]}, Outcome.OOM, 10),
+        ({"launcher_lost": "gone", "exits": [], "logs": running(0, 1)}, Outcome.LAUNCHER_LOST, 12),
+        ({"launcher_code": 2, "exits": [], "logs": {}}, Outcome.LAUNCHER_LOST, 12),
+        # the launcher's own code tells of a rank whose end nobody saw
+        ({"launcher_code": 247, "exits": [], "logs": {0: finished(0), **running(1)}},
+         Outcome.RANK_FAILED, 10),
+        ({"hung": "rank 1", "exits": [exit_(1, None, 9)]}, Outcome.HUNG, 11),
         ({"interrupted_by": 15, "hung": "x"}, Outcome.INTERRUPTED, 143),
-        ({"stopped": frozenset({0, 1}), "stop_ordered": True}, Outcome.STOPPED, 0),
+        ({"logs": {0: stopped(0), 1: stopped(1)}, "stop_ordered": True}, Outcome.STOPPED, 0),
+        ({"logs": {0: stopped(0), 1: stopped(1)}, "stop_ordered": None}, Outcome.STOPPED, 0),
         # a step limit that nobody ordered, or that only one rank reached, is no good end
-        ({"stopped": frozenset({0, 1})}, Outcome.LAUNCHER_LOST, 12),
-        ({"stopped": frozenset({0}), "stop_ordered": True}, Outcome.LAUNCHER_LOST, 12),
-        (
-            {"stopped": frozenset({0}), "stop_ordered": True, "rank_exits": [exit_(0, 0), exit_(1, 1)]},
-            Outcome.RANK_FAILED,
-            10,
-        ),
-        ({"timed_out": "not done within 5 s", "rank_exits": []}, Outcome.TIMED_OUT, 11),
+        ({"logs": {0: stopped(0), 1: stopped(1)}}, Outcome.LAUNCHER_LOST, 12),
+        ({"logs": {0: stopped(0), 1: finished(1)}, "stop_ordered": True}, Outcome.LAUNCHER_LOST, 12),
+        ({"logs": {0: stopped(0), 1: raised(1)}, "stop_ordered": True}, Outcome.RANK_FAILED, 10),
+        ({"timed_out": "not done within 5 s", "exits": []}, Outcome.TIMED_OUT, 11),
         ({"interrupted_by": 2, "timed_out": "not done within 5 s"}, Outcome.INTERRUPTED, 130),
-        ({"interrupted_by": 2, "rank_exits": [exit_(1, None, 9, by_us=True)]}, Outcome.INTERRUPTED, 130),
+        ({"interrupted_by": 2, "exits": [exit_(1, None, 9, at=T + 1)], "stopped_at": T},
+         Outcome.INTERRUPTED, 130),
     ],
-)
+)  # fmt: skip
 def test_outcomes(changed: dict[str, Any], outcome: Outcome, code: int) -> None:
-    verdict = decide(evidence(**changed))
+    verdict = judge(evidence(**changed))
     assert (verdict.outcome, verdict.exit_code) == (outcome, code)
 
 
-def test_the_cause_goes_before_its_victims() -> None:
-    exits = [exit_(0, 1, at=10.0), exit_(3, None, 9, at=10.05), exit_(1, 1, at=10.06)]
-    assert "rank 3 on h was killed by SIGKILL" in decide(evidence(rank_exits=exits)).why
-    later = [exit_(0, 1, at=10.0), exit_(3, None, 9, at=12.0)]
-    assert "rank 0 on h exited with code 1" in decide(evidence(rank_exits=later)).why
+@pytest.mark.parametrize(
+    ("seen", "first", "states"),
+    [
+        # one rank leaves with a bare exit code, and a moment later another crashes: the crash tells more,
+        # though zerokit had begun to end the run in between
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGABRT, at=T + 0.1)], "stopped_at": T + 0.01},
+         3, "failed lost lost failed"),
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGSEGV, at=T + 0.1)], "stopped_at": T + 0.01},
+         3, "failed lost lost failed"),
+        # … but not when its own file says that it took zerokit's SIGTERM, or much later
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGABRT, at=T + 0.1)], "stopped_at": T + 0.01,
+          "logs": {**running(0, 1, 2), 3: log(3, {"type": "end", "state": "terminated", "signal": 15})}},
+         0, "failed lost lost terminated"),
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGABRT, at=T + 2)], "stopped_at": T + 0.01},
+         0, "failed lost lost terminated"),
+        # nor when its last words are those of NCCL's watchdog: that is what a peer's end looks like
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGABRT, at=T + 0.1)], "stopped_at": T + 0.01,
+          "last_words": {3: "terminate called after throwing an instance of 'c10::DistBackendError'"}},
+         0, "failed lost lost terminated"),
+        # SIGABRT may be a victim's, an exception that was recorded is the script's own
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGABRT, at=T + 0.1)],
+          "logs": {0: raised(0), **running(1, 2, 3)}}, 0, "failed lost lost failed"),
+        # but no peer's failure makes a SIGSEGV or SIGKILL
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGSEGV, at=T + 0.1)],
+          "logs": {0: raised(0), **running(1, 2, 3)}}, 3, "failed lost lost failed"),
+        # the moment of the exception counts, not that at which its process was gone at last
+        ({"exits": [exit_(3, None, SIGSEGV, at=T + 1), exit_(0, 1, at=T + 3)],
+          "logs": {0: raised(0), **running(1, 2, 3)}}, 0, "failed lost lost failed"),
+        # broken connections are consequences, however early they were noticed
+        ({"exits": [exit_(0, 1), exit_(1, 1), exit_(2, None, 9, at=T + 4)],
+          "logs": {0: raised(0, "RuntimeError: Connection closed by peer"),
+                   1: raised(1, "torch.distributed.DistBackendError: NCCL error"), **running(2, 3)}},
+         2, "terminated terminated failed lost"),
+        # a SIGKILL before zerokit sent any is somebody else's; a later one is zerokit's
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGKILL, at=T + 0.1)], "stopped_at": T, "killed_at": T + 1},
+         3, "failed lost lost failed"),
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGKILL, at=T + 0.1)], "stopped_at": T, "killed_at": T},
+         0, "failed lost lost terminated"),
+        ({"exits": [exit_(0, 1), exit_(3, None, SIGTERM, at=T + 0.1)], "stopped_at": T, "killed_at": T + 1},
+         0, "failed lost lost terminated"),
+        # out of memory tells most of all
+        ({"exits": [exit_(0, None, SIGSEGV), exit_(3, 1, at=T + 0.2)],
+          "logs": {**running(0, 1, 2), 3: raised(3, "OutOfMemoryError", at=T + 0.2, out_of_memory=True)}},
+         3, "failed lost lost failed"),
+    ],
+)  # fmt: skip
+def test_the_first_failure(seen: dict[str, Any], first: int, states: str) -> None:
+    verdict = judge(
+        evidence(**{"expected_ranks": 4, "logs": running(0, 1, 2, 3), "launcher_code": None} | seen)
+    )
+    assert verdict.first_failure is not None and verdict.first_failure.rank == first
+    assert [str(end.state) for end in verdict.ends] == states.split()
+    assert verdict.why.startswith(f"rank {first} on h ")
+
+
+def test_terminal_report_and_exit_code_name_one_rank() -> None:
+    seen = evidence(
+        expected_ranks=4, logs=running(0, 1, 2, 3), launcher_code=None,
+        exits=[exit_(0, 1, at=10.0), exit_(3, None, SIGABRT, at=10.1)],
+    )  # fmt: skip
+    verdict = judge(seen)
+    report = build_report(seen, verdict=verdict)
+    assert verdict.why == report.why == "rank 3 on h was killed by SIGABRT"
+    assert report.first_failure is not None and report.first_failure.rank == 3
+    assert (report.outcome, report.exit_code) == (verdict.outcome, verdict.exit_code)
+
+
+def test_a_lost_launcher_is_not_its_ranks_fault() -> None:
+    """Ranks whose store was in the launcher fail with it; one that failed before it is the cause."""
+    exits = [exit_(0, 1, at=T + 0.5), exit_(1, 1, at=T + 0.5)]
+    broken = {rank: raised(rank, "DistNetworkError: TCPStore", at=T - 0.1) for rank in (0, 1)}
+    lost = {"launcher_lost": "the launcher was lost", "stopped_at": T, "exits": exits}
+    assert judge(evidence(logs=broken, **lost)).outcome is Outcome.LAUNCHER_LOST
+    own = {0: raised(0, at=T - 5), 1: broken[1]}
+    verdict = judge(evidence(logs=own, **lost))
+    assert verdict.outcome is Outcome.RANK_FAILED and "rank 0" in verdict.why
 
 
 @pytest.mark.parametrize(
@@ -227,7 +343,8 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     from types import SimpleNamespace as Bare
 
     from zerokit.launcher import conclude
-    from zerokit.launcher.verdict.evidence import Launch, Seen, judge
+    from zerokit.launcher.launch import Launch
+    from zerokit.launcher.supervisor import observed
 
     launch = Launch(argv=[], environment={}, cwd=tmp_path, run_dir=tmp_path, expected_ranks=1, local_ranks=1,
                     host="h")  # fmt: skip
@@ -240,7 +357,7 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     progress.poll()
     progress.started_at -= 61
     progress.started_clock -= 61 + clock_moves
-    ended = judge(launch, Seen(oom_kills_before=0, launcher_code=0), progress, {}, 0)
+    ended = observed.conclude(launch, observed.Observed(launcher_code=0), progress, {}, 0)
     prepared: Any = Bare(launch=Bare(run_dir=tmp_path, expected_ranks=1), plan=None, config=None)
-    elapsed = conclude.build(prepared, ended)["elapsed_seconds"]
+    elapsed = conclude.build(prepared, ended).elapsed_seconds
     assert elapsed == pytest.approx(61.0 if clock_moves else 60.0, abs=0.9)

@@ -11,10 +11,12 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from tests.support import reports
 from zerokit.cli import run as run_cli
 from zerokit.errors import FileInputError, ReportNotWritten
 from zerokit.launcher.rank_file import rank_file
-from zerokit.launcher.verdict.report import build_report, write_report
+from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.report import write_report
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html, write_html
 from zerokit.report.render import print_report
@@ -124,8 +126,8 @@ PLAN = {
 }
 
 
-def report_of(folder: Path, ranks: int, plan: Any = PLAN, outcome: str = "ok", **more: Any) -> dict[str, Any]:
-    return build_report(folder, expected_ranks=ranks, outcome=outcome, exit_code=0, plan=plan, **more)
+def report_of(folder: Path, ranks: int, plan: Any = PLAN, **more: Any) -> dict[str, Any]:
+    return reports.report_of(folder, ranks, plan=plan, **more)
 
 
 def shown(report: dict[str, Any]) -> str:
@@ -248,8 +250,8 @@ BROKEN = {
 def test_an_out_of_memory_is_explained_and_its_peers_are_terminated(tmp_path):
     write_rank(tmp_path, 0, extra=[BROKEN], state="failed", exit_code=1)
     write_rank(tmp_path, 1, extra=[OOM, ERROR], state="failed", exit_code=1)
-    exits = [{"rank": 0, "code": 1, "at": 998.2}, {"rank": 1, "code": 1, "at": 998.5}]
-    report = report_of(tmp_path, 2, outcome="rank_failed", rank_exits=exits)
+    exits = [RankExit(rank=0, code=1, at=998.2), RankExit(rank=1, code=1, at=998.5)]
+    report = report_of(tmp_path, 2, exits=exits)
     assert (report["outcome"], report["exit_code"]) == ("oom", 10)
     assert [rank["state"] for rank in report["ranks"]] == ["terminated", "failed"]
     assert report["first_failure"]["rank"] == 1
@@ -267,45 +269,46 @@ def test_an_out_of_memory_is_explained_and_its_peers_are_terminated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("exits", "first", "states"),
+    ("exits", "stopped_at", "first", "states"),
     [
         # a killed rank goes before peers that noticed it sooner than the supervisor
-        ([(1, None, 9, 998.0, False), (0, 1, None, 998.1, False)], 1, ["terminated", "failed"]),
-        ([(1, None, 9, 998.0, False), (0, None, 15, 998.5, True)], 1, ["terminated", "failed"]),
-        ([(0, None, 11, 900.0, False), (1, None, 9, 998.0, True)], 0, ["failed", "terminated"]),
+        ([(1, None, 9, 998.0), (0, 1, None, 998.1)], None, 1, ["terminated", "failed"]),
+        ([(1, None, 9, 998.0), (0, None, 15, 998.5)], 998.0, 1, ["terminated", "failed"]),
+        ([(0, None, 11, 900.0), (1, None, 9, 998.0)], 900.0, 0, ["failed", "terminated"]),
     ],
 )
-def test_the_first_failure_wins(tmp_path, exits, first, states):
-    for rank, code, _, _, _ in exits:
+def test_the_first_failure_wins(tmp_path, exits, stopped_at, first, states):
+    for rank, code, _, _ in exits:
         broken = [{**BROKEN, "rank": rank, "pid": 100 + rank}] if code else []
         write_rank(tmp_path, rank, extra=broken)
         lines = rank_file(tmp_path, rank).read_text().splitlines(keepends=True)
         rank_file(tmp_path, rank).write_text("".join(lines[:-1]))  # no end
-    seen = [dict(zip(("rank", "code", "signal", "at", "by_us"), row, strict=True)) for row in exits]
-    report = report_of(tmp_path, 2, outcome="rank_failed", rank_exits=seen)
+    seen = [RankExit(rank=rank, code=code, signal=number, at=at) for rank, code, number, at in exits]
+    report = report_of(tmp_path, 2, exits=seen, stopped_at=stopped_at)
     assert report["first_failure"]["rank"] == first
     assert [rank["state"] for rank in report["ranks"]] == states
     assert report["exit_code"] == 10
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code", "expected"),
+    ("seen", "expected"),
     [
-        ("ok", 0, ("rank_failed", 10)),
-        ("interrupted", 143, ("interrupted", 143)),
-        ("hung", 11, ("hung", 11)),
-        ("launcher_lost", 12, ("launcher_lost", 12)),
+        ({}, ("rank_failed", 10)),
+        ({"launcher_code": 0}, ("rank_failed", 10)),
+        ({"interrupted_by": 15}, ("interrupted", 143)),
+        ({"hung": "rank 0"}, ("hung", 11)),
+        ({"launcher_lost": "gone", "stopped_at": 0.0}, ("launcher_lost", 12)),
     ],
 )
-def test_an_outcome_is_made_worse_never_better(tmp_path, outcome, code, expected):
+def test_what_a_rank_says_of_itself_counts_as_its_process_does(tmp_path, seen, expected):
     write_rank(tmp_path, 0, state="failed", exit_code=3)
-    report = build_report(tmp_path, expected_ranks=1, outcome=outcome, exit_code=code)
+    report = report_of(tmp_path, 1, **seen)
     assert (report["outcome"], report["exit_code"]) == expected
 
 
 def test_a_finished_script_whose_process_then_crashed_is_a_failure(tmp_path):
     write_rank(tmp_path, 0)
-    report = report_of(tmp_path, 1, rank_exits=[{"rank": 0, "signal": 6, "at": 999.0}])
+    report = report_of(tmp_path, 1, exits=[RankExit(rank=0, signal=6, at=999.0)])
     assert (report["outcome"], report["ranks"][0]["state"]) == ("rank_failed", "failed")
     assert "SIGABRT after its script had finished" in report["ranks"][0]["error"]
 
@@ -370,7 +373,7 @@ def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
         .replace("train.py", "<b>")
     )
     rank_file(tmp_path, 0).write_text(text)
-    report = report_of(tmp_path, 1, outcome="rank_failed")
+    report = report_of(tmp_path, 1)
     page = Page()
     source = render_html(report)
     page.feed(source)
@@ -402,12 +405,12 @@ def test_two_runs_compared(tmp_path):
     for folder, peak in zip(folders, (30, 33), strict=True):
         folder.mkdir()
         write_rank(folder, 0, peak=peak * GIB)
-    reports = [report_of(folder, 1) for folder in folders]
-    compared = compare_reports(*reports)
+    runs = [report_of(folder, 1) for folder in folders]
+    compared = compare_reports(*runs)
     assert compared["figures"]["peak_allocated_bytes"]["change"] == 3 * GIB
     assert compared["phases"]["backward"]["change_fraction"] == pytest.approx(0.1)
-    write_report(folders[0], reports[0])
-    write_report(folders[1], reports[1])
+    write_report(folders[0], RunReport.model_validate(runs[0]))
+    write_report(folders[1], RunReport.model_validate(runs[1]))
     result = CliRunner().invoke(_command(), [str(folders[0]), str(folders[1] / "report.json"), "--json"])
     assert json.loads(result.stdout) == compared
     result = CliRunner().invoke(_command(), [str(folder) for folder in folders])
@@ -424,7 +427,7 @@ def test_the_command_shows_a_written_report_and_a_folder_without_one(tmp_path, c
     write_rank(tmp_path, 0)
     assert run_cli(["report", str(tmp_path)]) == 0
     from_files = capsys.readouterr().out
-    write_report(tmp_path, report_of(tmp_path, 1, plan=None))
+    write_report(tmp_path, RunReport.model_validate(report_of(tmp_path, 1, plan=None)))
     (tmp_path / "rank-00000.jsonl").unlink()
     assert run_cli(["report", str(tmp_path)]) == 0
     assert "30.00 GiB" in capsys.readouterr().out
@@ -470,6 +473,35 @@ def test_a_damaged_report_is_named_and_no_traceback(tmp_path, capsys, content, m
     err = capsys.readouterr().err
     assert message in err
     assert str(path) in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"world_size": 1 << 52}, "a world_size of 4,503,599,627,370,496 cannot be"),
+        ({"world_size": "two"}, "world_size is 'two'"),
+        ({"steps": "text"}, "steps is 'text'"),
+        ({"device": "[/red] <script>alert(1)</script>"}, ""),
+        ({"leaks": [{}]}, "leaks.0.memory cannot be used"),
+        ({"leaks": [{"memory": "disk"}]}, "leaks.0.memory cannot be used"),
+        ({"phases": {"forward": {"peak_allocated_bytes": [1]}}}, "peak_allocated_bytes is '[1]'"),
+        ({"out_of_memory": True, "biggest_blocks": [{"shape": "wide"}]}, "oom.biggest_blocks"),
+    ],
+)
+def test_rank_files_of_strangers_are_shown_without_what_cannot_be(tmp_path, capsys, changed, problem):
+    write_rank(tmp_path, 0, extra=[{**ERROR, "rank": 0, "pid": 100, **changed}])
+    path = rank_file(tmp_path, 0)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in (lines[0], lines[-1]):
+        line.update(changed)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run_cli(["report", str(tmp_path), "--html", str(tmp_path / "x.html")]) == 0
+    assert "<script>" not in (tmp_path / "x.html").read_text()
+    assert run_cli(["report", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert run_cli(["report", str(tmp_path), "--json"]) == 0
+    report = RunReport.model_validate(json.loads(capsys.readouterr().out))
+    assert any(problem in text for text in [*report.problems, ""]), report.problems
 
 
 def test_wrong_use_is_explained(tmp_path, capsys):

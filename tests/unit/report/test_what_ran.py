@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import reports
 from tests.unit.report.test_render import GIB, PLAN, gpu_phase, report_of, shown, write_rank
-from zerokit.launcher.verdict.report import build_report
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
 from zerokit.report.schema import RunReport
@@ -122,8 +122,8 @@ def test_a_prediction_for_what_ran_is_compared(tmp_path):
         return {"chosen": {**plan["chosen"], "estimate": estimate}}
 
     run(tmp_path, batch_rows=8)
-    report = build_report(tmp_path, expected_ranks=2, outcome="ok", exit_code=0,
-                          plan={"chosen": CHOSEN, "request": REQUEST}, predict_again=again)  # fmt: skip
+    plan = {"chosen": CHOSEN, "request": REQUEST}
+    report = reports.report_of(tmp_path, 2, plan=plan, predict_again=again)
     compared = report["predicted_vs_measured"]
     assert asked[0][1] == ["micro-batch"]
     assert compared["predicted_for"] == "what ran"

@@ -1,6 +1,6 @@
 """Writes the report of a run whose zerokit process died. The guard becomes this once nobody is left.
 
-``python finish.py RUN_DIR '[[rank, exit code or null], …]'``
+``python finish.py RUN_DIR '[[rank, exit status or null], …]'``
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _end_remote(run_dir: Path, hosts: list[str], unshared: list[str], slurm_job:
 
 
 def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
-    """Build and write the report: the outcome is a lost launcher, whatever the ranks did.
+    """Build and write the report: zerokit was lost, whatever the ranks did.
 
     Raises:
         ReportNotWritten: the disk is full.
@@ -37,39 +37,32 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
     import time
 
     from zerokit.launcher.run_folder import COMMAND_FILE
-    from zerokit.launcher.verdict import report as run_report
-    from zerokit.launcher.verdict.verdict import Outcome, RankExit
+    from zerokit.launcher.verdict.evidence import read_rank_files
+    from zerokit.launcher.verdict.rank_end import RankExit
+    from zerokit.launcher.verdict.report import build_report, write_report
+    from zerokit.launcher.verdict.verdict import Evidence
 
     command = json.loads((run_dir / COMMAND_FILE).read_text())
     hosts, unshared = (command.get(name) or [] for name in ("remote_hosts", "unshared_hosts"))
     _end_remote(run_dir, hosts, unshared, command.get("slurm_job"))
-    host = socket.gethostname()
-    rank_exits = [
-        RankExit(
-            rank=rank,
-            host=host,
-            code=code if code is not None and code >= 0 else None,
-            signal=-code if code is not None and code < 0 else None,
-            at=time.time(),
-            by_us=True,
-        )
-        for rank, code in exits
-    ]
+    host, now = socket.gethostname(), time.time()
+    files = read_rank_files(run_dir)
+    evidence = Evidence(
+        expected_ranks=int(command["expected_ranks"]),
+        logs=files.logs,
+        exits=[RankExit.of_status(rank, status, host=host, at=now) for rank, status in exits],
+        host=host,
+        launcher_lost="zerokit itself was killed; the guard ended the ranks",
+        stopped_at=0.0,  # nobody knows when: no failure of a rank goes before it
+        last_words=files.last_words,
+    )
     plan = None
     if (run_dir / "plan.yaml").exists():
         from zerokit.emit import plan_file
 
         read = plan_file.read(run_dir)
         plan = {"request": read.request, "chosen": read.chosen}
-    report = run_report.build_report(
-        run_dir,
-        expected_ranks=int(command["expected_ranks"]),
-        outcome=str(Outcome.LAUNCHER_LOST),
-        exit_code=12,
-        rank_exits=rank_exits,
-        plan=plan,
-    )
-    run_report.write_report(run_dir, report)
+    write_report(run_dir, build_report(evidence, plan=plan, problems=files.problems))
 
 
 if __name__ == "__main__":

@@ -24,15 +24,17 @@ from typing import Any
 
 from zerokit.launcher import packed, processes, rank_pipes
 from zerokit.launcher import run_folder as folder_module
+from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import cluster
 from zerokit.launcher.nodes.gather import Gatherer
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
+from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
 from zerokit.launcher.supervisor.output import Log, Terminal
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict.as_planned import FirstSteps
-from zerokit.launcher.verdict.evidence import Ended, Launch, Seen, judge, oom_kills
-from zerokit.launcher.verdict.verdict import RankExit, launcher_status
+from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.verdict import launcher_status
 from zerokit.units import format_seconds
 
 FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
@@ -52,7 +54,7 @@ class Supervisor:
         self.secrets = Secrets(launch.environment, launch.script_arguments)
         self.terminal = Terminal()
         self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.heartbeat_seconds)
-        self.seen = Seen(oom_kills_before=oom_kills())
+        self.seen = Observed()
         self.selector = selectors.DefaultSelector()
         self.logs: dict[str, Log] = {}
         self.guard: subprocess.Popen[bytes] | None = None
@@ -94,7 +96,7 @@ class Supervisor:
                 signal.signal(number, handler)
         tails = {name: log.tail.decode("utf-8", "replace") for name, log in self.logs.items()}
         dropped = sum(log.dropped_bytes for log in self.logs.values()) + self.terminal.dropped_bytes
-        ended = judge(self.launch, self.seen, self.progress, tails, dropped)
+        ended = conclude(self.launch, self.seen, self.progress, tails, dropped)
         self.progress.close()
         return ended
 
@@ -235,17 +237,9 @@ class Supervisor:
             self.seen.launcher_lost = f"the guard failed: {event['message']}"
 
     def _on_rank_exit(self, event: dict[str, Any]) -> None:
-        code = event["code"]
-        exit_ = RankExit(
-            rank=event["rank"],
-            host=self.launch.host,
-            code=code if code is not None and code >= 0 else None,
-            signal=-code if code is not None and code < 0 else None,
-            at=event["at"],
-            by_us=self.stopping,
-        )
+        exit_ = RankExit.of_status(event["rank"], event["code"], host=self.launch.host, at=event["at"])
         self.seen.exits.append(exit_)
-        if self.rank_state_gone(exit_.rank) and exit_.failed:
+        if self.rank_state_gone(exit_.rank) and exit_.failed and not self.stopping:
             self.terminal.say(f"{exit_.describe()}; ending the other ranks")
             self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
 
@@ -257,7 +251,6 @@ class Supervisor:
         return state is not None
 
     def _on_launcher_exit(self, code: int, ranks_alive: list[int]) -> None:
-        self.seen.launcher_ended = True
         if self.stopping:
             return
         self.seen.launcher_code = code
@@ -277,6 +270,7 @@ class Supervisor:
         if self.over:
             return
         self.stopping = True
+        self.seen.stop(0.0)
         self.seen.launcher_lost = self.seen.launcher_lost or "the guard process was lost"
         self.seen.survivors = processes.kill_descendants(os.getpid())
         self.over = True
@@ -353,9 +347,6 @@ class Supervisor:
     def _check_error_exits(self, now: float) -> None:
         for rank, since in self.seen.errors.items():
             if rank in self._living() and now - since > ERROR_EXIT_SECONDS and not self.stopping:
-                self.seen.exits.append(
-                    RankExit(rank=rank, host=self.launch.host, code=1, signal=None, at=time.time())
-                )
                 self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
                 self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
 
@@ -386,7 +377,7 @@ class Supervisor:
 
     def _stop(self, grace_seconds: float) -> None:
         self.stopping = True
-        self.seen.stopped_at = self.seen.stopped_at or time.time()
+        self.seen.stop(grace_seconds)
         if grace_seconds > 0:
             self._sweep_remote(int(signal.SIGTERM))
         self._command(do="stop", grace_seconds=grace_seconds)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from zerokit.launcher.rank_file import RankLog
 from zerokit.report.what_ran import differences
 
-NOT_AS_PLANNED = "not_as_planned"
 _DECIDED = frozenset({"batch size per GPU", "gradient accumulation", "ZeRO stage", "precision"})
 _FEWEST_STEPS = 2  # a first step may be odd
 
@@ -42,6 +43,37 @@ def no_engine(ranks: Iterable[Mapping[str, Any]]) -> str | None:
         "an option of the script that turns DeepSpeed on, or say how it takes it: --style raw, accelerate "
         "or trainer"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCheck:
+    """What a run that was given a configuration is held to.
+
+    Attributes:
+        plan: ``request`` and ``chosen``; None where a difference was accepted, or there is no plan.
+        style: how the script takes its configuration.
+    """
+
+    plan: Mapping[str, Any] | None
+    style: str
+
+    def differences(self, logs: Mapping[int, RankLog]) -> tuple[str, ...]:
+        """Where the ranks did something else, one sentence each."""
+        ranks = [_engine_facts(log) for _, log in sorted(logs.items())]
+        missing = no_engine(ranks)
+        if missing is not None:
+            return (missing,)
+        return () if self.plan is None else tuple(unlike_plan(self.plan, self.style, ranks))
+
+
+def _engine_facts(log: RankLog) -> dict[str, Any]:
+    known = log.last("end", "tick") or {}
+    return {
+        "engine": log.last("engine"),
+        "steps": known.get("steps") or 0,
+        "micro_steps": known.get("micro_steps") or 0,
+        "phase_details": known.get("phases") or {},
+    }
 
 
 class FirstSteps:

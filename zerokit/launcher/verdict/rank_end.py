@@ -1,21 +1,34 @@
-"""How each rank ended and which failure came first: judged from its file and from what the guard saw."""
+"""How each rank ended, and which rank failed first: from its file and from its process's exit alike.
+
+The first failure is the one that explains the others. It is chosen so:
+
+1. A rank that zerokit ended, or whose error is what a peer's failure looks like from here (a broken
+   connection, NCCL's watchdog), explains nothing while another rank failed by itself.
+2. The earliest failure goes first: of an exception the moment at which it was recorded, otherwise the moment
+   at which the process was seen to end.
+3. Failures less than 0.3 s apart may have been seen in any order. Among them the one that tells most goes
+   first: an out-of-memory; a signal that no peer's failure causes (SIGKILL, SIGSEGV, …); an exception;
+   SIGABRT (a failed assertion, but also what native code does when a peer is gone); an exit code alone.
+"""
 
 from __future__ import annotations
 
 import re
 import signal as signals
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zerokit.launcher.rank_file import RankLog, Record
+from zerokit.report.outcome import RankState
 
-_SOON_SECONDS = 0.3  # ends closer together than this may have been seen in any order
-_FATAL = {
+SOON_SECONDS = 0.3  # ends closer together than this may have been seen in any order
+CRASH_SIGNALS = frozenset(
     int(number)
-    for number in (signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGABRT,
-                   signals.SIGFPE)
-}  # fmt: skip
+    for number in (signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE,
+                   signals.SIGSYS, signals.SIGTRAP)
+)  # fmt: skip
+"""Signals that end a process and are never what a peer's failure does to it."""
+_KINDS_BY_WEIGHT = ("oom", "crash", "exception", "signal", "exit")
 _BROKEN_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process (exited|has)|NCCL (error|communicator)"
     r"|unhandled system error|ncclRemoteError|ncclSystemError|watchdog|DistBackendError|DistNetworkError"
@@ -25,46 +38,71 @@ _BROKEN_PEER = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How a rank's process ended, as far as the supervisor saw it."""
+class RankExit:
+    """How a rank's process ended, as it was seen from outside.
+
+    ``code`` and ``signal`` are both None where the status could not be read. ``at``: Unix seconds.
+    """
 
     rank: int
     host: str | None = None
     code: int | None = None
     signal: int | None = None
     at: float | None = None
-    by_us: bool = False
-    out_of_memory_killer: bool = False
 
     @classmethod
-    def of(cls, seen: Any) -> Exit:
-        """From the supervisor's record: an object or a mapping with these names."""
+    def of_status(cls, rank: int, status: int | None, *, host: str, at: float) -> RankExit:
+        """From a status as Python gives it: negative for a signal, None where it could not be read."""
+        if status is None or status >= 0:
+            return cls(rank=rank, host=host, code=status, at=at)
+        return cls(rank=rank, host=host, signal=-status, at=at)
 
-        def get(name: str) -> Any:
-            return seen.get(name) if isinstance(seen, Mapping) else getattr(seen, name, None)
+    @property
+    def failed(self) -> bool:
+        """Whether it was anything but a success."""
+        return self.signal is not None or bool(self.code)
 
-        code = get("code")
-        return cls(
-            rank=int(get("rank")),
-            host=get("host"),
-            code=get("exit_code") if code is None else code,
-            signal=get("signal"),
-            at=get("at"),
-            by_us=bool(get("by_us")),
-            out_of_memory_killer=bool(get("out_of_memory_killer") or get("oom_killed")),
-        )
+    def describe(self) -> str:
+        """``rank 3 on node-1 was killed by SIGKILL``."""
+        return _describe(self.rank, self.host, self.code, self.signal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """When, and why, zerokit ended the run itself. Unix seconds; None: it did not.
+
+    Attributes:
+        stopped_at: from then on ranks were told to end (SIGTERM).
+        killed_at: from then on they were killed (SIGKILL).
+        on_purpose: for another reason than a failed rank: a user's signal, a hang, a time limit.
+    """
+
+    stopped_at: float | None = None
+    killed_at: float | None = None
+    on_purpose: bool = False
+
+    def ended(self, exit_: RankExit, *, told: bool) -> bool:
+        """Whether zerokit ended this process.
+
+        A crash within a moment of the first failure is the rank's own, unless it was ``told``, as its own
+        file says (it took the SIGTERM): zerokit sends SIGTERM and, later, SIGKILL, and nothing else.
+        """
+        if self.stopped_at is None or exit_.at is None or exit_.at <= self.stopped_at:
+            return False
+        if told or self.on_purpose or exit_.at > self.stopped_at + SOON_SECONDS:
+            return True
+        if exit_.signal == signals.SIGKILL:
+            return self.killed_at is None or exit_.at >= self.killed_at
+        return exit_.signal != signals.SIGABRT and exit_.signal not in CRASH_SIGNALS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """One rank's end.
-
-    ``state``: ``finished``, ``stopped`` (at the step limit), ``failed``, ``terminated`` (by us, or by a
-    peer's failure) or ``lost``.
-    """
+    """One rank's end. ``at``: Unix seconds."""
 
     rank: int
-    state: str
+    state: RankState
+    host: str = "unknown"
     error: str | None = None
     signal: int | None = None
     exit_code: int | None = None
@@ -77,86 +115,153 @@ class RankEnd:
     """Where its script called ``os._exit`` before it had come to its end."""
     steps: int = 0
     consequence: bool = False
-    """The error is what a peer's failure looks like from here: a broken connection."""
+    """It ended as a peer's failure makes a rank end: with a broken connection."""
+
+    @property
+    def kind(self) -> str:
+        """What the report calls the failure: ``oom``, ``exception``, ``signal`` or ``exit``."""
+        if self.oom is not None:
+            return "oom"
+        return "exception" if self.traceback else "signal" if self.signal else "exit"
+
+    def describe(self) -> str:
+        """``rank 3 on node-1 was killed by SIGKILL``."""
+        if self.exit_code is None and self.signal is None:
+            return f"rank {self.rank} on {self.host} failed" + (f": {self.error}" if self.error else "")
+        return _describe(self.rank, self.host, self.exit_code, self.signal)
 
 
-def judge(rank: int, log: RankLog | None, exit_: Exit | None) -> RankEnd:
-    """How one rank ended, by itself; peers are considered in :func:`settle`."""
-    end = log.last("end") if log else None
-    error = log.last("error") if log else None
-    tick = log.last("tick", "end") if log else None
+def signal_name(number: int) -> str:
+    """``SIGKILL``; ``signal 70`` for those without a name."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _describe(rank: int, host: str | None, code: int | None, signal: int | None) -> str:
+    who = f"rank {rank} on {host or 'unknown'}"
+    if signal is not None:
+        return f"{who} was killed by {signal_name(signal)}"
+    return f"{who} exited with code {code}" if code is not None else f"{who} ended, code unknown"
+
+
+# ---- one rank
+
+
+def rank_end(
+    rank: int,
+    log: RankLog | None,
+    exit_: RankExit | None,
+    run_end: RunEnd | None = None,
+    *,
+    killed_for_memory: bool = False,
+    last_words: str = "",
+) -> RankEnd:
+    """How one rank ended, by itself; its peers are considered in :func:`settle`.
+
+    Args:
+        log: its file; None where there is none.
+        exit_: of its process; None where nobody saw it.
+        run_end: whether and when zerokit ended the run.
+        killed_for_memory: the kernel killed it because the host's memory ran out.
+        last_words: the end of its standard error.
+    """
+    run_end = run_end or RunEnd()
+    end = (log.last("end") if log else None) or {}
+    error = (log.last("error") if log else None) or {}
+    tick = (log.last("tick", "end") if log else None) or {}
+    start = (log.last("start") if log else None) or {}
+    exit_code = exit_.code if exit_ and exit_.code is not None else None
+    aborted = exit_ is not None and exit_.signal == signals.SIGABRT
     base = RankEnd(
         rank=rank,
-        state="lost",
-        signal=(exit_.signal if exit_ else None) or (end or {}).get("signal"),
-        exit_code=exit_.code if exit_ and exit_.code is not None else (end or {}).get("exit_code"),
-        at=(error or {}).get("time") or (exit_.at if exit_ else None) or (tick or {}).get("time"),
-        phase=(error or tick or {}).get("phase"),
-        step=(error or {}).get("step") or ((tick or {}).get("steps", 0) + 1 if tick else None),
-        error=(error or {}).get("error") or _stated_reason(end),
-        traceback=(error or {}).get("traceback"),
-        oom=_oom_of(log, error, exit_),
-        left_at=(end or {}).get("left_at"),
-        steps=(tick or {}).get("steps") or 0,
-        consequence=bool(error and _BROKEN_PEER.search(str(error.get("error")))),
+        state=RankState.LOST,
+        host=str(start.get("host") or (exit_.host if exit_ else None) or "unknown"),
+        signal=(exit_.signal if exit_ else None) or end.get("signal"),
+        exit_code=end.get("exit_code") if exit_code is None else exit_code,
+        at=error.get("time") or (exit_.at if exit_ else None) or tick.get("time"),
+        phase=(error or tick).get("phase"),
+        step=error.get("step") or (tick.get("steps", 0) + 1 if tick else None),
+        error=error.get("error") or (end.get("error") if end.get("state") == "failed" else None),
+        traceback=error.get("traceback"),
+        oom=_oom_of(log, error, killed=killed_for_memory),
+        left_at=end.get("left_at"),
+        steps=tick.get("steps") or 0,
+        consequence=bool(_BROKEN_PEER.search(str(error.get("error") or (last_words if aborted else "")))),
     )
-    return _with_state(base, end, error, exit_)
+    ours = exit_ is not None and run_end.ended(exit_, told=end.get("state") == "terminated")
+    state, text = _state_and_error(base, end, bool(error), exit_, ours=ours, killed=killed_for_memory)
+    if state is RankState.FAILED and base.oom is None and not base.consequence and not _crashed(exit_):
+        base = replace(base, oom=_oom_not_overcome(log, base.steps))
+    return replace(base, state=state, error=text)
 
 
-def _stated_reason(end: Record | None) -> str | None:
-    """Why the rank says it failed: the text of its ``sys.exit("...")``."""
-    return end.get("error") if end is not None and end.get("state") == "failed" else None
+def _crashed(exit_: RankExit | None) -> bool:
+    return exit_ is not None and exit_.signal is not None
 
 
-def _with_state(base: RankEnd, end: Record | None, error: Record | None, exit_: Exit | None) -> RankEnd:
+def _oom_not_overcome(log: RankLog | None, steps: int) -> Record | None:
+    """An allocation that failed in the step in which the rank ended: its script caught the error and left."""
+    oom = log.last("oom") if log else None
+    return oom if oom is not None and (oom.get("step") or 0) > steps else None
+
+
+def _state_and_error(
+    base: RankEnd, end: Record, recorded: bool, exit_: RankExit | None, *, ours: bool, killed: bool
+) -> tuple[RankState, str | None]:
     if exit_ is not None and exit_.signal is not None:
-        return _signalled(base, end, exit_)
-    if error is not None or (exit_ is not None and exit_.code):
-        text = base.error or (f"exited with code {exit_.code}" if exit_ and exit_.code else "failed")
-        state = "terminated" if exit_ is not None and exit_.by_us and error is None else "failed"
-        return replace(base, state=state, error=text)
-    if end is None:
-        why = None
-        if exit_ is not None and exit_.by_us:
-            return replace(base, state="terminated", error="ended by zerokit")
-        if exit_ is not None and exit_.code == 0:
+        return _signalled(base, end, exit_.signal, ours=ours, killed=killed)
+    code = exit_.code if exit_ is not None else None
+    if recorded or code:
+        text = base.error or (f"exited with code {code}" if code else "failed")
+        return (RankState.TERMINATED if ours and not recorded else RankState.FAILED), text
+    if not end:
+        if ours:
+            return RankState.TERMINATED, "ended by zerokit"
+        if code == 0:
             why = (
                 "exited with code 0 without finishing its record; did another program take its place (exec)?"
             )
-        return replace(base, state="lost", error=why)
+            return RankState.LOST, why
+        return RankState.LOST, None
     stated = end.get("state")
     if stated == "failed":
-        return replace(base, state="failed", error=base.error or f"exited with code {base.exit_code}")
-    return replace(base, state=stated if stated in ("finished", "stopped", "terminated") else "lost")
+        return RankState.FAILED, base.error or f"exited with code {base.exit_code}"
+    return (RankState(stated) if stated in ("finished", "stopped", "terminated") else RankState.LOST), (
+        base.error
+    )
 
 
-def _signalled(base: RankEnd, end: Record | None, exit_: Exit) -> RankEnd:
-    name = _signal_name(exit_.signal or 0)
+def _signalled(
+    base: RankEnd, end: Record, number: int, *, ours: bool, killed: bool
+) -> tuple[RankState, str | None]:
+    name = signal_name(number)
     if base.error is not None:  # an exception that was already told; the signal only ended what was left
-        return replace(base, state="failed")
-    if exit_.by_us:
-        return replace(base, state="terminated", error=f"ended by zerokit with {name}")
-    after = " after its script had finished" if end and end.get("state") == "finished" else ""
-    killer = " by the kernel, which was out of memory" if exit_.out_of_memory_killer else ""
-    return replace(base, state="failed", error=f"killed{killer} with {name}{after}")
+        return RankState.FAILED, base.error
+    if ours:
+        return RankState.TERMINATED, f"ended by zerokit with {name}"
+    after = " after its script had finished" if end.get("state") == "finished" else ""
+    killer = " by the kernel, which was out of memory" if killed else ""
+    return RankState.FAILED, f"killed{killer} with {name}{after}"
 
 
-def _oom_of(log: RankLog | None, error: Record | None, exit_: Exit | None) -> Record | None:
+def _oom_of(log: RankLog | None, error: Record, *, killed: bool) -> Record | None:
     """The fatal allocation: of the error that ended the rank, with what the allocator's observer saw."""
-    if error is not None and error.get("out_of_memory"):
+    if error.get("out_of_memory"):
         seen = log.last("oom") if log and error.get("memory") == "gpu" else None
         known = {name: value for name, value in error.items() if value is not None and name != "traceback"}
         return {**known, **(seen or {}), "type": "oom"}
-    if exit_ is not None and exit_.out_of_memory_killer:
-        return {"type": "oom", "memory": "host", "killer": True}
-    return None
+    return {"type": "oom", "memory": "host", "killer": True} if killed else None
+
+
+# ---- all ranks
 
 
 def settle(ends: Iterable[RankEnd]) -> tuple[list[RankEnd], RankEnd | None]:
     """Name the first failure; ranks that only lost their peer because of it are ``terminated``."""
     ends = _without_leavers(list(ends))
-    failed = [end for end in ends if end.state == "failed"]
-    first = _first(failed)
+    first = _first_failure([end for end in ends if end.state is RankState.FAILED])
     if first is None:
         return ends, None
     return [_as_peer(end, first) for end in ends], first
@@ -168,43 +273,38 @@ def _without_leavers(ends: list[RankEnd]) -> list[RankEnd]:
     Scripts end so on purpose, to pass by libraries that hang at exit. One that did fewer steps than a
     peer, or none where a peer's script came to its end, left half-way.
     """
-    finished = [end for end in ends if end.state == "finished"]
+    finished = [end for end in ends if end.state is RankState.FINISHED]
     most = max((end.steps for end in finished), default=0)
     others_ended = any(end.left_at is None for end in finished)
 
     def early(end: RankEnd) -> bool:
-        left = end.state == "finished" and end.left_at is not None
+        left = end.state is RankState.FINISHED and end.left_at is not None
         return left and (end.steps < most or (others_ended and most == 0))
 
     return [
-        replace(end, state="lost", error=f"left with os._exit(0) at {end.left_at} after {end.steps} steps, "
-                "before its script had ended")
+        replace(end, state=RankState.LOST, error=f"left with os._exit(0) at {end.left_at} after {end.steps} "
+                "steps, before its script had ended")
         if early(end) else end
         for end in ends
     ]  # fmt: skip
 
 
-def _first(failed: list[RankEnd]) -> RankEnd | None:
+def _first_failure(failed: list[RankEnd]) -> RankEnd | None:
+    """The failure that explains the others, by the rule at the top of this file."""
     own = [end for end in failed if not end.consequence] or failed
-    if not own:
-        return None
-    times = [end.at for end in own if end.at is not None]
-    earliest = min(times, default=0.0)
-    close = [end for end in own if end.at is None or end.at - earliest <= _SOON_SECONDS]
-    killed = [end for end in close if end.error is not None and end.signal in _FATAL]
-    telling = [end for end in close if end.oom is not None]
-    return min(telling or killed or close, key=lambda end: (end.at is None, end.at or 0.0, end.rank))
+    earliest = min((end.at for end in own if end.at is not None), default=0.0)
+    close = [end for end in own if end.at is None or end.at - earliest <= SOON_SECONDS]
+    return min(close, key=_telling, default=None)
+
+
+def _telling(end: RankEnd) -> tuple[int, bool, float, int]:
+    crashed = end.kind == "signal" and end.signal in CRASH_SIGNALS and end.error is not None
+    weight = _KINDS_BY_WEIGHT.index("crash" if crashed else end.kind)
+    return weight, end.at is None, end.at or 0.0, end.rank
 
 
 def _as_peer(end: RankEnd, first: RankEnd) -> RankEnd:
-    if end.rank == first.rank or end.state != "failed":
+    if end.rank == first.rank or end.state is not RankState.FAILED:
         return end
     by_sigterm = end.signal == signals.SIGTERM
-    return replace(end, state="terminated") if end.consequence or by_sigterm else end
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return replace(end, state=RankState.TERMINATED) if end.consequence or by_sigterm else end

@@ -5,114 +5,133 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zerokit import __version__
-from zerokit.errors import LauncherLost, RankFailed, ReportNotWritten
+from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.launcher.rank_file import RankLog, Record, find_rank_files, rank_file, read_rank_file
-from zerokit.launcher.verdict.rank_end import Exit, RankEnd, judge, settle
+from zerokit.launcher.rank_file import RankLog, Record, rank_file_name
+from zerokit.launcher.verdict.evidence import read_rank_files
+from zerokit.launcher.verdict.rank_end import RankEnd
+from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
+from zerokit.report.outcome import Outcome, RankState
 from zerokit.report.predicted import (
     PredictAgain,
     compare_with_plan,
     predicted_of_rank,
     ways_to_need_less,
 )
-from zerokit.report.schema import SCHEMA, plain
+from zerokit.report.schema import SCHEMA, Failure, Predicted, RankReport, RunReport, checked, plain
 
+MOST_RANKS = 1 << 20  # more than any run has: a greater number in a file is damage
 _TIMELINE_POINTS = 4096  # over all ranks of one report
 _FEWEST_POINTS = 32
-_MOST_BAD_LINES = 100
 _LIVE_SECONDS = 10.0
 _TIMELINE_FIELDS = ("uptime_seconds", "phase", "steps", "allocated_bytes", "reserved_bytes",
                     "device_used_bytes", "host_rss_bytes")  # fmt: skip
 
 
 def build_report(
-    run_dir: Path,
+    evidence: Evidence,
     *,
-    expected_ranks: int,
-    outcome: str,
-    exit_code: int,
-    rank_exits: Iterable[Any] = (),
+    verdict: Verdict | None = None,
     plan: Mapping[str, Any] | None = None,
     predict_again: PredictAgain | None = None,
-    accounts: Mapping[int, list[Record]] | None = None,
-) -> dict[str, Any]:
+    problems: Sequence[str] = (),
+    elapsed_seconds: float | None = None,
+) -> RunReport:
     """The ``report.json`` of a run, from whatever its ranks left behind.
 
     Args:
-        run_dir: the run folder.
-        expected_ranks: how many ranks the run has; one without a usable file is listed as lost.
-        outcome: how the supervisor saw the run end. It is made worse, never better: a run in which a
-            rank did not finish is not ``ok``, and a failure that was an out-of-memory becomes ``oom``.
-        exit_code: what belongs to ``outcome``.
-        rank_exits: per rank that was seen to end ``rank``, ``host``, ``code``, ``signal``, ``at``
-            (Unix seconds) and ``by_us``, as attributes or keys; may be empty.
+        verdict: on this evidence; by default it is judged here.
         plan: the parsed ``plan.yaml``, or its ``chosen`` alone.
         predict_again: predicts for the job that ran, where it was not the plan's.
-        accounts: rank -> what was read of its file while it ran: used where the file is gone.
+        problems: what is already known to be wrong with the ranks' files.
+        elapsed_seconds: where the ranks' own times cannot be trusted.
     """
-    logs, problems = _read_logs(run_dir)
-    gone = {rank: records for rank, records in (accounts or {}).items() if rank not in logs}
-    for rank, records in sorted(gone.items()):
-        path = rank_file(run_dir, rank)
-        logs[rank] = RankLog(rank=rank, path=path, records=records)
-        problems.append(f"{path.name} is gone: removed during the run; what was read of it before is used")
-    exits = {exit_.rank: exit_ for exit_ in map(Exit.of, rank_exits)}
-    numbers = sorted({*range(expected_ranks), *logs, *exits})
-    if len(numbers) > expected_ranks:
-        problems.append(f"{len(numbers)} ranks wrote or ended, {expected_ranks} were started")
-    ends, first = settle(judge(rank, logs.get(rank), exits.get(rank)) for rank in numbers)
-    if outcome in ("interrupted", "hung", "timed_out"):
-        ends = [_ended_with_run(end) for end in ends]
-    points = max(_FEWEST_POINTS, _TIMELINE_POINTS // max(1, len(numbers)))
-    ranks = [_rank_report(end, logs.get(end.rank), exits.get(end.rank), plan, points) for end in ends]
-    problems += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
-    problems += unmeasured_problems(ranks)
-    outcome, exit_code = _truthful(outcome, exit_code, ends, first)
-    report: dict[str, Any] = {
-        "schema": SCHEMA,
-        "zerokit": __version__,
-        "outcome": outcome,
-        "exit_code": exit_code,
-        **_run_facts(logs),
-        "expected_ranks": expected_ranks,
-        "ranks": ranks,
-        "first_failure": _first_failure(first, ranks) if first else None,
-        "problems": problems,
-    }
-    report["predicted_vs_measured"] = compare_with_plan(report, plan, predict_again)
-    if outcome == "oom" and report["first_failure"] is not None:
-        report["first_failure"]["try_next"] = ways_to_need_less(plan)
-    clean: dict[str, Any] = plain(report)
-    return clean
+    verdict = verdict or judge(evidence)
+    ends, logs, found = verdict.ends, evidence.logs, list(problems)
+    if len(ends) > evidence.expected_ranks:
+        found.append(f"{len(ends)} ranks wrote or ended, {evidence.expected_ranks} were started")
+    points = max(_FEWEST_POINTS, _TIMELINE_POINTS // max(1, len(ends)))
+    ranks = [
+        checked(
+            RankReport, _rank_report(end, logs.get(end.rank), plan, points), rank_file_name(end.rank), found
+        )
+        for end in ends
+    ]
+    found += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
+    as_dicts = [rank.model_dump(mode="json") for rank in ranks]
+    found += [*unmeasured_problems(as_dicts), *verdict.differences]
+    facts = _run_facts(logs)
+    if elapsed_seconds is not None:
+        facts["elapsed_seconds"] = round(elapsed_seconds, 3)
+    first = verdict.first_failure
+    failure = None
+    if first is not None:
+        values = _first_failure(first, next(rank for rank in ranks if rank.rank == first.rank))
+        if verdict.outcome is Outcome.OOM:
+            values["try_next"] = ways_to_need_less(plan)
+        failure = checked(Failure, values, rank_file_name(first.rank), found)
+    compared = compare_with_plan({"ranks": as_dicts}, plan, predict_again)
+    return RunReport(
+        schema=SCHEMA,
+        zerokit=__version__,
+        outcome=verdict.outcome,
+        exit_code=verdict.exit_code,
+        why=plain(verdict.why),
+        **plain(facts),
+        expected_ranks=evidence.expected_ranks,
+        ranks=ranks,
+        first_failure=failure,
+        predicted_vs_measured=None if compared is None else checked(Predicted, compared, "plan.yaml", found),
+        problems=plain(found),
+    )
 
 
-def report_of_folder(run_dir: Path, plan: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def report_of_folder(run_dir: Path, plan: Mapping[str, Any] | None = None) -> RunReport:
     """The report of a run without ``report.json``: still running, or its launcher was killed.
 
     ``outcome`` is then also ``running``, which is never written to a file.
     """
-    logs, _ = _read_logs(run_dir)
-    starts = [start for log in logs.values() if (start := log.last("start"))]
-    expected = max((int(start.get("world_size") or 1) for start in starts), default=len(logs))
-    report = build_report(run_dir, expected_ranks=expected, outcome="ok", exit_code=0, plan=plan)
-    heard = max((_last_time(log) for log in logs.values()), default=0.0)
-    unfinished = any(rank["state"] == "lost" for rank in report["ranks"])
-    if unfinished and report["first_failure"] is None and time.time() - heard < _LIVE_SECONDS:
-        report["outcome"], report["exit_code"] = "running", 0
-        for rank in report["ranks"]:
-            if rank["state"] == "lost" and rank["reported"]:
-                rank["state"] = "running"
-        report["problems"] = [text for text in report["problems"] if not text.endswith("left no report")]
+    files = read_rank_files(run_dir)
+    expected, problems = _expected_ranks(files.logs)
+    evidence = Evidence(expected_ranks=expected, logs=files.logs, last_words=files.last_words)
+    report = build_report(evidence, plan=plan, problems=[*files.problems, *problems])
+    heard = max((_last_time(log) for log in files.logs.values()), default=0.0)
+    unfinished = any(rank.state is RankState.LOST for rank in report.ranks)
+    if unfinished and report.first_failure is None and time.time() - heard < _LIVE_SECONDS:
+        return _as_running(report)
     return report
 
 
-def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
+def _as_running(report: RunReport) -> RunReport:
+    ranks = [
+        rank.model_copy(update={"state": RankState.RUNNING})
+        if rank.state is RankState.LOST and rank.reported
+        else rank
+        for rank in report.ranks
+    ]
+    problems = [text for text in report.problems if not text.endswith("left no report")]
+    changed = {"outcome": Outcome.RUNNING, "exit_code": 0, "why": None, "ranks": ranks, "problems": problems}
+    return report.model_copy(update=changed)
+
+
+def _expected_ranks(logs: Mapping[int, RankLog]) -> tuple[int, list[str]]:
+    """How many ranks the run has, by what they say themselves; a number that cannot be is a problem."""
+    stated = {rank: (log.last("start") or {}).get("world_size") or 1 for rank, log in sorted(logs.items())}
+    problems = [
+        f"{rank_file_name(rank)}: a world_size of {size:,} cannot be (at most {MOST_RANKS:,}): not used"
+        for rank, size in stated.items()
+        if size > MOST_RANKS
+    ]
+    return max((size for size in stated.values() if size <= MOST_RANKS), default=len(logs)), problems
+
+
+def write_report(run_dir: Path, report: RunReport) -> None:
     """Write ``report.json`` and ``report.html``, each whole or not at all.
 
     Raises:
@@ -121,7 +140,7 @@ def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
     from zerokit.report.html import render_html
 
     texts = {
-        "report.json": json.dumps(report, indent=1, allow_nan=False) + "\n",
+        "report.json": json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n",
         "report.html": render_html(report),
     }
     failed: ReportNotWritten | None = None
@@ -156,49 +175,6 @@ def _way_out(path: Path) -> str:
     return f"free space there and {again}"
 
 
-def _read_logs(run_dir: Path) -> tuple[dict[int, RankLog], list[str]]:
-    logs: dict[int, RankLog] = {}
-    problems: list[str] = []
-    bad: list[str] = []
-    for path in find_rank_files(run_dir):
-        try:
-            log = read_rank_file(path)
-        except OSError as error:
-            problems.append(f"{path.name} cannot be read: {error.strerror}")
-            continue
-        bad += [str(line) for line in log.bad_lines]
-        if log.interleaved():
-            pids = ", ".join(str(pid) for pid in dict.fromkeys(log.writers()))
-            problems.append(f"{path.name}: two processes (pids {pids}) wrote as rank {log.rank}")
-        if log.records:
-            logs[log.rank] = log
-    problems += bad[:_MOST_BAD_LINES]
-    if len(bad) > _MOST_BAD_LINES:
-        problems.append(f"{len(bad) - _MOST_BAD_LINES} more bad lines")
-    return logs, problems
-
-
-def _truthful(outcome: str, exit_code: int, ends: list[RankEnd], first: RankEnd | None) -> tuple[str, int]:
-    """The outcome, made worse where the ranks' own files say so."""
-    if outcome not in ("ok", "rank_failed", "launcher_lost"):
-        return outcome, exit_code
-    if first is not None and outcome in ("ok", "rank_failed"):
-        return ("oom" if first.oom is not None else "rank_failed"), RankFailed.exit_code
-    states = {end.state for end in ends}
-    if outcome == "ok" and states == {"stopped"}:
-        return "stopped", 0
-    if outcome == "ok" and states != {"finished"}:
-        return "launcher_lost", LauncherLost.exit_code
-    return outcome, exit_code
-
-
-def _ended_with_run(end: RankEnd) -> RankEnd:
-    """A rank without a last line in a run that was ended on purpose was ended with it."""
-    from dataclasses import replace
-
-    return replace(end, state="terminated") if end.state == "lost" and end.phase is not None else end
-
-
 def _run_facts(logs: Mapping[int, RankLog]) -> Record:
     starts = [start for log in logs.values() if (start := log.last("start"))]
     begun = min((start["time"] for start in starts if "time" in start), default=None)
@@ -215,9 +191,7 @@ def _last_time(log: RankLog) -> float:
     return max((float(record.get("time") or 0) for record in log.life()), default=0.0)
 
 
-def _rank_report(
-    end: RankEnd, log: RankLog | None, exit_: Exit | None, plan: Mapping[str, Any] | None, points: int
-) -> Record:
+def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | None, points: int) -> Record:
     start = (log.last("start") if log else None) or {}
     known = (log.last("end", "tick") if log else None) or {}
     allocated, reserved = known.get("peak_allocated_bytes"), known.get("peak_reserved_bytes")
@@ -229,7 +203,7 @@ def _rank_report(
     phases = {name: value for name, phase in details.items() if isinstance(value := phase.get(measure), int)}
     return {
         "rank": end.rank,
-        "host": start.get("host") or (exit_.host if exit_ else None) or "unknown",
+        "host": end.host,
         "state": end.state,
         "signal": end.signal,
         "exit_code": end.exit_code,
@@ -296,20 +270,18 @@ def _fullness(point: list[Any]) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _first_failure(first: RankEnd, ranks: list[Record]) -> Record:
-    rank = next(rank for rank in ranks if rank["rank"] == first.rank)
-    kind = "oom" if first.oom else "exception" if first.traceback else "signal" if first.signal else "exit"
+def _first_failure(first: RankEnd, rank: RankReport) -> Record:
     failure: Record = {
-        "rank": first.rank, "host": rank["host"], "kind": kind, "error": first.error,
+        "rank": first.rank, "host": first.host, "kind": first.kind, "error": first.error,
         "signal": first.signal, "exit_code": first.exit_code, "phase": first.phase, "step": first.step,
         "at": first.at, "traceback": first.traceback,
     }  # fmt: skip
     if first.oom is not None:
         failure["oom"] = {
             **first.oom,
-            "predicted_peak_allocated_bytes": rank["predicted_peak_allocated_bytes"],
-            "predicted_components": rank["predicted_components"],
-            "measured_peak_allocated_bytes": rank["peak_allocated_bytes"],
-            "measured_peak_host_rss_bytes": rank["peak_host_rss_bytes"],
+            "predicted_peak_allocated_bytes": rank.predicted_peak_allocated_bytes,
+            "predicted_components": rank.predicted_components,
+            "measured_peak_allocated_bytes": rank.peak_allocated_bytes,
+            "measured_peak_host_rss_bytes": rank.peak_host_rss_bytes,
         }
     return failure

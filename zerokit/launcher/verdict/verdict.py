@@ -1,109 +1,85 @@
-"""How a run ended: one decision, made from what was seen, with its exit code."""
+"""How a run ended: one judgement, from all that is known of it, with its exit code.
+
+The supervisor calls it when nothing is left of a run, ``finish`` where zerokit itself was killed, and
+``zerokit report`` for a run folder without a report. What the terminal says, ``report.json`` and the exit
+code all come from the one :class:`Verdict`.
+"""
 
 from __future__ import annotations
 
 import signal as signals
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
-from zerokit.errors import LauncherLost, RankFailed, RunHung
+from zerokit.launcher.rank_file import RankLog
+from zerokit.launcher.verdict.as_planned import PlanCheck
+from zerokit.launcher.verdict.rank_end import RankEnd, RankExit, RunEnd, rank_end, settle, signal_name
+from zerokit.report.outcome import Outcome, RankState
 
-
-class Outcome(str, Enum):
-    """``report.json``'s ``outcome``."""
-
-    OK = "ok"
-    RANK_FAILED = "rank_failed"
-    OOM = "oom"
-    HUNG = "hung"
-    LAUNCHER_LOST = "launcher_lost"
-    INTERRUPTED = "interrupted"
-    STOPPED = "stopped"  # after the number of steps that was ordered: no failure, and no finished training
-    TIMED_OUT = "timed_out"  # ended at the time limit that was ordered
-
-    def __str__(self) -> str:
-        return self.value
-
-
-class RankExit(NamedTuple):
-    """How one rank's process ended, as the guard saw it.
-
-    ``code`` and ``signal`` are both None when the status could not be read. ``at`` is wall
-    time in seconds. ``by_us``: zerokit had already begun to end the run. ``out_of_memory_killer``: the
-    kernel killed it because the host's memory ran out.
-    """
-
-    rank: int
-    host: str
-    code: int | None
-    signal: int | None
-    at: float
-    by_us: bool = False
-    out_of_memory_killer: bool = False
-
-    @property
-    def failed(self) -> bool:
-        """Ended by itself with anything but success."""
-        return not self.by_us and (self.signal is not None or (self.code is not None and self.code != 0))
-
-    def describe(self) -> str:
-        """``rank 3 on node-1 was killed by SIGKILL``."""
-        who = f"rank {self.rank} on {self.host}"
-        if self.signal is not None:
-            return f"{who} was killed by {signal_name(self.signal)}"
-        return (
-            f"{who} exited with code {self.code}" if self.code is not None else f"{who} ended, code unknown"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The outcome, the exit code of the command, and why, in one sentence."""
-
-    outcome: Outcome
-    exit_code: int
-    why: str
-    reports_missing: bool = False  # the only fault: ranks that ended well left no report
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that the supervisor saw.
+    """All that is known of a run that is over.
 
     Attributes:
-        rank_exits: in the order seen.
+        logs: what each rank wrote of itself; a rank that wrote nothing is not among them.
+        exits: of the ranks' processes, in the order seen.
+        host: the machine that saw them.
         launcher_code: negative for a signal; None when it was not seen to end.
-        launcher_lost: it ended, or the guard did, while ranks were alive.
+        launcher_lost: it ended, or the guard or zerokit did, while ranks were alive; in words.
         interrupted_by: the signal that zerokit got.
         hung: which ranks stalled, and since when, in words.
-        out_of_memory: rank -> what is known, for ranks that recorded or suffered one.
-        reporting: ranks that left a report.
-        stopped: ranks whose last line says that they stopped at the step limit.
-        stop_ordered: whether the run was given a step limit at all.
         timed_out: the time limit it was ended at, in words.
+        stopped_at, killed_at: when zerokit began to end the ranks, and to kill them; Unix seconds.
+        oom_kills: how many processes the kernel's OOM-killer ended during the run.
+        stop_ordered: whether the run was given a step limit; None where nobody knows.
+        plan_check: what a run that ended well is held to.
+        last_words: rank -> the end of its standard error.
     """
 
     expected_ranks: int
-    rank_exits: Sequence[RankExit]
-    launcher_code: int | None
-    launcher_lost: str | None
-    interrupted_by: int | None
-    hung: str | None
-    out_of_memory: Mapping[int, str]
-    reporting: frozenset[int]
-    stopped: frozenset[int] = frozenset()
-    stop_ordered: bool = False
+    logs: Mapping[int, RankLog]
+    exits: Sequence[RankExit] = ()
+    host: str = "unknown"
+    launcher_code: int | None = None
+    launcher_lost: str | None = None
+    interrupted_by: int | None = None
+    hung: str | None = None
     timed_out: str | None = None
+    stopped_at: float | None = None
+    killed_at: float | None = None
+    oom_kills: int = 0
+    stop_ordered: bool | None = None
+    plan_check: PlanCheck | None = None
+    last_words: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def ended_on_purpose(self) -> bool:
+        """Whether zerokit ended the run for another reason than a failure."""
+        return self.interrupted_by is not None or self.hung is not None or self.timed_out is not None
 
 
-def signal_name(number: int) -> str:
-    """``SIGKILL``; ``signal 70`` for those without a name."""
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How the run ended, and each of its ranks.
+
+    Attributes:
+        why: in one sentence.
+        ends: one for each rank, by number.
+        first_failure: the failure that explains the others.
+        reports_missing: the only fault is that ranks that ended well left no complete report.
+        differences: what the script did otherwise than its plan.
+    """
+
+    outcome: Outcome
+    exit_code: int
+    why: str
+    ends: tuple[RankEnd, ...] = ()
+    first_failure: RankEnd | None = None
+    reports_missing: bool = False
+    differences: tuple[str, ...] = ()
 
 
 def launcher_status(code: int) -> int:
@@ -111,81 +87,170 @@ def launcher_status(code: int) -> int:
     return code - 256 if 128 < code - 64 <= 191 else code
 
 
-def decide(seen: Evidence) -> Verdict:
+def judge(evidence: Evidence) -> Verdict:
     """Judge a run. What came first wins: a user's signal, a hang, a failing rank, a lost launcher.
 
-    Nothing is a success but every rank exiting with zero *and* leaving a report.
+    Nothing is a success but every rank's process ending with zero *and* its file saying that it finished.
     """
-    if seen.interrupted_by is not None:
-        number = seen.interrupted_by
-        return _verdict(Outcome.INTERRUPTED, 128 + number, f"interrupted by {signal_name(number)}")
-    if seen.hung is not None:
-        return _verdict(Outcome.HUNG, RunHung.exit_code, seen.hung)
-    if seen.timed_out is not None:
-        return _verdict(Outcome.TIMED_OUT, RunHung.exit_code, seen.timed_out)
-    failed = [exit_ for exit_ in seen.rank_exits if exit_.failed]
-    if seen.out_of_memory and (failed or seen.launcher_code):
-        rank, what = next(iter(seen.out_of_memory.items()))
-        return _verdict(Outcome.OOM, RankFailed.exit_code, f"rank {rank} ran out of memory: {what}")
-    if failed:
-        return _verdict(Outcome.RANK_FAILED, RankFailed.exit_code, first_failure(failed).describe())
-    if seen.launcher_lost is not None:
-        return _verdict(Outcome.LAUNCHER_LOST, LauncherLost.exit_code, seen.launcher_lost)
-    return _judge_end(seen)
+    ends, first = settle(_rank_ends(evidence))
+    if evidence.ended_on_purpose:
+        ends = [_ended_with_run(end) for end in ends]
+    verdict = _decide(evidence, ends, first)
+    return replace(verdict, ends=tuple(ends), first_failure=first)
 
 
-def _judge_end(seen: Evidence) -> Verdict:
-    missing = sorted(set(range(seen.expected_ranks)) - seen.reporting)
-    if seen.launcher_code:
-        status = launcher_status(seen.launcher_code)
-        how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
-        what = (
-            "before any rank started"
-            if not seen.rank_exits and not seen.reporting
-            else "though no rank failed"
-        )
-        return _verdict(Outcome.LAUNCHER_LOST, LauncherLost.exit_code, f"the launcher {how} {what}")
-    if missing:
-        names = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
-        return Verdict(
-            outcome=Outcome.LAUNCHER_LOST,
-            exit_code=LauncherLost.exit_code,
-            why=f"{len(missing)} of {seen.expected_ranks} ranks left no report (rank {names}): not a success",
-            reports_missing=True,
-        )
-    if seen.stopped:
-        return _judge_stopped(seen)
-    return _verdict(Outcome.OK, 0, f"all {seen.expected_ranks} ranks finished")
+# ---- the ranks
 
 
-def _judge_stopped(seen: Evidence) -> Verdict:
-    """A step limit ends all ranks at the same step, or the run was not what it seems."""
-    others = sorted(set(range(seen.expected_ranks)) - seen.stopped)
-    if seen.stop_ordered and not others:
-        return _verdict(Outcome.STOPPED, 0, f"all {seen.expected_ranks} ranks stopped at the step limit")
-    what = (
-        "that nobody ordered" if not seen.stop_ordered else f"but rank {others[0]} ended without reaching it"
+def _rank_ends(evidence: Evidence) -> list[RankEnd]:
+    exits = _exits_by_rank(evidence)
+    run_end = RunEnd(
+        stopped_at=evidence.stopped_at, killed_at=evidence.killed_at, on_purpose=evidence.ended_on_purpose
     )
-    return _verdict(
-        Outcome.LAUNCHER_LOST,
-        LauncherLost.exit_code,
-        f"rank {min(seen.stopped)} stopped at a step limit, {what}",
-    )
+    killed = _killed_for_memory(evidence, exits, run_end)
+    numbers = sorted({*range(evidence.expected_ranks), *evidence.logs, *exits})
+    return [
+        rank_end(
+            number, evidence.logs.get(number), exits.get(number), run_end,
+            killed_for_memory=number == killed, last_words=evidence.last_words.get(number, ""),
+        )
+        for number in numbers
+    ]  # fmt: skip
 
 
-def _verdict(outcome: Outcome, exit_code: int, why: str) -> Verdict:
-    return Verdict(outcome=outcome, exit_code=exit_code, why=why)
+def _exits_by_rank(evidence: Evidence) -> dict[int, RankExit]:
+    """Of several processes of one rank the one that failed first, else the last."""
+    exits: dict[int, RankExit] = {}
+    for exit_ in evidence.exits:
+        if not (exit_.rank in exits and exits[exit_.rank].failed):
+            exits[exit_.rank] = exit_
+    silent = _silent_rank(evidence, exits)
+    if silent is not None:
+        exits[silent.rank] = silent
+    return exits
 
 
-def first_failure(failed: Sequence[RankExit]) -> RankExit:
-    """The failure that explains the others.
+def _silent_rank(evidence: Evidence, exits: Mapping[int, RankExit]) -> RankExit | None:
+    """With a failing launcher and no failed rank, the rank that ended without a last line failed.
 
-    Peers of a killed rank fail within moments with a broken connection, and may be seen in
-    the same instant: among ends less than 0.3 s apart a fatal signal goes first.
+    Its status may have been reaped before the guard could read it, or the kernel may not show it
+    (gVisor). DeepSpeed ends with the code of the rank that failed first.
     """
-    first = min(failed, key=lambda exit_: exit_.at)
-    close = [exit_ for exit_ in failed if exit_.at - first.at < 0.3]
-    killed = [
-        e for e in close if e.signal in (signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL)
+    if not evidence.launcher_code or evidence.launcher_lost or any(exit_.failed for exit_ in exits.values()):
+        return None
+    if any(_says_that_it_failed(log) for log in evidence.logs.values()):
+        return None
+    started = [number for number, log in sorted(evidence.logs.items()) if log.last("start")]
+    silent = [
+        exits.get(number) or RankExit(rank=number, host=evidence.host)
+        for number in {**exits, **dict.fromkeys(started)}
+        if number not in evidence.logs or evidence.logs[number].last("end") is None
     ]
-    return min(killed or close, key=lambda exit_: exit_.at)
+    if not silent:
+        return None
+    first = min(silent, key=lambda exit_: (exit_.at is None, exit_.at or 0.0))
+    status = launcher_status(evidence.launcher_code)
+    return replace(first, code=None if status < 0 else status, signal=-status if status < 0 else None)
+
+
+def _says_that_it_failed(log: RankLog) -> bool:
+    return log.last("error") is not None or (log.last("end") or {}).get("state") == "failed"
+
+
+def _killed_for_memory(evidence: Evidence, exits: Mapping[int, RankExit], run_end: RunEnd) -> int | None:
+    """The rank that the kernel killed because memory ran out: the first that died by SIGKILL by itself."""
+    if evidence.oom_kills <= 0:
+        return None
+    killed = [
+        exit_ for exit_ in exits.values()
+        if exit_.signal == signals.SIGKILL and not run_end.ended(exit_, told=False)
+    ]  # fmt: skip
+    return min(killed, key=lambda exit_: exit_.at or 0.0).rank if killed else None
+
+
+def _ended_with_run(end: RankEnd) -> RankEnd:
+    """A rank without a last line in a run that was ended on purpose was ended with it."""
+    lost = end.state is RankState.LOST and end.phase is not None
+    return replace(end, state=RankState.TERMINATED) if lost else end
+
+
+# ---- the run
+
+
+def _decide(evidence: Evidence, ends: Sequence[RankEnd], first: RankEnd | None) -> Verdict:
+    if evidence.interrupted_by is not None:
+        number = evidence.interrupted_by
+        why = f"interrupted by {signal_name(number)}"
+        return Verdict(outcome=Outcome.INTERRUPTED, exit_code=128 + number, why=why)
+    if evidence.hung is not None:
+        return _verdict(Outcome.HUNG, evidence.hung)
+    if evidence.timed_out is not None:
+        return _verdict(Outcome.TIMED_OUT, evidence.timed_out)
+    if first is not None and not (evidence.launcher_lost and _came_after(first, evidence)):
+        return _failure(first)
+    if evidence.launcher_lost is not None:
+        return _verdict(Outcome.LAUNCHER_LOST, evidence.launcher_lost)
+    return _judge_quiet_end(evidence, ends)
+
+
+def _came_after(first: RankEnd, evidence: Evidence) -> bool:
+    """Whether the ranks failed only because their launcher was lost."""
+    late = first.at is None or (evidence.stopped_at is not None and first.at > evidence.stopped_at)
+    return first.consequence or late
+
+
+def _failure(first: RankEnd) -> Verdict:
+    if first.oom is None:
+        return _verdict(Outcome.RANK_FAILED, first.describe())
+    what = str(first.oom.get("message") or first.oom.get("error") or "an allocation failed")
+    if first.oom.get("killer"):
+        what = "host memory; the kernel's OOM-killer ended it"
+    return _verdict(Outcome.OOM, f"rank {first.rank} on {first.host} ran out of memory: {what}")
+
+
+def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
+    """A run in which nothing was seen to fail."""
+    if evidence.launcher_code:
+        status = launcher_status(evidence.launcher_code)
+        how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
+        began = evidence.exits or evidence.logs
+        what = "though no rank failed" if began else "before any rank started"
+        return _verdict(Outcome.LAUNCHER_LOST, f"the launcher {how} {what}")
+    missing = [number for number in range(evidence.expected_ranks) if number not in evidence.logs]
+    if missing:
+        names = ", ".join(map(str, missing[:_MOST_NAMED])) + (" …" if len(missing) > _MOST_NAMED else "")
+        why = (
+            f"{len(missing)} of {evidence.expected_ranks} ranks left no report (rank {names}): not a success"
+        )
+        return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=True)
+    lost = [end for end in ends if not end.state.is_good]
+    if lost:
+        why = f"rank {lost[0].rank} on {lost[0].host}: {lost[0].error or lost[0].state}"
+        silent = all(end.state is RankState.LOST and end.left_at is None for end in lost)
+        return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=silent)
+    if any(end.state is RankState.STOPPED for end in ends):
+        return _judge_stopped(evidence, ends)
+    return _held_to_plan(evidence, _verdict(Outcome.OK, f"all {evidence.expected_ranks} ranks finished"))
+
+
+def _judge_stopped(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
+    """A step limit ends all ranks at the same step, or the run was not what it seems."""
+    others = [end.rank for end in ends if end.state is not RankState.STOPPED]
+    if evidence.stop_ordered is not False and not others:
+        return _verdict(Outcome.STOPPED, f"all {evidence.expected_ranks} ranks stopped at the step limit")
+    what = f"but rank {others[0]} ended without reaching it" if others else "that nobody ordered"
+    stopped = min(end.rank for end in ends if end.state is RankState.STOPPED)
+    return _verdict(Outcome.LAUNCHER_LOST, f"rank {stopped} stopped at a step limit, {what}")
+
+
+def _held_to_plan(evidence: Evidence, verdict: Verdict) -> Verdict:
+    """A script that ended well without doing what the plan says is no success."""
+    differences = () if evidence.plan_check is None else evidence.plan_check.differences(evidence.logs)
+    if not differences:
+        return verdict
+    why = "; ".join(differences)
+    return replace(_verdict(Outcome.NOT_AS_PLANNED, why), differences=tuple(differences))
+
+
+def _verdict(outcome: Outcome, why: str, *, reports_missing: bool = False) -> Verdict:
+    return Verdict(outcome=outcome, exit_code=outcome.exit_code, why=why, reports_missing=reports_missing)
