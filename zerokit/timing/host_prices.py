@@ -1,0 +1,92 @@
+"""Seconds that a host needs to issue one operator, and how much faster or slower one is than another.
+
+The reference host is the one of ``h200-operators.jsonl`` (16 cores of an Intel Xeon, torch 2.11.0): its
+figures are measured there, operator by operator. Hosts of one kind differ by half and more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerokit.timing import operators
+from zerokit.timing.kernel_prices import is_product
+from zerokit.timing.operators import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPrices:
+    """Of the reference host. Seconds, where nothing else is said.
+
+    Attributes:
+        in_a_model: what an operator takes in a model over what it takes in a loop of its own, where every
+            cache is warm. With ``python_call`` fitted to the three whole models of ``h200-operators.jsonl``
+            (16 Llama layers: forward 19.1 ms, with backward 51.9, checkpointed 101.7), which both then give
+            within 1 %.
+        python_call: a function entered; a C function takes ``c_call_share`` of it.
+        kernel: an operator that launches a kernel; ``autograd``: more of it where it is recorded,
+            ``backward``: more in autograd's thread (the node around it).
+        product: what a matrix product takes more: cuBLAS chooses its kernel.
+        launch: a further kernel of the same operator.
+        collective: to enqueue one.
+        bytes_per_second: of an operator on the host.
+    """
+
+    python_call: float = 1.43e-6
+    c_call_share: float = 1 / 3
+    in_a_model: float = 1.56
+    kernel: float = 9.0e-6
+    autograd: float = 2.0e-6
+    backward: float = 3.5e-6
+    product: float = 10.0e-6
+    attention: float = 15.0e-6
+    launch: float = 4.0e-6
+    view: float = 1.6e-6
+    view_autograd: float = 1.3e-6
+    empty: float = 4.0e-6
+    copy: float = 12.0e-6
+    collective: float = 60.0e-6
+    event: float = 2.0e-6
+    synchronize: float = 7.7e-6
+    item: float = 6.0e-6
+    host_operator: float = 3.0e-6
+    bytes_per_second: float = 10e9
+
+
+REFERENCE = HostPrices()
+
+
+def seconds(event: Event, prices: HostPrices = REFERENCE) -> float:
+    """To issue one event, on the reference host, the Python before it included."""
+    calls = event.python_calls + prices.c_call_share * event.c_calls
+    return calls * prices.python_call + prices.in_a_model * _itself(event, prices)
+
+
+def _itself(event: Event, prices: HostPrices) -> float:
+    kind = event.kind
+    if kind == operators.KERNEL:
+        return _kernel(event, prices)
+    if kind == operators.VIEW:
+        return prices.view + (prices.view_autograd if event.with_grad else 0.0)
+    if kind == operators.EMPTY:
+        return prices.empty
+    if kind == operators.COLLECTIVE:
+        return prices.collective
+    if kind in (operators.TO_DEVICE, operators.TO_HOST):
+        staged = event.bytes_read / prices.bytes_per_second if event.layout == "pageable" else 0.0
+        return prices.copy + staged
+    if kind == operators.HOST:
+        return prices.host_operator + event.bytes / prices.bytes_per_second
+    return 0.0 if kind == operators.CPU_ADAM else prices.event
+
+
+def _kernel(event: Event, prices: HostPrices) -> float:
+    took = prices.kernel + prices.launch * (max(1, event.launches) - 1)
+    if event.thread:
+        took += prices.backward
+    if event.with_grad:
+        took += prices.autograd
+    if is_product(event):
+        took += prices.product
+    elif event.flops:
+        took += prices.attention
+    return took + (prices.item if event.synchronizes else 0.0)

@@ -1,0 +1,200 @@
+"""A recorded step played on the lanes it runs on: the host issues, the GPU follows, links work beside it.
+
+The host is one lane: while autograd's thread issues, the script's waits in ``backward``. Kernels of one
+stream run in their order; those of several share the GPU, so one that runs beside another delays it.
+Collectives and copies between host and GPU have lanes of their own and hold up the stream that waits for
+them. The host is at most :data:`QUEUE` launches ahead of the GPU (CUDA's launch queue).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from zerokit.timing import operators
+from zerokit.timing.operators import Event
+
+QUEUE = 1000
+ROUNDS = 3
+"""A step is played so often, one after the other: the host may be ahead of the GPU at its end."""
+ARRIVAL_SECONDS = 4e-6
+"""From the host's launch to the kernel's begin."""
+
+_COPIES = (operators.TO_DEVICE, operators.TO_HOST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Seconds of one event in each part; pure functions.
+
+    Attributes:
+        host: to issue it.
+        kernel: its kernels on the GPU.
+        collective, copy: over the link.
+        cpu_adam: of an optimizer step on the host.
+        kernel_kind: what a reader calls it.
+    """
+
+    host: Callable[[Event], float]
+    kernel: Callable[[Event], float]
+    collective: Callable[[Event], float]
+    copy: Callable[[Event], float]
+    cpu_adam: Callable[[Event], float]
+    kernel_kind: Callable[[Event], str] = field(default=lambda event: event.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One step in its steady state. Seconds.
+
+    Attributes:
+        host_seconds: the host was busy; ``waited_seconds``: it waited for the GPU or the queue.
+        gpu_seconds: kernels ran. collective_seconds, copy_seconds: the links worked.
+        cpu_adam_seconds: of ``host_seconds``.
+        parts: GPU and link seconds by kind.
+        host_phases: the host's busy seconds by phase.
+    """
+
+    seconds: float
+    host_seconds: float
+    waited_seconds: float
+    gpu_seconds: float
+    collective_seconds: float
+    copy_seconds: float
+    cpu_adam_seconds: float
+    parts: Mapping[str, float]
+    host_phases: Mapping[str, float]
+
+
+def play(events: Sequence[Event], prices: Prices) -> Played:
+    """The step after others like it."""
+    if not events:
+        raise ValueError("no operators were recorded")
+    lanes = _Lanes(prices)
+    began = 0.0
+    for _ in range(ROUNDS):
+        lanes.begin()
+        began = lanes.host
+        for event in events:
+            lanes.take(event)
+    return lanes.result(lanes.host - began)
+
+
+class _Lanes:
+    """Where each lane has got to."""
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+        self.host = 0.0
+        self._streams: dict[int, float] = defaultdict(float)
+        self._kernels: dict[int, float] = defaultdict(float)
+        self._links = {"collective": 0.0, operators.TO_DEVICE: 0.0, operators.TO_HOST: 0.0}
+        self._marks: dict[tuple[str, int], float] = {}
+        self._queue: deque[tuple[float, int]] = deque()
+        self._queued = 0
+        self.begin()
+
+    def begin(self) -> None:
+        self._waited = self._busy = self._adam = 0.0
+        self._parts: dict[str, float] = defaultdict(float)
+        self._phases: dict[str, float] = defaultdict(float)
+
+    def take(self, event: Event) -> None:
+        self._issue(event)
+        kind = event.kind
+        if kind == operators.KERNEL:
+            self._run(event)
+        elif kind == operators.COLLECTIVE:
+            self._reduce(event)
+        elif kind in _COPIES:
+            self._copy(event)
+        elif kind == operators.RECORD:
+            self._marks["event", event.handle] = self._streams[event.stream]
+        elif kind == operators.WAIT_EVENT:
+            self._hold(event.stream, self._marks.get(("event", event.handle), 0.0))
+        elif kind == operators.JOIN:
+            self._hold(event.stream, self._marks.get(("collective", event.handle), 0.0))
+        elif kind == operators.WAIT_STREAM:
+            self._hold(event.stream, self._streams[event.handle])
+        if event.synchronizes:
+            self._join(event)
+
+    def _issue(self, event: Event) -> None:
+        took = self._prices.host(event)
+        if event.kind == operators.CPU_ADAM:
+            adam = self._prices.cpu_adam(event)
+            self._adam += adam
+            took += adam
+        self._busy += took
+        self._phases[event.phase] += took
+        self.host += took
+
+    def _join(self, event: Event) -> None:
+        """The host waits: ``synchronize`` of the device for all streams, others for their own."""
+        until = (
+            max(self._streams.values(), default=0.0)
+            if event.name == "synchronize"
+            else self._marks.get(("event", event.handle), 0.0)
+            if event.name == "event"
+            else self._streams[event.stream]
+        )
+        self._wait(until)
+
+    def _wait(self, until: float) -> None:
+        if until > self.host:
+            self._waited += until - self.host
+            self.host = until
+
+    def _hold(self, stream: int, until: float) -> None:
+        self._streams[stream] = max(self._streams[stream], until)
+
+    def _run(self, event: Event) -> None:
+        took = self._prices.kernel(event)
+        stream = event.stream
+        begin = max(self._streams[stream], self.host + ARRIVAL_SECONDS)
+        for other, busy_until in self._kernels.items():
+            if other != stream and busy_until > begin:
+                self._kernels[other] += took
+                self._streams[other] += took
+        self._streams[stream] = self._kernels[stream] = begin + took
+        self._parts[self._prices.kernel_kind(event)] += took
+        self._enqueue(begin + took, event.launches)
+
+    def _enqueue(self, done: float, launches: int) -> None:
+        self._queue.append((done, launches))
+        self._queued += launches
+        while self._queued > QUEUE and self._queue:
+            first, count = self._queue.popleft()
+            self._queued -= count
+            self._wait(first)
+
+    def _reduce(self, event: Event) -> None:
+        took = self._prices.collective(event)
+        begin = max(self._links["collective"], self._streams[event.stream], self.host + ARRIVAL_SECONDS)
+        done = self._links["collective"] = begin + took
+        self._parts["collective"] += took
+        if event.handle:
+            self._marks["collective", event.handle] = done
+        else:
+            self._hold(event.stream, done)
+
+    def _copy(self, event: Event) -> None:
+        took = self._prices.copy(event)
+        begin = max(self._links[event.kind], self._streams[event.stream], self.host + ARRIVAL_SECONDS)
+        self._links[event.kind] = self._streams[event.stream] = begin + took
+        self._parts["copy"] += took
+
+    def result(self, seconds: float) -> Played:
+        links = self._parts.get("collective", 0.0), self._parts.get("copy", 0.0)
+        return Played(
+            seconds=seconds,
+            host_seconds=self._busy,
+            waited_seconds=self._waited,
+            gpu_seconds=sum(self._parts.values()) - sum(links),
+            collective_seconds=links[0],
+            copy_seconds=links[1],
+            cpu_adam_seconds=self._adam,
+            parts=dict(self._parts),
+            host_phases=dict(self._phases),
+        )

@@ -1,0 +1,173 @@
+"""The step time of a recorded operator stream on a GPU of the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zerokit.domain.hardware import Cluster, Gpu
+from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators
+from zerokit.timing.constants import HUGGING_FACE, Calibration
+from zerokit.timing.host_speed import FASTEST, SLOWEST, HostSpeed
+from zerokit.timing.operators import Event
+
+_PAGEABLE_BYTES_PER_SECOND = 6e9
+"""Copies from and to memory that is not pinned go through the driver's staging buffer: not measured."""
+_TWO_PASSES = ("allreduce",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Of one optimizer step, in steady state. Seconds.
+
+    Attributes:
+        seconds: on the host that is known, else on the reference host.
+        low, high: on the fastest and the slowest host measured; both ``seconds`` where the host is known.
+        paced_by: ``host``, ``gpu``, ``links`` or ``cpu_adam``: the lane that was busy longest.
+        parts: busy seconds of each lane and of the GPU by kind of kernel. Lanes overlap: no sum.
+        host_factor: the host's seconds over the reference host's; None: not known.
+        note: what a reader must know of it.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    paced_by: str
+    parts: Mapping[str, float]
+    host_factor: float | None
+    note: str
+
+
+def step_time(
+    events: Sequence[Event],
+    gpu: Gpu,
+    ranks: int,
+    *,
+    host: HostSpeed | None = None,
+    calibration: Calibration | None = None,
+) -> StepTime:
+    """Price the events and play them.
+
+    Args:
+        ranks: of the whole job; GPUs of one node up to ``gpu.max_gpus_per_node``, nodes beyond.
+        host: the machine's speed; None gives a range over hosts measured.
+        calibration: rates measured on the machine.
+
+    Raises:
+        ValueError: there are no events.
+    """
+
+    def at(factor: float) -> lanes.Played:
+        return lanes.play(events, prices(gpu, ranks, factor, calibration))
+
+    played = at(host.factor if host else 1.0)
+    low, high = (played, played) if host else (at(FASTEST), at(SLOWEST))
+    note = (
+        f"host speed {host.factor:.2f} ({host.source})"
+        if host
+        else f"the host's speed is not known: {FASTEST} to {SLOWEST} times the reference host's seconds; "
+        "`zerokit doctor --measure` on the GPU machine measures it"
+    )
+    return StepTime(
+        seconds=played.seconds,
+        low=low.seconds,
+        high=high.seconds,
+        paced_by=_pace(played),
+        parts=_parts(played),
+        host_factor=host.factor if host else None,
+        note=note,
+    )
+
+
+def prices(
+    gpu: Gpu, ranks: int, host_factor: float = 1.0, calibration: Calibration | None = None
+) -> lanes.Prices:
+    """All prices of one machine.
+
+    Args:
+        host_factor: its host's seconds over the reference host's.
+    """
+    rate = kernel_prices.rates(gpu, calibration.matmul_flops if calibration else None)
+    links = _Links(gpu, ranks, calibration)
+    return lanes.Prices(
+        host=lambda event: host_factor * host_prices.seconds(event),
+        kernel=lambda event: kernel_prices.seconds(event, rate),
+        collective=lambda event: links.collective(event, rate.vectorized),
+        copy=links.copy,
+        cpu_adam=links.cpu_adam,
+        kernel_kind=kernel_prices.kind,
+    )
+
+
+class _Links:
+    """What joins GPUs with each other and with their host."""
+
+    def __init__(self, gpu: Gpu, ranks: int, calibration: Calibration | None) -> None:
+        per_node = max(1, min(ranks, gpu.max_gpus_per_node))
+        nodes = max(1, -(-ranks // per_node))
+        self._cluster = Cluster(gpu=gpu, gpus=nodes * per_node, nodes=nodes)
+        self._per_node = per_node
+        self._calibration = calibration
+        constants = HUGGING_FACE
+        pcie = gpu.pcie_bytes_per_second * constants.pcie_efficiency
+        to_device, to_host = (
+            constants.host_to_device_bytes_per_second,
+            constants.device_to_host_bytes_per_second,
+        )
+        adam = constants.cpu_adam_parameters_per_second
+        if calibration:
+            to_device = calibration.host_to_device_bytes_per_second or to_device
+            to_host = calibration.device_to_host_bytes_per_second or to_host
+            adam = calibration.cpu_adam_parameters_per_second or adam
+        self._rates = {
+            operators.TO_DEVICE: min(pcie, to_device / per_node),
+            operators.TO_HOST: min(pcie, to_host / per_node),
+        }
+        self._adam = adam / per_node
+
+    def collective(self, event: Event, copied_per_second: float) -> float:
+        """A group of one copies, where input and output differ."""
+        passes = 2 if event.name.startswith(_TWO_PASSES) else 1
+        if event.group_size < 2:
+            return 0.0 if passes == 2 else 2 * event.bytes_read / copied_per_second
+        inner = max(1, self._cluster.gpus // event.group_size)
+        way = collectives.route(self._cluster, event.group_size, inner, HUGGING_FACE, self._calibration)
+        return way.seconds(event.bytes_read, passes=passes)
+
+    def copy(self, event: Event) -> float:
+        """Between host and GPU, all GPUs of the node at once."""
+        rate = self._rates[event.kind]
+        if event.layout == "pageable":
+            rate = min(rate, _PAGEABLE_BYTES_PER_SECOND)
+        return kernel_prices.LAUNCH_SECONDS + event.bytes_read / rate
+
+    def cpu_adam(self, event: Event) -> float:
+        """All ranks of a node share its cores; ``bytes_read`` holds the number of weights."""
+        return event.bytes_read / self._adam
+
+
+def _pace(played: lanes.Played) -> str:
+    links = max(played.collective_seconds, played.copy_seconds)
+    found = {
+        "host": played.host_seconds - played.cpu_adam_seconds,
+        "gpu": played.gpu_seconds,
+        "links": links,
+        "cpu_adam": played.cpu_adam_seconds,
+    }
+    return max(found, key=lambda name: found[name])
+
+
+def _parts(played: lanes.Played) -> dict[str, float]:
+    kernels = {
+        f"gpu {kind}": took for kind, took in played.parts.items() if kind not in ("collective", "copy")
+    }
+    found = {
+        "host": played.host_seconds - played.cpu_adam_seconds,
+        "host waiting": played.waited_seconds,
+        "gpu": played.gpu_seconds,
+        **dict(sorted(kernels.items(), key=lambda item: -item[1])),
+        "collectives": played.collective_seconds,
+        "copies": played.copy_seconds,
+        "cpu adam": played.cpu_adam_seconds,
+    }
+    return {name: took for name, took in found.items() if took > 0}
