@@ -48,6 +48,8 @@ class Measured:
         memory_copy_bytes_per_second: device to itself, read and written bytes together.
         host_to_device_bytes_per_second: per GPU, pinned memory, all GPUs at once.
         cpu_adam_parameters_per_second: of the node, all its cores.
+        host_factor: seconds that the host takes to issue operators over those of the reference host
+            (``zerokit.timing.host_speed``); below 1 is faster.
         cpu_adam_kind: ``deepspeed`` or ``torch`` (fused), whichever could be run.
     """
 
@@ -65,6 +67,7 @@ class Measured:
     cpu_adam_parameters_per_second: float
     cpu_adam_kind: str
     collectives: tuple[Collective, ...]
+    host_factor: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For the file and for ``--json``."""
@@ -125,7 +128,11 @@ def from_dict(values: Any) -> Measured:
         measured.memory_copy_bytes_per_second,
         measured.cpu_adam_parameters_per_second,
     )
-    for rate in (measured.host_to_device_bytes_per_second, measured.device_to_host_bytes_per_second):
+    for rate in (
+        measured.host_to_device_bytes_per_second,
+        measured.device_to_host_bytes_per_second,
+        measured.host_factor,
+    ):
         if rate is not None:
             _positive(rate)
     return measured
