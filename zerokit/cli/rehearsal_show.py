@@ -5,10 +5,12 @@ from __future__ import annotations
 import click
 
 from zerokit.rehearsal.result import GuessedValue, Rehearsal
-from zerokit.units import format_gib
+from zerokit.timing.recorded_step import StepTime
+from zerokit.units import format_gib, format_seconds
 
 _MOST_ROWS = 12
 _MOST_GUESSES = 10
+_PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's optimizer"}
 
 
 def show(done: Rehearsal) -> None:
@@ -32,12 +34,26 @@ def show(done: Rehearsal) -> None:
             click.echo("\n  live at the peak")
             for row in rank.at_peak[:_MOST_ROWS]:
                 click.echo(f"  {format_gib(row.bytes):>12}  {row.what:<24} {row.module:<36} {row.location}")
+    if done.step is not None:
+        _show_step(done.step)
     _show_guesses(done.guesses)
     for what in done.stubbed:
         click.echo(f"  stood in for: {what}")
     for warning in done.warnings:
         click.echo(f"  warning: {warning}")
     click.echo(_verdict(done))
+
+
+def _show_step(step: StepTime) -> None:
+    """The step's time, its range, and where it goes."""
+    low, high = format_seconds(step.low), format_seconds(step.high)
+    spread = f", {low} to {high} on other hosts" if step.high > step.low else ""
+    click.echo(
+        f"\n  a step takes {format_seconds(step.seconds)}{spread}, paced by the {_PACED[step.paced_by]}"
+    )
+    click.echo(f"  {step.note}")
+    for name, seconds in step.parts.items():
+        click.echo(f"  {format_seconds(seconds):>12}  {name}")
 
 
 def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:

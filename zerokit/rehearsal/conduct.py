@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from zerokit.domain.hardware import Gpu
 from zerokit.launcher.command import Target
 from zerokit.memory import card
 from zerokit.rehearsal import result as results
+from zerokit.rehearsal import step_time
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
+from zerokit.timing.host_speed import HostSpeed
 
 BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
 DEFAULT_STEPS = 5
+_OPERATORS = "operators.json"
 
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -69,6 +72,9 @@ class RehearsalRequest:
         steps: optimizer steps at most; fewer where all peaks repeat.
         output: a file for what the script prints; None: shown only where it fails.
         shown: a folder that the script may really write into.
+        step_time: whether the operators of a step are recorded and priced.
+        host: the speed of the run's host; None: as measured on this machine, where it has such a GPU.
+        operators: a file for the recorded operators (``zerokit.timing.operators.from_rows``).
     """
 
     target: Target
@@ -81,6 +87,9 @@ class RehearsalRequest:
     memory_named: bool = True
     output: Path | None = None
     shown: Path | None = None
+    step_time: bool = True
+    operators: Path | None = None
+    host: HostSpeed | None = None
 
 
 def rehearse(request: RehearsalRequest, progress: Callable[[str], None] | None = None) -> results.Rehearsal:
@@ -102,7 +111,20 @@ def rehearse(request: RehearsalRequest, progress: Callable[[str], None] | None =
             folder=folder,
         )
         report, tail = _run(request, script, folder, progress or (lambda line: None))
-    return _result(request, script, report, tail)
+        found = _result(request, script, report, tail)
+        return _timed(request, found, folder, too_long=bool((report or {}).get("step_too_long")))
+
+
+def _timed(
+    request: RehearsalRequest, found: results.Rehearsal, folder: Path, *, too_long: bool
+) -> results.Rehearsal:
+    if not request.step_time:
+        return found
+    path = folder / _OPERATORS
+    step, why = step_time.of_file(path, request.gpu, found.gpus, request.host, too_long=too_long)
+    if step is None:
+        return replace(found, notes=(*found.notes, why))
+    return replace(found, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)
 
 
 @contextlib.contextmanager
@@ -140,6 +162,7 @@ def _run(
         shown=str(request.shown.resolve()) if request.shown is not None else None,
         result_path=str(result_path),
         progress_fd=writing,
+        operators_path=str(folder / _OPERATORS) if request.step_time else None,
     )
     order_path = folder / "order.json"
     order_path.write_text(json.dumps(order.to_dict()))
@@ -169,6 +192,8 @@ def _run(
     reader.join(timeout=5)
     if request.output is not None:
         shutil.copyfile(output, request.output)
+    if request.operators is not None and (folder / _OPERATORS).is_file():
+        shutil.copyfile(folder / _OPERATORS, request.operators)
     tail = _tail(output)
     if not result_path.is_file():
         return None, f"the process ended with code {code}\n{tail}"

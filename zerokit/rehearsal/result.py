@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from zerokit.timing.recorded_step import StepTime
+
 SCHEMA = "zerokit.rehearsal/1"
 
 PHASES = ("load", "init", "forward", "backward", "step", "eval", "generate", "save", "other")
@@ -73,6 +75,10 @@ class Rehearsal:
         min_vram_bytes: the smallest card, as nvidia-smi counts its memory, on which it runs.
         repeats: whether the peaks of the last two optimizer steps agree.
         sandboxed: whether the script ran on a file system that forgets.
+        step_seconds: of an optimizer step in its steady state; None: not known.
+        step_seconds_range: on the fastest and the slowest host measured; the same twice where the speed of
+            the run's host is known.
+        step: where the time goes.
     """
 
     complete: bool
@@ -93,6 +99,8 @@ class Rehearsal:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     step_seconds: float | None = None
+    step_seconds_range: tuple[float, float] | None = None
+    step: StepTime | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""

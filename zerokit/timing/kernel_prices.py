@@ -145,7 +145,7 @@ def _attention(event: Event, rate: KernelRates) -> float:
     query = event.shapes[0]
     length, width = query[2], query[3]
     backward = event.name.endswith("backward")
-    reached = rate.attention * (min(1.0, width / 128) ** rate.attention_head_power)
+    reached = rate.attention * math.pow(min(1.0, width / 128), rate.attention_head_power)
     # tiles of 128 on the diagonal are computed whole
     waste = 1 + 128 / length if event.layout == CAUSAL else 1.0
     if backward:

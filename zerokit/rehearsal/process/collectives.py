@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zerokit.rehearsal.process import twins
 from zerokit.rehearsal.process.twins import twin
+from zerokit.timing import operators
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.machine import Machine
@@ -123,13 +124,16 @@ _KNOWN_VALUES: dict[str, Callable[[tuple[Any, ...]], None]] = {
 class HeldWork:
     """A collective under way: its tensors stay until somebody waits for it."""
 
-    def __init__(self, work: Any, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, work: Any, tensors: list[torch.Tensor], machine: Machine) -> None:
         self._work = work
         self._tensors: list[torch.Tensor] | None = tensors
+        self._machine = machine
+        self._number = machine.collectives
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
-        """The collective is done."""
+        """The collective is done: the current stream waits for it."""
         self._tensors = None
+        self._machine.saw_runtime(operators.JOIN, "wait", handle=self._number)
         return True
 
     def __getattr__(self, name: str) -> Any:
@@ -144,7 +148,7 @@ def _fakes(value: Any, found: list[torch.Tensor]) -> None:
             _fakes(each, found)
 
 
-def _holding(function: Callable[..., Any]) -> Callable[..., Any]:
+def _holding(machine: Machine, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def collective(*args: Any, **kwargs: Any) -> Any:
         work = function(*args, **kwargs)
@@ -152,7 +156,12 @@ def _holding(function: Callable[..., Any]) -> Callable[..., Any]:
             return work
         found: list[torch.Tensor] = []
         _fakes([*args, *kwargs.values()], found)
-        return HeldWork(work, [each.detach() for each in found]) if found else work
+        if not found:
+            return work
+        machine.unseen += 1
+        held = [each.detach() for each in found]
+        machine.unseen -= 1
+        return HeldWork(work, held, machine)
 
     return collective
 
@@ -195,7 +204,7 @@ def install(machine: Machine) -> None:
     for name in _ASYNCHRONOUS:
         function = replaced.get(name) or getattr(dist, name, None)
         if function is not None:
-            replaced[name] = _holding(function)
+            replaced[name] = _holding(machine, function)
     for module in (dist, dist.distributed_c10d):
         for name, function in replaced.items():
             setattr(module, name, function)

@@ -18,10 +18,33 @@ from zerokit.rehearsal.process.ledger import Ledger
 
 
 class Observer(Protocol):
-    """Something that follows the operators, in the order in which the script issues them."""
+    """Something that follows the operators, in the order in which the script issues them.
+
+    Its methods are called in the thread that issued the operator.
+    """
+
+    def enter(self) -> None:
+        """The dispatch mode begins: what follows is the rehearsal's own work, until :meth:`leave`."""
+
+    def leave(self) -> None:
+        """The dispatch mode ends."""
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """An operator touched the GPU and gave ``result``; called in the thread that issued it."""
+        """An operator touched fake tensors and gave ``result``."""
+
+    def host_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operator ran on the host."""
+
+    def kernel(self, name: str, tensors: Any, written: Any = (), launches: int = 1) -> None:
+        """A compiled kernel was stood in for: it reads ``tensors`` and writes ``written``."""
+
+    def runtime(
+        self, kind: str, name: str, *, handle: int = 0, waits: bool = False, elements: int = 0
+    ) -> None:
+        """A call that is no operator; see :class:`zerokit.timing.operators.Event`."""
+
+    def reduction(self, tensor: torch.Tensor, ranks: int) -> None:
+        """An asynchronous all-reduce that no operator says."""
 
 
 class StopRehearsal(BaseException):
@@ -42,6 +65,8 @@ class Machine:
     Attributes:
         fake: makes tensors without memory; it is never on the stack of modes.
         lock: one operator at a time: FakeTensorMode keeps its state in plain attributes.
+        unseen: above 0 while the rehearsal itself uses operators that no GPU would run.
+        collectives: issued while somebody observed; the last one's number.
     """
 
     def __init__(
@@ -61,6 +86,8 @@ class Machine:
         self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.lock = threading.RLock()
         self.observers: list[Observer] = []
+        self.unseen = 0
+        self.collectives = 0
         self.warnings: dict[str, int] = {}
         self.stubbed: dict[str, int] = {}
         self.pinned: set[int] = set()
@@ -77,6 +104,25 @@ class Machine:
     def stub(self, what: str) -> None:
         """Something was stood in for."""
         self.stubbed[what] = self.stubbed.get(what, 0) + 1
+
+    # ---------------------------------------------------------------- observers
+
+    def saw_kernel(self, name: str, tensors: Any, written: Any = (), launches: int = 1) -> None:
+        """Tell the observers of a kernel that was stood in for."""
+        for observer in self.observers:
+            observer.kernel(name, tensors, written, launches)
+
+    def saw_runtime(
+        self, kind: str, name: str, *, handle: int = 0, waits: bool = False, elements: int = 0
+    ) -> None:
+        """Tell the observers of a call that is no operator."""
+        for observer in self.observers:
+            observer.runtime(kind, name, handle=handle, waits=waits, elements=elements)
+
+    def saw_reduction(self, tensor: torch.Tensor) -> None:
+        """Tell the observers of DDP's all-reduce of a bucket, for which the optimizer waits."""
+        for observer in self.observers:
+            observer.reduction(tensor, self.world_size)
 
     # ---------------------------------------------------------------- tensors
 

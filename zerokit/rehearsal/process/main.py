@@ -61,7 +61,9 @@ class Rehearsed:
             return 0
         self._forget_self_test()
         stopped = self._run_script()
-        self._write(self._result(stopped))
+        result = self._result(stopped)
+        self._write_operators(result)
+        self._write(result)
         return 0
 
     # ---------------------------------------------------------------- before
@@ -77,6 +79,7 @@ class Rehearsed:
         from zerokit.rehearsal.process.machine import Machine
         from zerokit.rehearsal.process.mode import FakeCuda
         from zerokit.rehearsal.process.phases import Phases
+        from zerokit.rehearsal.process.recorder import Recorder
 
         order = self._order
         settings = AllocatorSettings.parse(
@@ -88,6 +91,8 @@ class Rehearsed:
         self.phases = Phases(self.machine, order.most_steps)
         self.machine.ledger.origin = self.phases.origin
         self.phases.on_step = self._say_step
+        if order.operators_path is not None:
+            self.phases.recorder = Recorder(self.machine)
         context = Context(self.machine, self.phases)
         hooks: dict[str, Any] = {
             name: functools.partial(_adapt, context, adapter) for name, adapter in ADAPTERS.items()
@@ -156,6 +161,14 @@ class Rehearsed:
         if stopped is None and not self.phases.steps:
             self.machine.warn("no optimizer step was seen")
         return summary.describe(self.machine, self.phases, stopped)
+
+    def _write_operators(self, result: dict[str, Any]) -> None:
+        path, recorder = self._order.operators_path, self.phases.recorder
+        if path is None or recorder is None:
+            return
+        recorder.stop()
+        result["step_too_long"] = recorder.too_long
+        Path(path).write_text(json.dumps(recorder.events))
 
     def _write(self, result: dict[str, Any]) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)

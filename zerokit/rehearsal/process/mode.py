@@ -108,8 +108,15 @@ class FakeCuda(TorchDispatchMode):
         kwargs = kwargs or {}
         if inner is not None and inner is not self._machine.fake:
             return func(*args, **kwargs)  # shapes asked under another FakeTensorMode (DTensor): no memory
-        with self._machine.lock:
-            return self._answer(func, types, args, kwargs)
+        observers = self._machine.observers
+        for observer in observers:
+            observer.enter()
+        try:
+            with self._machine.lock:
+                return self._answer(func, types, args, kwargs)
+        finally:
+            for observer in observers:
+                observer.leave()
 
     def _has_own_dispatch(self, types: tuple[type, ...]) -> bool:
         for each in types:
@@ -135,7 +142,10 @@ class FakeCuda(TorchDispatchMode):
             device = next((each for each in args if isinstance(each, torch.device)), None)
         makes_cuda = device is not None and device.type == "cuda"
         if not fakes and not makes_cuda:
-            return self._on_host(func, types, args, kwargs, reals)
+            result = self._on_host(func, types, args, kwargs, reals)
+            for observer in self._machine.observers:
+                observer.host_operator(func, args, kwargs, result)
+            return result
         kernel = self.cuda_kernels.get(full_name(func)) if self.cuda_kernels else None
         if kernel is not None and any(each.fake_device.type == "cuda" for each in fakes):
             with self:

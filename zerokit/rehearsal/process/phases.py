@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from zerokit.rehearsal.process.guesses import script_line
 from zerokit.rehearsal.process.ledger import Origin
 from zerokit.rehearsal.process.machine import Machine, StopRehearsal
+from zerokit.rehearsal.process.recorder import Recorder
 
 STEPS_AFTER_ENOUGH = 3
 """A script that goes on with other steps after its data has ended is stopped after so many."""
@@ -58,6 +59,7 @@ class Phases:
         self.has_engine = False
         self.modules = Modules()
         self.on_step: Callable[[int], None] | None = None
+        self.recorder: Recorder | None = None
         self._enough_at = 0
         self._in_backward = 0
         self._whole: list[str] = []
@@ -104,6 +106,8 @@ class Phases:
             self.repeats = self.steps >= FEWEST_STEPS and self._step_peaks[-1] == step
             if self.repeats or self.steps >= self.most_steps:
                 self.enough, self._enough_at = True, self.steps
+        if self.recorder is not None:
+            self.recorder.step_done(self.steps, enough=self.enough)
         self._step_peaks.append(step)
         if self.enough and self.steps >= self._enough_at + STEPS_AFTER_ENOUGH:
             raise StopRehearsal

@@ -11,22 +11,37 @@ from typing import Any
 import torch
 
 from zerokit.rehearsal.process.machine import Machine
+from zerokit.timing import operators
 
 
 class Event:
     """``torch.cuda.Event``."""
 
+    machine: Machine
+    numbers = itertools.count(1)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.device = torch.device("cuda", 0)
+        self.number = next(self.numbers)
 
     def record(self, stream: Any = None) -> None:
         """Nothing runs."""
+        self._saw(operators.RECORD, stream)
 
     def wait(self, stream: Any = None) -> None:
         """Nothing runs."""
+        self._saw(operators.WAIT_EVENT, stream)
 
     def synchronize(self) -> None:
         """Nothing runs."""
+        self._saw(operators.CALL, waits=True)
+
+    def _saw(self, kind: str, stream: Any = None, waits: bool = False) -> None:
+        threads = self.machine.ledger.threads
+        before = getattr(threads, "stream", 0)
+        threads.stream = getattr(stream, "number", before)
+        self.machine.saw_runtime(kind, "event", handle=self.number, waits=waits)
+        threads.stream = before
 
     def query(self) -> bool:
         """Everything is done."""
@@ -45,6 +60,7 @@ class Streams:
         self._current = threading.local()
         numbers = itertools.count()
         streams = self
+        saw = machine.saw_runtime
 
         class Stream:
             """``torch.cuda.Stream``."""
@@ -60,13 +76,19 @@ class Streams:
 
             def wait_event(self, event: Any) -> None:
                 """Nothing runs."""
+                event.wait(self)
 
             def wait_stream(self, stream: Any) -> None:
                 """Nothing runs."""
+                if stream.number != self.number:
+                    with streams.use(self):
+                        saw(operators.WAIT_STREAM, "wait_stream", handle=stream.number)
 
             def record_event(self, event: Any = None) -> Any:
                 """An event that is done."""
-                return event or Event()
+                event = event or Event()
+                event.record(self)
+                return event
 
             def query(self) -> bool:
                 """Everything is done."""
@@ -78,6 +100,7 @@ class Streams:
 
             def synchronize(self) -> None:
                 """Nothing runs."""
+                saw(operators.CALL, "stream_synchronize", waits=True)
 
             def __enter__(self) -> Any:
                 self._before = streams.set_current(self)
@@ -92,6 +115,7 @@ class Streams:
             def __hash__(self) -> int:
                 return id(self)
 
+        Event.machine = machine
         self.stream_type = Stream
         self.default = Stream()
 
@@ -126,5 +150,7 @@ class Streams:
             "default_stream": lambda device=None: self.default,
             "set_stream": self.set_current,
             "stream": self.use,
-            "synchronize": lambda device=None: None,
+            "synchronize": lambda device=None: self._machine.saw_runtime(
+                operators.CALL, "synchronize", waits=True
+            ),
         }

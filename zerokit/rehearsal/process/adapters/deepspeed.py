@@ -10,6 +10,11 @@ from typing import Any
 import torch
 
 from zerokit.rehearsal.process.context import Context
+from zerokit.rehearsal.process.machine import Machine
+from zerokit.timing import operators as kinds
+
+_TENSORS_A_LAUNCH = 36
+"""``csrc/adam/multi_tensor_apply.cuh``, depth_to_max_tensors of four lists."""
 
 
 class SilentOperators:
@@ -18,6 +23,9 @@ class SilentOperators:
     Flattening is PyTorch's own; ``multi_tensor_l2norm`` allocates its results
     (``csrc/adam/multi_tensor_adam.cu`` and ``apex``'s multi_tensor_l2norm_kernel.cu).
     """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
 
     def flatten(self, tensors: Any) -> torch.Tensor:
         """One flat tensor (``csrc/utils/flatten_unflatten.cpp``)."""
@@ -30,10 +38,25 @@ class SilentOperators:
 
     def multi_tensor_l2norm(self, chunk: Any, flag: Any, lists: Any, per_tensor: bool) -> Any:
         """A norm, and one of each tensor."""
+        self._machine.saw_kernel("multi_tensor_l2norm", lists)
         return torch.zeros(1, device="cuda"), torch.zeros(len(lists[0]), device="cuda")
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
+        return functools.partial(self._run, name)
+
+    def _run(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Tell what would have run. ``multi_tensor_adam`` gets gradients, weights and two moments and writes
+        the last three (``csrc/adam/multi_tensor_adam.cu``); the host's Adam gets them as arguments."""
+        if name.startswith(("adam_update", "adagrad_update", "lion_update")):
+            weights = next((each for each in args if isinstance(each, torch.Tensor)), None)
+            elements = weights.numel() if weights is not None else 0
+            self._machine.saw_runtime(kinds.CPU_ADAM, name, elements=elements)
+            return
+        lists = next((each for each in args if isinstance(each, list | tuple)), ())
+        tensors = lists or [each for each in args if isinstance(each, torch.Tensor)]
+        count = len(lists[0]) if lists and isinstance(lists[0], list | tuple) else 1
+        written = lists[1:] if name.startswith("multi_tensor") else tensors[-1:]
+        self._machine.saw_kernel(name, tensors, written, max(1, -(-count // _TENSORS_A_LAUNCH)))
 
 
 def operators(context: Context, module: ModuleType) -> None:
@@ -41,7 +64,7 @@ def operators(context: Context, module: ModuleType) -> None:
 
     def load(self: Any, verbose: bool = True) -> SilentOperators:
         context.machine.stub(f"DeepSpeed operator {getattr(self, 'name', type(self).__name__)}")
-        return SilentOperators()
+        return SilentOperators(context.machine)
 
     def is_compatible(self: Any, verbose: bool = True) -> bool:
         return True

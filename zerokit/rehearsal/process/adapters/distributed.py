@@ -29,6 +29,7 @@ def data_parallel(context: Context) -> None:
     original = cls.__init__
 
     def as_it_is(state: Any, bucket: Any) -> Any:
+        context.machine.saw_reduction(bucket.buffer())
         future = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future

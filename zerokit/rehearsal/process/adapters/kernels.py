@@ -20,6 +20,8 @@ def triton_functions(context: Context, module: ModuleType) -> None:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         context.machine.stub("Triton kernels")
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        context.machine.saw_kernel(f"triton:{getattr(self, '__name__', 'kernel')}", tensors)
 
     module.JITFunction.run = run
 
@@ -29,6 +31,8 @@ def triton_autotuner(context: Context, module: ModuleType) -> None:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         context.machine.stub("Triton kernels")
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        context.machine.saw_kernel(f"triton:{type(self).__name__}", tensors)
 
     module.Autotuner.run = run
     module.Heuristics.run = run

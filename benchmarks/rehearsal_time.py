@@ -1,0 +1,173 @@
+"""Rehearsed step times beside measured ones.
+
+    python -m benchmarks.rehearsal_time                        # the given rows
+    python -m benchmarks.rehearsal_time sft.z2 --host 0.9      # some of them, on a host of that speed
+    python -m benchmarks.rehearsal_time --kernels              # and the cases of kernels.jsonl
+
+Each line: measured seconds; predicted on the reference host with the error; the range over the hosts that
+were measured and whether the measured time is in it; what paces the step. No host of a given row was probed,
+so there is no factor to apply: ``--host`` is for rows with a probe beside them (``host_factor`` in the row).
+Nothing is fitted to these rows. ``--keep DIR`` keeps the recorded operators, ``--from DIR`` reads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rehearsal.__main__ import Bench, allocator_of_run
+from benchmarks.rehearsal.rows import DATA, MeasuredRun, timed_runs
+from zerokit.catalog import gpus
+from zerokit.launcher.command import Target
+from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.rehearsal.script import PlanUse
+from zerokit.timing import operators
+from zerokit.timing.host_speed import HostSpeed
+from zerokit.timing.recorded_step import StepTime, step_time
+
+KERNELS = Path(__file__).resolve().parent / "measure" / "data" / "kernels.jsonl"
+KERNEL_CASE = Path(__file__).resolve().parent / "rehearsal" / "kernel_case.py"
+
+
+def main() -> int:
+    """Print the rows that were asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="parts of the names of rows")
+    parser.add_argument("--rows", type=Path, default=DATA / "h200-script-times.jsonl")
+    parser.add_argument(
+        "--kernels", action="store_true", help="the cases of kernels.jsonl on one GPU instead"
+    )
+    parser.add_argument("--host", type=float, help="the host's factor, for rows that hold none")
+    parser.add_argument("--deepspeed-examples", type=Path, help="a copy of that repository, for its scripts")
+    parser.add_argument("--keep", type=Path, help="keep the recorded operators there")
+    parser.add_argument("--from", dest="kept", type=Path, help="read operators kept before")
+    parser.add_argument("--steps", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="zerokit-benchmark-") as folder:
+        times = Times(Path(folder), options)
+        for name, measured, row in times.rows():
+            if not options.names or any(part in name for part in options.names):
+                times.compare(name, measured, row)
+    times.summary()
+    return 0
+
+
+class Times:
+    """The rows so far."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.options = options
+        self.folder = folder
+        self.gpu = gpus.load("h200")
+        self._bench: Bench | None = None
+        self._errors: list[float] = []
+        self._known_errors: list[float] = []
+        self._inside = 0
+        self._unanswered: list[str] = []
+
+    def rows(self) -> list[tuple[str, float, Any]]:
+        """Name, measured seconds, and what to rehearse."""
+        if self.options.kernels:
+            found = [json.loads(line) for line in KERNELS.read_text().splitlines()]
+            return [
+                (row["id"], row["step_seconds"], row)
+                for row in found
+                if row.get("world_size", 1) == 1 and "step_seconds" in row
+            ]
+        runs = timed_runs(self.options.rows)
+        return [(run.name, run.row["step_seconds_median"], run) for run in runs]
+
+    def compare(self, name: str, measured: float, row: Any) -> None:
+        """One line."""
+        try:
+            events, ranks = self._events(name, row)
+        except Exception as error:
+            self._unanswered.append(name)
+            print(f"{name:<32} measured {measured:.4f} s  no answer: {error}", flush=True)
+            return
+        found = step_time(events, self.gpu, ranks)
+        error = found.seconds / measured - 1
+        self._errors.append(abs(error))
+        inside = found.low <= measured <= found.high
+        self._inside += inside
+        print(
+            f"{name:<32} measured {measured:.4f} s  predicted {found.seconds:.4f} {100 * error:+.1f} %  "
+            f"range {found.low:.4f} to {found.high:.4f} ({'inside' if inside else 'outside'})  "
+            f"{self._known(events, measured, row, ranks)}paced by {found.paced_by}: host "
+            f"{_part(found, 'host')}, gpu {_part(found, 'gpu')}, links "
+            f"{found.parts.get('collectives', 0.0) + found.parts.get('copies', 0.0):.4f}",
+            flush=True,
+        )
+
+    def _known(self, events: Any, measured: float, row: Any, ranks: int) -> str:
+        """The prediction where the host was probed."""
+        given = row.row.get("host_factor") if isinstance(row, MeasuredRun) else None
+        factor = given or self.options.host
+        if not factor:
+            return ""
+        host = HostSpeed(factor=factor, source="the row's probe" if given else "--host")
+        found = step_time(events, self.gpu, ranks, host=host)
+        error = found.seconds / measured - 1
+        self._known_errors.append(abs(error))
+        return f"host {factor:.2f}: {found.seconds:.4f} {100 * error:+.1f} %  "
+
+    def _events(self, name: str, row: Any) -> tuple[list[operators.Event], int]:
+        kept = (self.options.kept or self.options.keep or self.folder) / f"{name}.json"
+        if self.options.kept is None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            self._record(row, kept)
+        ranks = row.gpus if isinstance(row, MeasuredRun) else 1
+        return list(operators.from_rows(json.loads(kept.read_text()))), ranks
+
+    def _record(self, row: Any, kept: Path) -> None:
+        if isinstance(row, MeasuredRun):
+            if self._bench is None:
+                self._bench = Bench(self.folder, self.options)
+            target, plan, allocator, launcher = self._bench._target(row)
+        else:
+            target = Target(script=str(KERNEL_CASE), module=None, arguments=(row["id"],))
+            plan, allocator, launcher = None, "", "deepspeed"
+        request = RehearsalRequest(
+            target=target,
+            gpu=self.gpu,
+            gpus=row.gpus if isinstance(row, MeasuredRun) else 1,
+            plan=PlanUse(folder=plan),
+            launcher=launcher,
+            steps=self.options.steps,
+            operators=kept,
+        )
+        with allocator_of_run(allocator):
+            done = rehearse(request)
+        if done.stopped is not None:
+            raise RuntimeError(f"{done.stopped.location}: {done.stopped.reason[:300]}")
+
+    def summary(self) -> None:
+        """Over all rows."""
+        if self._errors:
+            print(
+                f"{len(self._errors)} rows: mean error {100 * statistics.mean(self._errors):.1f} % on the "
+                f"reference host, largest {100 * max(self._errors):.1f} %; {self._inside} inside the range"
+            )
+        if self._known_errors:
+            print(
+                f"{len(self._known_errors)} rows with a host's factor: mean error "
+                f"{100 * statistics.mean(self._known_errors):.1f} %, largest "
+                f"{100 * max(self._known_errors):.1f} %"
+            )
+        if self._unanswered:
+            print(f"without answer: {', '.join(self._unanswered)}")
+
+
+def _part(found: StepTime, name: str) -> str:
+    return f"{found.parts.get(name, 0.0):.4f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The step time of a rehearsal: what is recorded, and that recording changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from zerokit.catalog import gpus
+from zerokit.launcher.command import Target
+from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.timing import operators
+from zerokit.timing.host_speed import HostSpeed
+
+SCRIPT = """
+import torch
+
+BATCH, WIDTH, WIDE = 512, 1024, 4096
+layers = torch.nn.Linear(WIDTH, WIDE), torch.nn.ReLU(), torch.nn.Linear(WIDE, WIDTH)
+model = torch.nn.Sequential(*layers).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    total = sum(range(10)) + len([float(number) for number in range(50)])
+    batch = torch.randn(BATCH, WIDTH, device="cuda")
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
+"""
+
+
+def request(folder: Path, **more: object) -> RehearsalRequest:
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    target = Target(script=str(script), module=None, arguments=())
+    return RehearsalRequest(target=target, gpu=gpus.load("h200"), gpus=1, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    path = folder / "operators.json"
+    done = rehearse(request(folder, operators=path))
+    assert done.stopped is None
+    return folder, done, list(operators.from_rows(json.loads(path.read_text())))
+
+
+def test_one_step_is_recorded_with_its_arithmetic(recorded):
+    _, _, events = recorded
+    products = [event for event in events if event.flops]
+    # two layers forward, two weights and one input backward: each 2·512·1024·4096
+    assert [event.flops for event in products] == [2.0 * 512 * 1024 * 4096] * 5
+    assert [event.thread == 0 for event in products] == [True, True, False, False, False]
+    weight = next(event for event in products if event.thread == 0)
+    assert weight.shapes == ((1, 512, 4096, 1024),)
+    assert weight.bytes_written == 4 * 512 * 4096
+    waits = Counter(event.name for event in events if event.synchronizes)
+    assert waits == {"_local_scalar_dense": 1}
+
+
+def test_python_between_operators_is_counted(recorded):
+    _, _, events = recorded
+    made = next(event for event in events if event.name == "randn")
+    # sum, range's and the list's calls are the script's own: 50 of float, which is a type, are none
+    assert 0 < made.python_calls + made.c_calls < 60
+    inside = [event for event in events if event.thread != 0]
+    # autograd's own thread runs no Python here
+    assert sum(event.python_calls for event in inside) == 0
+
+
+def test_recording_does_not_change_the_memory(recorded):
+    folder, done, _ = recorded
+    without = rehearse(request(folder, step_time=False))
+    assert without.step_seconds is None
+    assert without.ranks == done.ranks
+
+
+def test_the_same_script_takes_the_same_time_again(recorded):
+    folder, done, _ = recorded
+    again = rehearse(request(folder))
+    assert again.step_seconds == pytest.approx(done.step_seconds, rel=1e-9)
+
+
+def test_the_answer_is_a_range_until_the_host_is_known(recorded):
+    folder, done, _ = recorded
+    said = json.loads(json.dumps(done.to_dict()))
+    low, high = said["step_seconds_range"]
+    assert low < said["step_seconds"] < high
+    assert said["step"]["paced_by"] == "host" and said["step"]["parts"]["gpu product"] > 0
+    known = rehearse(request(folder, host=HostSpeed(factor=0.5, source="a test")))
+    assert known.step_seconds_range == (known.step_seconds, known.step_seconds)
+    assert known.step_seconds < done.step_seconds
+
+
+def test_too_few_steps_give_no_time(tmp_path):
+    short = request(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT.replace("range(6)", "range(2)"))
+    done = rehearse(short)
+    assert done.step_seconds is None
+    assert any("fewer than three" in note for note in done.notes)

@@ -1,0 +1,230 @@
+"""What one operator does to memory and arithmetic: FLOPs, bytes, kernels, whether the host waits for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from zerokit.timing import operators as kinds
+
+Shape = tuple[int, ...]
+
+WITHOUT_KERNEL = frozenset({
+    "_unsafe_view", "_reshape_alias", "detach", "detach_", "lift", "lift_fresh", "alias", "set_", "resize_",
+    "record_stream", "is_pinned", "_pin_memory", "pin_memory", "_fused_sdp_choice", "squeeze_", "unsqueeze_",
+    "t_", "transpose_", "as_strided_", "resize_as_", "requires_grad_",
+})  # fmt: skip
+"""Operators that change no more than how memory is seen."""
+EMPTY = frozenset(
+    {"empty", "new_empty", "empty_strided", "empty_like", "new_empty_strided", "empty_permuted"}
+)
+UNSEEN = frozenset({"device", "is_same_size", "sym_size", "_has_same_storage_numel"})
+"""Questions that only fake tensors send through the dispatcher."""
+WAITING = frozenset({
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "equal", "allclose", "argwhere", "bincount", "repeat_interleave",
+})  # fmt: skip
+"""The host waits for the result (or for its size)."""
+_WRITE_ONLY = frozenset(
+    {"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
+)
+REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "linalg_vector_norm", "norm", "_foreach_norm"})
+_GATHERS = frozenset({"embedding", "index", "index_select", "gather", "take_along_dim"})
+_WRITES_AT = frozenset({"index_put_", "_index_put_impl_", "index_add_", "scatter_", "scatter_add_"})
+
+_FOREACH_TENSORS = 100
+_FUSED_ADAM_TENSORS = 36
+_CHUNK_ELEMENTS = 65536 * 320
+"""Tensors and elements that one launch of ``multi_tensor_apply`` takes
+(``aten/src/ATen/native/cuda/MultiTensorApply.cuh``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Of one operator that runs kernels; see :class:`zerokit.timing.operators.Event`."""
+
+    shapes: tuple[Shape, ...] = ()
+    dtype: str = ""
+    layout: str = ""
+    flops: float = 0.0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    launches: int = 1
+    synchronizes: bool = False
+
+
+def on_gpu(value: Any) -> bool:
+    """Whether a value is a tensor on the fake GPU."""
+    return isinstance(value, FakeTensor) and value.fake_device.type == "cuda"
+
+
+def memory_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a kernel touches: an expanded dimension is read once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            elements *= size
+    return int(elements * tensor.element_size())
+
+
+def total(tensors: Any) -> int:
+    """Their bytes together."""
+    return sum(memory_bytes(each) for each in tensors)
+
+
+def tensors_in(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """All tensors among arguments, in their order."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            tensors_in(each, found)
+    elif isinstance(value, dict):
+        for each in value.values():
+            tensors_in(each, found)
+    return found
+
+
+def facts(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Facts:
+    """Of an operator with tensors on the GPU."""
+    inputs = [each for each in tensors_in([args, kwargs], []) if on_gpu(each)]
+    outputs = [each for each in tensors_in(result, []) if on_gpu(each)]
+    if name in ("mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_", "_scaled_mm", "_int_mm"):
+        return _product(name, args, inputs, outputs)
+    if name.startswith("_scaled_dot_product") or name in (
+        "_flash_attention_forward",
+        "_flash_attention_backward",
+    ):
+        return _attention(func, name, args, kwargs, inputs, outputs)
+    if name in ("convolution", "convolution_backward"):
+        return _convolution(name, args, inputs, outputs)
+    read, written, launches, waits = _traffic(func, name, args, kwargs, inputs, outputs)
+    large = [each for each in (*inputs, *outputs) if each.numel() > 1]
+    return Facts(
+        shapes=tuple(tuple(each.shape) for each in (large or [*inputs, *outputs])[:3]),
+        dtype=_dtype((large or inputs or outputs)[0]) if inputs or outputs else "",
+        layout=_layout(large),
+        bytes_read=read,
+        bytes_written=written,
+        launches=launches,
+        synchronizes=waits or name in WAITING,
+    )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _layout(tensors: list[torch.Tensor]) -> str:
+    if any(not each.is_contiguous() for each in tensors) or len({each.shape for each in tensors}) > 1:
+        return kinds.STRIDED
+    return kinds.CAST if len({each.dtype for each in tensors}) > 1 else ""
+
+
+def _product(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Facts:
+    left, right = args[1:3] if name.startswith(("addmm", "baddbmm")) else args[:2]
+    batch = left.shape[0] if left.dim() == 3 else 1
+    m, k = left.shape[-2:]
+    n = right.shape[-1]
+    # cuBLAS wants the contiguous dimension of each operand in multiples of 16 bytes
+    contiguous = (n, k if left.stride(-1) == 1 else m, n if right.stride(-1) == 1 else k)
+    step = 16 // left.element_size()
+    aligned = left.element_size() > 2 or all(size % step == 0 for size in contiguous)
+    return Facts(
+        shapes=((int(batch), int(m), int(n), int(k)),),
+        dtype=_dtype(left),
+        layout="" if aligned else kinds.UNALIGNED,
+        flops=2.0 * batch * m * n * k,
+        bytes_read=total(inputs),
+        bytes_written=total(outputs),
+    )
+
+
+def _attention(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]) -> Facts:
+    given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    query, key, value = given["query"], given["key"], given["value"]
+    causal = bool(given.get("is_causal"))
+    batch, heads, length, width = query.shape[0], query.shape[1], query.shape[2], query.shape[3]
+    scores = 2.0 * batch * heads * length * key.shape[2] * (width + value.shape[3]) * (0.5 if causal else 1)
+    backward = name.endswith("backward")
+    return Facts(
+        shapes=tuple(tuple(each.shape) for each in (query, key, value)),
+        dtype=_dtype(query),
+        layout=kinds.CAUSAL if causal else "",
+        flops=scores * (2.5 if backward else 1.0),
+        bytes_read=total(inputs),
+        bytes_written=total(outputs),
+        launches=3 if backward else 1,
+    )
+
+
+def _convolution(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Facts:
+    backward = name != "convolution"
+    weight = args[2] if backward else args[1]
+    made = args[0] if backward else outputs[0]
+    each = 2.0 * made.numel() * math.prod(weight.shape[1:])
+    wanted = sum(args[-1][:2]) if backward else 1
+    return Facts(
+        shapes=(tuple(made.shape), tuple(weight.shape)),
+        dtype=_dtype(weight),
+        flops=each * wanted,
+        bytes_read=total(inputs),
+        bytes_written=total(outputs),
+        launches=wanted,
+    )
+
+
+def _traffic(
+    func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]
+) -> tuple[int, int, int, bool]:
+    """Bytes read and written, kernels, and whether the host waits."""
+    if name in _GATHERS:
+        positions = inputs[1:]
+        masks = any(each.dtype in (torch.bool, torch.uint8) for each in positions)
+        made = total(outputs)
+        return made + total(positions), made, 4 if masks else 1, masks
+    if (
+        name == "embedding_dense_backward"
+    ):  # a sort of the positions, then the sums (EmbeddingBackwardKernel.cu)
+        return 2 * memory_bytes(args[0]), total(outputs), 8, False
+    if name == "nll_loss_forward":
+        return 16 * args[0].shape[0], 8, 1, False
+    if name == "nll_loss_backward":
+        return 16 * args[1].shape[0], total(outputs), 2, False
+    if name in _WRITES_AT:
+        accumulates = name.endswith("put_impl_") or (name == "index_put_" and args[-1] is True)
+        moved = total(inputs[1:])
+        return 2 * moved, moved, 6 if accumulates else 1, False
+    if name in ("slice_backward", "select_backward", "index_put", "scatter", "index_add", "scatter_add"):
+        return total(inputs), total(outputs) + memory_bytes(inputs[0]), 2, False
+    fresh = [each for each in outputs if not any(each is known for known in inputs)]
+    read, written = total(inputs), total(fresh)
+    if func._schema.is_mutable:
+        changed = _changed(func, args, kwargs)
+        written += total(changed)
+        if name in _WRITE_ONLY:
+            read -= total(changed)
+    return max(0, read), written, _launches(name, args, inputs), False
+
+
+def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            tensors_in(kwargs.get(argument.name, args[index] if index < len(args) else None), found)
+    return [each for each in found if on_gpu(each)]
+
+
+def _launches(name: str, args: Any, inputs: list[Any]) -> int:
+    if name == "_foreach_norm":
+        return max(2, 2 * -(-len(inputs) // 50))
+    by_size = int(sum(each.numel() for each in inputs)) // _CHUNK_ELEMENTS
+    if name.startswith("_foreach"):
+        return max(1, -(-len(inputs) // _FOREACH_TENSORS), by_size)
+    if name.startswith("_fused_adam"):
+        return max(1, -(-len(args[0]) // _FUSED_ADAM_TENSORS), by_size // 4)
+    return 1

@@ -1,0 +1,312 @@
+"""Records one optimizer step as a stream of operators, with the Python between them.
+
+Calls of functions are counted by ``sys.setprofile``, in each thread, and not inside of the dispatch mode:
+counts repeat from run to run, times of a rehearsal do not (a fake tensor's own cost dominates them). Only
+the last complete step is kept, from the third on: DeepSpeed's ZeRO-3 records its trace in the second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import threading
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from zerokit.rehearsal.process import operator_facts
+from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.operator_facts import memory_bytes, on_gpu, tensors_in, total
+from zerokit.timing import operators as kinds
+from zerokit.timing.operators import Event
+
+FIRST_RECORDED_STEP = 3
+MOST_EVENTS = 600_000
+"""Of one step; a longer one is not recorded (some 150 MB)."""
+
+_NOT_COUNTED = (
+    str(Path(__file__).resolve().parents[1]),
+    "torch/_subclasses/",
+    "torch/_dynamo/eval_frame.py",
+    "torch/_compile.py",
+    "torch/_library/simple_registry.py",
+    "torch/compiler/__init__.py",
+    "torch/utils/_python_dispatch.py",
+    "torch/nn/parameter.py",  # isinstance(fake, Parameter)
+    "weakref.py",
+)
+"""Files that a run on a GPU does not enter, or enters less."""
+
+
+_CONTEXTS = contextlib.__file__
+"""Context managers count where their user does."""
+
+
+class Thread(threading.local):
+    """One thread's part."""
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.depth = 0
+        self.calls = [0, 0]
+        self.profile: Any = None
+
+
+class Recorder:
+    """An observer of the machine, from the second step's end on.
+
+    Attributes:
+        events: of the last complete step.
+        too_long: whether a step had more than :data:`MOST_EVENTS`.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._numbers = itertools.count()
+        self._threads = Thread()
+        self._current: list[Event] = []
+        self._counted: dict[Any, bool] = {}
+        self._recording = False
+        self.events: list[Event] = []
+        self.too_long = False
+
+    # ---------------------------------------------------------------- steps
+
+    def step_done(self, steps: int, *, enough: bool) -> None:
+        """An optimizer step ended; ``enough``: what follows is not the script's usual course."""
+        sys.setprofile(None)
+        if self._recording:
+            if self.too_long:
+                self.events = []
+            else:
+                self.events = self._current
+        self._current = []
+        wanted = steps >= FIRST_RECORDED_STEP - 1 and not enough and not self.too_long
+        if wanted and not self._recording:
+            self._machine.observers.append(self)
+        elif self._recording and not wanted:
+            self._machine.observers.remove(self)
+        self._recording = wanted
+        if wanted:
+            self._thread().calls[:] = [0, 0]
+            self._count()
+
+    def stop(self) -> None:
+        """The script ended."""
+        sys.setprofile(None)
+        if self._recording:
+            self._recording = False
+            self._machine.observers.remove(self)
+        self._current = []
+
+    # ---------------------------------------------------------------- counting
+
+    def _thread(self) -> Thread:
+        thread = self._threads
+        if thread.number < 0:
+            thread.number = next(self._numbers)
+            thread.profile = self._profile(thread.calls)
+        return thread
+
+    def _profile(self, calls: list[int]) -> Any:
+        known = self._counted
+
+        def counts(code: CodeType) -> bool:
+            counted = known.get(code)
+            if counted is None:
+                counted = known[code] = not any(part in code.co_filename for part in _NOT_COUNTED)
+            return counted
+
+        def profile(frame: FrameType, event: str, argument: Any) -> None:
+            if not self._recording:  # another thread's: autograd's goes on after the last recorded step
+                sys.setprofile(None)
+                return
+            if event == "call":
+                index = 0
+            elif event == "c_call":
+                index = 1
+            else:
+                return
+            code = frame.f_code
+            if not counts(code):
+                return
+            if code.co_filename == _CONTEXTS and frame.f_back is not None and not counts(frame.f_back.f_code):
+                return
+            calls[index] += 1
+
+        return profile
+
+    def _count(self) -> None:
+        sys.setprofile(self._thread().profile if self._recording else None)
+
+    def enter(self) -> None:
+        """The dispatch mode begins."""
+        sys.setprofile(None)
+        self._thread().depth += 1
+
+    def leave(self) -> None:
+        """The dispatch mode ends."""
+        thread = self._thread()
+        thread.depth -= 1
+        if thread.depth <= 0:
+            thread.depth = 0
+            self._count()
+
+    # ---------------------------------------------------------------- events
+
+    def _add(self, kind: str, name: str, **more: Any) -> None:
+        if not self._recording or self._machine.unseen:
+            return
+        if len(self._current) >= MOST_EVENTS:
+            self.too_long = True
+            return
+        thread = self._thread()
+        calls = thread.calls
+        self._current.append(
+            Event(
+                kind,
+                name,
+                thread=thread.number,
+                stream=self._machine.ledger.stream,
+                python_calls=calls[0],
+                c_calls=calls[1],
+                with_grad=torch.is_grad_enabled(),
+                phase=self._machine.ledger.phase,
+                **more,
+            )
+        )
+        calls[0] = calls[1] = 0
+
+    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operator with fake tensors."""
+        name = func._schema.name.split("::")[1]
+        if name in operator_facts.UNSEEN or func.namespace == "prim":
+            return
+        if func.namespace == "c10d":
+            self._collective(func, name, args)
+            return
+        inputs = tensors_in([args, kwargs], [])
+        outputs = tensors_in(result, [])
+        if name in operator_facts.EMPTY:
+            self._add(kinds.EMPTY, name)
+        elif _is_view(func) or name in operator_facts.WITHOUT_KERNEL:
+            self._add(kinds.VIEW, name)
+        elif not any(on_gpu(each) for each in (*inputs, *outputs)):
+            self._add(kinds.HOST, name, bytes_read=total(inputs), bytes_written=total(outputs))
+        elif name in ("_to_copy", "copy_") and self._crosses(name, args, kwargs, outputs):
+            return
+        else:
+            found = operator_facts.facts(func, name, args, kwargs, result)
+            self._add(
+                kinds.KERNEL,
+                name,
+                shapes=found.shapes,
+                dtype=found.dtype,
+                layout=found.layout,
+                flops=found.flops,
+                bytes_read=found.bytes_read,
+                bytes_written=found.bytes_written,
+                launches=found.launches,
+                synchronizes=found.synchronizes,
+            )
+
+    def _crosses(self, name: str, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
+        """Whether a copy goes between host and GPU; it is an event of its own then."""
+        source = args[0] if name == "_to_copy" else args[1]
+        target = args[0] if name == "copy_" else outputs[0]
+        if not isinstance(source, torch.Tensor) or on_gpu(source) == on_gpu(target):
+            return False
+        to_gpu = on_gpu(target)
+        asked = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
+        host_side = source if to_gpu else target
+        pinned = self._machine.is_pinned(host_side) if host_side.device.type == "cpu" else False
+        self._add(
+            kinds.TO_DEVICE if to_gpu else kinds.TO_HOST,
+            name,
+            shapes=(tuple(source.shape),),
+            dtype=str(source.dtype).removeprefix("torch."),
+            layout="" if pinned else "pageable",
+            bytes_read=memory_bytes(source),
+            launches=1,
+            # CUDA waits for copies to pageable memory whatever was asked for; non_blocking gives the
+            # right to read too early only where the memory is pinned
+            synchronizes=not (asked and (to_gpu or pinned)),
+        )
+        return True
+
+    def _collective(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
+        given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)}
+        ranks = _size(given.get("process_group"))
+        tensors = [each for each in tensors_in(list(args), []) if on_gpu(each)]
+        if not tensors:
+            return
+        whole = max(total(tensors_in(each, [])) for each in args if tensors_in(each, []))
+        waits = not bool(given.get("asyncOp", given.get("async_op", True)))
+        self._machine.collectives += 1
+        self._add(
+            kinds.COLLECTIVE,
+            name,
+            dtype=str(tensors[0].dtype).removeprefix("torch."),
+            bytes_read=whole,
+            launches=1,
+            group_size=ranks,
+            handle=0 if waits else self._machine.collectives,
+        )
+
+    def reduction(self, tensor: torch.Tensor, ranks: int) -> None:
+        """An all-reduce of a bucket by DDP; backward's end waits for the last one."""
+        self._machine.collectives += 1
+        self._add(
+            kinds.COLLECTIVE,
+            "allreduce_",
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            bytes_read=memory_bytes(tensor),
+            launches=1,
+            group_size=ranks,
+            handle=self._machine.collectives,
+        )
+
+    def host_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operator that ran on the host."""
+        name = func._schema.name.split("::")[1]
+        if name in operator_facts.UNSEEN or func.namespace == "prim":
+            return
+        if _is_view(func) or name in operator_facts.WITHOUT_KERNEL or name in operator_facts.EMPTY:
+            self._add(kinds.VIEW, name)
+            return
+        inputs, outputs = tensors_in([args, kwargs], []), tensors_in(result, [])
+        self._add(kinds.HOST, name, bytes_read=total(inputs), bytes_written=total(outputs))
+
+    def kernel(self, name: str, tensors: Any, written: Any = (), launches: int = 1) -> None:
+        """A compiled kernel that was stood in for: it reads ``tensors`` and writes ``written``."""
+        on = [each for each in tensors_in(tensors, []) if on_gpu(each)]
+        changed = [each for each in tensors_in(written, []) if on_gpu(each)]
+        self._add(
+            kinds.KERNEL,
+            name,
+            shapes=tuple(tuple(each.shape) for each in on[:3]),
+            dtype=str(on[0].dtype).removeprefix("torch.") if on else "",
+            bytes_read=total(on),
+            bytes_written=total(changed),
+            launches=launches,
+        )
+
+    def runtime(
+        self, kind: str, name: str, *, handle: int = 0, waits: bool = False, elements: int = 0
+    ) -> None:
+        """A call of the CUDA runtime, a wait, or an optimizer on the host with ``elements`` weights."""
+        self._add(kind, name, handle=handle, synchronizes=waits, bytes_read=elements)
+
+
+def _is_view(func: Any) -> bool:
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+
+
+def _size(group: Any) -> int:
+    if group is None:
+        return 1
+    size: int = torch.distributed.ProcessGroup.unbox(group).size()
+    return size

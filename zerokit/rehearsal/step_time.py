@@ -1,0 +1,55 @@
+"""The step time of a rehearsal: recorded operators, the GPU's figures, the host's speed where it is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from zerokit.domain.hardware import Gpu
+from zerokit.machine import measured as measurements
+from zerokit.timing import operators
+from zerokit.timing.constants import Calibration
+from zerokit.timing.host_speed import HostSpeed
+from zerokit.timing.recorded_step import StepTime, step_time
+
+
+def of_file(
+    path: Path, gpu: Gpu, ranks: int, host: HostSpeed | None, *, too_long: bool = False
+) -> tuple[StepTime | None, str]:
+    """The step time of what a rehearsed process recorded, and why there is none.
+
+    Args:
+        host: the speed of the machine that the run is for; None: this machine's, where it has such a GPU
+            and was measured.
+    """
+    if too_long:
+        return None, "no step time: a step has more operators than are recorded"
+    try:
+        events = list(operators.from_rows(json.loads(path.read_text())))
+    except FileNotFoundError:
+        return None, "no step time: no operators were recorded"
+    if not events:
+        return None, "no step time: fewer than three optimizer steps were seen"
+    known, calibration = machine(gpu)
+    found = step_time(events, gpu, ranks, host=host or known, calibration=calibration)
+    return found, found.note
+
+
+def machine(gpu: Gpu) -> tuple[HostSpeed | None, Calibration | None]:
+    """What ``doctor --measure`` found here, where this machine has the GPU that the run is for."""
+    found, source = measurements.load()
+    if found is None or found.device != "cuda" or found.device_name != gpu.title:
+        return None, None
+    calibration = Calibration(
+        matmul_flops=found.matmul_flops,
+        host_to_device_bytes_per_second=_of_node(found.host_to_device_bytes_per_second, found.ranks),
+        device_to_host_bytes_per_second=_of_node(found.device_to_host_bytes_per_second, found.ranks),
+        cpu_adam_parameters_per_second=found.cpu_adam_parameters_per_second,
+        source=source,
+    )
+    host = HostSpeed(factor=found.host_factor, source=source) if found.host_factor else None
+    return host, calibration
+
+
+def _of_node(rate: float | None, ranks: int) -> float | None:
+    return rate * ranks if rate else None
