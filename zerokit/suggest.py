@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_CUTOFF = 0.78
+_CUTOFF = 0.78  # difflib's ratio from which a key is suggested
+_ALIKE = 0.6  # the same for names, of which there are more, and longer ones
 _LONG_WORD = 6
 _SHORTEST_TYPO = 4
 _DIGITS = re.compile(r"\d+")
@@ -50,6 +51,14 @@ _SYNONYMS = {
 
 _ONE_MEANING = frozenset({"zero_stage", "learning_rate", "pinned_memory"})
 """Synonyms that mean the same thing in every tool."""
+
+
+def alike(text: str, names: Iterable[str], most: int = 1) -> list[str]:
+    """Up to ``most`` names of things (models, GPUs, recipes, rules) that ``text`` is like, the likest first.
+
+    For keys of a file there is :func:`nearest`, which is stricter.
+    """
+    return difflib.get_close_matches(text, list(names), n=most, cutoff=_ALIKE)
 
 
 def fold(word: str) -> str:

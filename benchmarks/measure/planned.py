@@ -19,7 +19,6 @@ from zerokit.domain.hardware import Gpu
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import NothingFits
 from zerokit.memory.card import outside_allocator_bytes
-from zerokit.planner.hardware import resized
 
 MIB = 2**20
 Options = Mapping[str, object]
@@ -143,7 +142,7 @@ def case_of(
 
 def card(driver_mib: int, like: str = "h200") -> Gpu:
     """A GPU like another with so much memory by nvidia-smi: what ``--gpu LIKE --vram SIZE`` plans for."""
-    return resized(gpus.load(like), driver_mib * MIB)
+    return gpus.load(like).with_total_memory(driver_mib * MIB)
 
 
 def allocator_limit(gpu: Gpu, config: Mapping[str, Any], world_size: int) -> int:

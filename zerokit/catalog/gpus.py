@@ -129,9 +129,8 @@ def for_driver(name: str, driver_vram_bytes: int) -> tuple[Gpu | None, str]:
     gpu = found[0]
     if abs(driver_vram_bytes / gpu.driver_vram_bytes - 1) < 0.01:
         return gpu, f"{name} is {gpu.name} in the catalogue"
-    reserved = gpu.driver_vram_bytes - gpu.vram_bytes
     return (
-        gpu.with_vram(max(1, driver_vram_bytes - reserved)),
+        gpu.with_total_memory(driver_vram_bytes),
         f"{name} is {gpu.name} in the catalogue, but the driver reports {format_gib(driver_vram_bytes)} "
         f"instead of {format_gib(gpu.driver_vram_bytes)}",
     )
@@ -141,7 +140,7 @@ def for_vram(vram_bytes: int) -> tuple[Gpu, str]:
     """Whose speeds to assume when only the memory per GPU is known, and the reason.
 
     Returns:
-        The entry as the catalogue has it: ``with_vram`` gives it the asked size.
+        The entry as the catalogue has it: ``with_total_memory`` gives it the asked size.
     """
     typical = [entry.gpu for entry in _entries() if entry.assumed_for_vram]
     gpu = min(typical, key=lambda gpu: abs(math.log(gpu.driver_vram_bytes / vram_bytes)))

@@ -6,17 +6,17 @@ are one name while ``3.1-8b`` and ``3.18b`` stay two: digits never join across a
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from typing import TypeAlias
+
+from zerokit.suggest import alike
 
 Words: TypeAlias = tuple[str, ...]
 
 _WORD = re.compile(r"[a-z]+|\d+(?:\.\d+)*|/")
 _SEPARATORS = re.compile(r"[\s\-_.,()]*")
 _MOST_LISTED = 10
-_ALIKE = 0.6  # difflib's ratio from which a name is suggested
 
 
 def split(text: str) -> Words:
@@ -54,5 +54,5 @@ def incomplete(found: Sequence[str]) -> str:
 
 def suggestions(text: str, names: Sequence[str]) -> str:
     """``did you mean …?`` with a space after it, or nothing where no name is alike."""
-    close = difflib.get_close_matches(text.lower().rpartition("/")[2], names, n=3, cutoff=_ALIKE)
+    close = alike(text.lower().rpartition("/")[2], names, most=3)
     return f"did you mean {' or '.join(close)}? " if close else ""

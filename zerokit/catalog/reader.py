@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.strictload import Document, load_yaml
+from zerokit.suggest import alike
 
 _WANTED = {
     "text": "text",
@@ -70,7 +71,5 @@ def _check(document: Document, key: str, value: Any, field: Field) -> None:
 
 
 def _closest(key: str, known: Mapping[str, Field]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(key, known, n=1)
+    close = alike(key, known)
     return f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}"

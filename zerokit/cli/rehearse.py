@@ -104,16 +104,16 @@ def _say(text: str) -> None:
 def _gpu(options: dict[str, Any]) -> tuple[Any, bool, tuple[str, ...]]:
     """The GPU, whether its memory was named, and what was assumed."""
     from zerokit.catalog import gpus
-    from zerokit.planner.hardware import DEFAULT_GPU, resized
+    from zerokit.planner.hardware import DEFAULT_GPU
     from zerokit.units import parse_bytes
 
     size = parse_bytes(options["vram"], "--vram") if options["vram"] else None
     if options["gpu"]:
         gpu = gpus.lookup(options["gpu"])
-        return (resized(gpu, size) if size else gpu), True, ()
+        return (gpu.with_total_memory(size) if size else gpu), True, ()
     if size:
         gpu, reason = gpus.for_vram(size)
-        return resized(gpu, size), True, (reason,)
+        return gpu.with_total_memory(size), True, (reason,)
     if options["plan"]:
         planned = _gpu_of_plan(options["plan"])
         if planned is not None:

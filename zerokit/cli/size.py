@@ -9,7 +9,7 @@ import click
 
 from zerokit.cli import options as shared_options
 from zerokit.errors import InputError, NothingFits
-from zerokit.planner import hardware, values
+from zerokit.planner import values
 
 SCHEMA = "zerokit.size/1"
 TYPICAL = ("rtx-4090", "l40s", "a100-40gb", "a100-80gb", "h100-sxm-80gb", "h200", "b200", "mi300x")
@@ -74,7 +74,7 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
 def _resized(gpu: Any, vram: str) -> Any:
     from zerokit.units import parse_bytes
 
-    return hardware.resized(gpu, parse_bytes(vram, "--vram"))
+    return gpu.with_total_memory(parse_bytes(vram, "--vram"))
 
 
 def _prices(text: str | None, names: list[str]) -> dict[str, float]:

@@ -34,7 +34,10 @@ class Offload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroSettings:
-    """The ``zero_optimization`` block. Sizes are in elements, as DeepSpeed counts them."""
+    """The ``zero_optimization`` block. Sizes are in elements, as DeepSpeed counts them.
+
+    The defaults here are DeepSpeed's own; nothing else in the package repeats them (:data:`DEFAULT_ZERO`).
+    """
 
     stage: int = 0
     contiguous_gradients: bool = True
@@ -61,6 +64,10 @@ class ZeroSettings:
     def overlaps(self) -> bool:
         """``overlap_comm`` after DeepSpeed's dynamic default (zero/config.py, ``overlap_comm_valid``)."""
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
+
+
+DEFAULT_ZERO = ZeroSettings()
+"""A ``zero_optimization`` block that says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +181,10 @@ def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
         default = ZeroSettings.__dataclass_fields__[name].default
         is_flag = isinstance(default, bool) or name == "overlap_comm"
         zero_values[name] = bool(value) if is_flag else _number(value, f"zero_optimization.{key}")
-    defaults = ZeroSettings()
     zero = ZeroSettings(
         stage=_number(zero_block.get("stage", 0), "zero_optimization.stage"),
-        offload_optimizer=_offload(zero_block, "offload_optimizer", defaults.offload_optimizer),
-        offload_param=_offload(zero_block, "offload_param", defaults.offload_param),
+        offload_optimizer=_offload(zero_block, "offload_optimizer", DEFAULT_ZERO.offload_optimizer),
+        offload_param=_offload(zero_block, "offload_param", DEFAULT_ZERO.offload_param),
         **zero_values,
     )
     optimizer = _block(config, "optimizer")

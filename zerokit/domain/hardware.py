@@ -48,10 +48,15 @@ class Gpu:
         """Whether the GPU multiplies matrices in this precision in hardware."""
         return precision in self.peak_flops
 
-    def with_vram(self, vram_bytes: int) -> Gpu:
-        """The same GPU with another usable memory size (``--vram``)."""
-        reserved = self.driver_vram_bytes - self.vram_bytes
-        return replace(self, vram_bytes=vram_bytes, driver_vram_bytes=vram_bytes + max(0, reserved))
+    def with_total_memory(self, driver_vram_bytes: int) -> Gpu:
+        """The same GPU with another total memory, as the driver counts it.
+
+        What the driver keeps stays the same; of a memory so small that this were half of it, nothing."""
+        reserved = max(0, self.driver_vram_bytes - self.vram_bytes)
+        usable = driver_vram_bytes - reserved
+        if usable < driver_vram_bytes // 2:
+            usable = driver_vram_bytes
+        return replace(self, vram_bytes=usable, driver_vram_bytes=driver_vram_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

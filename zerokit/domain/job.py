@@ -11,6 +11,11 @@ CHECKPOINTINGS = ("none", "selective", "full")
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
 QUANTIZATIONS = ("none", "int8", "int4")
 
+NF4_BYTES = 0.5 + 4 / 64
+"""Of a weight in NF4: 4 bits, and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314)."""
+QUANTIZED_BYTES = {"int8": 1.0, "int4": NF4_BYTES}
+"""Of a quantised weight when serving."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:

@@ -31,6 +31,11 @@ class Strategy:
         return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.sequence_parallel
 
     @property
+    def zero_ranks(self) -> int:
+        """Ranks that ZeRO divides states over: sequence-parallel peers hold the same weights."""
+        return self.data_parallel * self.sequence_parallel
+
+    @property
     def global_batch(self) -> int:
         """Sequences per optimizer step."""
         return self.settings.micro_batch * self.settings.gradient_accumulation * self.data_parallel

@@ -5,7 +5,6 @@ The texts are those of the finding itself, in a file that breaks the rule.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import pathlib
 import tempfile
@@ -19,6 +18,7 @@ from zerokit.linter.files import check_files
 from zerokit.linter.finding import Finding
 from zerokit.rules import READERS, RULES
 from zerokit.strictload import load_yaml
+from zerokit.suggest import alike
 
 _EXAMPLES = pathlib.Path(__file__).with_name("examples.yaml")
 _SETTINGS = ("world_size", "gpus_per_node", "key_value_heads")
@@ -54,7 +54,7 @@ def explain(rule: str) -> Explanation:
     """
     example = examples().get(rule)
     if example is None:
-        close = difflib.get_close_matches(rule, list(examples()), n=1)
+        close = alike(rule, examples())
         listed = f"did you mean {close[0]}?" if close else f"they are: {', '.join(sorted(examples()))}"
         raise InputError(f"--explain {rule}: there is no such rule; {listed}")
     files = {name: text for name, text in example.items() if "." in name or name == "hostfile"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job
+from zerokit.domain.job import NF4_BYTES, QUANTIZED_BYTES, Job
 from zerokit.domain.model_shape import ModelShape, Stack
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
@@ -25,8 +25,6 @@ EAGER_LOSS_BYTES = 12.0
 """Per logit at the worst instant of backward: 16-bit logits, fp32 copy, log-softmax and gradients."""
 FUSED_LOSS_BYTES = 4.0
 """Per logit with a fused cross-entropy that writes the gradient over the 16-bit logits' copy."""
-_NF4_BYTES = 0.5 + 4 / 64  # 4 bits and an fp32 scale per block of 64 (QLoRA, arXiv 2305.14314)
-_QUANTIZED_BYTES = {"int8": 1.0, "int4": _NF4_BYTES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +111,7 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
     trainable = weights if job.method == "full" else trainable_parameters(shape, job) / split
     width = strategy.settings.parameter_bytes
     if job.method == "qlora" or (job.inference and job.quantization != "none"):
-        each = _NF4_BYTES if job.method == "qlora" else _QUANTIZED_BYTES[job.quantization]
+        each = NF4_BYTES if job.method == "qlora" else QUANTIZED_BYTES[job.quantization]
         weight_bytes = each * shape.block_parameters / split + width * tables / strategy.tensor_parallel
     else:
         weight_bytes = width * weights
@@ -125,7 +123,7 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
         weight_bytes=weight_bytes,
         width=width,
         # sequence-parallel peers hold the same weights: ZeRO divides over them as well
-        ranks=strategy.data_parallel * strategy.sequence_parallel,
+        ranks=strategy.zero_ranks,
         largest=shape.largest_parameter / strategy.tensor_parallel,
         layer=max(stack.layer_parameters for stack in shape.stacks) / strategy.tensor_parallel,
         experts=sum(s.layers * g.parameters for s in shape.stacks for g in s.gemms if g.copies > 1) / split,

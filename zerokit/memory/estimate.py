@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from zerokit.domain.activations import ActivationTrace, Timeline
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant
@@ -90,7 +90,7 @@ def _kinds(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     """The settings with all that DeepSpeed's own bytes do not depend on made equal."""
     zero = settings.zero
     if zero.stage == 0:  # no buckets
-        zero = replace(zero, reduce_bucket_size=ZeroSettings().reduce_bucket_size)
+        zero = replace(zero, reduce_bucket_size=DEFAULT_ZERO.reduce_bucket_size)
     accumulation = min(settings.gradient_accumulation, 2)
     return replace(settings, micro_batch=1, gradient_accumulation=accumulation, zero=zero)
 
@@ -220,7 +220,7 @@ class _Degrees:
 
     @staticmethod
     def of(strategy: Strategy, cluster: Cluster) -> _Degrees:
-        ranks = strategy.data_parallel * strategy.sequence_parallel
+        ranks = strategy.zero_ranks
         per_node = max(1, strategy.world_size // cluster.nodes)
         return _Degrees(ranks, strategy.tensor_parallel, strategy.sequence_parallel, per_node)
 

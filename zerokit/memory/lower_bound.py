@@ -35,7 +35,7 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
         raise KeyError(Variant.of(job, strategy).key)
     variant, trace, adapters = found
     shape = layout(profile, variant, trace, adapters)
-    ranks = strategy.data_parallel * strategy.sequence_parallel
+    ranks = strategy.zero_ranks
     states, gradients = _states(shape, strategy.settings, ranks)
     activations = _activation_peak(trace, strategy.settings.micro_batch, tokens)
     return card.min_vram_bytes(cluster.gpu, strategy, states + max(activations, gradients))

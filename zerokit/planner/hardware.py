@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.hardware import Cluster, Gpu
@@ -91,14 +91,14 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
         gpu = gpus.lookup(name)
         if vram:
             size = parse_bytes(vram, "--vram")
-            return resized(gpu, size), (f"{gpu.name} with {format_gib(size)}: --vram",), 0, True
+            return gpu.with_total_memory(size), (f"{gpu.name} with {format_gib(size)}: --vram",), 0, True
         return gpu, (), 0, True
     if vram:
         from zerokit.catalog import gpus
 
         size = parse_bytes(vram, "--vram")
         gpu, reason = gpus.for_vram(size)
-        return resized(gpu, size), (reason,), 0, True
+        return gpu.with_total_memory(size), (reason,), 0, True
     from zerokit.machine.detect import detect
 
     machine = detect()
@@ -108,15 +108,6 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
     if found is None:
         return None, (reason,), 0, False
     return found, (f"this machine: {reason}",), len(machine.gpus), True
-
-
-def resized(gpu: Gpu, driver_vram_bytes: int) -> Gpu:
-    """The GPU with another total memory; what the driver keeps of it stays the same."""
-    reserved = gpu.driver_vram_bytes - gpu.vram_bytes
-    usable = driver_vram_bytes - reserved
-    if usable < driver_vram_bytes // 2:
-        usable = driver_vram_bytes
-    return replace(gpu, vram_bytes=usable, driver_vram_bytes=driver_vram_bytes)
 
 
 def _fewest_nodes(gpus: int, most: int) -> int:

@@ -20,6 +20,7 @@ from zerokit.emit import plan_file
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml, parse_yaml
+from zerokit.suggest import alike
 from zerokit.units import parse_bytes, parse_count, parse_positive_int
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
@@ -189,9 +190,7 @@ def committed_path(name: str) -> pathlib.Path:
             "`zerokit recipes list` shows them"
         )
     if wanted not in (known := names()):
-        import difflib
-
-        close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+        close = alike(wanted, known, most=3)
         hint = f"did you mean {', '.join(close)}?" if close else "`zerokit recipes list` shows them"
         raise InputError(f"recipe {name!r} is not there; {hint}")
     path = resources.folder("recipes") / f"{wanted}.yaml"
@@ -283,9 +282,7 @@ def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple
 
 def _known_keys(key: str, *more: str) -> str:
     """The key that was meant, or all there are."""
-    import difflib
-
-    close = difflib.get_close_matches(key, [*KEYS, *more], n=1)
+    close = alike(key, [*KEYS, *more])
     return f"did you mean {close[0]!r}?" if close else f"use {', '.join(KEYS)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -139,19 +139,19 @@ def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
 class Knobs:
     """Sizes in elements, DeepSpeed's defaults."""
 
-    reduce_bucket_size: int = 500_000_000
+    reduce_bucket_size: int = DEFAULT_ZERO.reduce_bucket_size
     overlap_comm: bool | None = None
-    sub_group_size: int = 1_000_000_000
-    prefetch_bucket_size: int = 50_000_000
-    persistence_threshold: int = 100_000
-    reuse_distance: int = 1_000_000_000
+    sub_group_size: int = DEFAULT_ZERO.sub_group_size
+    prefetch_bucket_size: int = DEFAULT_ZERO.prefetch_bucket_size
+    persistence_threshold: int = DEFAULT_ZERO.param_persistence_threshold
+    reuse_distance: int = DEFAULT_ZERO.max_reuse_distance
 
 
-_BUCKETS = (500_000_000, 200_000_000, 50_000_000, 10_000_000)
+_BUCKETS = (DEFAULT_ZERO.reduce_bucket_size, 200_000_000, 50_000_000, 10_000_000)
 _BUCKET_GRAIN = 1_000_000
 _SMALL_PREFETCH = 5_000_000  # beside the smallest bucket: elsewhere it saves little of what is live
-_SUB_GROUPS = (1_000_000_000, 100_000_000)
-_REUSE = (1_000_000_000, 100_000_000, 0)
+_SUB_GROUPS = (DEFAULT_ZERO.sub_group_size, 100_000_000)
+_REUSE = (DEFAULT_ZERO.max_reuse_distance, 100_000_000, 0)
 
 
 def _buckets(pins: Pins, trainable: int) -> tuple[int, ...]:

@@ -211,7 +211,7 @@ class TimeModel:
         seconds = self._reductions(strategy) * c.hook_seconds * tensors
         if zero.offload_optimizer.device != "none":
             # below stage 3 a rank sends the gradients of its part; at stage 3 its part of every gradient
-            share = 1 if zero.stage == 3 else strategy.data_parallel * strategy.sequence_parallel
+            share = 1 if zero.stage == 3 else strategy.zero_ranks
             seconds += self._reductions(strategy) * c.offload_hook_seconds * tensors / share
         return seconds
 
@@ -219,7 +219,7 @@ class TimeModel:
         """GPU seconds of a micro-batch's gradients, products and link left out."""
         c = self.constants
         hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
-        peers = 2.0 if strategy.data_parallel * strategy.sequence_parallel > 1 else 1.0
+        peers = 2.0 if strategy.zero_ranks > 1 else 1.0
         traffic = c.gradient_bytes + c.reduce_bytes * peers * self._reductions(strategy)
         width = strategy.settings.parameter_bytes / 2
         return traffic * width * self.traffic.rank_weights(strategy)[1] / hbm

@@ -13,14 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job
+from zerokit.domain.job import NF4_BYTES, Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import Precision
 from zerokit.timing.collectives import Route, route
 from zerokit.timing.constants import Calibration, Constants
-
-_NF4_BYTES = 0.5 + 4 / 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ class Traffic:
         self._routes: dict[tuple[int, int, float], Route] = {}
         if job.method == "qlora":
             tables = shape.parameters - shape.block_parameters
-            self._weight_bytes = (_NF4_BYTES * shape.block_parameters + 2 * tables) / shape.parameters
+            self._weight_bytes = (NF4_BYTES * shape.block_parameters + 2 * tables) / shape.parameters
         else:
             self._weight_bytes = 2.0
 
@@ -147,13 +145,13 @@ class Traffic:
         """Trainable elements that a rank's optimizer steps."""
         owned = self.rank_weights(strategy)[1]
         if strategy.settings.zero.stage > 0:
-            owned /= strategy.data_parallel * strategy.sequence_parallel
+            owned /= strategy.zero_ranks
         return owned
 
     def _data_parallel(self, strategy: Strategy) -> _Flow:
         settings, zero = strategy.settings, strategy.settings.zero
         # sequence-parallel peers average gradients and share ZeRO's partition too
-        ranks = strategy.data_parallel * strategy.sequence_parallel
+        ranks = strategy.zero_ranks
         way = self._route(ranks, strategy.tensor_parallel)
         weights, trainable = self.rank_weights(strategy)
         width = settings.parameter_bytes
@@ -164,7 +162,8 @@ class Traffic:
             gathers = weights * self._weight_bytes if zero.stage == 3 else 0.0
             return _Flow(route=way, per_micro=way.seconds(gathers, messages=self.shape.layers), per_step=0.0,
                          overlapped=True)  # fmt: skip
-        gather_updated = way.seconds(gradients, messages=max(1, math.ceil(gradients / (width * 5e8))))
+        gather_bucket = width * zero.allgather_bucket_size
+        gather_updated = way.seconds(gradients, messages=max(1, math.ceil(gradients / gather_bucket)))
         if zero.stage <= 2:
             # buckets are all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce, which
             # is DeepSpeed's default; zero/stage_1_and_2.py:1695)
@@ -270,7 +269,7 @@ class Traffic:
         if zero.stage < 3:
             # stage 0 keeps its gradients flat: norm and clipping alone, 4 kernels of 18
             # (runtime/bf16_optimizer.py:384)
-            ranks = strategy.data_parallel * strategy.sequence_parallel if zero.stage else 4.5
+            ranks = strategy.zero_ranks if zero.stage else 4.5
             kernels = c.tensor_step_seconds * self.tensors(strategy) / ranks
         if zero.offload_optimizer.device == "none" or zero.stage == 0:
             hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
@@ -305,7 +304,7 @@ class Traffic:
         optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
         if optimizer == parameters == "none":
             return found
-        ranks = strategy.data_parallel * strategy.sequence_parallel
+        ranks = strategy.zero_ranks
         weights, trainable = self.rank_weights(strategy)
         up, down = self._pcie()
         per_node = self.cluster.gpus_per_node

@@ -97,7 +97,7 @@ def test_a_tighter_card_never_wins() -> None:
     needs = make_plan(pinned).chosen.memory.min_vram_bytes - (gpu.driver_vram_bytes - gpu.vram_bytes)
     times = []
     for spare in (-1, 0, 1, 2, 4, 8):
-        card = gpu.with_vram(needs + spare * GIB)
+        card = gpu.with_total_memory(needs + spare * GIB + gpu.driver_vram_bytes - gpu.vram_bytes)
         found = make_plan(replace(request, cluster=replace(request.cluster, gpu=card))).chosen
         times.append(found.time.step_seconds)
     assert times == sorted(times, reverse=True)

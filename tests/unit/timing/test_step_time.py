@@ -426,3 +426,16 @@ def test_weights_on_the_host_are_written_back_after_a_step_on_the_gpu() -> None:
     assert pcie(weights, 1e18) == pytest.approx(11.3 / 4, rel=0.2)
     # stepped on the host they are where they belong: only the gradients went down, hidden or not
     assert pcie(both, slow) > 0
+
+
+def test_smaller_buckets_of_the_gather_of_stepped_weights_are_more_messages() -> None:
+    """``allgather_bucket_size`` divides what stages 1 and 2 gather after the step (zero/stage_1_and_2.py)."""
+    model = from_config(models.load("llama-3.1-8b").hf_config, name="llama-3.1-8b")
+    cluster = Cluster(gpu=gpus.load("h100-sxm-80gb"), gpus=8)
+
+    def link_seconds(bucket: int) -> float:
+        zero = ZeroSettings(stage=1, allgather_bucket_size=bucket)
+        strategy = Strategy(settings=DeepSpeedSettings(precision="bf16", zero=zero), data_parallel=8)
+        return TimeModel(model, Job(seq_len=2048), cluster).estimate(strategy).parts["link"]
+
+    assert link_seconds(5_000_000) > link_seconds(50_000_000) > link_seconds(500_000_000)
