@@ -6,13 +6,18 @@ ignores unknown keys) is recorded: a dictionary that notes each key DeepSpeed as
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import importlib
 import inspect
 import json
 import os
 import pathlib
+import subprocess
 import sys
+import tempfile
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 LINTER = pathlib.Path(__file__).parents[1] / "zerokit" / "linter"
@@ -28,7 +33,7 @@ _TOP_LEVEL_KINDS = {
         "managed_gradient_accumulation", "dump_state", "disable_python_gc", "disable_allgather",
         "prescale_gradients", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
         "wall_clock_breakdown", "memory_breakdown", "use_data_before_expert_parallelism",
-        "dataloader_drop_last",
+        "dataloader_drop_last", "sparse_gradients", "graph_harvesting",
     ),
     "text": (
         "communication_data_type", "seq_parallel_communication_data_type", "gradient_allreduce_op", "log_level",
@@ -46,6 +51,8 @@ _RECORDED_KINDS = {
         "activation_checkpointing.synchronize_checkpoint_boundary", "aio.single_submit", "aio.overlap_events",
         "aio.use_gds", "flops_profiler.enabled", "flops_profiler.detailed", "torch_autocast.enabled",
         "checkpoint.load_universal", "checkpoint.use_node_local_storage", "optimizer.legacy_fusion",
+        *(f"{block}.{key}" for block in ("fp16", "bf16", "bfloat16")
+          for key in ("enabled", "auto_cast", "immediate_grad_update", "consecutive_hysteresis")),
     ),
     "integer": (
         "activation_checkpointing.number_checkpoints", "aio.block_size", "aio.queue_depth",
@@ -98,6 +105,9 @@ _RECORDED_VALUES: dict[str, dict[str, Any]] = {
 """Values that DeepSpeed itself fails on, in keys that no pydantic class describes."""
 _CLASS_VALUES: dict[str, dict[str, Any]] = {"fp16.loss_scale": {"minimum": 0}}
 """Limits that a pydantic class checks in a validator of its own."""
+_PRECISIONS = ("fp16", "bf16", "bfloat16")
+"""Plain dictionaries before DeepSpeed 0.17."""
+_ASK_WITH_TYPE = ("optimizer", "scheduler", "torch_autocast", *_PRECISIONS)
 _NEEDED = {"type": "AdamW", "enabled": True}
 
 # keys that something other than DeepSpeedConfig reads from the same file
@@ -125,6 +135,8 @@ def generate() -> dict[str, Any]:
         keys[name] = _RECORDED_VALUES.get(name, {"kind": "any"})
     blocks[""] = {"unknown": "ignored", "keys": keys}
     for name, found in sorted(nested.items()):
+        if name in models:
+            continue
         blocks[name] = {
             "unknown": "ignored",
             "keys": {key: _recorded_entry(f"{name}.{key}") for key in sorted(found)},
@@ -153,6 +165,9 @@ class _KeysView:
 
     def __contains__(self, key: object) -> bool:
         return key in self.owner
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self.owner)
 
 
 class _Recorder(dict[str, Any]):
@@ -191,37 +206,40 @@ def _recorded() -> tuple[set[str], dict[str, set[str]]]:
     top = _recorder({"train_micro_batch_size_per_gpu": 1})
     DeepSpeedConfig(top)
     nested = {}
-    for name in _RECORDED_BLOCKS:
-        block = _recorder(dict(_NEEDED) if name in ("optimizer", "scheduler", "torch_autocast") else {})
+    for name in (*_RECORDED_BLOCKS, *_PRECISIONS):
+        if name not in top.seen or (name in _PRECISIONS and name in _models()):
+            continue
+        needed = {"enabled": True} if name in _PRECISIONS else dict(_NEEDED)
+        block = _recorder(needed if name in _ASK_WITH_TYPE else {})
         DeepSpeedConfig(_recorder({"train_micro_batch_size_per_gpu": 1, name: block}))
         nested[name] = set(block.seen)
     return top.seen, nested
 
 
-def _models() -> dict[str, Any]:
-    from deepspeed.comm.config import CommsLoggerConfig
-    from deepspeed.compile.config import CompileConfig
-    from deepspeed.inference.config import WeightQuantConfig
-    from deepspeed.monitor import config as monitor
-    from deepspeed.runtime import config, precision_config
-    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+_MODELS = {
+    "zero_optimization": ("deepspeed.runtime.zero.config", "DeepSpeedZeroConfig"),
+    "fp16": ("deepspeed.runtime.precision_config", "DeepSpeedFP16Config"),
+    "bf16": ("deepspeed.runtime.precision_config", "DeepSpeedBF16Config"),
+    "bfloat16": ("deepspeed.runtime.precision_config", "DeepSpeedBF16Config"),
+    "tensor_parallel": ("deepspeed.runtime.tensor_parallel.config", "TPTrainingConfig"),
+    "comms_logger": ("deepspeed.comm.config", "CommsLoggerConfig"),
+    "compile": ("deepspeed.compile.config", "CompileConfig"),
+    "hybrid_engine": ("deepspeed.runtime.config", "HybridEngineConfig"),
+    "weight_quantization": ("deepspeed.inference.config", "WeightQuantConfig"),
+    "tensorboard": ("deepspeed.monitor.config", "TensorBoardConfig"),
+    "wandb": ("deepspeed.monitor.config", "WandbConfig"),
+    "csv_monitor": ("deepspeed.monitor.config", "CSVConfig"),
+    "comet": ("deepspeed.monitor.config", "CometConfig"),
+}
+"""Blocks that a pydantic class reads; older versions lack some."""
 
-    return {
-        "zero_optimization": DeepSpeedZeroConfig,
-        "fp16": precision_config.DeepSpeedFP16Config,
-        "bf16": precision_config.DeepSpeedBF16Config,
-        "bfloat16": precision_config.DeepSpeedBF16Config,
-        "tensor_parallel": TPTrainingConfig,
-        "comms_logger": CommsLoggerConfig,
-        "compile": CompileConfig,
-        "hybrid_engine": config.HybridEngineConfig,
-        "weight_quantization": WeightQuantConfig,
-        "tensorboard": monitor.TensorBoardConfig,
-        "wandb": monitor.WandbConfig,
-        "csv_monitor": monitor.CSVConfig,
-        "comet": monitor.CometConfig,
-    }
+
+def _models() -> dict[str, Any]:
+    found = {}
+    for name, (module, attribute) in _MODELS.items():
+        with contextlib.suppress(ImportError, AttributeError):
+            found[name] = getattr(importlib.import_module(module), attribute)
+    return found
 
 
 def _describe(model: Any, path: str, blocks: dict[str, Any]) -> None:
@@ -235,13 +253,23 @@ def _describe(model: Any, path: str, blocks: dict[str, Any]) -> None:
                     entry[label] = getattr(limit, attribute)
         if extra.get("deprecated"):
             entry["deprecated"] = extra.get("new_param", "")
-        entry.update(_CLASS_VALUES.get(f"{path}.{name}", {}))
+        limits = _CLASS_VALUES.get(f"{path}.{name}", {})
+        if limits and _refuses(model, {name: limits["minimum"] - 1}):
+            entry.update(limits)
         nested = entry.pop("model", None)
         for key in {name, info.alias or name}:
             keys[key] = dict(entry)
             if nested is not None:
                 _describe(nested, f"{path}.{key}", blocks)
     blocks[path] = {"unknown": "refused", "keys": dict(sorted(keys.items()))}
+
+
+def _refuses(model: Any, values: dict[str, Any]) -> bool:
+    try:
+        model(**values)
+    except ValueError:
+        return True
+    return False
 
 
 def _kind(annotation: Any) -> dict[str, Any]:
@@ -268,8 +296,8 @@ def _removed() -> dict[str, Any]:
     from deepspeed.runtime import config
 
     return {
-        "top_level": sorted(config._REMOVED_TOP_LEVEL_CONFIG_KEYS),
-        "zero_optimization": sorted(config._REMOVED_ZERO_CONFIG_KEYS),
+        "top_level": sorted(getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", ())),
+        "zero_optimization": sorted(getattr(config, "_REMOVED_ZERO_CONFIG_KEYS", ())),
     }
 
 
@@ -360,11 +388,46 @@ def generate_accelerate() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write ``deepspeed-VERSION.json`` and ``accelerate-VERSION.json`` into the linter."""
-    for name, found in (("deepspeed", generate()), ("accelerate", generate_accelerate())):
-        path = LINTER / name / f"{name}-{found[name]}.json"
-        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        print(path, file=sys.stderr)
+    """Write ``deepspeed-VERSION.json`` and ``accelerate-VERSION.json`` into the linter.
+
+    Without arguments those of the installed packages; ``deepspeed==0.18.9 accelerate==1.14.0`` and so on
+    are installed into a temporary folder first, without what they depend on.
+    """
+    if len(sys.argv) == 1:
+        _write("deepspeed", generate())
+        _write("accelerate", generate_accelerate())
+    elif sys.argv[1] == "--print":
+        print(json.dumps({"deepspeed": generate, "accelerate": generate_accelerate}[sys.argv[2]]()))
+    for wanted in [] if "--print" in sys.argv else sys.argv[1:]:
+        _write(wanted.partition("==")[0], _of_another_version(wanted))
+
+
+def _of_another_version(wanted: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        install = [
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            folder,
+            wanted,
+        ]
+        environment = {**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
+        subprocess.run([sys.executable, *install], check=True, env=environment)
+        ask = [sys.executable, "-m", "tools.deepspeed_keys", "--print", wanted.partition("==")[0]]
+        environment["PYTHONPATH"] = os.pathsep.join([folder, str(LINTER.parents[1])])
+        done = subprocess.run(ask, check=True, env=environment, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _write(name: str, found: dict[str, Any]) -> None:
+    path = LINTER / name / f"{name}-{found[name]}.json"
+    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(path, file=sys.stderr)
 
 
 if __name__ == "__main__":

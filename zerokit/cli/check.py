@@ -12,6 +12,9 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.units import parse_positive_int
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextvars import Token
+
     from zerokit.linter.deepspeed.file import Context
     from zerokit.linter.files import CheckedFile
     from zerokit.linter.finding import Finding
@@ -26,6 +29,10 @@ _MOST_PASSES = 5
 
 @click.command("check")
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]…")
+@click.option(
+    "--deepspeed-version", metavar="V", help="DeepSpeed to check for; the installed one unless given."
+)
+@click.option("--accelerate-version", metavar="V", help="Accelerate to check for; likewise.")
 @click.option("--explain", metavar="RULE", help="What a rule finds, why, an example, the fix and its source.")
 @click.option(
     "--schema", type=click.Choice(["deepspeed", "accelerate"]), help="Print a JSON Schema for editors."
@@ -73,20 +80,27 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 
     Names the line, what will happen and the fix. Exit code 0: nothing wrong; 2: errors.
     """
+    if options["explain"]:
+        return _explain(options["explain"])
+    settings = _settings(options)
+    chosen = _choose_versions(options)
+    try:
+        return _schema(options["schema"]) if options["schema"] else _check(files, options, settings)
+    finally:
+        for restore, token in chosen:
+            restore(token)
+
+
+def _check(files: tuple[str, ...], options: dict[str, Any], settings: Settings) -> int:
     from zerokit.linter.discover import files_of
     from zerokit.linter.files import check_files
 
-    if options["explain"]:
-        return _explain(options["explain"])
-    if options["schema"]:
-        return _schema(options["schema"])
     if options["unsafe"] and not options["fix"]:
         raise InputError("--unsafe needs --fix")
     if not files:
         raise InputError("name files or folders to check, or - for standard input")
     if "-" in files and options["fix"]:
         raise InputError("--fix writes files, and - is standard input; leave one out")
-    settings = _settings(options)
     context = _context(options)
     paths, found = files_of(files, exclude=settings.exclude)
     ignore = settings.ignore | frozenset(options["ignore"])
@@ -119,6 +133,26 @@ def _explain(rule: str) -> int:
 
     click.echo(as_text(explain(rule)))
     return 0
+
+
+def _choose_versions(options: dict[str, Any]) -> list[tuple[Callable[[Token[str]], None], Token[str]]]:
+    """The tables of the versions named, else of those installed, else the newest; and how to take it back."""
+    from importlib import metadata
+
+    from zerokit.linter.accelerate import keys
+    from zerokit.linter.deepspeed import tables
+
+    chosen = []
+    for name, room in (("deepspeed", tables), ("accelerate", keys)):
+        named = options[f"{name}_version"]
+        try:
+            chosen.append((room.restore, room.choose(named or metadata.version(name))))
+        except metadata.PackageNotFoundError:
+            continue  # the newest
+        except InputError:
+            if named:
+                raise
+    return chosen
 
 
 def _schema(name: str) -> int:

@@ -215,6 +215,7 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="loss-scale-limit",
+        since=(0, 19),
         severity="error",
         silent=False,
         source="deepspeed/runtime/precision_config.py:191",
@@ -272,6 +273,7 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="param-dtype-mismatch",
+        since=(0, 19),
         severity="error",
         silent=False,
         source="deepspeed/runtime/engine.py:1827",

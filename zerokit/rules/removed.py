@@ -36,6 +36,7 @@ _ZERO: Mapping[str, tuple[str, str]] = {
 def _present(key: str, what: str, fix: str, source: str) -> Rule:
     return Rule(
         id=f"removed-{key.rpartition('.')[2].replace('_', '-')}",
+        since=(0, 19),
         severity="error",
         silent=False,
         source=source,
@@ -56,6 +57,7 @@ REMOVED_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="removed-one-bit-optimizer",
+        since=(0, 19),
         severity="error",
         silent=False,
         source="deepspeed/runtime/engine.py:2019",

@@ -136,6 +136,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="warmup-not-positive",
+        since=(0, 19),
         severity="error",
         silent=False,
         source="deepspeed/runtime/lr_schedules.py:734",
@@ -170,6 +171,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="allreduce-sum-at-stage-3",
+        since=(0, 19),
         severity="error",
         silent=False,
         source="deepspeed/runtime/config.py:696",
@@ -185,6 +187,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="gradient-allreduce-op",
+        since=(0, 19),
         severity="error",
         silent=False,
         source="deepspeed/runtime/config.py:246",

@@ -94,6 +94,7 @@ class Rule:
             needs the model and the job.
         readers: for whom it holds.
         otherwise: severity where somebody else may read the file, too; ``None``: it is not shown then.
+        since: first minor version of DeepSpeed in which it holds.
         missing: the key whose absence it is; a misspelt one is a finding of its own.
         edits: changes that ``check --fix`` can write.
     """
@@ -111,6 +112,7 @@ class Rule:
     readers: frozenset[str] = EVERY_READER
     otherwise: Severity | None = "warning"
     missing: str = ""
+    since: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.linter.deepspeed.tables import nearest_table, tables
+
 ACCELERATE_VERSION = "1.15.0"
-_FILE = pathlib.Path(__file__).parent / f"accelerate-{ACCELERATE_VERSION}.json"
+_FOLDER = pathlib.Path(__file__).parent
+_chosen: contextvars.ContextVar[str] = contextvars.ContextVar("accelerate", default=ACCELERATE_VERSION)
 LAUNCH = f"Accelerate {ACCELERATE_VERSION}, commands/launch.py"
 CONFIG = f"Accelerate {ACCELERATE_VERSION}, commands/config/config_args.py"
 PLUGIN = f"Accelerate {ACCELERATE_VERSION}, utils/dataclasses.py, DeepSpeedPlugin"
 PARALLELISM_PREFIX = "parallelism_config_"
 
 
-@functools.cache
 def key_list() -> Mapping[str, Any]:
-    """The committed list (see :mod:`tools.deepspeed_keys`)."""
-    loaded: Mapping[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    """The list of the version that is checked for; ``python -m tools.deepspeed_keys`` writes it."""
+    return _load(_chosen.get())
+
+
+def choose(wanted: str) -> contextvars.Token[str]:
+    """Check for another version from here on.
+
+    Raises:
+        InputError: there is no list for it.
+    """
+    return _chosen.set(nearest_table(wanted, tables(_FOLDER, "accelerate")))
+
+
+def restore(token: contextvars.Token[str]) -> None:
+    """Take a choice back."""
+    _chosen.reset(token)
+
+
+@functools.cache
+def _load(version: str) -> Mapping[str, Any]:
+    text = (_FOLDER / f"accelerate-{version}.json").read_text(encoding="utf-8")
+    loaded: Mapping[str, Any] = json.loads(text)
     return loaded
 
 

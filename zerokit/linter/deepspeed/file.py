@@ -11,7 +11,7 @@ from zerokit.linter.accelerate.keys import ACCELERATE_VERSION
 from zerokit.linter.deepspeed.autos import autos, lint_autos
 from zerokit.linter.deepspeed.keylist import lint_keys
 from zerokit.linter.deepspeed.readers import readers_of
-from zerokit.linter.deepspeed.tables import key_list
+from zerokit.linter.deepspeed.tables import key_list, minor, version
 from zerokit.linter.deepspeed.values import LARGEST_INTEGER
 from zerokit.linter.finding import Finding, one_for_each_cause
 from zerokit.rules import FRAMEWORKS, Setup, violations
@@ -161,6 +161,8 @@ def _rules(document: Document, where: _Where) -> Iterator[Finding]:
         readers=where.readers,
     )
     for violation in _at_every_stage(setup):
+        if violation.rule.since > minor(version()):
+            continue
         severity = _for_readers(violation.rule, where)
         if severity is None:
             continue

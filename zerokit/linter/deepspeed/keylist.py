@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.deepspeed.parameters import is_parameter, lint_parameters
-from zerokit.linter.deepspeed.tables import key_list
+from zerokit.linter.deepspeed.tables import key_list, version
 from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, shown
 from zerokit.linter.finding import Finding
 from zerokit.rules import EVERY_READER
@@ -166,8 +166,12 @@ def _rename(
     return (Edit(kind="rename", key=".".join(str(part) for part in path), value=guess, safe=safe),)
 
 
-@functools.cache
 def _homes(key: str) -> tuple[str, ...]:
+    return _homes_in(version(), key)
+
+
+@functools.cache
+def _homes_in(_version: str, key: str) -> tuple[str, ...]:
     """Blocks that do have a key of this name, when that leaves no doubt."""
     if key in (
         "enabled",

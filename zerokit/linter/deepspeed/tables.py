@@ -1,21 +1,78 @@
-"""The committed tables of keys, one for each DeepSpeed version that people run."""
+"""The committed tables of keys, one for each minor version of DeepSpeed that people run."""
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import json
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.errors import InputError
 
 _FOLDER = pathlib.Path(__file__).parent
+_chosen: contextvars.ContextVar[str] = contextvars.ContextVar("deepspeed", default=DEEPSPEED_VERSION)
 
 
 def key_list() -> Mapping[str, Any]:
-    """The table of the version that is checked for (see :mod:`tools.deepspeed_keys`)."""
-    return _load(DEEPSPEED_VERSION)
+    """The table of the version that is checked for; ``python -m tools.deepspeed_keys`` writes it."""
+    return _load(_chosen.get())
+
+
+def version() -> str:
+    """The version whose table is read."""
+    return _chosen.get()
+
+
+def minor(text: str) -> tuple[int, int]:
+    """``(0, 19)`` of ``0.19.8``.
+
+    Raises:
+        InputError: it is no version.
+    """
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise InputError(f"{text!r} is no version; write one such as {DEEPSPEED_VERSION}")
+    return int(match[1]), int(match[2])
+
+
+@functools.cache
+def tables(folder: pathlib.Path = _FOLDER, name: str = "deepspeed") -> Mapping[tuple[int, int], str]:
+    """The versions that there are tables of, by their minor version."""
+    found = [path.stem.partition("-")[2] for path in folder.glob(f"{name}-*.json")]
+    return {minor(text): text for text in sorted(found, key=minor)}
+
+
+def nearest_table(wanted: str, known: Mapping[tuple[int, int], str]) -> str:
+    """The version whose table serves for ``wanted``: its minor version's, or the newest for a newer one.
+
+    Raises:
+        InputError: it is older than every table.
+    """
+    asked = minor(wanted)
+    if asked > max(known):
+        return known[max(known)]
+    if asked not in known:
+        listed = ", ".join(f"{major}.{least}" for major, least in sorted(known))
+        raise InputError(f"there is no table of keys for {wanted}; there are tables for {listed}")
+    return known[asked]
+
+
+def choose(wanted: str) -> contextvars.Token[str]:
+    """Check for another version from here on.
+
+    Raises:
+        InputError: there is no table for it.
+    """
+    return _chosen.set(nearest_table(wanted, tables()))
+
+
+def restore(token: contextvars.Token[str]) -> None:
+    """Take a choice back."""
+    _chosen.reset(token)
 
 
 @functools.cache

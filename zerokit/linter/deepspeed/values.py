@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import operator
@@ -10,18 +9,42 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.linter.deepspeed.tables import version
 from zerokit.linter.finding import Finding, finding_at
-from zerokit.rules.types import Edit
+from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path
 
-SOURCE = f"keys that DeepSpeed {DEEPSPEED_VERSION} reads"
 _PLAIN_INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.0*)?")
 LARGEST_INTEGER = 2**63 - 1
 """Beyond it no tensor can be sized, nor element counted."""
 
-finding = functools.partial(finding_at, source=SOURCE)
-"""A finding at a path of a DeepSpeed JSON."""
+
+def finding(
+    document: Document,
+    path: Path,
+    rule: str,
+    message: str,
+    fix: str,
+    *,
+    severity: Severity = "error",
+    source: str | None = None,
+    edits: tuple[Edit, ...] = (),
+    suggests: str = "",
+    missing: str = "",
+) -> Finding:
+    """A finding at a path of a DeepSpeed JSON; the source is the table of keys unless it is named."""
+    return finding_at(
+        document,
+        path,
+        rule,
+        message,
+        fix,
+        severity=severity,
+        source=f"keys that DeepSpeed {version()} reads" if source is None else source,
+        edits=edits,
+        suggests=suggests,
+        missing=missing,
+    )
 
 
 def can_stand(findings: Iterable[Finding]) -> bool:
