@@ -5,6 +5,10 @@ Pure arithmetic: no torch.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 FLASH_MAX_HEAD_DIM = 256
 
 
@@ -13,27 +17,36 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def flash_backward_bytes(
-    *,
-    batch: int,
-    heads: int,
-    length: int,
-    dim: int,
-    key_heads: int,
-    key_length: int,
-    value_dim: int,
-    element_bytes: int,
-) -> tuple[int, ...]:
-    """Workspaces of the flash and the cuDNN kernel's backward, live together. Bytes of each.
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A tensor that a kernel takes while it runs: its shape; fp32, or else of the inputs' dtype."""
+
+    shape: tuple[int, ...]
+    is_fp32: bool
+
+    def bytes(self, element_bytes: int) -> int:
+        """With inputs of ``element_bytes`` an element."""
+        return math.prod(self.shape) * (4 if self.is_fp32 else element_bytes)
+
+
+def flash_backward(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> tuple[Workspace, ...]:
+    """Workspaces of the flash and the cuDNN kernel's backward, live together.
 
     fp32 softmax_d and an fp32 dq accumulator, rounded up to the kernels' tiles; with grouped-query heads
     dk and dv for every query head (``native/transformers/cuda/flash_attn/flash_api.cpp``, mha_bwd).
+
+    Args:
+        query: shape (batch, heads, sequence, dim); ``key`` and ``value`` likewise, with their own heads.
     """
+    batch, heads, length, dim = query
     rows = round_up(length, 128)
-    sizes = [batch * heads * rows * 4, batch * rows * heads * round_up(dim, 32) * 4]
-    if key_heads != heads:
-        sizes += [
-            batch * key_length * heads * dim * element_bytes,
-            batch * key_length * heads * value_dim * element_bytes,
+    workspaces = [
+        Workspace((batch, heads, rows), is_fp32=True),
+        Workspace((batch, rows, heads, round_up(dim, 32)), is_fp32=True),
+    ]
+    if key[1] != heads:
+        workspaces += [
+            Workspace((batch, key[2], heads, dim), is_fp32=False),
+            Workspace((batch, key[2], heads, value[-1]), is_fp32=False),
         ]
-    return tuple(sizes)
+    return tuple(workspaces)

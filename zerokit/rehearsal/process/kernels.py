@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from zerokit.rehearsal.process.ledger import Ledger
-from zerokit.trace.sdpa import flash_backward_bytes
+from zerokit.trace.sdpa import flash_backward
 
 Arguments = tuple[Any, ...]
 MIB = 1 << 20
@@ -39,19 +39,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _attention_backward(args: Arguments) -> int:
     query, key, value = args[1:4]
-    batch, heads, length, dim = query.shape
-    return sum(
-        flash_backward_bytes(
-            batch=batch,
-            heads=heads,
-            length=length,
-            dim=dim,
-            key_heads=key.shape[1],
-            key_length=key.shape[2],
-            value_dim=value.shape[-1],
-            element_bytes=query.element_size(),
-        )
-    )
+    spaces = flash_backward(query.shape, key.shape, value.shape)
+    return sum(space.bytes(query.element_size()) for space in spaces)
 
 
 def _embedding_backward(args: Arguments) -> int:

@@ -19,7 +19,6 @@ Replaced while a trace runs:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,12 +26,7 @@ from typing import Any
 import torch
 
 from zerokit.trace.recording.autocast import narrow
-
-FLASH_MAX_HEAD_DIM = 256
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return math.ceil(value / multiple) * multiple
+from zerokit.trace.sdpa import FLASH_MAX_HEAD_DIM, flash_backward, round_up
 
 
 def _like(tensor: torch.Tensor, last: int) -> torch.Tensor:
@@ -60,18 +54,13 @@ class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Any) -> Any:
         query, key, value, *_ = ctx.saved_tensors
-        batch, heads, length, dim = query.shape
-        key_heads, key_length, value_dim = key.shape[1], key.shape[2], value.shape[-1]
-        dq, dk, dv = _like(query, dim), _like(key, dim), _like(value, value_dim)
-        rounded = _round_up(length, 128)
+        dim = query.shape[-1]
+        dq, dk, dv = _like(query, dim), _like(key, dim), _like(value, value.shape[-1])
         # kept in a list: live together while the kernel runs
         workspace = [
-            query.new_empty(batch, heads, rounded, dtype=torch.float32),
-            query.new_empty(batch, rounded, heads, _round_up(dim, 32), dtype=torch.float32),
+            query.new_empty(each.shape, dtype=torch.float32 if each.is_fp32 else query.dtype)
+            for each in flash_backward(query.shape, key.shape, value.shape)
         ]
-        if key_heads != heads:
-            workspace.append(query.new_empty(batch, key_length, heads, dim))
-            workspace.append(query.new_empty(batch, key_length, heads, value_dim))
         del workspace
         return dq, dk, dv, None
 
@@ -81,7 +70,7 @@ class _EfficientAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
         batch, heads, length, _ = query.shape
         out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
-        log_sum_exp = query.new_empty(batch, heads, _round_up(length, 32), dtype=torch.float32)
+        log_sum_exp = query.new_empty(batch, heads, round_up(length, 32), dtype=torch.float32)
         ctx.save_for_backward(query, key, value, mask, out, log_sum_exp)
         return out
 
