@@ -177,6 +177,14 @@ class Attention:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
+    def as_function(self) -> Any:
+        """A plain function: Dynamo takes no other callable into its graphs."""
+
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+            return self(*args, **kwargs)
+
+        return scaled_dot_product_attention
+
     def __call__(
         self,
         query: torch.Tensor,

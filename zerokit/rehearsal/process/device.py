@@ -62,7 +62,8 @@ def install(machine: Machine) -> None:
                 setattr(module, name, function)
     cuda.device = cuda.device_of = cuda._DeviceGuard = _DeviceContext
     cuda._initialized = True
-    cuda._exchange_device = cuda._maybe_exchange_device = lambda device: 0
+    cuda._exchange_device = lambda device: 0
+    cuda._maybe_exchange_device = lambda device: 0
     for name in _RANGE_FUNCTIONS:
         setattr(cuda.nvtx, name, lambda *args, **kwargs: 0)
     cuda.nccl.version = lambda: _NCCL_VERSION
@@ -220,6 +221,8 @@ def _patch_bindings(machine: Machine, functions: dict[str, Callable[..., Any]]) 
         "_cuda_emptyCache": machine.ledger.empty_cache,
         "_cuda_synchronize": lambda: None,
     }
+    # what decides the layout of a convolution's result; a CUDA build asks the driver for its choice
+    bindings["_select_conv_backend"] = lambda *args, **kwargs: torch._C._ConvBackend.Cudnn
     for name, function in bindings.items():
         setattr(torch._C, name, function)
 

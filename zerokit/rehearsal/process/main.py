@@ -73,7 +73,7 @@ class Rehearsed:
 
         from zerokit.instrument.post_import import PostImport
         from zerokit.rehearsal.process import collectives, device, tensors
-        from zerokit.rehearsal.process.adapters import ADAPTERS, distributed, saving
+        from zerokit.rehearsal.process.adapters import ADAPTERS, compiled, distributed, saving
         from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
         from zerokit.rehearsal.process.context import Context
         from zerokit.rehearsal.process.machine import Machine
@@ -106,6 +106,7 @@ class Rehearsed:
         self.mode = FakeCuda(self.machine)
         tensors.install(self.machine, self.mode)
         self.phases.install()
+        compiled.install(context)
 
     def _forget_self_test(self) -> None:
         """Its tensors are gone; its cuBLAS workspaces belong to the script's first product."""

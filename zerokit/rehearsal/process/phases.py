@@ -56,6 +56,7 @@ class Phases:
         self.steps = 0
         self.enough = False
         self.repeats = False
+        self.repeats_end = True  # whether peaks that repeat are enough
         self.has_engine = False
         self.modules = Modules()
         self.on_step: Callable[[int], None] | None = None
@@ -104,7 +105,7 @@ class Phases:
             self.on_step(self.steps)
         if not self.enough:
             self.repeats = self.steps >= FEWEST_STEPS and self._step_peaks[-1] == step
-            if self.repeats or self.steps >= self.most_steps:
+            if (self.repeats and self.repeats_end) or self.steps >= self.most_steps:
                 self.enough, self._enough_at = True, self.steps
         if self.recorder is not None:
             self.recorder.step_done(self.steps, enough=self.enough)
@@ -147,10 +148,12 @@ class Phases:
         register_optimizer_step_post_hook(self._after_optimizer)
 
     def _wrap_module_calls(self) -> None:
-        call = torch.nn.Module.__call__
+        call, is_compiling = torch.nn.Module.__call__, torch.compiler.is_compiling
         phases = self
 
         def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():  # Dynamo traces this frame: nothing of ours belongs into its graph
+                return call(self, *args, **kwargs)
             stack = phases.modules.stack
             if not stack:
                 phases._outermost_call()

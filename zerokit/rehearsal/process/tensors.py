@@ -45,7 +45,7 @@ def install(machine: Machine, mode: FakeCuda) -> None:
     _patch_storages(machine)
     _patch_parameters(machine)
     _patch_subclasses()
-    torch.nn.functional.scaled_dot_product_attention = Attention(machine)
+    torch.nn.functional.scaled_dot_product_attention = Attention(machine).as_function()
     _keep_composites_whole()
     _collect_python_kernels(mode)
     mode.__enter__()

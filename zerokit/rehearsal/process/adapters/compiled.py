@@ -1,0 +1,179 @@
+"""``torch.compile``: Dynamo and Inductor themselves, with kernels that do nothing.
+
+Dynamo traces the script's frames, Inductor lowers, fuses and plans buffers, and its own wrapper allocates
+and frees them on the fake GPU; only the kernels it would hand to Triton are silent. Nothing is put in place
+before the script first compiles.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from zerokit.rehearsal.process import twins
+from zerokit.rehearsal.process.context import Context
+from zerokit.rehearsal.process.mode import FakeCuda
+
+_INTERFACE = (
+    "get_device_properties",
+    "is_available",
+    "device_count",
+    "current_device",
+    "set_device",
+    "synchronize",
+    "current_stream",
+    "stream",
+    "set_stream",
+    "memory_allocated",
+    "is_bf16_supported",
+)
+_OFF = {
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "compile_threads": 1,
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "nan_asserts": False,
+    "joint_graph_constant_folding": False,
+}
+"""Caches of other runs, worker processes, and checks of values that are not there."""
+
+
+class SilentKernel:
+    """What Inductor gets for a Triton kernel."""
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        """Its outputs belong to Inductor's wrapper."""
+        twins.forget((args, kwargs))
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def install(context: Context) -> None:
+    """``torch.compile`` puts the rest in place when it is first called."""
+    compile_ = torch.compile
+    ready: list[bool] = []
+
+    @functools.wraps(compile_)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if not ready:
+            ready.append(True)
+            _prepare(context)
+            context.machine.stub("kernels of torch.compile")
+        return compile_(*args, **kwargs)
+
+    torch.compile = wrapped
+
+
+def _prepare(context: Context) -> None:
+    import torch._inductor.compile_fx as compile_fx
+
+    # else Dynamo leaves every frame under a dispatch mode alone (torch/_dynamo/convert_frame.py)
+    FakeCuda.is_infra_mode = classmethod(lambda cls: True)
+    torch.get_device_module.__wrapped__ = torch.get_device_module
+    torch.compiler.allow_in_graph(torch.nn.functional.scaled_dot_product_attention)
+    for name in ("compile_fx", "compile_fx_inner"):
+        setattr(compile_fx, name, _without_mode(context, getattr(compile_fx, name)))
+    _configure()
+    _silence_triton()
+    _device_interface(context)
+    _guards()
+
+
+def _without_mode(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiling works on shapes of its own."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with context.machine.lock, _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _configure() -> None:
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as config
+
+    for name, value in _OFF.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    config.triton.cudagraphs = False
+    functorch_config.enable_autograd_cache = False
+
+
+def _silence_triton() -> None:
+    import torch._inductor.async_compile as async_compile
+    import torch._inductor.scheduler as scheduler
+    import torch._inductor.utils as inductor_utils
+    import torch.utils._triton as triton_utils
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    for module in (triton_utils, scheduler, inductor_utils):
+        for name in ("has_triton", "has_triton_package"):
+            if hasattr(module, name):
+                setattr(module, name, lambda *args: True)
+    async_compile.AsyncCompile.triton = lambda self, *args, **kwargs: SilentKernel()
+    async_compile.AsyncCompile.wait = lambda self, scope: None
+    major, minor = torch.cuda.get_device_capability()
+
+    class Driver(SimpleNamespace):
+        """Triton's active driver."""
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *args, **kwargs: None
+
+    driver.set_active(
+        Driver(
+            get_current_target=lambda: GPUTarget("cuda", major * 10 + minor, 32),
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device=0: 0,
+            get_active_torch_device=lambda: torch.device("cuda", 0),
+            get_device_capability=lambda device=0: (major, minor),
+            get_device_interface=lambda: torch.cuda,
+        )
+    )
+
+
+def _device_interface(context: Context) -> None:
+    from torch._dynamo.device_interface import CudaInterface
+
+    major, minor = context.machine.gpu.capability
+    for name in _INTERFACE:
+        if hasattr(CudaInterface, name) and hasattr(torch.cuda, name):
+            setattr(CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
+    CudaInterface.get_compute_capability = staticmethod(lambda device=None: major * 10 + minor)
+    CudaInterface.is_triton_capable = staticmethod(lambda device=None: True)
+    CudaInterface.raise_if_triton_unavailable = staticmethod(lambda device=None: None)
+    CudaInterface.get_raw_stream = staticmethod(lambda device=0: 0)
+    CudaInterface.exchange_device = staticmethod(lambda device: 0)
+    CudaInterface.maybe_exchange_device = staticmethod(lambda device: 0)
+    worker = CudaInterface.Worker
+    worker.get_device_properties = staticmethod(torch.cuda.get_device_properties)
+    worker.current_device = staticmethod(lambda: 0)
+    worker.set_device = staticmethod(lambda device: None)
+
+
+def _guards() -> None:
+    """C++ shortcuts of Inductor's wrapper, through the dispatcher instead."""
+    guards = torch._C._dynamo.guards
+
+    def empty(size: Any, stride: Any, dtype: Any, device: str) -> Any:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    def reinterpret(tensor: Any, size: Any, stride: Any, offset: int = 0) -> Any:
+        return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+    guards._empty_strided_cuda = lambda size, stride, dtype: empty(size, stride, dtype, "cuda")
+    guards._empty_strided_cpu = lambda size, stride, dtype: empty(size, stride, dtype, "cpu")
+    guards._reinterpret_tensor = reinterpret
+    guards.assert_size_stride = lambda *args, **kwargs: None
+    if hasattr(guards, "assert_alignment"):
+        guards.assert_alignment = lambda *args, **kwargs: None
