@@ -8,15 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-_OURS = str(Path(__file__).resolve().parent.parent)
+_OURS = str(Path(__file__).resolve().parents[2])
 _SITE = ("site-packages/", "dist-packages/")
+
+_GENERATED = "/zerokit-rehearsal-"
+"""Code that a compiler wrote into the temporary folder."""
 
 Value = bool | int | float | str
 
 
 def is_library(file: str) -> bool:
     """Whether a source file belongs to an installed package, to Python, or is made up."""
-    return file.startswith("<") or any(part in file for part in _SITE) or "/lib/python3" in file
+    return (
+        file.startswith("<")
+        or _GENERATED in file
+        or any(part in file for part in _SITE)
+        or "/lib/python3" in file
+    )
 
 
 def short(file: str) -> str:
@@ -37,7 +45,10 @@ def _frames(frame: FrameType | None, wanted: Callable[[str], bool]) -> str | Non
 
 def asking_line() -> str:
     """The innermost line outside of PyTorch and of this package, as ``file:line``."""
-    found = _frames(sys._getframe(1), lambda f: "/torch/" not in f and not f.startswith((_OURS, "<")))
+    found = _frames(
+        sys._getframe(1),
+        lambda f: "/torch/" not in f and not f.startswith((_OURS, "<")) and _GENERATED not in f,
+    )
     return found or "?"
 
 

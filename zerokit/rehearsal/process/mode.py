@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from zerokit.rehearsal.process import answers, collectives, factories, twins
 from zerokit.rehearsal.process.kernels import PRODUCTS, TEMPORARIES
 from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.shapes import RULES
 from zerokit.rehearsal.process.twins import twin
 
 aten = torch.ops.aten
@@ -38,6 +39,8 @@ _FACTORIES = _HOST_FACTORIES | {
     "new_empty",
 }
 _RANDOM = ("rand", "normal", "bernoulli", "native_dropout")
+_UNWRITTEN = ("empty", "new_empty")
+_OVERWRITES = frozenset({"fill_", "zero_", "copy_"})
 _DRAWN = frozenset({"multinomial", "argmax", "topk", "sort", "argsort"})
 _ENGINE_FRAMES = ("torch/_dynamo/eval_frame.py", "torch/_compile.py")
 
@@ -217,9 +220,15 @@ class FakeCuda(TorchDispatchMode):
         temporary = TEMPORARIES.get(name)
         on_gpu = bool(fakes) and fakes[0].fake_device.type == "cuda"
         extra_bytes = temporary(args) if temporary is not None and on_gpu else 0
-        result = machine.fake.dispatch(func, types, args, kwargs)
+        rule = RULES.get(full_name(func))
+        if rule is not None:
+            result = rule(machine, args, kwargs)
+        else:
+            result = machine.fake.dispatch(func, types, args, kwargs)
         self._track(result, name)
         machine.ledger.pass_through(extra_bytes, name)
+        if on_gpu and name == "convolution":
+            machine.warn("cuDNN's workspace for convolutions is not modelled")
         if name in PRODUCTS:
             made = next((each for each in tree_leaves(result) if isinstance(each, FakeTensor)), None)
             if made is not None and made.fake_device.type == "cuda":
@@ -248,6 +257,8 @@ class FakeCuda(TorchDispatchMode):
         known = all(twin(each) is not None for each in fakes) and all(r.device.type == "cpu" for r in reals)
         small = all(twins.may_have(each) for each in fakes)
         if func._schema.is_mutable:
+            if name in _OVERWRITES and self._overwritten(name, args):
+                return
             if not (known and small and not name.startswith("_fused") and _succeeds(func, args, kwargs)):
                 twins.forget_written(func, args, kwargs)
             answers.note_origin(outputs, name)
@@ -267,6 +278,18 @@ class FakeCuda(TorchDispatchMode):
             origin = answers.origin_of(fakes[0]) if fakes and is_view(func) else name
             answers.note_origin(outputs, origin)
 
+    @staticmethod
+    def _overwritten(name: str, args: tuple[Any, ...]) -> bool:
+        """Whether all of the first argument holds known values now."""
+        target = args[0]
+        if not isinstance(target, FakeTensor) or twin(target) is not None:
+            return False
+        source = args[1] if len(args) > 1 else 0
+        if isinstance(source, torch.Tensor):
+            values = twin(source) if isinstance(source, FakeTensor) else source
+            return twins.overwritten(target, values)
+        return twins.overwritten(target, factories.full((), source, dtype=target.dtype))
+
     def _compute(
         self,
         func: Any,
@@ -277,14 +300,15 @@ class FakeCuda(TorchDispatchMode):
         reals: list[Any],
         outputs: list[Any],
     ) -> None:
-        if name.startswith("empty") or name == "new_empty":
-            values = [factories.zeros(each.shape, dtype=each.dtype) for each in outputs]
-        else:
-            try:
-                computed = twins.run_on_twins(func, args, kwargs)
-            except Exception:  # an operator without a CPU kernel for this dtype: the values are unknown
-                return
-            values = [each for each in tree_leaves(computed) if isinstance(each, torch.Tensor)]
+        if name.startswith(_UNWRITTEN):
+            for each in outputs:  # a place for values, none of them known until they are written
+                twins.give(each, factories.zeros(each.shape, dtype=each.dtype), twins.Validity(known=False))
+            return
+        try:
+            computed = twins.run_on_twins(func, args, kwargs)
+        except Exception:  # an operator without a CPU kernel for this dtype: the values are unknown
+            return
+        values = [each for each in tree_leaves(computed) if isinstance(each, torch.Tensor)]
         if name == "_to_copy" and reals and not fakes:  # the twin must not share the script's memory
             values = [each.clone() if any(each is real for real in reals) else each for each in values]
         source = twins.twin_of(fakes[0]) if fakes and is_view(func) else None

@@ -26,8 +26,8 @@ class Validity:
 
     __slots__ = ("known",)
 
-    def __init__(self) -> None:
-        self.known = True
+    def __init__(self, known: bool = True) -> None:
+        self.known = known
 
 
 class Twin:
@@ -79,6 +79,36 @@ def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             found = getattr(tensor, _NAME, None)
             if found is not None:
                 found.validity.known = False
+
+
+def forget(value: Any) -> None:
+    """A kernel that does nothing here would have written into the tensors among its arguments."""
+    if isinstance(value, FakeTensor):
+        found = twin_of(value)
+        if found is not None:
+            found.validity.known = False
+    elif isinstance(value, list | tuple):
+        for each in value:
+            forget(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            forget(each)
+
+
+def overwritten(target: torch.Tensor, source: torch.Tensor | None) -> bool:
+    """All of a tensor's memory was written (``fill_``, ``copy_``, ``zero_``): its values are known again.
+
+    Args:
+        source: real values, broadcast to the target; None: they are not known.
+    """
+    found = twin_of(target)
+    if found is None or source is None:
+        return False
+    if found.value.untyped_storage().nbytes() != found.value.numel() * found.value.element_size():
+        return False  # a view of a part: the rest is as unknown as it was
+    found.value.copy_(source)
+    found.validity.known = True
+    return True
 
 
 def real_arguments(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from zerokit.rehearsal.process import twins
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.timing import operators as kinds
@@ -47,6 +48,7 @@ class SilentOperators:
     def _run(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Tell what would have run. ``multi_tensor_adam`` gets gradients, weights and two moments and writes
         the last three (``csrc/adam/multi_tensor_adam.cu``); the host's Adam gets them as arguments."""
+        twins.forget((args, kwargs))
         if name.startswith(("adam_update", "adagrad_update", "lion_update")):
             weights = next((each for each in args if isinstance(each, torch.Tensor)), None)
             elements = weights.numel() if weights is not None else 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from zerokit.rehearsal.process import twins
 from zerokit.rehearsal.process.context import Context
 
 _TORCHVISION = (
@@ -19,6 +20,7 @@ def triton_functions(context: Context, module: ModuleType) -> None:
     """A Triton function writes into tensors that its caller made: it does nothing."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        twins.forget((args, kwargs))
         context.machine.stub("Triton kernels")
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         context.machine.saw_kernel(f"triton:{getattr(self, '__name__', 'kernel')}", tensors)
@@ -30,6 +32,7 @@ def triton_autotuner(context: Context, module: ModuleType) -> None:
     """Nothing is timed, nothing runs."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        twins.forget((args, kwargs))
         context.machine.stub("Triton kernels")
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         context.machine.saw_kernel(f"triton:{type(self).__name__}", tensors)

@@ -50,6 +50,11 @@ def trainer(context: Context, module: ModuleType) -> None:
         _inside(context, cls, name, "save")
 
 
+def generation_phase(context: Context, module: ModuleType) -> None:
+    """``generate`` is a phase of its own."""
+    _inside(context, module.GenerationMixin, "generate", "generate")
+
+
 def callbacks(context: Context, module: ModuleType) -> None:
     """When enough steps were seen the Trainer is told to evaluate, save (as its settings say) and end."""
     phases = context.phases
