@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.rehearsals import SCRIPTS, rehearse
 from zerokit.rehearsal.result import PHASES
-
-SCRIPTS = Path(__file__).parent / "scripts"
-
-
-def rehearse(folder: Path, *arguments: str, home: Path | None = None) -> tuple[int, dict[str, Any], str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(home or folder)}
-    done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "rehearse", "--json", *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,0 +1,89 @@
+"""The libraries' own code on the fake GPU: engines, wrappers and compilers, each to its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.rehearsals import SCRIPTS, rehearse
+
+CASES = Path(__file__).resolve().parents[2] / "benchmarks" / "rehearsal" / "gpu" / "scripts"
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+PARAMETERS = 1000 * 256 + 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256) + 256
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    return str(folder)
+
+
+def rank_of(said: dict[str, Any]) -> dict[str, Any]:
+    assert said["stopped"] is None, said["stopped"]
+    rank: dict[str, Any] = said["ranks"][0]
+    return rank
+
+
+def test_weights_are_not_read_and_two_ranks_reduce_gradients(tmp_path: Path, model: str) -> None:
+    code, said, _ = rehearse(
+        tmp_path,
+        "--gpus",
+        "2",
+        "--gpu",
+        "a100-80gb",
+        str(CASES / "language_model.py"),
+        model,
+        "--dtype",
+        "float32",
+    )
+    rank = rank_of(said)
+    # weights, gradients in DDP's buckets, Adam's two moments: four times fp32
+    assert rank["phases"]["step"] >= 4 * 4 * PARAMETERS
+    assert any("from_pretrained" in each for each in said["stubbed"])
+    assert code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "script", "arguments"),
+    [
+        ((), "language_model.py", ("--compile",)),
+        ((), "language_model.py", ("--lora", "4", "--checkpointing", "--evaluate")),
+        ((), "language_model.py", ("--dtype", "float32", "--autocast", "float16", "--padded")),
+        (("--gpus", "2"), "sharded.py", ()),
+    ],
+    ids=["compile", "lora", "fp16", "fsdp2"],
+)
+def test_scripts_run_to_their_end(
+    tmp_path: Path, model: str, options: tuple[str, ...], script: str, arguments: tuple[str, ...]
+) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", *options, str(CASES / script), model, *arguments)
+    rank = rank_of(said)
+    assert {"forward", "backward", "step"} <= set(rank["phases"])
+    assert code == 0
+
+
+@pytest.mark.slow
+def test_deepspeed_shares_optimizer_states_between_ranks(tmp_path: Path, model: str) -> None:
+    script = str(SCRIPTS / "zero.py")
+    peaks = []
+    for gpus in ("1", "8"):
+        _, said, _ = rehearse(tmp_path, "--gpus", gpus, "--gpu", "h200", script, model, "3")
+        peaks.append(rank_of(said)["phases"]["init"])
+    assert peaks[0] > 2 * peaks[1]
