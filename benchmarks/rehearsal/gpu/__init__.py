@@ -1,0 +1,1 @@
+"""Cases that are rehearsed first and measured on GPUs afterwards."""

@@ -1,0 +1,45 @@
+"""Predicted beside measured: ``python -m benchmarks.rehearsal.gpu.compare PREDICTED MEASURED…``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """A line for each measured case and the summary."""
+    predicted_path, *measured_paths = map(Path, sys.argv[1:])
+    predicted = {row["name"]: row for row in map(json.loads, predicted_path.read_text().splitlines())}
+    errors: list[float] = []
+    for path in measured_paths:
+        for measured in map(json.loads, path.read_text().splitlines()):
+            said = predicted.get(measured["name"])
+            if measured.get("error") or said is None:
+                why = (measured.get("error") or "no prediction")[-200:]
+                print(f"{measured['name']:<28} not compared: {why}")
+                continue
+            cells = []
+            for phase, size in measured["phases"].items():
+                difference = said["phases"].get(phase, 0) - size
+                errors.append(abs(difference) / max(size, 1))
+                cells.append(f"{phase} {size} {difference:+d}")
+            off = {
+                name: 100 * (said[f"peak_{name}_bytes"] / measured[f"peak_{name}_bytes"] - 1)
+                for name in ("allocated", "reserved")
+            }
+            print(
+                f"{measured['name']:<28} peak {measured['peak_allocated_bytes']} {off['allocated']:+.3f}%  "
+                f"reserved {off['reserved']:+.2f}%  {'  '.join(cells)}"
+            )
+    if errors:
+        ordered = sorted(errors)
+        print(
+            f"{len(errors)} phases: median {100 * statistics.median(errors):.4f} %, 95th percentile "
+            f"{100 * ordered[int(len(ordered) * 0.95)]:.3f} %, worst {100 * ordered[-1]:.3f} %"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Run a script on a real GPU and write what it reached, by the phases that a rehearsal knows.
+
+    measure.py OUT.jsonl NAME STEPS [-m] SCRIPT ARGS…
+
+The same hooks decide where a phase begins (:mod:`zerokit.rehearsal.process.phases`); the figures are
+``torch.cuda``'s. Under a launcher rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from zerokit.instrument.post_import import PostImport
+from zerokit.launcher.rank.process import Target, run_target
+from zerokit.rehearsal.process.adapters import deepspeed, distributed, training
+from zerokit.rehearsal.process.context import Context
+from zerokit.rehearsal.process.machine import StopRehearsal
+from zerokit.rehearsal.process.phases import Phases
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "trl",
+    "deepspeed",
+    "datasets",
+    "liger_kernel",
+    "bitsandbytes",
+    "triton",
+)
+
+
+@dataclass
+class CudaLedger:
+    """A ledger whose figures are a real GPU's: read and reset at each boundary."""
+
+    phase: str = "load"
+    peaks: dict[str, int] = field(default_factory=dict)
+    recent_peaks: dict[str, int] = field(default_factory=dict)
+    reserved_bytes: int = 0
+
+    def enter(self, phase: str) -> None:
+        """What was reached since the last boundary belongs to the phase that ends."""
+        self.read()
+        self.phase = phase
+
+    def read(self) -> None:
+        """Take the allocator's peaks and set them anew."""
+        if not torch.cuda.is_initialized():
+            return
+        reached = torch.cuda.max_memory_allocated()
+        for book in (self.peaks, self.recent_peaks):
+            book[self.phase] = max(book.get(self.phase, 0), reached)
+        self.reserved_bytes = max(self.reserved_bytes, torch.cuda.max_memory_reserved())
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0], "gpu": torch.cuda.get_device_name(0)}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def main() -> None:
+    """Run, measured; the line is written whatever happens."""
+    out, name, steps, *rest = sys.argv[1:]
+    is_module = rest[0] == "-m"
+    rest = rest[1:] if is_module else rest
+    ledger = CudaLedger()
+    machine: Any = SimpleNamespace(ledger=ledger, stub=lambda what: None)
+    phases = Phases(machine, int(steps))
+    phases.repeats_end = False
+    context = Context(machine, phases)
+    PostImport(
+        {
+            "accelerate.accelerator": lambda module: training.accelerator(context, module),
+            "deepspeed.runtime.engine": lambda module: deepspeed.engine(context, module),
+            "transformers.generation.utils": lambda module: training.generation_phase(context, module),
+            "transformers.trainer": lambda module: training.trainer(context, module),
+            "transformers.trainer_callback": lambda module: training.callbacks(context, module),
+        }
+    ).install()
+    phases.install()
+    distributed.data_loaders(context)
+    error = None
+    try:
+        run_target(Target(name=rest[0], is_module=is_module, arguments=rest[1:]))
+    except StopRehearsal:
+        pass
+    except SystemExit as ended:
+        error = None if ended.code in (None, 0) else f"exit {ended.code!r}"
+    except BaseException:
+        error = traceback.format_exc()[-3000:]
+        traceback.print_exc()
+    ledger.read()
+    line = {
+        "name": name,
+        "phases": ledger.peaks,
+        "peak_allocated_bytes": max(ledger.peaks.values(), default=0),
+        "peak_reserved_bytes": ledger.reserved_bytes,
+        "steps": phases.steps,
+        "error": error,
+        "alloc_conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        "versions": _versions(),
+    }
+    if int(os.environ.get("RANK", "0")) == 0:
+        with Path(out).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+    os._exit(1 if error else 0)  # no handler at exit of a distributed run may hang
+
+
+main()
