@@ -29,6 +29,7 @@ import numpy as np
 
 from benchmarks import step_time
 from benchmarks.measure.quality import possible
+from benchmarks.stacks import FSDP_TRITON, MEGATRON
 from zerokit.catalog import gpus
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.domain.families import from_config
@@ -38,7 +39,7 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.closed_form import FUSED_LOSS_BYTES, estimate_analytic
 from zerokit.timing.calibration import fit_layer_factors, layer_point
-from zerokit.timing.constants import FSDP_TRITON, MEGATRON, Calibration, Constants
+from zerokit.timing.constants import Calibration, Constants
 from zerokit.timing.step_time import TimeModel
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"

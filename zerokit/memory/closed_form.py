@@ -25,6 +25,17 @@ EAGER_LOSS_BYTES = 12.0
 """Per logit at the worst instant of backward: 16-bit logits, fp32 copy, log-softmax and gradients."""
 FUSED_LOSS_BYTES = 4.0
 """Per logit with a fused cross-entropy that writes the gradient over the 16-bit logits' copy."""
+_LOSS_FORWARD_SHARE = 5 / 6
+"""Of the bytes of a logit in backward, those at the end of forward: 10 of 12, without its 16-bit gradient."""
+_FP32 = 4.0
+_STEP_BYTES = 6.0
+"""A trainable weight's gradient flattened in 16 bits and again in fp32 (zero/stage_1_and_2.py, step)."""
+_STAGE_0_STEP_BYTES = 10.0
+"""At stage 0 beside its gradients of 16 bits: every gradient in fp32 and a flat copy of them, 8
+(runtime/fp16/fused_optimizer.py, step; ``stage0_step`` of the replay), and 2 as a margin."""
+_STAGE_0_INIT_BYTES = {2: 18.0, 4: 12.0}
+"""Beside the weights, by bytes of one: gradients in fp32 and Adam's two moments; in 16-bit training master
+weights and the flat copy too (runtime/fp16/fused_optimizer.py, initialize_optimizer_states)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +90,11 @@ def estimate_analytic(
     gathered = _gathered(sizes, strategy)
     base = sum(persistent.values())
     loss = _logits(shape, job, strategy) * bytes_per_logit
-    forward = {**persistent, Component.ACTIVATIONS: layers_before + transient, Component.LOSS: loss * 5 / 6}
+    forward = {
+        **persistent,
+        Component.ACTIVATIONS: layers_before + transient,
+        Component.LOSS: loss * _LOSS_FORWARD_SHARE,
+    }
     backward = {
         **persistent,
         **gradients,
@@ -204,10 +219,10 @@ def _step(sizes: _Sizes, strategy: Strategy) -> float:
         return 0.0
     owned = sizes.trainable / (sizes.ranks if zero.stage else 1)
     if zero.stage == 3:
-        return 6.0 * min(owned, zero.sub_group_size)
+        return _STEP_BYTES * min(owned, zero.sub_group_size)
     if zero.stage == 0:
-        return 10.0 * owned if sizes.width == 2 else 4.0 * owned
-    return 6.0 * owned
+        return (_STAGE_0_STEP_BYTES if sizes.width == 2 else _FP32) * owned
+    return _STEP_BYTES * owned
 
 
 def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
@@ -215,9 +230,9 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
     if zero.stage == 3:
         return base
     if zero.stage == 0:
-        return max(base, (18.0 if sizes.width == 2 else 12.0) * sizes.trainable + sizes.weight_bytes)
+        return max(base, _STAGE_0_INIT_BYTES[sizes.width] * sizes.trainable + sizes.weight_bytes)
     flat = sizes.weight_bytes + sizes.width * sizes.trainable
-    first = sizes.weight_bytes + (0 if _offloads(strategy)[0] else 8.0 * sizes.trainable / sizes.ranks)
+    first = sizes.weight_bytes + (0 if _offloads(strategy)[0] else 2 * _FP32 * sizes.trainable / sizes.ranks)
     return max(flat, first)
 
 

@@ -20,6 +20,27 @@ from zerokit.timing.allocator_retries import retry_seconds, spare_bytes
 from zerokit.timing.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants
 from zerokit.timing.traffic import Traffic, Work
 
+_EMULATION_SLOWDOWN = 8
+"""Of bf16 on a GPU without it against fp16, where the catalogue has no fp32 rate: on Turing fp32 is 8 times
+slower than fp16 on tensor cores (T4: 65 and 8.1 TFLOP/s, NVIDIA's datasheet)."""
+_A100_EFFICIENCY = 0.87
+"""271 of 312 TFLOP/s: the rate at which the half-saturation sizes of products were measured."""
+_FORWARD_SHARE = {"none": 1 / 2, "selective": 1 / 2, "full": 1 / 3}
+"""Of the activations that cross links, those of the forward pass, by checkpointing: a recomputed forward
+pass sends them a second time within backward."""
+_LOSS_FORWARD_SHARE = 0.4
+"""Of the loss's traffic, what is read and written before backward (upcast, log-softmax): counted by tensors,
+not measured apart."""
+_STAGE_0_HOOK_SHARE = 2 / 5
+"""Kernels of a gradient's hook at stage 0 over those at stage 2 (runtime/bf16_optimizer.py:523)."""
+_ADAPTABLE_MODULES = 7
+"""Linear modules of a layer: q, k, v, o, gate, up, down."""
+_WIDEST_FLASH_HEAD = 128
+"""From which on the flash kernel runs at its full rate."""
+_LOGITS_KEPT_SHARE = 0.5
+"""Traffic of a loss that does not upcast its logits over one that does (only ForCausalLMLoss does)."""
+_ALIGNED_ELEMENTS = 8
+"""Tensor cores read rows of 16 bytes: a vocabulary of 16-bit elements must be a multiple of it."""
 _QLORA_DEQUANTIZE_BYTES = 5.0  # per weight and pass: NF4 read, bf16 written and read again
 
 
@@ -73,7 +94,7 @@ class TimeModel:
         if precision != "fp32" and self.calibration.matmul_flops:
             return self.calibration.matmul_flops * efficiency / short  # it was measured in a short run
         if precision == "bf16" and "bf16" not in peaks:
-            return peaks.get("fp32", datasheet / 8) * efficiency  # emulated
+            return peaks.get("fp32", datasheet / _EMULATION_SLOWDOWN) * efficiency  # emulated
         return datasheet * efficiency
 
     def work(self, strategy: Strategy) -> Work:
@@ -145,7 +166,7 @@ class TimeModel:
             backward = head_backward = 0.0
         exchange = self.traffic.activations(strategy)
         crossing = sum(exchange.values())
-        part = 1.0 if self.job.inference else 1 / 3 if strategy.checkpointing == "full" else 1 / 2
+        part = 1.0 if self.job.inference else _FORWARD_SHARE[strategy.checkpointing]
         launch, launch_backward = self._layer_launch(strategy)
         passes = 0.0 if self.job.inference else 1.0
         hooks = 0.0
@@ -206,8 +227,8 @@ class TimeModel:
         c, zero = self.constants, strategy.settings.zero
         tensors = self.traffic.tensors(strategy)
         if zero.stage == 0:
-            # cast and added to the flat buffer at once: two kernels of five (runtime/bf16_optimizer.py:523)
-            return 0.4 * c.hook_seconds * tensors
+            # cast and added to the flat buffer at once
+            return _STAGE_0_HOOK_SHARE * c.hook_seconds * tensors
         seconds = self._reductions(strategy) * c.hook_seconds * tensors
         if zero.offload_optimizer.device != "none":
             # below stage 3 a rank sends the gradients of its part; at stage 3 its part of every gradient
@@ -232,7 +253,7 @@ class TimeModel:
     def _gemm(self, rows: float, n: float, k: float, peak: float) -> float:
         """Seconds of one product; ``rows`` × ``k`` by ``k`` × ``n``."""
         c = self.constants
-        scale = math.sqrt(peak / (A100_PEAK_FLOPS * 0.87))
+        scale = math.sqrt(peak / (A100_PEAK_FLOPS * _A100_EFFICIENCY))
         slowdown = (1 + scale * c.gemm_m0 / rows) * (1 + scale * c.gemm_n0 / n)
         compute = 2.0 * rows * n * k / peak * slowdown
         # never faster than its operands can be read and its result written
@@ -276,8 +297,7 @@ class TimeModel:
         if self.job.method == "full":
             return 0.0
         targets = self.job.lora.targets if self.job.lora is not None else ("all-linear",)
-        # a layer has about seven
-        return 1.0 if "all-linear" in targets else min(1.0, len(targets) / 7)
+        return 1.0 if "all-linear" in targets else min(1.0, len(targets) / _ADAPTABLE_MODULES)
 
     def _not_recomputed(self, stack: Stack, strategy: Strategy) -> float:
         """The layer's last product: non-reentrant checkpointing stops when all that was saved is there
@@ -306,7 +326,11 @@ class TimeModel:
         causal = 0.5 if stack.causal and not eager else 1.0
         pairs = tokens * span * (2 if stack.cross_attention else 1)  # sequence parallel: all rows, heads / sp
         flops = 4.0 * pairs * stack.attention_width / tp * causal
-        rate = peak * c.attention_efficiency * min(1.0, self.shape.head_dim / 128) ** c.attention_head_power
+        rate = (
+            peak
+            * c.attention_efficiency
+            * min(1.0, self.shape.head_dim / _WIDEST_FLASH_HEAD) ** c.attention_head_power
+        )
         if not eager:
             return flops / rate, c.attention_backward * flops / rate
         heads = stack.attention_width / self.shape.head_dim / tp
@@ -324,13 +348,13 @@ class TimeModel:
         if self.job.inference:
             rows = float(micro)
         product = self._gemm(rows, shape.vocab, shape.hidden, peak) / strategy.tensor_parallel
-        if shape.vocab % 8 and c.unaligned_flops < math.inf:
+        if shape.vocab % _ALIGNED_ELEMENTS and c.unaligned_flops < math.inf:
             product *= max(2.0, peak / c.unaligned_flops)
         logits = rows * shape.vocab
         if self.traffic.head_cut_by_vocabulary:
             logits /= strategy.tensor_parallel
-        # only ForCausalLMLoss upcasts the logits
-        per_logit = c.logit_bytes * (1.0 if shape.head == "causal" or c.vocab_parallel else 0.5)
+        upcast = shape.head == "causal" or c.vocab_parallel
+        per_logit = c.logit_bytes * (1.0 if upcast else _LOGITS_KEPT_SHARE)
         loss = per_logit * logits / (self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency)
         backward = product if self.job.method != "full" else 2 * product
-        return product + 0.4 * loss, backward + 0.6 * loss
+        return product + _LOSS_FORWARD_SHARE * loss, backward + (1 - _LOSS_FORWARD_SHARE) * loss

@@ -20,6 +20,16 @@ from zerokit.memory.rank_model import Precision
 from zerokit.timing.collectives import Route, route
 from zerokit.timing.constants import Calibration, Constants
 
+_FETCHED_MODULES = 8
+"""Of a layer, fetched apart where prefetching does not join them: about its linear modules and norms."""
+_STAGE_0_STEP_SHARE = 18 / 4
+"""Kernels of a tensor's step over those at stage 0, which keeps its gradients flat: norm and clipping alone
+(runtime/bf16_optimizer.py:384)."""
+_SWAPPED_BYTES = 12.0
+"""Of a weight that go to NVMe and back: fp32 master weight and Adam's two moments."""
+_QUANTIZED_GATHER, _QUANTIZED_REDUCE = 2, 4
+"""ZeRO++: weights in 8 bits instead of 16, gradients in 4 (arXiv 2306.10209)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -189,16 +199,16 @@ class Traffic:
             second = inner.seconds((weights - kept) * width, messages=self.shape.layers)
             return _Flow(route=way, per_micro=first + second + reduce, per_step=0.0, overlapped=zero.overlaps)
         if zero.zero_quantized_weights:
-            gathers /= 2
+            gathers /= _QUANTIZED_GATHER
         if zero.zero_quantized_gradients:
-            reduce /= 4
+            reduce /= _QUANTIZED_REDUCE
         fetches = 2 * self._fetches(weights, zero.prefetch_bucket_size)
         per_micro = gather_way.seconds(gathers, messages=fetches) + reduce
         return _Flow(route=way, per_micro=per_micro, per_step=0.0, overlapped=zero.overlaps)
 
     def _fetches(self, weights: float, prefetch_elements: int) -> int:
         """Gathers of one pass: prefetching joins parameters up to its bucket."""
-        largest = max(1, max(prefetch_elements, weights / max(1, 8 * self.shape.layers)))
+        largest = max(1, max(prefetch_elements, weights / max(1, _FETCHED_MODULES * self.shape.layers)))
         return max(1, math.ceil(weights / largest))
 
     def _tensor(self, strategy: Strategy) -> tuple[float, str]:
@@ -267,9 +277,7 @@ class Traffic:
         groups = max(1, math.ceil(owned / zero.sub_group_size)) if zero.stage == 3 else 1
         kernels = 0.0
         if zero.stage < 3:
-            # stage 0 keeps its gradients flat: norm and clipping alone, 4 kernels of 18
-            # (runtime/bf16_optimizer.py:384)
-            ranks = strategy.zero_ranks if zero.stage else 4.5
+            ranks = strategy.zero_ranks if zero.stage else _STAGE_0_STEP_SHARE
             kernels = c.tensor_step_seconds * self.tensors(strategy) / ranks
         if zero.offload_optimizer.device == "none" or zero.stage == 0:
             hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
@@ -325,7 +333,7 @@ class Traffic:
             )
             found["host_per_step"] += owned * per_node / rate
             if optimizer == "nvme":
-                found["nvme_per_step"] += 2 * 12.0 * owned / disk
+                found["nvme_per_step"] += 2 * _SWAPPED_BYTES * owned / disk
         if parameters != "none":
             gathers = 1 if self.job.inference else 2
             owned_bytes = weights * self._weight_bytes / ranks

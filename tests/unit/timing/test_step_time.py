@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.stacks import FSDP_TRITON, MEGATRON
 from zerokit.catalog import gpus, models
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.families import from_config
@@ -18,7 +19,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.domain.strategy import Strategy, TimeEstimate
-from zerokit.timing.constants import FSDP_TRITON, HUGGING_FACE, MEGATRON, Calibration, LayerFactor
+from zerokit.timing.constants import HUGGING_FACE, Calibration, LayerFactor
 from zerokit.timing.step_time import TimeModel
 
 ROOT = Path(__file__).resolve().parents[3]
