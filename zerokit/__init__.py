@@ -1,4 +1,9 @@
-"""zerokit: plan, launch and measure DeepSpeed training before the GPU hours are spent."""
+"""zerokit: plan, launch and measure DeepSpeed training before the GPU hours are spent.
+
+``plan``, ``estimate``, ``size``, ``check``, ``launch``, ``tune``: :mod:`zerokit.api`. Inside a training
+script: ``phase``, ``snapshot``, ``compare`` (:mod:`zerokit.instrument.script_api`) and
+``selective_checkpointing``. Each is imported when it is first asked for.
+"""
 
 import os
 import sys
@@ -10,26 +15,45 @@ if sys.argv[:1] == ["-m"] and "zerokit" in sys.orig_argv[2:] and sys.path[:1] ==
     if (root := os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) not in sys.path:  # noqa: PTH100, PTH120
         sys.path.append(root)  # not installed: run from a checkout
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "compare", "phase", "selective_checkpointing", "snapshot"]
+__all__ = [
+    "__version__",
+    "check",
+    "compare",
+    "estimate",
+    "launch",
+    "phase",
+    "plan",
+    "selective_checkpointing",
+    "size",
+    "snapshot",
+    "tune",
+]
 
 if TYPE_CHECKING:
+    from zerokit.api import check, estimate, launch, plan, size, tune
     from zerokit.instrument.script_api import compare, phase, snapshot
+    from zerokit.trace.recording.selective import selective_checkpointing
 
-    selective_checkpointing: Any
+_ROOM_OF = {
+    **dict.fromkeys(("check", "estimate", "launch", "plan", "size", "tune"), "zerokit.api"),
+    **dict.fromkeys(("compare", "phase", "snapshot"), "zerokit.instrument.script_api"),
+    "selective_checkpointing": "zerokit.trace.recording.selective",
+}
 
 
-def __getattr__(name: str) -> Any:
-    # the command line must not pay for what only a training script uses
-    if name == "selective_checkpointing":  # by name: what lies below this package must not see torch's part
-        from importlib import import_module
+def __getattr__(name: str) -> object:
+    # the command line must not pay for what only a program uses, nor a training script for the planner
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(_ROOM_OF[name]), name)
+    globals()[name] = found
+    return found
 
-        return import_module("zerokit.trace.recording.selective").selective_checkpointing
-    if name in ("compare", "phase", "snapshot"):
-        from zerokit.instrument import script_api
 
-        return getattr(script_api, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -23,6 +23,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from zerokit import fields
+
 __all__ = [
     "INSTALL_TRAINING",
     "FileInputError",
@@ -44,15 +46,34 @@ INSTALL_TRAINING = "pip install torch deepspeed accelerate transformers"
 
 
 class ZerokitError(Exception):
-    """Base of the errors whose message is meant for the user."""
+    """Base of the errors whose message is meant for the user.
+
+    Attributes:
+        exit_code: what the command line ends with.
+        marked: the message with the arguments that it names marked (:mod:`zerokit.fields`); the command line
+            writes them as options, ``str(error)`` as in Python.
+    """
 
     exit_code: ClassVar[int] = 1
 
+    def __init__(self, message: str = "") -> None:
+        self.marked = message
+        super().__init__(fields.plain(message))
+
 
 class InputError(ZerokitError):
-    """The user's input cannot be used; the message names it and the fix."""
+    """The user's input cannot be used; the message names it and the fix.
+
+    Attributes:
+        field: the argument that cannot be used (``seq_len``), the first that the message names; None where
+            the problem is not one argument's.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        self.field = fields.first(message)
+        super().__init__(message)
 
 
 class FileInputError(InputError):

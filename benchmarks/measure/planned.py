@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.host import ROOT, Case
+from benchmarks.measure.host import Case
+from zerokit import planner
 from zerokit.catalog import gpus, models, profiles
-from zerokit.cli.inprocess import json_of
 from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.strategy import Strategy
@@ -60,24 +58,26 @@ def argv(options: Options) -> list[str]:
     return [text for name, value in options.items() for text in (f"--{name}", str(value))]
 
 
+def named(options: Options) -> dict[str, str]:
+    """Long options as the planner takes them."""
+    return {name.replace("-", "_"): str(value) for name, value in options.items()}
+
+
 def ask_plan(options: Options, folder: Path) -> dict[str, Any] | None:
-    """``zerokit plan --json`` in this process; ``None``: nothing fits."""
+    """What ``zerokit plan --json`` prints; ``None``: nothing fits."""
     try:
-        return json_of("plan", [*argv(options), "--out", str(folder)])
+        return planner.plan(named(options), out=folder).to_dict()
     except NothingFits:
         return None
 
 
 def write_plan(options: Options, folder: Path) -> dict[str, Any]:
-    """The command itself, as a user gives it: writes the plan into ``folder``.
+    """Write the plan into ``folder``; what ``zerokit plan --json`` prints.
 
     Raises:
-        subprocess.CalledProcessError: it failed.
+        NothingFits: no strategy fits.
     """
-    command = [sys.executable, "-m", "zerokit", "plan", *argv(options), "--out", str(folder), "--json"]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return planner.plan(named(options), out=folder).to_dict()
 
 
 def ask_estimate(options: Options, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def ask_estimate(options: Options, config: Mapping[str, Any], folder: Path) -> d
     place = folder / "ds_config.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(json.dumps(config), encoding="utf-8")
-    return json_of("estimate", [*argv(options), "--deepspeed", str(place)])
+    return planner.estimate(named(options), deepspeed=place).to_dict()
 
 
 def expected(estimate: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from zerokit.cli.inprocess import json_of
+import zerokit
 from zerokit.emit import plan_file
 from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
 from zerokit.linter.deepspeed.file import Context
@@ -47,8 +47,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Planned]:
     found = {}
     for name in NAMES:
         folder = tmp_path_factory.mktemp(name)
-        answer = json_of("plan", ["--recipe", name, "--out", str(folder), "--top", "1"])
-        found[name] = Planned(folder, answer["chosen"], plan_file.read(folder))
+        chosen = zerokit.plan(recipe=name, out=folder, top=1).chosen.to_dict()
+        found[name] = Planned(folder, chosen, plan_file.read(folder))
     return found
 
 

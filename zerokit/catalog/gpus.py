@@ -105,7 +105,7 @@ def lookup(text: str) -> Gpu:
     if len(found) == 1:
         return found[0]
     could_be = [gpu.name for gpu in found or _containing(words)]
-    raise InputError(f"--gpu {text!r} {incomplete(could_be)}" if could_be else _unknown(text))
+    raise InputError(f"⟨gpu⟩ {text!r} {incomplete(could_be)}" if could_be else _unknown(text))
 
 
 def for_driver(name: str, driver_vram_bytes: int) -> tuple[Gpu | None, str]:
@@ -146,7 +146,7 @@ def for_vram(vram_bytes: int) -> tuple[Gpu, str]:
     gpu = min(typical, key=lambda gpu: abs(math.log(gpu.driver_vram_bytes / vram_bytes)))
     return gpu, (
         f"speeds assumed to be those of {gpu.name}, the typical GPU nearest to {format_gib(vram_bytes)}; "
-        "name the GPU with --gpu for better ones"
+        "name the GPU with ⟨gpu⟩ for better ones"
     )
 
 
@@ -264,6 +264,6 @@ def _containing(words: Words) -> list[Gpu]:
 
 def _unknown(text: str) -> str:
     return (
-        f"--gpu {text!r} is not in the catalogue; {suggestions(text, names())}"
-        "`zerokit gpus` lists them, or give --vram SIZE per GPU instead"
+        f"⟨gpu⟩ {text!r} is not in the catalogue; {suggestions(text, names())}"
+        "`zerokit gpus` lists them, or give ⟨vram⟩ SIZE per GPU instead"
     )

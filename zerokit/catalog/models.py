@@ -134,18 +134,18 @@ def resolve(text: str) -> tuple[CatalogModel, tuple[str, ...]]:
     words = split(text)
     found = _by_words().get(words)
     if found is not None:
-        return load(found.name), () if found.own else (f"--model {text}: another name of {found.name}",)
+        return load(found.name), () if found.own else (f"⟨model⟩ {text}: another name of {found.name}",)
     kept = words
     while len(kept) > 1 and kept[-1] in _SAME_SHAPE:
         kept = kept[:-1]
         found = _by_words().get(kept)
         if found is not None:
             ending = "-".join(words[len(kept) :])
-            return load(found.name), (f"--model {text}: taken as {found.name}; -{ending} changes no shape",)
+            return load(found.name), (f"⟨model⟩ {text}: taken as {found.name}; -{ending} changes no shape",)
     if not any(len(word) > 1 and word.isalpha() for word in kept):
         raise InputError(_unknown(text))  # a bare size names no model
     could_be = dict.fromkeys(label.name for words, label in _by_words().items() if contains(words, kept))
-    raise InputError(f"--model {text!r} {incomplete(tuple(could_be))}" if could_be else _unknown(text))
+    raise InputError(f"⟨model⟩ {text!r} {incomplete(tuple(could_be))}" if could_be else _unknown(text))
 
 
 def nearest(parameters: int) -> CatalogModel:
@@ -158,7 +158,7 @@ def nearest(parameters: int) -> CatalogModel:
         InputError: ``parameters`` is not positive.
     """
     if parameters < 1:
-        raise InputError(f"--params {parameters} must be at least 1")
+        raise InputError(f"⟨params⟩ {parameters} must be at least 1")
 
     def distance(model: Summary) -> float:
         return abs(math.log(model.parameters / parameters))
@@ -249,6 +249,6 @@ def _by_words() -> dict[Words, _Label]:
 
 def _unknown(text: str) -> str:
     return (
-        f"--model {text!r} is neither a file nor in the catalogue; {suggestions(text, names())}"
+        f"⟨model⟩ {text!r} is neither a file nor in the catalogue; {suggestions(text, names())}"
         "`zerokit models` lists them; a Hugging Face config.json, or a folder with one, works as well"
     )

@@ -17,6 +17,7 @@ import click
 
 from zerokit import __version__
 from zerokit.errors import ReportNotWritten, ZerokitError
+from zerokit.fields import as_options
 
 # name -> (module below zerokit.cli, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -85,7 +86,7 @@ def run(argv: list[str] | None = None) -> int:
     except ZerokitError as error:
         from zerokit.launcher.secrets import redact
 
-        text = redact(str(error), arguments=sys.argv if argv is None else argv)
+        text = redact(as_options(error.marked), arguments=sys.argv if argv is None else argv)
         click.echo(f"zerokit: {text}", err=True)
         return error.exit_code
     except BrokenPipeError:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zerokit.cli.plan import DEFAULT_FOLDER
 from zerokit.errors import InputError
+from zerokit.planner.plan_folder import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
     from zerokit.emit.plan_file import PlanFile

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from zerokit.cli.columns import aligned
-from zerokit.errors import InputError, ZerokitError
+from zerokit.errors import ZerokitError
+from zerokit.fields import as_options
 
 
 @click.group("recipes")
@@ -75,13 +76,14 @@ def copy_command(name: str, destination: str) -> None:
 def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
     """Read each recipe strictly, plan it, and compare with what it expects. All unless some are named."""
     from zerokit.planner import recipes
+    from zerokit.planner.recipe_check import check_recipe
 
     results: dict[str, list[str]] = {}
     for name in names or recipes.names():
         try:
-            results[name] = _check_one(recipes.load_any(name), write=write)
+            results[name] = check_recipe(recipes.load_any(name), write=write)
         except ZerokitError as error:
-            results[name] = [str(error)]
+            results[name] = [as_options(error.marked)]
     failed = sum(bool(problems) for problems in results.values())
     if as_json:
         body = {"schema": "zerokit.recipes-check/1", "ok": not failed, "problems": results}
@@ -92,46 +94,6 @@ def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
                 click.echo(f"{name}: {problem}")
         click.echo(f"{len(results) - failed} of {len(results)} recipes as expected")
     return 2 if failed else 0
-
-
-def _check_one(recipe: Any, *, write: bool) -> list[str]:
-    import tempfile
-
-    from zerokit.cli.inprocess import json_of
-    from zerokit.planner import recipes
-
-    with tempfile.TemporaryDirectory(prefix="zerokit-recipe-") as folder:
-        chosen = json_of("plan", [*recipe.arguments(), "--top", "1", "--out", folder])["chosen"]
-    if write:
-        _write_expectation(recipe, chosen)
-        return []
-    if not recipe.expect:
-        raise InputError("has no expect block; `zerokit recipes check --write` fills it")
-    return recipes.differences(recipe, chosen)
-
-
-def _write_expectation(recipe: Any, chosen: dict[str, Any]) -> None:
-    """Put the planned strategy and figures below the request, which stays as its author wrote it."""
-    from zerokit.files import write_whole
-    from zerokit.planner import recipes
-    from zerokit.strictload import load_yaml
-    from zerokit.strictload.yamldump import dump_yaml
-
-    document = load_yaml(recipe.path)
-    if "schema" in document.value:
-        raise InputError("is a plan, which holds its prediction already; --write is for recipes")
-    head = document.text
-    if "expect" in document.value:
-        if list(document.value)[-1] != "expect":
-            raise document.error(("expect",), "expect must be the last key, for --write to replace it")
-        line = document.keys[("expect",)].line
-        head = "".join(document.text.splitlines(keepends=True)[: line - 1])
-    head = head.rstrip() + "\n"
-    expect = {
-        "strategy": {key: chosen[key] for key in recipes.EXPECTED_STRATEGY},
-        "prediction": recipes.prediction_of(chosen),
-    }
-    write_whole(recipe.path, f"{head}\n{dump_yaml({'expect': expect})}", through_links=True)
 
 
 def _as_dict(recipe: Any) -> dict[str, Any]:

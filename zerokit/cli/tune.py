@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
-from contextlib import suppress
 from typing import Any
 
 import click
 
 from zerokit.cli import options as shared_options
-from zerokit.cli.plan import DEFAULT_FOLDER
+from zerokit.cli.say import say
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
+from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.units import parse_positive_int
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        click.echo(f"zerokit: {text}", err=True)
 
 
 @click.command(
@@ -64,80 +58,37 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     for later plans on this machine. A trial ends in the middle of the script: what follows the training
     loop is not reached.
     """
-    from zerokit.cli.tune_result import body, conclude
-    from zerokit.cli.tuning import Tuning
+    from zerokit import tuner
     from zerokit.launcher.consoles import target_of
+    from zerokit.tuner.tuning import TuneSettings
 
-    started = time.monotonic()
     names = ("recipe", "top", "steps", "timeout", "out", "run_dir", "launcher", "style", "heartbeat", "grace",
              "show", "module", "dry_run", "as_json")  # fmt: skip
     own = {name: options.pop(name) for name in names}
     if own["module"] is None and not arguments:
         raise InputError("tune: name a script, for example: zerokit tune --model gpt2 train.py")
-    for name, least in (("timeout", 1), ("heartbeat", 0), ("grace", 0)):
-        if not least <= own[name] <= 1e6:
-            raise InputError(f"--{name} {own[name]:g}: use {least} to 1000000 seconds")
-    if own["show"] not in ("first", "all", "none"):
-        raise InputError(f"--show {own['show']}: use first, all or none")
     if own["as_json"] and own["show"] != "none":
         raise InputError("--json: standard output is the result's; leave --show out")
+    settings = TuneSettings(
+        top=parse_positive_int(own["top"], "⟨top⟩", 20),
+        steps=parse_positive_int(own["steps"], "⟨steps⟩", 10_000),
+        out=own["out"] or DEFAULT_FOLDER,
+        **{name: own[name] for name in ("timeout", "launcher", "style", "heartbeat", "grace", "show")},
+    )
     resolved = target_of(own["module"], arguments)
     if resolved.note is not None:
-        _say(resolved.note)
-    tuning = Tuning.prepare(
-        target=resolved.target,
-        options=_options(options, own["recipe"]),
-        top=parse_positive_int(own["top"], "--top", 20),
-        steps=_steps(own["steps"]),
-        out=own["out"] or DEFAULT_FOLDER,
-        launcher=own["launcher"],
-        style=own["style"],
-        limit_seconds=own["timeout"],
-        heartbeat_seconds=own["heartbeat"],
-        grace_seconds=own["grace"],
-        show_ranks=own["show"],
-        say=_say,
-    )
-    if own["dry_run"]:
-        _print(body(tuning), own["as_json"])
-        return 0
-    tuning.run(own["run_dir"])
-    _print(body(tuning) | {"seconds": round(time.monotonic() - started, 3)}, own["as_json"])
-    return conclude(tuning)
-
-
-def _steps(text: str) -> int:
-    from zerokit.launcher.rank.step_limit import WARM_UP_STEPS
-    from zerokit.launcher.trial import FEWEST_STEPS
-
-    steps = parse_positive_int(text, "--steps", 10_000)
-    if steps < FEWEST_STEPS:
-        raise InputError(f"--steps {steps}: at least {FEWEST_STEPS}, of which {WARM_UP_STEPS} warm up")
-    return steps
-
-
-def _options(options: dict[str, Any], recipe: str | None) -> dict[str, Any]:
-    """The plan's options, with the recipe's; a GPU that is named must be the one here."""
-    if recipe is not None:
-        from zerokit.cli.recipe_options import merged
-
-        options = merged(recipe, options)
-    if options.get("inference"):
-        raise InputError("--inference: tune times training steps")
-    if options.get("vram"):
-        raise InputError("--vram: tune runs on the GPUs of this machine; leave it out")
-    if options.get("gpu") and options.get("device") != "cpu":
-        from zerokit.catalog import gpus
-        from zerokit.machine.detect import detect
-
-        here, reason = detect().catalog_gpu()
-        wanted = gpus.lookup(str(options["gpu"]))
-        if here is None or here.name != wanted.name:
-            raise InputError(
-                f"--gpu {wanted.name}: tune runs on this machine's GPUs ({reason}); leave it out"
-            )
-        options = {**options, "gpu": None}
-    return options
+        say(resolved.note)
+    result = tuner.tune(
+        resolved.target, options, settings,
+        recipe=own["recipe"], run_dir=own["run_dir"], dry_run=own["dry_run"], say=say,
+    )  # fmt: skip
+    _print(result.to_dict(), own["as_json"])
+    if result.interrupted is not None:
+        say(f"interrupted; what was measured is in {result.tuning.folder}")
+        return result.interrupted
+    if result.error is not None:
+        raise result.error
+    return 0
 
 
 def _print(body: dict[str, Any], as_json: bool) -> None:

@@ -80,10 +80,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.gpus < 1 or self.nodes < 1:
-            raise InputError("--gpus and --nodes must be at least 1")
+            raise InputError("⟨gpus⟩ and ⟨nodes⟩ must be at least 1")
         if self.gpus % self.nodes:
             raise InputError(
-                f"--gpus {self.gpus} on --nodes {self.nodes}: every node must have as many GPUs; "
+                f"⟨gpus⟩ {self.gpus} on ⟨nodes⟩ {self.nodes}: every node must have as many GPUs; "
                 f"use a multiple of {self.nodes}"
             )
 

@@ -113,7 +113,7 @@ def _deepspeed_block(strategy: Strategy, nodes: int, ds_config_path: str | None)
 def _parallelism_block(strategy: Strategy, attention: str) -> dict[str, Any]:
     prefix = "parallelism_config_"
     if attention == "eager":
-        raise InputError("--attention eager cannot run with sequence parallel; use sdpa or flash_attention_2")
+        raise InputError("⟨attention⟩ eager cannot run with sequence parallel; use sdpa or flash_attention_2")
     return {
         f"{prefix}dp_replicate_size": strategy.data_parallel,
         f"{prefix}dp_shard_size": 1,

@@ -33,7 +33,7 @@ def hostfile(hosts: Sequence[str], strategy: Strategy, nodes: int) -> str:
         InputError: not one host per node, a host twice, or a name ssh could read as an option.
     """
     if len(hosts) != nodes:
-        raise InputError(f"{len(hosts)} hosts were named; the plan has --nodes {nodes}: name one for each")
+        raise InputError(f"{len(hosts)} hosts were named; the plan has ⟨nodes⟩ {nodes}: name one for each")
     for number, host in enumerate(hosts):
         if not _HOST.fullmatch(host):
             raise InputError(f"host {host!r}: use letters, digits, dots and hyphens")
@@ -97,7 +97,7 @@ def kubernetes_manifest(
     if not _POD_NAME.fullmatch(name):
         raise InputError(f"name {name!r}: use lower-case letters, digits and hyphens, at most 52")
     if not image.strip() or _LINE_BREAKS.search(image):
-        raise InputError("--image: name the container image that holds the training script")
+        raise InputError("⟨image⟩: name the container image that holds the training script")
     return _render(
         "kubernetes.yaml.j2",
         name=name,

@@ -134,7 +134,7 @@ def write(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text, through_links=True)
     except OSError as error:
-        raise InputError(f"--out {folder}: cannot be written: {error.strerror}") from None
+        raise InputError(f"⟨out⟩ {folder}: cannot be written: {error.strerror}") from None
     return path
 
 

@@ -120,7 +120,7 @@ def check_launcher(launcher: str) -> None:
         InputError: names those that there are.
     """
     if launcher not in LAUNCHERS:
-        raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
+        raise InputError(f"⟨launcher⟩ {launcher}: use one of {', '.join(LAUNCHERS)}")
 
 
 def build(
@@ -284,9 +284,9 @@ def _on_hosts(
 ) -> None:
     if launcher != "deepspeed":
         raise InputError(
-            f"--launcher {launcher} with --hostfile: only deepspeed starts ranks on other machines "
+            f"⟨launcher⟩ {launcher} with ⟨hostfile⟩: only deepspeed starts ranks on other machines "
             "here (accelerate would write the whole environment, tokens too, into .deepspeed_env); leave "
-            "--launcher out"
+            "⟨launcher⟩ out"
         )
     _refuse_unsafe_paths()
     word = packed.pack(script[1:], _for_the_ranks(command, base))
@@ -320,7 +320,7 @@ def _refuse_unsafe_paths() -> None:
     for what, path in (("Python", sys.executable), ("zerokit", str(BOOTSTRAP))):
         if not _SAFE_PATH.fullmatch(path):
             raise InputError(
-                f"--hostfile: {what} is installed at {path!r}, and DeepSpeed cannot start it through "
+                f"⟨hostfile⟩: {what} is installed at {path!r}, and DeepSpeed cannot start it through "
                 "the shell of another machine; install it under a path of letters, digits and "
                 "_ @ + = : , . / -"
             )
@@ -343,7 +343,7 @@ def _for_the_ranks(command: Command, base: Mapping[str, str]) -> dict[str, str |
             continue
         if name in _READ_BEFORE_THE_RANK:
             raise InputError(
-                f"--hostfile: the environment variable {name} holds {value!r:.80}, which a shell on "
+                f"⟨hostfile⟩: the environment variable {name} holds {value!r:.80}, which a shell on "
                 "the other machines would change, as DeepSpeed's pdsh runner quotes it; use paths of "
                 "letters, digits and _ @ + = : , . / -"
             )

@@ -47,7 +47,7 @@ def visible_gpus(listing: Listing, environment: Mapping[str, str]) -> tuple[tupl
         if "MIG-" in value:
             raise InputError(
                 f"{said}: a MIG instance cannot be given to several ranks by index; "
-                "use --launcher torchrun --num-ranks 1 with it, or whole GPUs"
+                "use ⟨launcher⟩ torchrun ⟨num_ranks⟩ 1 with it, or whole GPUs"
             )
         gpus, problem = chosen(gpus, value)
         if problem:
@@ -76,7 +76,7 @@ def resolve(
     """
     environment = os.environ if environment is None else environment
     if wanted not in DEVICES:
-        raise InputError(f"--device {wanted}: use auto, cuda or cpu")
+        raise InputError(f"⟨device⟩ {wanted}: use auto, cuda or cpu")
     if planned_ranks is not None and nodes > 1:
         planned_ranks = -(-planned_ranks // nodes)
     if wanted != "cpu":
@@ -86,11 +86,11 @@ def resolve(
             return _on_gpus(gpus, listing, said, num_ranks, planned_ranks)
         why = "no GPU is visible" if listing.gpus else "no GPU was found"
     else:
-        why = "--device cpu"
+        why = "⟨device⟩ cpu"
     ranks = num_ranks or planned_ranks or DEFAULT_CPU_RANKS
     if ranks > _MOST_CPU_RANKS:
         raise InputError(
-            f"{ranks} ranks on the CPU of one machine: use --num-ranks {_MOST_CPU_RANKS} or fewer, "
+            f"{ranks} ranks on the CPU of one machine: use ⟨num_ranks⟩ {_MOST_CPU_RANKS} or fewer, "
             "or run on the GPUs"
         )
     source = "asked for" if num_ranks else "as planned" if planned_ranks else "the default"
@@ -106,13 +106,13 @@ def _on_gpus(
 ) -> Devices:
     if not gpus:
         reason = f"{said} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
-        raise NodeUnusable(f"--device cuda: {reason}; use --device cpu for CPU ranks")
+        raise NodeUnusable(f"⟨device⟩ cuda: {reason}; use ⟨device⟩ cpu for CPU ranks")
     ranks = num_ranks or planned_ranks or len(gpus)
     if ranks > len(gpus):
-        who = "--num-ranks asks for" if num_ranks else "the plan is for"
+        who = "⟨num_ranks⟩ asks for" if num_ranks else "the plan is for"
         raise NodeUnusable(
-            f"{who} {ranks} GPUs, and {len(gpus)} are visible here; plan again with --gpus {len(gpus)}, or "
-            "run on CPU ranks with --device cpu"
+            f"{who} {ranks} GPUs, and {len(gpus)} are visible here; plan again with ⟨gpus⟩ {len(gpus)}, or "
+            "run on CPU ranks with ⟨device⟩ cpu"
         )
     indexes = tuple(gpu.index for gpu in gpus[:ranks])
     shown = ",".join(map(str, indexes))

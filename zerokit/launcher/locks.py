@@ -151,11 +151,11 @@ def lock_run_folder(folder: Path, wanted: str) -> FileLock:
         problem = f"{path}: cannot be written: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise ReportNotWritten(
-                f"{problem}; free some space or name another folder with --run-dir"
+                f"{problem}; free some space or name another folder with ⟨run_dir⟩"
             ) from None
-        raise InputError(f"--run-dir {wanted}: {problem}; name another folder") from None
+        raise InputError(f"⟨run_dir⟩ {wanted}: {problem}; name another folder") from None
     if lock is None:
-        raise InputError(f"--run-dir {wanted}: {_holder(path)}")
+        raise InputError(f"⟨run_dir⟩ {wanted}: {_holder(path)}")
     if lock.fd is not None:
         _sign(lock.fd)
     return lock
@@ -166,7 +166,7 @@ def _elsewhere(folder: Path) -> Path:
     private = private_folder("runs")
     if private is None:
         raise InputError(
-            f"--run-dir {folder}: its file system has no locks, and neither the runtime, the cache nor the "
+            f"⟨run_dir⟩ {folder}: its file system has no locks, and neither the runtime, the cache nor the "
             "temporary folder can hold one; name a folder elsewhere"
         )
     status = folder.stat()

@@ -68,19 +68,19 @@ def reserve(wanted: int | None = None) -> Iterator[int]:
     """
     if wanted is not None:
         if not 1 <= wanted <= 65535:
-            raise InputError(f"--master-port {wanted}: use 1 to 65535")
+            raise InputError(f"⟨master_port⟩ {wanted}: use 1 to 65535")
         folder = private_folder("ports")
         lock = _lock(folder, wanted)
         if not is_free(wanted):
             if lock is not None:
                 lock.release()
             raise NodeUnusable(
-                f"port {wanted} is in use by {holder(wanted)}; end it, or leave --master-port "
+                f"port {wanted} is in use by {holder(wanted)}; end it, or leave ⟨master_port⟩ "
                 "out to have a free one chosen"
             )
         if lock is None:
             raise NodeUnusable(
-                f"port {wanted} is kept by another zerokit launch; choose another --master-port"
+                f"port {wanted} is kept by another zerokit launch; choose another ⟨master_port⟩"
             )
         try:
             yield wanted

@@ -67,7 +67,7 @@ def check_packages(launcher: str) -> None:
     missing = [name for name in _NEEDED.get(launcher, ()) if _version(name) is None]
     if missing:
         raise InputError(
-            f"--launcher {launcher}: {' and '.join(missing)} not installed for {sys.executable}; "
+            f"⟨launcher⟩ {launcher}: {' and '.join(missing)} not installed for {sys.executable}; "
             f"{INSTALL_TRAINING}"
         )
 
@@ -133,7 +133,7 @@ def check_nodes(
     for host, fact in zip(hosts, facts, strict=True):
         problem = fact.problem or _differences(host, fact, need_gpus=need_gpus)
         if problem is None and host is hosts[0] and not fact.port_free:
-            problem = f"port {port}, where the ranks are to meet, is in use; choose another --master-port"
+            problem = f"port {port}, where the ranks are to meet, is in use; choose another ⟨master_port⟩"
         if problem:
             problems.append(f"{host.name} (hostfile line {host.line}): {problem}")
     if problems:
@@ -166,6 +166,6 @@ def check_pdsh() -> None:
     """
     if shutil.which("pdsh") is None:
         raise NodeUnusable(
-            "--hostfile: DeepSpeed starts other machines' ranks with pdsh, which is not installed here; "
+            "⟨hostfile⟩: DeepSpeed starts other machines' ranks with pdsh, which is not installed here; "
             "install it (apt install pdsh), or run under Slurm"
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
+from zerokit.fields import as_options
 from zerokit.files import home_folder
 from zerokit.launcher import build_locks, ports, preflight, run_folder
 from zerokit.launcher import command as commands
@@ -300,7 +301,7 @@ def _content(plan: Any) -> dict[str, Any]:
 def _hosts(wishes: Wishes) -> list[hostfile.Host] | None:
     if wishes.hostfile is None:
         if wishes.nodes not in (None, 1):
-            raise InputError(f"--nodes {wishes.nodes} needs --hostfile FILE with the machines' names")
+            raise InputError(f"⟨nodes⟩ {wishes.nodes} needs ⟨hostfile⟩ FILE with the machines' names")
         return None
     return hostfile.choose_hosts(hostfile.read_hostfile(wishes.hostfile), wishes.nodes)
 
@@ -334,13 +335,13 @@ def _style(wishes: Wishes, facts: style.ScriptFacts, notes: list[str], *, has_co
     """The style to use; notes how it was found, and warns where the plan cannot reach the script."""
     if wishes.style != "auto":
         if wishes.style not in style.STYLES:
-            raise InputError(f"--style {wishes.style}: use auto, {', '.join(style.STYLES)}")
+            raise InputError(f"⟨style⟩ {wishes.style}: use auto, {', '.join(style.STYLES)}")
         return wishes.style
     notes.append(f"{wishes.target.name} is taken as {facts.style}: {facts.why}")
     if facts.style == "none" and has_config:
         notes.append(
             "warning: the plan's configuration does not reach this script; if it takes one, say how "
-            "with --style raw, accelerate or trainer"
+            "with ⟨style⟩ raw, accelerate or trainer"
         )
     return facts.style
 
@@ -412,5 +413,5 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "heartbeat_seconds": prepared.launch.heartbeat_seconds,
         "stop_after_steps": prepared.launch.stop_after_steps,
         "limit_seconds": prepared.launch.limit_seconds,
-        "notes": [secrets.text(note) for note in prepared.notes],
+        "notes": [secrets.text(as_options(note)) for note in prepared.notes],
     }

@@ -9,23 +9,29 @@ does. The memory that the new plan may need is the old prediction, less what the
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerokit.emit import plan_file
 from zerokit.errors import ZerokitError
-from zerokit.launcher.own_process import own_process
+from zerokit.fields import as_options
 from zerokit.launcher.prepare import Prepared
 from zerokit.report.schema import Failure
 from zerokit.units import format_gib
 
-_SECONDS = 300.0  # a plan takes a second; tracing a model of one's own for the first time, minutes
 _LEAST_STEP = 0.97  # a plan that needs all but the same would fail in the same way
 _BLIND_STEP = 0.8  # where the failure did not tell how much was lacking
 _DEGREES = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "sp": "sequence_parallel"}
+
+
+PlanAgain = Callable[[Mapping[str, Any], Path], None]
+"""Plans a request, by the names of the planner's options, and writes the plan into a folder.
+
+Raises:
+    ZerokitError: it cannot be planned, or nothing fits.
+"""
 
 
 class NoNextPlan(Exception):
@@ -60,7 +66,7 @@ def why_not(prepared: Prepared) -> str | None:
     """Why no other plan could change what this run does; None where one can."""
     given = {argument.partition("=")[0] for argument in prepared.wishes.target.arguments}
     if prepared.plan is None:
-        return "no plan was given (--plan or --recipe): the configuration is the script's own"
+        return "no plan was given (⟨plan⟩ or ⟨recipe⟩): the configuration is the script's own"
     if prepared.style == "none":
         return "the plan's configuration does not reach this script"
     if "--deepspeed_config" in given or (prepared.style == "trainer" and "--deepspeed" in given):
@@ -68,11 +74,12 @@ def why_not(prepared: Prepared) -> str | None:
     return None
 
 
-def next_plan(prepared: Prepared, failure: Failure | None) -> NextPlan:
+def next_plan(prepared: Prepared, failure: Failure | None, plan_again: PlanAgain) -> NextPlan:
     """Plan again, into ``next-plan/`` of the run folder, with less memory than what ran out.
 
     Args:
         failure: the first of the run that ran out of memory.
+        plan_again: plans what is asked for into a folder.
 
     Raises:
         NoNextPlan: with the reason, for people.
@@ -89,7 +96,7 @@ def next_plan(prepared: Prepared, failure: Failure | None) -> NextPlan:
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
     request = smaller_request(prepared, limit, on_host=_host_ran_out(prepared, oom))
     folder = prepared.launch.run_dir / "next-plan"
-    plan = _plan(request, folder, prepared.launch.cwd)
+    plan = _plan(request, folder, plan_again)
     if plan.chosen["deepspeed_config"] == chosen.get("deepspeed_config"):
         shutil.rmtree(folder, ignore_errors=True)
         raise NoNextPlan("planning again gives the same configuration")
@@ -133,7 +140,7 @@ def _host_ran_out(prepared: Prepared, oom: Mapping[str, Any]) -> bool:
 
 
 def smaller_request(prepared: Prepared, limit_bytes: int, *, on_host: bool) -> dict[str, Any]:
-    """The options of ``zerokit plan`` for the next plan."""
+    """The options of the next plan."""
     assert prepared.plan is not None
     request, chosen = dict(prepared.plan["request"]), prepared.plan["chosen"]
     gpu = (prepared.plan.get("cluster") or {}).get("gpu")
@@ -174,29 +181,18 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
-def _plan(request: Mapping[str, Any], folder: Path, cwd: Path) -> plan_file.PlanFile:
-    """``zerokit plan`` with this request, in a process of its own."""
-    from zerokit.strictload.yamldump import dump_yaml
-
+def _plan(request: Mapping[str, Any], folder: Path, plan_again: PlanAgain) -> plan_file.PlanFile:
+    """Plan this request into the folder. The run is over: nothing that goes wrong here may spoil its end."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        asked = folder / "request.yaml"
-        recipe = {name.replace("-", "_"): value for name, value in request.items()}
-        asked.write_text(dump_yaml({"title": "After an out-of-memory", **recipe}))
-        done = subprocess.run(
-            own_process("zerokit", "plan", "--recipe", str(asked), "--out", str(folder)),
-            cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False,
-        )  # fmt: skip
-        if done.returncode == 0:
-            return plan_file.read(folder)
-        # what it noted on the way comes before the error
-        said = done.stderr.rpartition("zerokit: ")[2].strip() or f"exit code {done.returncode}"
-    except subprocess.TimeoutExpired:
-        said = f"no answer within {_SECONDS:.0f} s"
+        plan_again({name.replace("-", "_"): value for name, value in request.items()}, folder)
+        return plan_file.read(folder)
     except OSError as error:
         said = f"{folder}: {error.strerror}"
     except ZerokitError as error:
-        said = str(error)
+        said = as_options(error.marked)
+    except Exception as error:  # what a trace of somebody's model may raise
+        said = f"{type(error).__name__}: {error}"
     shutil.rmtree(folder, ignore_errors=True)
     raise NoNextPlan(said)
 

@@ -42,7 +42,7 @@ def make_run_folder(wanted: str | None, script: str, stack: ExitStack) -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"--run-dir {wanted}: cannot be made: {error.strerror}") from None
+            raise InputError(f"⟨run_dir⟩ {wanted}: cannot be made: {error.strerror}") from None
     lock = locks.lock_run_folder(folder, str(folder))
     stack.callback(lock.release)
     if wanted is not None:
@@ -73,10 +73,10 @@ def _make_fresh(base: Path) -> Path:
             continue
         except OSError as error:
             raise InputError(
-                f"{base}: the run folder cannot be made: {error.strerror}; name another with --run-dir"
+                f"{base}: the run folder cannot be made: {error.strerror}; name another with ⟨run_dir⟩"
             ) from None
         return folder
-    raise InputError(f"{base}: a thousand runs in this second; name a folder with --run-dir")
+    raise InputError(f"{base}: a thousand runs in this second; name a folder with ⟨run_dir⟩")
 
 
 def _put_aside(folder: Path) -> None:
@@ -100,7 +100,7 @@ def _put_aside(folder: Path) -> None:
         with contextlib.suppress(OSError):
             target.rmdir()
         raise InputError(
-            f"--run-dir {folder}: holds an earlier run that cannot be moved aside: {error.strerror}"
+            f"⟨run_dir⟩ {folder}: holds an earlier run that cannot be moved aside: {error.strerror}"
         ) from None
 
 
@@ -115,7 +115,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         raise ReportNotWritten(
             f"{path}: cannot be written: {error.strerror}; free some space or name another "
-            "folder with --run-dir"
+            "folder with ⟨run_dir⟩"
         ) from None
 
 

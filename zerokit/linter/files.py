@@ -72,7 +72,7 @@ def check_files(
         InputError: an unknown kind.
     """
     if kind is not None and kind not in KINDS:
-        raise InputError(f"--kind {kind}: use one of {', '.join(KINDS)}")
+        raise InputError(f"⟨kind⟩ {kind}: use one of {', '.join(KINDS)}")
     context = context or Context()
     forget_scripts()
     files = [read_file(path, kind=kind) for path in paths]

@@ -74,18 +74,20 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     return f"{kinds}: {', '.join(parts) or 'no problems'}{hidden}"
 
 
-def as_json(
-    files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = (), extra: Mapping[str, Any] | None = None
-) -> str:
+def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> dict[str, Any]:
     """One object: files with their kind, findings with place, rule, message and fix."""
-    body: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         "ok": not any(file.failed for file in files),
         "files": [{"path": file.path, "kind": file.kind, "ok": not file.failed} for file in files],
         "findings": [finding.as_json() for finding in _shown(files, True)],
         "fixed": [finding.as_json() for finding in fixed],
     }
-    return json.dumps({**body, **(extra or {})}, indent=2, ensure_ascii=False)
+
+
+def as_json(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> str:
+    """The same as text."""
+    return json.dumps(as_dict(files, fixed=fixed), indent=2, ensure_ascii=False)
 
 
 def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:

@@ -122,9 +122,9 @@ def _none(reason: str) -> Listing:
 
 def _catalog_entry(gpu: FoundGpu) -> tuple[Gpu | None, str]:
     if gpu.driver_vram_bytes is None:
-        return None, f"the driver does not say how much memory {gpu.name} has; give --gpu or --vram"
+        return None, f"the driver does not say how much memory {gpu.name} has; give ⟨gpu⟩ or ⟨vram⟩"
     entry, reason = gpu_catalog.for_driver(gpu.name, gpu.driver_vram_bytes)
-    return entry, reason if entry else f"{reason}; give --gpu NAME or --vram SIZE"
+    return entry, reason if entry else f"{reason}; give ⟨gpu⟩ NAME or ⟨vram⟩ SIZE"
 
 
 def _nvidia(environment: Mapping[str, str], root: Path, timeout_seconds: float) -> Listing:

@@ -34,7 +34,7 @@ def visible(
         if value is None:
             continue
         if "MIG-" in value:
-            return (), f", but {variable} names MIG slices, whose size it does not tell: give --vram SIZE"
+            return (), f", but {variable} names MIG slices, whose size it does not tell: give ⟨vram⟩ SIZE"
         shown, _ = chosen(shown, value)
         remarks.append(f"{variable}={value} leaves {len(shown)}")
     return shown, "".join(f", {remark}" for remark in remarks)

@@ -295,7 +295,7 @@ def _assumptions(
     ]
     if job.new_tokens is None:
         notes.append(
-            "prompts as long as the whole context: --new-tokens N says how many tokens are generated"
+            "prompts as long as the whole context: ⟨new_tokens⟩ N says how many tokens are generated"
         )
     if job.quantization != "none":
         notes.append(QUANTIZED[job.quantization])

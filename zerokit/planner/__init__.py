@@ -1,0 +1,150 @@
+"""The planner: from arguments to a plan, an estimate, or the fewest GPUs. What :mod:`zerokit.api` offers.
+
+Arguments come as the command line gives them, by name (:mod:`zerokit.planner.options`).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerokit.planner.documents import Estimate
+    from zerokit.planner.fewest import SizeResult
+    from zerokit.planner.memory_source import Say
+    from zerokit.planner.plan_result import PlanResult
+
+__all__ = ["estimate", "plan", "plan_into", "plan_recipe_into", "size"]
+
+
+def plan(
+    options: Mapping[str, Any],
+    *,
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    top: int = 5,
+    say: Say | None = None,
+) -> PlanResult:
+    """Choose the fastest strategy that fits, and write its files where ``out`` names a folder.
+
+    Raises:
+        InputError: an argument that cannot be; names it and the fix.
+        NothingFits: names the nearest changes that would fit.
+    """
+    from dataclasses import replace
+
+    from zerokit.planner.memory_source import silent
+    from zerokit.planner.plan_result import PlanResult
+    from zerokit.planner.recipes import merged
+    from zerokit.planner.request import resolve
+    from zerokit.search.plan import make_plan, make_space
+
+    with _without_collecting():
+        asked = merged(recipe, options, overrides) if recipe is not None else options
+        resolved = resolve(asked, say=say or silent)
+        request = resolved.request
+        found = make_plan(request, top=top)
+        result = PlanResult(
+            request=resolved.given,
+            plan=found,
+            job=make_space(request)[0].job,
+            cluster=request.cluster,
+            model_name=resolved.model_name,
+            parameters=request.shape.parameters,
+            timed=request.timed,
+            on_cpu=request.on_cpu,
+        )
+        return result if out is None else replace(result, files=result.write(out))
+
+
+def plan_into(options: Mapping[str, Any], folder: Path) -> None:
+    """Plan what a plan's file asks for, and write it into a folder.
+
+    Raises:
+        InputError, NothingFits: as for :func:`plan`.
+    """
+    from zerokit.planner.options import normalized
+
+    plan(normalized(options), out=folder, top=1)
+
+
+def plan_recipe_into(name: str, overrides: Sequence[str], folder: Path) -> None:
+    """Plan a recipe, ``key=value`` changed in it, and write the plan into a folder.
+
+    Raises:
+        InputError: there is no such recipe, or nothing fits.
+    """
+    from zerokit.errors import InputError, NothingFits
+
+    try:
+        plan({}, recipe=name, overrides=overrides, out=folder)
+    except (InputError, NothingFits) as error:
+        raise InputError(f"⟨recipe⟩ {name}: {error.marked}") from None
+
+
+def estimate(
+    options: Mapping[str, Any], *, deepspeed: str | Path | None = None, say: Say | None = None
+) -> Estimate:
+    """Predict memory and step time of one strategy: that of the file ``deepspeed``, or of the options.
+
+    Raises:
+        InputError: an argument that cannot be, or a file that cannot be read.
+    """
+    from dataclasses import replace
+
+    from zerokit.domain.unmodelled import BASIS, not_modelled
+    from zerokit.memory.saving import notes as saving_notes
+    from zerokit.planner.documents import Estimate, PlannedStrategy
+    from zerokit.planner.memory_source import silent
+    from zerokit.planner.one_strategy import errors_in, one_strategy, read_strategy_file
+    from zerokit.planner.request import resolve
+    from zerokit.search.plan import estimate_strategy
+
+    file = None if deepspeed is None else read_strategy_file(Path(deepspeed), options)
+    resolved = resolve(options, single=True, file=file is not None, say=say or silent)
+    request = resolved.request
+    strategy, notes = one_strategy(request, file)
+    unmodelled = () if file is None else not_modelled(file.config)
+    if deepspeed is not None:
+        notes = (*errors_in(str(deepspeed)), *unmodelled, *notes)
+    candidate, fitting = estimate_strategy(request, strategy)
+    if unmodelled:
+        candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))
+    notes = (*notes, *saving_notes(candidate, request.shape, request.job, request.cluster))
+    planned = PlannedStrategy(
+        candidate=candidate,
+        job=request.job,
+        cluster=request.cluster,
+        notes=(*request.assumptions, *notes),
+        fits=fitting if resolved.vram_named else None,
+        timed=request.timed,
+        on_cpu=request.on_cpu,
+    )
+    return Estimate(planned=planned, model_name=resolved.model_name)
+
+
+def size(options: Mapping[str, Any], *, price: str | None = None, say: Say | None = None) -> SizeResult:
+    """Find the fewest GPUs of each kind that can do the job.
+
+    Raises:
+        InputError: an argument that cannot be; names it and the fix.
+    """
+    from zerokit.planner.fewest import fewest
+
+    return fewest(options, price=price, say=say)
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """A plan makes little that collecting would free, and looking for it takes a tenth of its time."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()

@@ -13,7 +13,7 @@ from zerokit.domain.strategy import Strategy, TimeEstimate
 from zerokit.search.plan import Request, time_model
 from zerokit.timing.constants import Calibration
 
-OPTION = "--no-calibration"
+OPTION = "⟨no_calibration⟩"
 
 
 def of_this_machine(

@@ -1,71 +1,290 @@
-"""Predictions as the JSON that the interfaces fix (``zerokit.estimate/1``, ``zerokit.plan/1``)."""
+"""A strategy and its prediction: typed, and as the JSON that is published (``zerokit.estimate/1``)."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.strategy import Candidate, RankEstimate, Strategy
+from zerokit.domain.strategy import Candidate, RankEstimate, Saving, Strategy
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
-from zerokit.search.plan import Plan
+from zerokit.fields import all_as_options, as_options, plain
 
 ESTIMATE_SCHEMA = "zerokit.estimate/1"
-PLAN_SCHEMA = "zerokit.plan/1"
 _ALL_RANKS_UP_TO = 64
 
 
-def estimate(
-    candidate: Candidate,
-    cluster: Cluster,
-    *,
-    fits: bool | None,
-    assumptions: tuple[str, ...] = (),
-    timed: bool = True,
-    on_cpu: bool = False,
-) -> dict[str, Any]:
-    """ESTIMATE: memory and time of one configuration."""
-    memory, time = candidate.memory, candidate.time
-    host = memory.host_bytes_per_node
-    if on_cpu:
-        host = memory.min_vram_bytes * candidate.strategy.world_size
-    return {
-        "schema": ESTIMATE_SCHEMA,
-        "fits": fits,
-        "peak_allocated_bytes": memory.worst.peak_allocated_bytes,
-        "min_vram_bytes": memory.min_vram_bytes,
-        "host_bytes_per_node": host,
-        "host_components": dict(memory.host_components),
-        "nvme_bytes_per_node": memory.nvme_bytes_per_node,
-        "step_seconds": time.step_seconds if timed else None,
-        "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu if timed else None,
-        "time_parts": dict(time.parts) if timed else {},
-        "bound_by": time.bound_by if timed else None,
-        "basis": memory.basis,
-        "saving": None if candidate.saving is None else dataclasses.asdict(candidate.saving),
-        "per_rank": per_rank(memory.ranks, candidate.strategy.world_size),
-        "assumptions": list(dict.fromkeys((*assumptions, *memory.assumptions))),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPrediction:
+    """The prediction for one rank, or for a row of ranks that are alike.
+
+    Attributes:
+        rank: its number, or the first one's.
+        last: the last one's, where the entry stands for several.
+        peak_allocated_bytes: its ``torch.cuda.max_memory_allocated``.
+        peak_phase: ``init``, ``forward``, ``backward`` or ``step``.
+        phases: peak bytes in each phase.
+        components: bytes live at the peak, by what they are; they sum to the peak.
+    """
+
+    rank: int
+    peak_allocated_bytes: int
+    peak_phase: str
+    phases: Mapping[str, int]
+    components: Mapping[str, int]
+    last: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """An entry of ``per_rank``."""
+        body: dict[str, Any] = {
+            "rank": self.rank,
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_phase": self.peak_phase,
+            "phases": dict(self.phases),
+            "components": dict(self.components),
+        }
+        return body if self.last is None else {**body, "ranks": [self.rank, self.last]}
 
 
-def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> list[dict[str, Any]]:
-    """One entry a GPU up to 64 of them; above that, or with ``world_size=0``, one for ranks alike."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStrategy:
+    """One strategy with its prediction.
 
-    def entry(rank: RankEstimate, number: int) -> dict[str, Any]:
+    Attributes:
+        candidate: the strategy and what the models say of it.
+        notes: what was assumed, with arguments marked (:mod:`zerokit.fields`).
+        fits: whether the GPUs hold it; None where no memory was named.
+        timed: whether a step time is predicted (it is not for CPU ranks).
+        parameters: the model's, where they are said beside the strategy.
+    """
+
+    candidate: Candidate
+    job: Job
+    cluster: Cluster
+    notes: tuple[str, ...] = ()
+    fits: bool | None = True
+    timed: bool = True
+    on_cpu: bool = False
+    parameters: int | None = None
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy itself."""
+        return self.candidate.strategy
+
+    @property
+    def zero_stage(self) -> int:
+        """ZeRO stage, 0 to 3."""
+        return self.strategy.settings.zero.stage
+
+    @property
+    def offload_optimizer(self) -> str:
+        """Where the optimizer states live: ``none`` (the GPU), ``cpu`` or ``nvme``."""
+        return self.strategy.settings.zero.offload_optimizer.device
+
+    @property
+    def offload_param(self) -> str:
+        """Where ZeRO-3's weights live: ``none`` (the GPU), ``cpu`` or ``nvme``."""
+        return self.strategy.settings.zero.offload_param.device
+
+    @property
+    def data_parallel(self) -> int:
+        """Data parallel degree."""
+        return self.strategy.data_parallel
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Tensor parallel degree."""
+        return self.strategy.tensor_parallel
+
+    @property
+    def pipeline_parallel(self) -> int:
+        """Pipeline stages."""
+        return self.strategy.pipeline_parallel
+
+    @property
+    def sequence_parallel(self) -> int:
+        """Sequence parallel degree."""
+        return self.strategy.sequence_parallel
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences per GPU and forward pass."""
+        return self.strategy.settings.micro_batch
+
+    @property
+    def gradient_accumulation(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self.strategy.settings.gradient_accumulation
+
+    @property
+    def activation_checkpointing(self) -> str:
+        """``none``, ``full`` or ``selective``."""
+        return self.strategy.checkpointing
+
+    @property
+    def precision(self) -> str:
+        """``bf16``, ``fp16`` or ``fp32``."""
+        return self.strategy.settings.precision
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the prediction counts on."""
+        return environment(self.cluster, self.strategy, self.job.attention)
+
+    @property
+    def deepspeed_config(self) -> dict[str, Any]:
+        """The content of ``ds_config.json``."""
+        return emit_deepspeed(self.strategy, self.job).config
+
+    @property
+    def estimate(self) -> Estimate:
+        """Memory and step time."""
+        return Estimate(planned=self)
+
+    @property
+    def why(self) -> str:
+        """In a sentence, why it was chosen, or what it lacks."""
+        return plain(self.candidate.why)
+
+    def to_dict(self) -> dict[str, Any]:
+        """STRATEGY of ``plan --json``."""
         return {
-            "rank": number,
-            "peak_allocated_bytes": rank.peak_allocated_bytes,
-            "peak_phase": rank.peak_phase,
-            "phases": dict(rank.phases),
-            "components": dict(rank.components),
+            **degrees(self.strategy),
+            "environment": self.environment,
+            "deepspeed_config": self.deepspeed_config,
+            "estimate": self.estimate.to_dict(),
+            "why": as_options(self.candidate.why),
+            **({} if self.parameters is None else {"parameters": self.parameters}),
         }
 
-    if 0 < world_size <= _ALL_RANKS_UP_TO:
-        return [entry(rank, n) for rank in ranks for n in range(rank.first, rank.last + 1)]
-    return [{**entry(rank, rank.first), "ranks": [rank.first, rank.last]} for rank in ranks]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Memory and step time of one strategy. Bytes, seconds.
+
+    Attributes:
+        planned: the strategy, with what the models say of it.
+        model_name: the model's.
+    """
+
+    planned: PlannedStrategy
+    model_name: str = ""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the GPUs hold it; None where no memory was named."""
+        return self.planned.fits
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The worst rank's ``torch.cuda.max_memory_allocated``."""
+        return self.planned.candidate.memory.worst.peak_allocated_bytes
+
+    @property
+    def min_vram_bytes(self) -> int:
+        """The smallest GPU memory, as nvidia-smi counts it, on which the run succeeds."""
+        return self.planned.candidate.memory.min_vram_bytes
+
+    @property
+    def host_bytes_per_node(self) -> int:
+        """Host memory that a node needs."""
+        planned = self.planned
+        if planned.on_cpu:
+            return self.min_vram_bytes * planned.strategy.world_size
+        return planned.candidate.memory.host_bytes_per_node
+
+    @property
+    def host_components(self) -> dict[str, int]:
+        """What takes host memory, by what it is."""
+        return dict(self.planned.candidate.memory.host_components)
+
+    @property
+    def nvme_bytes_per_node(self) -> int:
+        """Disk that a node needs for offload."""
+        return self.planned.candidate.memory.nvme_bytes_per_node
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Time of an optimizer step; None where none is predicted."""
+        return self.planned.candidate.time.step_seconds if self.planned.timed else None
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        """Throughput of a GPU; None where none is predicted."""
+        return self.planned.candidate.time.tokens_per_second_per_gpu if self.planned.timed else None
+
+    @property
+    def time_parts(self) -> dict[str, float]:
+        """Seconds of a step by what they are spent on; empty where no time is predicted."""
+        return dict(self.planned.candidate.time.parts) if self.planned.timed else {}
+
+    @property
+    def bound_by(self) -> str | None:
+        """What a step waits for most; None where no time is predicted."""
+        return self.planned.candidate.time.bound_by if self.planned.timed else None
+
+    @property
+    def basis(self) -> str:
+        """Where the memory figures come from: ``traced`` or ``analytic`` (a closed form)."""
+        return self.planned.candidate.memory.basis
+
+    @property
+    def saving(self) -> Saving | None:
+        """What saving the model and writing a checkpoint take; None where nothing is trained."""
+        return self.planned.candidate.saving
+
+    @property
+    def per_rank(self) -> tuple[RankPrediction, ...]:
+        """One entry a GPU up to 64 of them; above that, one for ranks that are alike."""
+        return tuple(per_rank(self.planned.candidate.memory.ranks, self.planned.strategy.world_size))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed, in sentences."""
+        return tuple(plain(note) for note in self._notes)
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.planned.notes, *self.planned.candidate.memory.assumptions)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """ESTIMATE: what ``estimate --json`` prints."""
+        return {
+            "schema": ESTIMATE_SCHEMA,
+            "fits": self.fits,
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "min_vram_bytes": self.min_vram_bytes,
+            "host_bytes_per_node": self.host_bytes_per_node,
+            "host_components": self.host_components,
+            "nvme_bytes_per_node": self.nvme_bytes_per_node,
+            "step_seconds": self.step_seconds,
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "time_parts": self.time_parts,
+            "bound_by": self.bound_by,
+            "basis": self.basis,
+            "saving": None if self.saving is None else asdict(self.saving),
+            "per_rank": [rank.to_dict() for rank in self.per_rank],
+            "assumptions": list(all_as_options(self._notes)),
+        }
+
+
+def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> Iterator[RankPrediction]:
+    """One entry a GPU up to 64 of them; above that, or with ``world_size=0``, one for ranks alike."""
+    single = 0 < world_size <= _ALL_RANKS_UP_TO
+    for rank in ranks:
+        for number in range(rank.first, rank.last + 1) if single else (rank.first,):
+            yield RankPrediction(
+                rank=number,
+                last=None if single else rank.last,
+                peak_allocated_bytes=rank.peak_allocated_bytes,
+                peak_phase=rank.peak_phase,
+                phases=rank.phases,
+                components=rank.components,
+            )
 
 
 def environment(cluster: Cluster, chosen: Strategy, attention: str) -> dict[str, str]:
@@ -99,58 +318,4 @@ def degrees(strategy: Strategy) -> dict[str, Any]:
         "gradient_accumulation": settings.gradient_accumulation,
         "activation_checkpointing": strategy.checkpointing,
         "precision": settings.precision,
-    }
-
-
-def strategy(
-    candidate: Candidate,
-    job: Job,
-    cluster: Cluster,
-    *,
-    assumptions: tuple[str, ...],
-    timed: bool,
-    on_cpu: bool,
-) -> dict[str, Any]:
-    """STRATEGY of ``plan --json``."""
-    return {
-        **degrees(candidate.strategy),
-        "environment": environment(cluster, candidate.strategy, job.attention),
-        "deepspeed_config": emit_deepspeed(candidate.strategy, job).config,
-        "estimate": estimate(
-            candidate, cluster, fits=True, assumptions=assumptions, timed=timed, on_cpu=on_cpu
-        ),
-        "why": candidate.why,
-    }
-
-
-def plan(
-    made: Plan,
-    request: Mapping[str, Any],
-    job: Job,
-    cluster: Cluster,
-    *,
-    timed: bool,
-    on_cpu: bool,
-    whole: bool,
-) -> dict[str, Any]:
-    """The object of ``plan --json``, with no files written yet.
-
-    Not ``whole``: of the alternatives only why they come next, which is all that a person is shown.
-    """
-
-    def one(candidate: Candidate) -> dict[str, Any]:
-        return strategy(candidate, job, cluster, assumptions=made.assumptions, timed=timed, on_cpu=on_cpu)
-
-    return {
-        "schema": PLAN_SCHEMA,
-        "request": dict(request),
-        "chosen": one(made.chosen),
-        "alternatives": [one(other) if whole else {"why": other.why} for other in made.alternatives],
-        "rejected": dict(made.rejected),
-        "search": {"candidates": made.candidates, "seconds": made.seconds},
-        "global_batch": made.global_batch,
-        "assumptions": list(made.assumptions),
-        "faster_with": list(made.faster_with),
-        "advice": list(made.advice),
-        "files": {},
     }

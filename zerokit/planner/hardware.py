@@ -31,40 +31,40 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     Raises:
         InputError: names the option and the fix.
     """
-    device = choice(options, "--device", ("cuda", "cpu"))
-    gpus, nodes = whole(options, "--gpus", MAX_GPUS), whole(options, "--nodes", MAX_GPUS)
-    host_ram = parse_bytes(options["host_ram"], "--host-ram") if options.get("host_ram") else None
+    device = choice(options, "device", ("cuda", "cpu"))
+    gpus, nodes = whole(options, "gpus", MAX_GPUS), whole(options, "nodes", MAX_GPUS)
+    host_ram = parse_bytes(options["host_ram"], "⟨host_ram⟩") if options.get("host_ram") else None
     if device == "cpu":
-        return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: --device cpu",), options)
+        return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: ⟨device⟩ cpu",), options)
     gpu, notes, found, named = _gpu(options)
     if gpu is None:
         if gpus is None and device is None:
-            notes = (*notes, "planned for CPU ranks of this machine; for GPUs give --gpus N and --gpu NAME")
+            notes = (*notes, "planned for CPU ranks of this machine; for GPUs give ⟨gpus⟩ N and ⟨gpu⟩ NAME")
             return _cpu_ranks(None, nodes, host_ram, notes, options)
         gpu = _load_gpu(DEFAULT_GPU)
         notes = (
             *notes,
-            f"assumed {gpu.title} GPUs: none was named with --gpu or --vram, none was found here",
+            f"assumed {gpu.title} GPUs: none was named with ⟨gpu⟩ or ⟨vram⟩, none was found here",
         )
     if gpus is None:
         gpus = found or 1
         notes = (
             *notes,
             f"{gpus} GPU{'s' if gpus > 1 else ''}: "
-            + ("all that are visible" if found else "--gpus not given"),
+            + ("all that are visible" if found else "⟨gpus⟩ not given"),
         )
     if nodes is None:
         nodes = _fewest_nodes(gpus, gpu.max_gpus_per_node)
         if nodes > 1:
-            notes = (*notes, f"{nodes} nodes of {gpus // nodes} GPUs: --nodes not given")
+            notes = (*notes, f"{nodes} nodes of {gpus // nodes} GPUs: ⟨nodes⟩ not given")
     if found and host_ram is None and nodes == 1 and gpus <= found:
         host_ram, note = _this_host()
         notes = (*notes, note) if note else notes
-    network = parse_bytes(options["network"], "--network") if options.get("network") else None
+    network = parse_bytes(options["network"], "⟨network⟩") if options.get("network") else None
     if nodes == 1 and network is not None and (found or options.get("gpus")):
-        notes = (*notes, f"--network {options['network']}: not used, one node sends nothing over it")
+        notes = (*notes, f"⟨network⟩ {options['network']}: not used, one node sends nothing over it")
     if nodes > 1 and network is None:
-        notes = (*notes, "network assumed: 50 GB/s per node (400 Gb/s); --network not given")
+        notes = (*notes, "network assumed: 50 GB/s per node (400 Gb/s); ⟨network⟩ not given")
     cluster = Cluster(
         gpu=gpu,
         gpus=gpus,
@@ -90,13 +90,13 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
 
         gpu = gpus.lookup(name)
         if vram:
-            size = parse_bytes(vram, "--vram")
-            return gpu.with_total_memory(size), (f"{gpu.name} with {format_gib(size)}: --vram",), 0, True
+            size = parse_bytes(vram, "⟨vram⟩")
+            return gpu.with_total_memory(size), (f"{gpu.name} with {format_gib(size)}: ⟨vram⟩",), 0, True
         return gpu, (), 0, True
     if vram:
         from zerokit.catalog import gpus
 
-        size = parse_bytes(vram, "--vram")
+        size = parse_bytes(vram, "⟨vram⟩")
         gpu, reason = gpus.for_vram(size)
         return gpu.with_total_memory(size), (reason,), 0, True
     from zerokit.machine.detect import detect
@@ -133,20 +133,20 @@ def _cpu_ranks(
 ) -> Hardware:
     """CPU ranks as GPUs whose memory is a share of the host's."""
     if nodes not in (None, 1):
-        raise InputError("--nodes: CPU ranks are planned for one node")
+        raise InputError("⟨nodes⟩: CPU ranks are planned for one node")
     if options.get("gpu") or options.get("vram"):
-        raise InputError("--gpu, --vram: not with --device cpu; --host-ram SIZE sets the memory")
+        raise InputError("⟨gpu⟩, ⟨vram⟩: not with ⟨device⟩ cpu; ⟨host_ram⟩ SIZE sets the memory")
     from zerokit.machine.host import bf16_in_hardware, detect_host
 
     host = detect_host()
     if ranks is None:
         ranks = 2
-        notes = (*notes, "2 CPU ranks: --gpus not given")
+        notes = (*notes, "2 CPU ranks: ⟨gpus⟩ not given")
     if host_ram is None:
         host_ram = host.ram_bytes
         notes = (*notes, f"host RAM {format_gib(host_ram or 0, 0)}: {host.ram_reason}; shared by all ranks")
     if host_ram is None:
-        raise InputError("--host-ram SIZE is needed: this machine does not tell its memory")
+        raise InputError("⟨host_ram⟩ SIZE is needed: this machine does not tell its memory")
     share = host_ram // ranks
     gpu = Gpu(
         name="cpu",

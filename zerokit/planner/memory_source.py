@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import click
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -21,6 +19,13 @@ from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 
 _MOST_TRACED_IN_A_SEARCH = 4
+
+Say = Callable[[str], None]
+"""Hears, line by line, of what takes long."""
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +41,7 @@ class Source:
         other_version: the catalogue's profile, of another Transformers than the installed one: where that
             cannot trace.
         catalogued: the profile is the catalogue's, traced for the usual adapters' rank only.
+        say: hears of a model that is traced now.
     """
 
     shape: ModelShape
@@ -47,6 +53,7 @@ class Source:
     catalogued: bool = False
     closed_form: bool = True
     other_version: ModelProfile | None = None
+    say: Say = silent
     looked: bool = False  # into the cache
     given_up: set[str] = field(default_factory=set)
     notes: dict[str, str] = field(default_factory=dict)
@@ -65,7 +72,7 @@ class Source:
             if not any(f".{module}".endswith(f".{target}") for module in modules):
                 names = dict.fromkeys(module.rpartition(".")[2] for module in modules)
                 raise InputError(
-                    f"--lora-targets {target}: {self.name} has no such module; use some of "
+                    f"⟨lora_targets⟩ {target}: {self.name} has no such module; use some of "
                     f"{', '.join(names)}, or all-linear"
                 )
 
@@ -92,7 +99,7 @@ class Source:
         from zerokit.trace import store
         from zerokit.trace.on_demand import cached
 
-        kept = cached(self.hf_config, self.head, _say)
+        kept = cached(self.hf_config, self.head, self.say)
         if kept is not None:
             self.profile = kept if self.profile is None else store.merged([self.profile, kept])
         self.notes["estimate"] = (
@@ -134,22 +141,18 @@ class Source:
 
         key = variants_of(job, strategy, self.head)[0].key
         assert self.hf_config is not None
-        kept = cached(self.hf_config, self.head, _say)
+        kept = cached(self.hf_config, self.head, self.say)
         if kept is None or key not in kept.traces:
-            click.echo(f"zerokit: tracing {self.name} ({key}), once; then it comes from a cache", err=True)
+            self.say(f"tracing {self.name} ({key}), once; then it comes from a cache")
         try:
             self.profile = complete(
                 self.profile, self.hf_config, job, strategy, name=self.name, head=self.head
             )
         except ZerokitError as error:
             self.given_up.add(key)
-            self.notes[key] = f"memory is analytic, not traced: {error}"
+            self.notes[key] = f"memory is analytic, not traced: {error.marked}"
         if self.profile is None or not covers(self.profile, job, strategy):
             self.given_up.add(key)
-
-
-def _say(text: str) -> None:
-    click.echo(f"zerokit: {text}", err=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ class Model:
         if not self.source.closed_form:
             why = next(iter(self.source.notes.values()), "it could not be traced for these options")
             raise InputError(
-                f"--model {self.source.name}: {why}; and no closed form is known for model_type "
+                f"⟨model⟩ {self.source.name}: {why}; and no closed form is known for model_type "
                 f"{self.source.shape.family!r}"
             )
         estimate = estimate_analytic(self.source.shape, job, strategy, cluster)

@@ -15,7 +15,7 @@ from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
 from zerokit.planner import hub_cache
-from zerokit.planner.memory_source import Model, Source
+from zerokit.planner.memory_source import Model, Say, Source, silent
 from zerokit.units import format_count, parse_count
 
 # "7b" is what people call 6.74e9: a figure of so many digits within this names the model
@@ -39,21 +39,21 @@ class Chosen:
     assumptions: tuple[str, ...] = ()
 
 
-def choose_model(params: str | None, model: str | None, *, single: bool = False) -> Chosen:
+def choose_model(params: str | None, model: str | None, *, single: bool = False, say: Say = silent) -> Chosen:
     """The model of ``--params`` or ``--model``.
 
-    ``single``: one strategy is to be estimated, so whatever it needs may be traced.
+    ``single``: one strategy is to be estimated, so whatever it needs may be traced; ``say`` hears of it.
 
     Raises:
         InputError: neither or both are given, or what is given cannot be used.
     """
     if params and model:
-        raise InputError("--params and --model: give one of them")
+        raise InputError("⟨params⟩ and ⟨model⟩: give one of them")
     if model:
-        return _named(model, single)
+        return _named(model, single, say)
     if params:
-        return _sized(params, single)
-    raise InputError("name the model: --params 70b, or --model NAME|PATH (zerokit models lists the names)")
+        return _sized(params, single, say)
+    raise InputError("name the model: ⟨params⟩ 70b, or ⟨model⟩ NAME|PATH (zerokit models lists the names)")
 
 
 def _memory(source: Source) -> Callable[[Job], Model]:
@@ -74,9 +74,11 @@ def _chosen(
     head: str | None = None,
     catalogued: bool = False,
     closed_form: bool = True,
+    say: Say = silent,
 ) -> Chosen:
     shape = from_config(config, name=name, parameters=parameters)
-    source = Source(shape=shape, name=name, head=head, hf_config=config, trace=trace, closed_form=closed_form)
+    source = Source(shape=shape, name=name, head=head, hf_config=config, trace=trace, closed_form=closed_form,
+                    say=say)  # fmt: skip
     if catalogued:
         from zerokit.catalog import profiles
 
@@ -110,16 +112,16 @@ def _release(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def _named(model: str, single: bool) -> Chosen:
+def _named(model: str, single: bool, say: Say) -> Chosen:
     place = Path(model)
     if place.is_dir():
         place = place / "config.json"
         if not place.is_file():
-            raise InputError(f"--model {model}: the folder has no config.json")
+            raise InputError(f"⟨model⟩ {model}: the folder has no config.json")
     if place.is_file():
-        return _from_file(place, single)
+        return _from_file(place, single, say)
     if model.endswith(".json"):
-        raise InputError(f"--model {model}: no such file")
+        raise InputError(f"⟨model⟩ {model}: no such file")
     from zerokit.catalog import models
 
     try:
@@ -129,23 +131,24 @@ def _named(model: str, single: bool) -> Chosen:
             raise
         cached = hub_cache.cached_config(model)
         if cached is not None:
-            return _from_file(cached, single)
+            return _from_file(cached, single, say)
         raise InputError(
-            f"{error}; to fetch that of the Hub into this machine's cache: {hub_cache.fetch_command(model)}"
+            f"{error.marked}; to fetch that of the Hub into this machine's cache: "
+            f"{hub_cache.fetch_command(model)}"
         ) from None
     return _chosen(
         entry.hf_config, entry.name, entry.parameters, notes, head=entry.head, catalogued=True,
-        trace="always" if single else "never",
+        trace="always" if single else "never", say=say,
     )  # fmt: skip
 
 
-def _from_file(place: Path, single: bool) -> Chosen:
+def _from_file(place: Path, single: bool, say: Say) -> Chosen:
     from zerokit.strictload import load_json
 
     document = load_json(place, strict=False)
     config = document.value
     if not isinstance(config, dict):
-        raise InputError(f"--model {place}: expected a JSON object, a Hugging Face config.json")
+        raise InputError(f"⟨model⟩ {place}: expected a JSON object, a Hugging Face config.json")
     check_modelled(config, str(place))
     if document.problems:
         first = document.problems[0]
@@ -162,7 +165,7 @@ def _from_file(place: Path, single: bool) -> Chosen:
             f"{format_count(counted or 0)} parameters: no more than a rough guide",
         )
     trace = "always" if single else "some"
-    return _chosen(config, str(place), counted, notes, trace=trace, closed_form=alike)
+    return _chosen(config, str(place), counted, notes, trace=trace, closed_form=alike, say=say)
 
 
 def _counted(config: Mapping[str, Any], place: Path, shape: ModelShape) -> int | None:
@@ -177,32 +180,32 @@ def _counted(config: Mapping[str, Any], place: Path, shape: ModelShape) -> int |
         try:
             return count_parameters(config)
         except InputError as error:
-            raise InputError(f"{place}: {error}") from None
+            raise InputError(f"{place}: {error.marked}") from None
     if shape.family not in KNOWN_FAMILIES:
         raise InputError(
             f"{place}: model_type {shape.family!r} is counted and traced by Transformers, which is not "
-            "installed here; install torch and transformers, or give --params"
+            "installed here; install torch and transformers, or give ⟨params⟩"
         )
     return None
 
 
-def _sized(params: str, single: bool) -> Chosen:
+def _sized(params: str, single: bool, say: Say) -> Chosen:
     from zerokit.catalog import models
 
-    wanted = parse_count(params, "--params")
+    wanted = parse_count(params, "⟨params⟩")
     entry = models.nearest(wanted)
     digits = len(str(wanted).rstrip("0"))
     reach = _SAME_SIZE[digits] if digits < len(_SAME_SIZE) else 0.0
     if abs(entry.parameters / wanted - 1) <= reach:
-        note = f"--params {params}: taken as {entry.name}, {entry.parameters:,} parameters"
+        note = f"⟨params⟩ {params}: taken as {entry.name}, {entry.parameters:,} parameters"
         return _chosen(
             entry.hf_config, entry.name, entry.parameters, (note,), head=entry.head, catalogued=True,
-            trace="always" if single else "never",
+            trace="always" if single else "never", say=say,
         )  # fmt: skip
     shape = scaled(from_config(entry.hf_config, name=entry.name, parameters=entry.parameters), wanted)
     note = (
-        f"--params {params}: a model built like {entry.name} ({format_count(entry.parameters)}), scaled to "
-        f"{shape.layers} layers of width {shape.hidden}; --model names a real one"
+        f"⟨params⟩ {params}: a model built like {entry.name} ({format_count(entry.parameters)}), scaled to "
+        f"{shape.layers} layers of width {shape.hidden}; ⟨model⟩ names a real one"
     )
     return Chosen(
         shape=shape,

@@ -10,18 +10,17 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zerokit import resources
-from zerokit.domain.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
 from zerokit.emit import plan_file
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
+from zerokit.planner.options import BY_NAME, as_text, meant
 from zerokit.strictload import Document, load_yaml, parse_yaml
 from zerokit.suggest import alike
-from zerokit.units import parse_bytes, parse_count, parse_positive_int
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
 _MAX_NAME = 100
@@ -43,111 +42,22 @@ class Recipe:
     request: Mapping[str, Any]
     expect: Mapping[str, Any] = field(default_factory=dict)
 
+    def options(self) -> dict[str, Any]:
+        """The request as :func:`zerokit.planner.plan` takes it."""
+        known = {key: value for key, value in self.request.items() if value is not None}
+        return {key: bool(value) if BY_NAME[key].is_flag else as_text(value) for key, value in known.items()}
+
     def arguments(self) -> list[str]:
         """The request as arguments of ``zerokit plan``."""
         found: list[str] = []
         for key, value in self.request.items():
-            option = "--" + key.replace("_", "-")
-            if KEYS.get(key) is _flag:
+            option = BY_NAME[key].option
+            if BY_NAME[key].is_flag:
                 found += [option] if value else []
             elif value is not None:
                 found += [option, as_text(value)]
         return found
 
-
-def as_text(value: object) -> str:
-    """A value of a request as the command line takes it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-Check = Callable[[object, str], object]
-
-
-def _one_of(*choices: str) -> Check:
-    def check(value: object, name: str) -> object:
-        if value not in choices:
-            raise InputError(f"{name}: {value!r}; use one of {', '.join(choices)}")
-        return value
-
-    return check
-
-
-def _or_auto(check: Check) -> Check:
-    return lambda value, name: value if value == "auto" else check(value, name)
-
-
-def _stage(value: object, name: str) -> object:
-    if isinstance(value, bool) or value not in (0, 1, 2, 3, "0", "1", "2", "3"):
-        raise InputError(f"{name}: {value!r}; use 0, 1, 2 or 3")
-    return value
-
-
-def _text(value: object, name: str) -> object:
-    if not isinstance(value, str) or not value.strip() or "\x00" in value:
-        raise InputError(f"{name}: expected text, got {value!r}")
-    return value
-
-
-def _flag(value: object, name: str) -> object:
-    if not isinstance(value, bool):
-        raise InputError(f"{name}: expected true or false, got {value!r}")
-    return value
-
-
-def _switch(value: object, name: str) -> object:
-    # on and off without quotes are booleans in YAML
-    if value not in ("on", "off") and not isinstance(value, bool):
-        raise InputError(f"{name}: {value!r}; use on or off")
-    return value
-
-
-def _targets(value: object, name: str) -> object:
-    items = value if isinstance(value, list) else [value]
-    return [_text(item, name) for item in items]
-
-
-KEYS: Mapping[str, Check] = {
-    "model": _text,
-    "params": parse_count,
-    "gpus": parse_positive_int,
-    "nodes": parse_positive_int,
-    "gpu": _text,
-    "vram": parse_bytes,
-    "host_ram": parse_bytes,
-    "nvme": _text,
-    "network": parse_bytes,
-    "seq_len": parse_positive_int,
-    "global_batch": parse_positive_int,
-    "micro_batch": parse_positive_int,
-    "gradient_accumulation": parse_positive_int,
-    "method": _one_of(*METHODS),
-    "lora_rank": parse_positive_int,
-    "lora_targets": _targets,
-    "precision": _one_of("auto", *PRECISIONS),
-    "device": _one_of("auto", "cuda", "cpu"),
-    "optimizer": _text,
-    "attention": _one_of(*ATTENTIONS),
-    "inference": _flag,
-    "quant": _one_of(*QUANTIZATIONS),
-    "new_tokens": parse_positive_int,
-    "zero": _or_auto(_stage),
-    "offload_optimizer": _one_of("auto", *OFFLOAD_DEVICES),
-    "offload_param": _one_of("auto", *OFFLOAD_DEVICES),
-    "tp": _or_auto(parse_positive_int),
-    "pp": _or_auto(parse_positive_int),
-    "sp": _or_auto(parse_positive_int),
-    "checkpointing": _one_of("auto", *CHECKPOINTINGS),
-    "reduce_bucket": parse_count,
-    "prefetch_bucket": parse_count,
-    "sub_group": parse_count,
-    "persistence": parse_count,
-    "overlap_comm": _switch,
-    "pipeline_module": _flag,
-    "no_calibration": _flag,
-}
-"""Key of a recipe -> what reads its value, and raises :class:`InputError`."""
 
 _ABOUT = ("title", "description", "expect")
 EXPECTED_STRATEGY = (
@@ -264,11 +174,11 @@ def parse_recipe(document: Document) -> Recipe:
 
 def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
     for key, value in request.items():
-        if key not in KEYS:
-            hint = _known_keys(str(key).replace("-", "_"), *_ABOUT)
+        if key not in BY_NAME:
+            hint = meant(str(key).replace("-", "_"), *_ABOUT)
             raise document.error((*prefix, key), f"unknown key {key!r}; {hint}")
         try:
-            KEYS[key](value, key)
+            BY_NAME[key].valid(value, key)
         except InputError as error:
             raise document.error((*prefix, key), str(error)) from None
     if "model" in request and "params" in request:
@@ -278,12 +188,6 @@ def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple
     gpus, nodes = (int(request.get(name, 1)) for name in ("gpus", "nodes"))
     if gpus % nodes:
         raise document.error((*prefix, "nodes"), f"{gpus} GPUs do not divide over {nodes} nodes")
-
-
-def _known_keys(key: str, *more: str) -> str:
-    """The key that was meant, or all there are."""
-    close = alike(key, [*KEYS, *more])
-    return f"did you mean {close[0]!r}?" if close else f"use {', '.join(KEYS)}"
 
 
 def _check_expect(document: Document, expect: object) -> None:
@@ -318,8 +222,8 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         key = key.strip().replace("-", "_")
         if not separator:
             raise InputError(f"override {text!r}: write KEY=VALUE, or KEY= to take it out")
-        if key not in KEYS:
-            raise InputError(f"override {text!r}: unknown key {key!r}; {_known_keys(key)}")
+        if key not in BY_NAME:
+            raise InputError(f"override {text!r}: unknown key {key!r}; {meant(key)}")
         for partner in ({"model", "params"}, {"gpu", "vram"}):
             if key in partner:
                 for other in partner - {key}:
@@ -335,6 +239,29 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     except FileInputError as error:
         raise InputError(f"{error.path}: {error.message}") from None
     return replace(recipe, request=request, expect={})
+
+
+def merged(recipe: str, options: Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """``options`` with the recipe's request where the command line says nothing.
+
+    ``overrides``: ``key=value``, as the recipe itself would say it.
+
+    Raises:
+        InputError: there is no such recipe, or an override that it cannot take.
+        FileInputError: the file asks for an option that does not exist.
+    """
+    request = with_overrides(load_any(recipe), overrides).request
+    result = dict(options)
+    for key, value in request.items():
+        if BY_NAME[key].is_flag:
+            result[key] = bool(value) or bool(result.get(key))
+        elif key == "device":
+            result["device"] = value if result.get("device", "auto") == "auto" else result["device"]
+        elif result.get(key) is None and value is not None:
+            result[key] = as_text(value)
+    if options.get("params") or options.get("model"):
+        result["params"], result["model"] = options.get("params"), options.get("model")
+    return result
 
 
 def copy(name: str, destination: str | pathlib.Path) -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""Values of options, read with errors that name the option."""
+"""Values of arguments, read with errors that name the argument."""
 
 from __future__ import annotations
 
@@ -11,33 +11,28 @@ from zerokit.units import parse_count, parse_positive_int
 MAX_GPUS = 1 << 20
 
 
-def key(option: str) -> str:
-    """``--seq-len`` → ``seq_len``."""
-    return option.lstrip("-").replace("-", "_")
-
-
 def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str | None:
     """One of ``allowed``; ``None`` when it was not given, or is ``auto``.
 
     Raises:
         InputError: something else.
     """
-    value = options.get(key(name))
+    value = options.get(name)
     if value is None or value == "auto":
         return None
     if value not in allowed:
-        raise InputError(f"{name} {value}: use one of {', '.join(allowed)}")
+        raise InputError(f"⟨{name}⟩ {value}: use one of {', '.join(allowed)}")
     return str(value)
 
 
 def whole(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int | None:
-    """A whole-number option; ``None`` when it was not given.
+    """A whole number; ``None`` when it was not given.
 
     Raises:
         InputError: not a whole number from 1 to ``maximum``.
     """
-    value = options.get(key(name))
-    return None if value in (None, "auto") else parse_positive_int(value, name, maximum)
+    value = options.get(name)
+    return None if value in (None, "auto") else parse_positive_int(value, f"⟨{name}⟩", maximum)
 
 
 def count(options: Mapping[str, Any], name: str) -> int | None:
@@ -46,5 +41,5 @@ def count(options: Mapping[str, Any], name: str) -> int | None:
     Raises:
         InputError: not a count.
     """
-    value = options.get(key(name))
-    return None if value in (None, "auto") else parse_count(value, name)
+    value = options.get(name)
+    return None if value in (None, "auto") else parse_count(value, f"⟨{name}⟩")

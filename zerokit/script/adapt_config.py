@@ -77,7 +77,7 @@ def _for_cpu(adapted: Adapted, has_bf16: bool) -> None:
     elif _enabled(config, "bf16") and not has_bf16:
         adapted.warnings.append(
             "these CPUs emulate bf16, at about a twentieth of the speed of fp32; for speed plan with "
-            "--device cpu, which takes fp32 here"
+            "⟨device⟩ cpu, which takes fp32 here"
         )
     optimizer = config.get("optimizer")
     if isinstance(optimizer, dict) and str(optimizer.get("type", "")).lower() in ("adam", "adamw"):

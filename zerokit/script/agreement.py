@@ -61,11 +61,11 @@ def agree(
     conflicts += _own_file(options, config, plan_folder)
     notes = []
     if added:
-        notes.append(f"added from the plan: {shlex.join(added)} (--no-arguments adds nothing)")
+        notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments⟩ adds nothing)")
     if conflicts and not accept_mismatch:
         raise InputError(
             f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            "does, or run it as it is: --accept-mismatch"
+            "does, or run it as it is: ⟨accept_mismatch⟩"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen)))
@@ -143,7 +143,7 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any]) -> l
     if sequence > 1 and options.style not in ("accelerate", "trainer"):
         raise InputError(
             f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
-            "script can; plan again with --sp 1"
+            "script can; plan again with ⟨sp⟩ 1"
         )
     warnings = [f"warning: {line}" for line in deepspeed_note()]
     warnings += disk_space.warnings(chosen, options.given)
@@ -155,6 +155,6 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any]) -> l
     if chosen.get("activation_checkpointing") == "full" and options.never_checkpoints:
         warnings.append(
             "warning: the plan counts on activation checkpointing, and the script shows no sign of turning "
-            "it on: call model.gradient_checkpointing_enable(), or plan again with --checkpointing none"
+            "it on: call model.gradient_checkpointing_enable(), or plan again with ⟨checkpointing⟩ none"
         )
     return warnings

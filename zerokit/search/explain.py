@@ -250,7 +250,7 @@ def unpinned(request: Any, works: Works) -> str | None:
         return None
     found = works(replace(request, pins=free))
     return (
-        f"without --zero, --offload-*, --tp, --sp or --checkpointing fixed: {_words(found)}"
+        f"without ⟨zero⟩, ⟨offload_⟩*, ⟨tp⟩, ⟨sp⟩ or ⟨checkpointing⟩ fixed: {_words(found)}"
         if found
         else None
     )
@@ -263,7 +263,7 @@ def smaller_batch(request: Any, works: Works) -> str | None:
         micro //= 2
         found = works(replace(request, pins=replace(request.pins, micro_batch=micro)))
         if found:
-            return f"--micro-batch {micro}: {_words(found)}"
+            return f"⟨micro_batch⟩ {micro}: {_words(found)}"
     return None
 
 
@@ -274,7 +274,7 @@ def shorter_sequence(request: Any, works: Works) -> str | None:
         length //= 2
         found = works(replace(request, job=replace(request.job, seq_len=length)))
         if found:
-            return f"--seq-len {length}: {_words(found)}"
+            return f"⟨seq_len⟩ {length}: {_words(found)}"
     return None
 
 
@@ -285,7 +285,7 @@ def adapters(request: Any, works: Works) -> str | None:
             if request.job.quantization != bits:
                 found = works(replace(request, job=replace(request.job, quantization=bits)))
                 if found:
-                    return f"--quant {bits}: {_words(found)}"
+                    return f"⟨quant⟩ {bits}: {_words(found)}"
         return None
     for method in ("lora", "qlora"):
         if request.job.method == "qlora" or request.job.method == method:
@@ -293,7 +293,7 @@ def adapters(request: Any, works: Works) -> str | None:
         job = replace(request.job, method=method, lora=request.job.lora or Lora())
         found = works(replace(request, job=job))
         if found:
-            return f"--method {method}: {_words(found)}"
+            return f"⟨method⟩ {method}: {_words(found)}"
     return None
 
 
@@ -303,7 +303,7 @@ def more_parallel(request: Any, works: Works) -> str | None:
         pins = way.searched(request.pins)
         found = works(replace(request, pins=pins)) if pins is not None else None
         if found:
-            return f"--{way.option} {way.degree(found.strategy)}: {_words(found)}; {way.needs}"
+            return f"⟨{way.option}⟩ {way.degree(found.strategy)}: {_words(found)}; {way.needs}"
     return None
 
 
@@ -314,7 +314,7 @@ def more_host_memory(request: Any, works: Works) -> str | None:
     found = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=None)))
     if not found:
         return None
-    return f"--host-ram {found.memory.host_bytes_per_node / (1 << 30):.0f}GiB per node: {_words(found)}"
+    return f"⟨host_ram⟩ {found.memory.host_bytes_per_node / (1 << 30):.0f}GiB per node: {_words(found)}"
 
 
 def more_gpus(request: Any, works: Works) -> str | None:
@@ -334,5 +334,5 @@ def more_gpus(request: Any, works: Works) -> str | None:
         found = works(replace(request, job=job, cluster=replace(cluster, gpus=gpus, nodes=nodes)))
         if found:
             on = f" on {nodes} nodes" if nodes > 1 else ""
-            return f"{gpus - cluster.gpus} more GPUs (--gpus {gpus}{on}): {_words(found)}"
+            return f"{gpus - cluster.gpus} more GPUs (⟨gpus⟩ {gpus}{on}): {_words(found)}"
     return None

@@ -99,9 +99,9 @@ def choose_precision(asked: str, cluster: Cluster, on_cpu: bool = False) -> tupl
             return "bf16", f"precision bf16: {gpu.name} has it in hardware, and it needs no loss scaling"
         return "fp16", f"precision fp16: {gpu.name} has no bf16 in hardware"
     if asked == "fp16" and on_cpu:
-        raise InputError("--precision fp16: DeepSpeed refuses fp16 on CPU ranks; use bf16 or fp32")
+        raise InputError("⟨precision⟩ fp16: DeepSpeed refuses fp16 on CPU ranks; use bf16 or fp32")
     if asked == "bf16" and not gpu.supports("bf16") and not on_cpu:
-        raise InputError(f"--precision bf16: {gpu.name} has no bf16 in hardware; use fp16")
+        raise InputError(f"⟨precision⟩ bf16: {gpu.name} has no bf16 in hardware; use fp16")
     return asked, f"precision {asked}: given"
 
 
@@ -230,8 +230,8 @@ def check_pins(space: Space, request: Request) -> None:
         InputError: names the option.
     """
     pins, cluster, batch = request.pins, request.cluster, space.global_batch
-    for name, degree in (("--tp", pins.tensor_parallel), ("--pp", pins.pipeline_parallel),
-                         ("--sp", pins.sequence_parallel)):  # fmt: skip
+    for name, degree in (("⟨tp⟩", pins.tensor_parallel), ("⟨pp⟩", pins.pipeline_parallel),
+                         ("⟨sp⟩", pins.sequence_parallel)):  # fmt: skip
         if degree is not None and cluster.gpus % degree:
             raise InputError(f"{name} {degree} does not divide {cluster.gpus} GPUs; use one of "
                              f"{', '.join(map(str, divisors(cluster.gpus)[:12]))}")  # fmt: skip
@@ -239,7 +239,7 @@ def check_pins(space: Space, request: Request) -> None:
     sequence = pins.sequence_parallel or 1
     if cluster.gpus % (tensor * pipeline * sequence):
         raise InputError(
-            f"--tp {tensor} × --pp {pipeline} × --sp {sequence} does not divide {cluster.gpus} GPUs"
+            f"⟨tp⟩ {tensor} × ⟨pp⟩ {pipeline} × ⟨sp⟩ {sequence} does not divide {cluster.gpus} GPUs"
         )
     layout = Layout(
         data=cluster.gpus // (tensor * pipeline * sequence),
@@ -252,13 +252,13 @@ def check_pins(space: Space, request: Request) -> None:
     if refused is not None:
         raise InputError(f"{refused.message}; {refused.fix}")
     if pins.micro_batch and batch % pins.micro_batch:
-        raise InputError(f"--micro-batch {pins.micro_batch} does not divide --global-batch {batch}")
+        raise InputError(f"⟨micro_batch⟩ {pins.micro_batch} does not divide ⟨global_batch⟩ {batch}")
     if pins.tensor_parallel is None and pins.sequence_parallel is None and pins.pipeline_parallel is None:
         return
     if batch % layout.data and None not in (pins.tensor_parallel, pins.sequence_parallel):
         raise InputError(
-            f"--global-batch {batch} is not a multiple of the {layout.data} data-parallel ranks that --tp, "
-            f"--pp and --sp leave; use {batch // layout.data * layout.data or layout.data} or "
+            f"⟨global_batch⟩ {batch} is not a multiple of the {layout.data} data-parallel ranks that ⟨tp⟩, "
+            f"⟨pp⟩ and ⟨sp⟩ leave; use {batch // layout.data * layout.data or layout.data} or "
             f"{(batch // layout.data + 1) * layout.data}"
         )
 
@@ -273,13 +273,13 @@ def _check_batch(found: Found, request: Request) -> None:
     least = gpus * (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
     lower = batch // least * least or least
     raise InputError(
-        f"--global-batch {batch} cannot be met exactly by any legal division of {gpus} GPUs; "
+        f"⟨global_batch⟩ {batch} cannot be met exactly by any legal division of {gpus} GPUs; "
         f"use {lower} or {lower + least}{_divided_by_script(pins)}"
     )
 
 
 def _divided_by_script(pins: Pins) -> str:
-    ways = [f"--{way.option} auto" for way in advice.BY_SCRIPT if way.searched(pins) is not None]
+    ways = [f"⟨{way.option}⟩ auto" for way in advice.BY_SCRIPT if way.searched(pins) is not None]
     return f", or {' or '.join(ways)} if the script feeds such peers alike" if ways else ""
 
 
@@ -297,7 +297,7 @@ def _check_placement(space: Space, layout: Layout) -> None:
     strategy = build_strategy(space, layout, placement, "none", 1, 1, fastest)
     violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
     if violation is not None:
-        raise InputError(f"--zero {pins.zero_stage}: {violation.message}; {violation.fix}")
+        raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.fix}")
 
 
 def _host_note(chosen: Candidate, request: Request) -> tuple[str, ...]:
@@ -307,7 +307,7 @@ def _host_note(chosen: Candidate, request: Request) -> tuple[str, ...]:
         return ()
     need = chosen.memory.host_bytes_per_node / (1 << 30)
     return (
-        f"host RAM was not given: this plan needs {need:,.0f} GiB per node; --host-ram SIZE makes it a limit",
+        f"host RAM was not given: this plan needs {need:,.0f} GiB per node; ⟨host_ram⟩ SIZE makes it a limit",
     )
 
 
@@ -322,7 +322,7 @@ def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str
         if best is not None:
             words = f"{way.name} {way.degree(best.strategy)} ({advice.strategy_words(best.strategy)})"
             found.append(
-                f"{_gain(best, chosen)} faster with {words}: {way.needs}; then plan with --{way.option}"
+                f"{_gain(best, chosen)} faster with {words}: {way.needs}; then plan with ⟨{way.option}⟩"
             )
     return (*found, *_faster_pipeline(request, space, chosen))
 
@@ -341,7 +341,7 @@ def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple
     return (
         f"{_gain(best, chosen)} faster with {s.pipeline_parallel} pipeline stages (tensor parallel "
         f"{s.tensor_parallel}, data parallel {s.data_parallel}, ZeRO-{s.settings.zero.stage}): needs a "
-        "script that builds a DeepSpeed PipelineModule; then plan with --pipeline-module",
+        "script that builds a DeepSpeed PipelineModule; then plan with ⟨pipeline_module⟩",
     )
 
 
@@ -368,7 +368,7 @@ def _explain(request: Request, space: Space, found: Found) -> str:
         lines[0] += f": {next(iter(found.rejected))}"
     changes = list(nearest_changes(request, space, found))
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
-        lines[0] += " (this machine has no GPU; to plan for others name them: --gpus N --gpu NAME)"
+        lines[0] += " (this machine has no GPU; to plan for others name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     if changes:
         lines.append("What would make it fit:")
         lines += [f"  - {change}" for change in changes]

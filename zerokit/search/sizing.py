@@ -92,7 +92,8 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
         low, high = high, high * 2
     if best is None:
         refused = all(refusals)
-        why = str(refusals[-1]) if refused else f"does not fit on {most} GPUs"
+        last = refusals[-1]
+        why = last.marked if refused and last is not None else f"does not fit on {most} GPUs"
         return Size(gpu=gpu, method=method, offload=offload, gpus=0, nodes=0, candidate=None,
                     why=why, refused=refused)  # fmt: skip
     while high - low > 1:

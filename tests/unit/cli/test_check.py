@@ -129,11 +129,11 @@ def test_a_plans_own_file_fits_and_a_copy_of_it_depends_on_the_script(
 
 
 def test_tensor_parallel_against_the_models_heads(tmp_path: Path) -> None:
-    from zerokit.cli.check import _key_value_heads
+    from zerokit.planner.checking import key_value_heads
 
     write(tmp_path, "config.json", {"num_key_value_heads": 4, "auto_map": {"AutoConfig": "evil.Evil"}})
-    assert _key_value_heads(str(tmp_path)) == 4
-    assert _key_value_heads("llama-3.1-8b") == 8
+    assert key_value_heads(str(tmp_path)) == 4
+    assert key_value_heads("llama-3.1-8b") == 8
 
 
 def test_fix_mends_what_is_safe_and_leaves_the_rest(

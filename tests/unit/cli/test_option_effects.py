@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from zerokit.cli import estimate, options, plan, run, size
+from zerokit.cli import estimate, plan, run, size
+from zerokit.planner.options import OPTIONS
 
 MODEL = ("--model", "llama-3.2-1b")
 ONE = (*MODEL, "--gpus", "8", "--gpu", "h200", "--seq-len", "2048")
@@ -92,7 +93,7 @@ def answer(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) ->
 def test_every_option_is_here() -> None:
     of_all = {f"--{name.replace('_', '-')}" for name in (p.name or "" for p in estimate.command.params)}
     assert of_all - {"--deepspeed", "--as-json"} == EFFECTS.keys()
-    shared = {option.name for option in options.VALUE_OPTIONS} | {name for name, _ in options.FLAG_OPTIONS}
+    shared = {option.option for option in OPTIONS}
     for command in (plan.command, size.command):
         names = {opt for p in command.params for opt in p.opts if opt.startswith("--")}
         assert names - shared - {"--device"} <= {"--json", "--recipe", "--out", "--top", "--price"}

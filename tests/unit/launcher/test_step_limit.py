@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.ranks import read_rank, run_rank, write_script
 from tests.support.reports import report_of
-from zerokit.launcher.trial import differences, measured
 from zerokit.launcher.verdict.report import report_of_folder
+from zerokit.tuner.trial import differences, measured
 
 SCRIPT = """
     import time

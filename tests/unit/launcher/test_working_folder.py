@@ -74,15 +74,6 @@ def test_launch_with_a_recipe(hostile: Path) -> None:
     assert "scripts/train.py" in said
 
 
-def test_planning_again(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zerokit.launcher.replan import _plan
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(hostile / "cache"))
-    request = {"params": "100k", "gpus": "2", "device": "cpu", "host-ram": "8GiB"}
-    assert _plan(request, hostile / "next", hostile).world_size == 2
-    assert not (hostile.parent / "imported").exists()
-
-
 @pytest.mark.slow
 def test_measuring(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from zerokit import resources
+import zerokit
+from zerokit import planner, resources
 from zerokit.catalog import gpus, models
-from zerokit.cli import options, run
-from zerokit.cli.inprocess import json_of
+from zerokit.cli import run
+from zerokit.cli.plan import command as plan_command
 from zerokit.errors import FileInputError, InputError
 from zerokit.planner import recipes
+from zerokit.planner.options import OPTIONS
 from zerokit.strictload import parse_yaml
 
 NAMES = recipes.names()
@@ -115,8 +117,9 @@ def test_arguments_are_those_of_plan() -> None:
 
 
 def test_a_recipe_can_say_all_that_plan_takes() -> None:
-    taken = {option.name for option in options.VALUE_OPTIONS} | {name for name, _ in options.FLAG_OPTIONS}
-    assert {"--" + key.replace("_", "-") for key in recipes.KEYS} == taken | {"--device"}
+    taken = {name for option in plan_command.params for name in option.opts if name.startswith("--")}
+    beside = {"--recipe", "--out", "--top", "--json"}
+    assert {option.option for option in OPTIONS} == taken - beside
     text = "title: t\nparams: 7b\noverlap_comm: off\nreduce_bucket: 2e8\npipeline_module: false\n"
     recipe = recipes.parse_recipe(parse_yaml(text, "x.yaml"))
     assert recipe.arguments() == ["--params", "7b", "--overlap-comm", "off", "--reduce-bucket", "200000000.0"]
@@ -127,14 +130,13 @@ def test_a_written_plan_is_planned_again_with_overrides(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    request = ["--params", "1b", "--gpus", "2", "--gpu", "a100-40gb", "--network", "25GB", "--zero", "2",
-               "--overlap-comm", "off", "--reduce-bucket", "1e8"]  # fmt: skip
-    first = json_of("plan", request)["chosen"]
-    again = json_of("plan", ["--recipe", place, "--out", "again"])["chosen"]
-    assert again["deepspeed_config"] == first["deepspeed_config"]
-    other = json_of("plan", ["--recipe", place, "gpus=4", "zero=3", "--out", "other"])["chosen"]
-    assert (other["zero_stage"], other["data_parallel"]) == (3, 4)
-    zero = other["deepspeed_config"]["zero_optimization"]
+    first = zerokit.plan(params="1b", gpus=2, gpu="a100-40gb", network="25GB", zero=2, overlap_comm="off",
+                         reduce_bucket="1e8", out="zerokit-plan").chosen  # fmt: skip
+    again = zerokit.plan(recipe=place).chosen
+    assert again.deepspeed_config == first.deepspeed_config
+    other = planner.plan({}, recipe=place, overrides=("gpus=4", "zero=3")).chosen
+    assert (other.zero_stage, other.data_parallel) == (3, 4)
+    zero = other.deepspeed_config["zero_optimization"]
     assert (zero["reduce_bucket_size"], zero["overlap_comm"]) == (100_000_000, False)
 
 

@@ -194,7 +194,7 @@ def test_7b_on_one_24_gb_card() -> None:
     assert plan.chosen.memory.host_bytes_per_node > 16 * 6.7e9
     with pytest.raises(NothingFits) as failed:
         make_plan(request_for("llama-2-7b", "rtx-4090", 1, host_ram=32 * GIB))
-    assert "--method" in str(failed.value) and "--host-ram" in str(failed.value)
+    assert "⟨method⟩" in failed.value.marked and "⟨host_ram⟩" in failed.value.marked
     lora = Job(seq_len=2048, method="lora", lora=Lora())
     assert make_plan(request_for("llama-2-7b", "rtx-4090", 1, job=lora, host_ram=32 * GIB))
 
@@ -257,7 +257,7 @@ def test_pins_are_kept() -> None:
 @pytest.mark.parametrize(
     ("pins", "words"),
     [
-        (Pins(tensor_parallel=3), "--tp 3"),
+        (Pins(tensor_parallel=3), "tp 3"),
         (Pins(zero_stage=2, offload_param="cpu"), "stage 3"),
         (Pins(zero_stage=0, offload_optimizer="cpu"), "stage"),
         (Pins(tensor_parallel=8, sequence_parallel=4), "does not divide"),
@@ -289,13 +289,13 @@ def test_ulysses_takes_heads_that_it_can_divide(model: str, degree: int, words: 
 
 def test_a_batch_that_no_division_meets_is_refused() -> None:
     job = Job(seq_len=2047, global_batch=7, method="lora", lora=Lora())
-    with pytest.raises(InputError, match=r"--global-batch 7.* 8 or 16"):
+    with pytest.raises(InputError, match=r"global_batch 7.* 8 or 16"):
         make_plan(request_for(count=8, job=job))
 
 
 def test_a_batch_smaller_than_the_gpus_is_met_by_tensor_parallel_peers() -> None:
     job = Job(seq_len=2048, global_batch=7)
-    with pytest.raises(InputError, match=r"use 8 or 16, or --tp auto or --sp auto"):
+    with pytest.raises(InputError, match=r"use 8 or 16, or tp auto or sp auto"):
         make_plan(request_for(count=8, job=job))
     plan = make_plan(request_for(count=8, job=job, pins=Pins(search_tensor=True)))
     assert plan.chosen.strategy.global_batch == 7
@@ -315,9 +315,9 @@ def test_only_what_an_unmodified_script_can_run_is_offered_unasked() -> None:
     assert degrees(plain) == {(1, 1)}
     asked = make_plan(replace(request, pins=SEARCH_ALL), top=10)
     assert degrees(asked) != {(1, 1)}
-    assert not any("--tp" in line or "--sp" in line for line in asked.faster_with)
+    assert not any("⟨tp⟩" in line or "⟨sp⟩" in line for line in asked.faster_with)
     gain = plain.chosen.time.step_seconds / asked.chosen.time.step_seconds - 1
-    named = [line for line in plain.faster_with if "--tp" in line or "--sp" in line]
+    named = [line for line in plain.faster_with if "⟨tp⟩" in line or "⟨sp⟩" in line]
     assert bool(named) is (gain > 0.02)
     assert all("position_ids" in line or "same batch" in line for line in named)
     pinned = make_plan(replace(request, pins=Pins(sequence_parallel=2)))
@@ -331,7 +331,7 @@ def test_what_the_script_could_do_is_named_when_it_is_faster() -> None:
     asked = make_plan(replace(request, pins=Pins(search_sequence=True)))
     assert plain.chosen.strategy.sequence_parallel == 1
     gain = plain.chosen.time.step_seconds / asked.chosen.time.step_seconds - 1
-    line = next(line for line in plain.faster_with if "--sp" in line)
+    line = next(line for line in plain.faster_with if "⟨sp⟩" in line)
     degree = asked.chosen.strategy.sequence_parallel
     assert line.startswith(f"{gain:.0%} faster with sequence parallel {degree}")
 
@@ -340,8 +340,8 @@ def test_what_would_fit_with_the_scripts_help_is_named() -> None:
     request = request_for("llama-3.1-8b", "h100-sxm-80gb", 8, job=Job(seq_len=65536, global_batch=8))
     with pytest.raises(NothingFits) as failed:
         make_plan(request)
-    line = next(line for line in str(failed.value).splitlines() if "--sp" in line or "--tp" in line)
-    option, degree = line.split("--")[1].split(":")[0].split()
+    line = next(line for line in failed.value.marked.splitlines() if "⟨sp⟩" in line or "⟨tp⟩" in line)
+    option, degree = line.split("⟨")[1].split(":")[0].replace("⟩", "").split()
     pins = Pins(tensor_parallel=int(degree)) if option == "tp" else Pins(sequence_parallel=int(degree))
     assert make_plan(replace(request, pins=pins))
 
@@ -357,17 +357,17 @@ def test_the_chosen_global_batch_is_a_multiple_of_the_gpus_and_says_why(count: i
 def test_nothing_fits_names_the_nearest_changes() -> None:
     with pytest.raises(NothingFits) as failed:
         make_plan(request_for("llama-3.1-70b", "a100-40gb", 2, job=Job(seq_len=2048), host_ram=128 * GIB))
-    text = str(failed.value)
+    text = failed.value.marked
     assert "where there are 128 GiB" in text
-    assert "--method" in text and "more GPUs" in text and "--host-ram" in text
+    assert "⟨method⟩" in text and "more GPUs" in text and "⟨host_ram⟩" in text
     assert failed.value.exit_code == 3
 
 
 def test_a_change_that_is_named_makes_it_fit() -> None:
     with pytest.raises(NothingFits) as failed:
         make_plan(request_for("llama-3.1-8b", "rtx-4090", 2, job=Job(seq_len=2048), host_ram=64 * GIB))
-    line = next(line for line in str(failed.value).splitlines() if "more GPUs" in line)
-    count = int(line.split("--gpus ")[1].split(")")[0].split()[0])
+    line = next(line for line in failed.value.marked.splitlines() if "more GPUs" in line)
+    count = int(line.split("⟨gpus⟩ ")[1].split(")")[0].split()[0])
     nodes = max(1, count // 8)
     assert make_plan(request_for("llama-3.1-8b", "rtx-4090", count, nodes, host_ram=64 * GIB))
 

@@ -217,9 +217,9 @@ def degrees(strategy: dict[str, Any]) -> tuple[Any, ...]:
 
 def keep(strategies: list[dict[str, Any]], seconds: list[float]) -> None:
     """As ``zerokit tune`` would keep them for the plans of :func:`plan`."""
-    from zerokit.cli import options as shared
+    from zerokit.planner.request import resolve
 
-    request = shared.read({name.replace("-", "_"): value for name, value in JOB.items()}).request
+    request = resolve({name.replace("-", "_"): value for name, value in JOB.items()}).request
     made = make_plan(request, top=20)
     known = {
         (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.support.requests import request_for
-from zerokit.cli.tuning import distinct
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.search.plan import make_plan
+from zerokit.tuner.tuning import distinct
 
 
 def ranked(count: int) -> list[Candidate]:

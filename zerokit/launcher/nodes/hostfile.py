@@ -24,7 +24,7 @@ def read_hostfile(path: str | Path) -> list[Host]:
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise InputError(
-            f"--hostfile {path}: {what}; nothing was started (zerokit never falls back to this machine)"
+            f"⟨hostfile⟩ {path}: {what}; nothing was started (zerokit never falls back to this machine)"
         )
     return load_hostfile(str(path))
 
@@ -38,5 +38,5 @@ def choose_hosts(hosts: list[Host], nodes: int | None) -> list[Host]:
     if nodes is None:
         return hosts
     if nodes > len(hosts):
-        raise InputError(f"--nodes {nodes}: the hostfile names {len(hosts)} hosts")
+        raise InputError(f"⟨nodes⟩ {nodes}: the hostfile names {len(hosts)} hosts")
     return hosts[:nodes]

@@ -24,12 +24,12 @@ def add_lora(model: nn.Module, rank: int, targets: tuple[str, ...], dtype: torch
     try:
         import peft
     except ImportError as error:
-        raise InputError("--method lora needs peft to trace the model: pip install peft") from error
+        raise InputError("⟨method⟩ lora needs peft to trace the model: pip install peft") from error
     modules: Any = targets[0] if len(targets) == 1 and targets[0] == "all-linear" else list(targets)
     config = peft.LoraConfig(r=rank, target_modules=modules, task_type=None)
     try:
         with torch.device("meta"):
             wrapped: nn.Module = peft.get_peft_model(model, config)
     except ValueError as error:
-        raise InputError(f"--lora-targets {','.join(targets)}: {error}") from error
+        raise InputError(f"⟨lora_targets⟩ {','.join(targets)}: {error}") from error
     return wrapped if dtype is None else wrapped.to(dtype)

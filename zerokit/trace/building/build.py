@@ -80,7 +80,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Any:
     if model_type not in CONFIG_MAPPING:
         raise InputError(
             f"model_type {model_type!r} is not known to the installed transformers {__version__}; "
-            "update transformers, or give --params and a family instead (remote code is never run)"
+            "update transformers, or give ⟨params⟩ and a family instead (remote code is never run)"
         )
     values.pop("quantization_config", None)
     try:

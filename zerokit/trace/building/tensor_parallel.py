@@ -90,7 +90,7 @@ def _matmul(layer: nn.Linear, tensor: torch.Tensor) -> torch.Tensor:
 def _cut(parameter: nn.Parameter, dim: int, degree: int, name: str) -> None:
     if parameter.shape[dim] % degree:
         raise InputError(
-            f"--tp {degree}: {name} has {parameter.shape[dim]} rows, which {degree} does not divide"
+            f"⟨tp⟩ {degree}: {name} has {parameter.shape[dim]} rows, which {degree} does not divide"
         )
     shape = list(parameter.shape)
     shape[dim] //= degree
@@ -140,4 +140,4 @@ def shard(model: nn.Module, degree: int) -> None:
             _cut(module.bias, 0, degree, name)
         module.forward = MethodType(_matmul, module)
     if not found:
-        raise InputError(f"--tp {degree}: AutoTP cuts torch.nn.Linear layers, and this model has none")
+        raise InputError(f"⟨tp⟩ {degree}: AutoTP cuts torch.nn.Linear layers, and this model has none")

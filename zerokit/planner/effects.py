@@ -6,41 +6,41 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerokit.errors import InputError
-from zerokit.planner.values import key
 
 Options = Mapping[str, Any]
 
-_STAGE_3_SIZES = ("--prefetch-bucket", "--persistence", "--sub-group")
-_BUCKETS = ("--reduce-bucket", "--overlap-comm")
+_STAGE_3_SIZES = ("prefetch_bucket", "persistence", "sub_group")
+_BUCKETS = ("reduce_bucket", "overlap_comm")
 _OF_TRAINING = (
-    "--optimizer", "--gradient-accumulation", "--checkpointing", "--reduce-bucket", "--overlap-comm",
-    "--sub-group", "--offload-optimizer", "--pp", "--sp", "--pipeline-module",
+    "optimizer", "gradient_accumulation", "checkpointing", "reduce_bucket", "overlap_comm",
+    "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module",
 )  # fmt: skip
 _IN_FILE = (
-    "--zero", "--offload-optimizer", "--offload-param", "--precision", "--gradient-accumulation", "--nvme",
+    "zero", "offload_optimizer", "offload_param", "precision", "gradient_accumulation", "nvme",
     *_STAGE_3_SIZES, *_BUCKETS,
 )  # fmt: skip
 
 
 def given(options: Options, name: str) -> bool:
     """Whether an option was given a value that asks for something; ``auto`` asks for nothing."""
-    return options.get(key(name)) not in (None, False, "auto")
+    return options.get(name) not in (None, False, "auto")
 
 
-def refuse_idle(options: Options, *, single: bool) -> None:
+def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
     """Refuse what nothing would be changed by.
 
     ``single``: one strategy is estimated, whose stage is 0 where none is named; a search tries them all.
+    ``file``: a DeepSpeed file says the stage.
 
     Raises:
         InputError: names the option and what it needs.
     """
     rules: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (
-        (_OF_TRAINING, lambda: given(options, "--inference"), "not with --inference, which does not train"),
-        (_BUCKETS, lambda: _stage(options, single) == "0", "DeepSpeed reads it with --zero 1, 2 or 3"),
-        (_STAGE_3_SIZES, lambda: _stage(options, single) in ("0", "1", "2"), "only with --zero 3"),
-        (("--nvme",), lambda: single and not _to_nvme(options), "only with --offload-… nvme"),
-        (("--pipeline-module",), lambda: single and not _piped(options), "estimate takes the degree: --pp N"),
+        (_OF_TRAINING, lambda: given(options, "inference"), "not with ⟨inference⟩, which does not train"),
+        (_BUCKETS, lambda: _stage(options, single, file) == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
+        (_STAGE_3_SIZES, lambda: _stage(options, single, file) in ("0", "1", "2"), "only with ⟨zero⟩ 3"),
+        (("nvme",), lambda: single and not _to_nvme(options), "only with ⟨offload_⟩… nvme"),
+        (("pipeline_module",), lambda: single and not _piped(options), "estimate takes the degree: ⟨pp⟩ N"),
     )
     for names, idle, why in rules:
         for name in names:
@@ -55,19 +55,19 @@ def refuse_beside_file(options: Options, config: Mapping[str, Any]) -> None:
         InputError: names the option, and the key of the file.
     """
     held = {
-        "--micro-batch": config.get("train_micro_batch_size_per_gpu"),
-        "--global-batch": config.get("train_batch_size"),
-        "--optimizer": (config.get("optimizer") or {}).get("type")
+        "micro_batch": config.get("train_micro_batch_size_per_gpu"),
+        "global_batch": config.get("train_batch_size"),
+        "optimizer": (config.get("optimizer") or {}).get("type")
         if isinstance(config.get("optimizer"), dict)
         else None,
     }
     for name in (*_IN_FILE, *(name for name, value in held.items() if value not in (None, "auto"))):
         if given(options, name):
-            raise InputError(f"{name}: the file of --deepspeed decides it; leave it out")
+            raise InputError(f"⟨{name}⟩: the file of ⟨deepspeed⟩ decides it; leave it out")
 
 
-def _stage(options: Options, single: bool) -> str | None:
-    if options.get("deepspeed"):
+def _stage(options: Options, single: bool, file: bool) -> str | None:
+    if file:
         return None
     named = options.get("zero")
     return ("0" if single else None) if named in (None, "auto") else str(named)
@@ -82,5 +82,5 @@ def _piped(options: Options) -> bool:
 
 
 def _as_written(options: Options, name: str) -> str:
-    value = options.get(key(name))
-    return name if value is True else f"{name} {value}"
+    value = options.get(name)
+    return f"⟨{name}⟩" if value is True else f"⟨{name}⟩ {value}"

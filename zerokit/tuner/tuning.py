@@ -2,31 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zerokit.cli import options as shared_options
-from zerokit.cli.plan import check_folder, write_files
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
 from zerokit.launcher.command import Target, check_launcher
 from zerokit.launcher.prepare import Wishes
-from zerokit.launcher.trial import Measured, attempt
-from zerokit.planner import documents
+from zerokit.launcher.rank.step_limit import WARM_UP_STEPS
+from zerokit.planner.documents import PlannedStrategy
+from zerokit.planner.memory_source import Say
+from zerokit.planner.plan_folder import DEFAULT_FOLDER, check_folder, write_plan
+from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import STYLES, read_script
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, Request, make_plan, make_space
+from zerokit.tuner.trial import FEWEST_STEPS, Measured, attempt
 from zerokit.units import format_gib, format_seconds
 
 RESULT_FILE = "tune.json"
 _SAME_PARAMETERS = 0.02
 _SAME_TIME = 0.01
 _LOOKED_THROUGH = 4  # so many ranked plans for each that is run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneSettings:
+    """How to tune; what is planned for stands in the plan's options.
+
+    Attributes:
+        top: how many plans to run.
+        steps: optimizer steps of each, two of them to warm up.
+        timeout: seconds for each, loading included.
+        out: where the fastest plan's files go.
+        heartbeat: seconds without progress that count as hung; 0: never.
+        grace: seconds from SIGTERM to SIGKILL.
+        show: which ranks' output to pass on: ``first``, ``all`` or ``none``.
+    """
+
+    top: int = 3
+    steps: int = 10
+    timeout: float = 900.0
+    out: str = DEFAULT_FOLDER
+    launcher: str = "deepspeed"
+    style: str = "auto"
+    heartbeat: float = 60.0
+    grace: float = 10.0
+    show: str = "none"
+
+    def check(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            InputError: names the setting.
+        """
+        for name, least in (("timeout", 1), ("heartbeat", 0), ("grace", 0)):
+            seconds = getattr(self, name)
+            if not least <= seconds <= 1e6:
+                raise InputError(f"⟨{name}⟩ {seconds:g}: use {least} to 1000000 seconds")
+        if self.show not in ("first", "all", "none"):
+            raise InputError(f"⟨show⟩ {self.show}: use first, all or none")
+        if self.steps < FEWEST_STEPS:
+            raise InputError(
+                f"⟨steps⟩ {self.steps}: at least {FEWEST_STEPS}, of which {WARM_UP_STEPS} warm up"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,14 +104,14 @@ class Tuning:
     """All of one ``zerokit tune``. Seconds; ``interrupted`` is the exit code of a signal."""
 
     target: Target
-    read: shared_options.Read
+    read: ResolvedRequest
     given: dict[str, Any]
     made: Plan
     job: Job
     trials: list[Trial]
     wishes: Wishes
     out: str
-    say: Callable[[str], None]
+    say: Say
     folder: Path | None = None
     interrupted: int | None = None
     files: dict[str, str] = field(default_factory=dict)
@@ -76,42 +120,40 @@ class Tuning:
     # ---------------------------------------------------------------- before
 
     @classmethod
-    def prepare(
-        cls, *, target: Target, options: dict[str, Any],
-        top: int, steps: int, out: str, launcher: str, style: str, limit_seconds: float,
-        heartbeat_seconds: float, grace_seconds: float, show_ranks: str, say: Callable[[str], None],
-    ) -> Tuning:  # fmt: skip
+    def prepare(cls, target: Target, options: Mapping[str, Any], settings: TuneSettings, say: Say) -> Tuning:
         """Plan, and decide what to run.
 
         Raises:
             InputError: bad options, or a script that a plan's configuration cannot reach.
             NothingFits: no plan fits.
         """
-        check_launcher(launcher)
-        check_folder(Path(out))
+        settings.check()
+        check_launcher(settings.launcher)
+        check_folder(Path(settings.out))
         arguments = target.arguments
         script = Path(target.script) if target.script is not None else None
         facts = read_script(script, target.module, target.source)
+        style = settings.style
         if style == "auto":
             style = facts.style
         elif style not in STYLES:
-            raise InputError(f"--style {style}: use auto, {', '.join(STYLES)}")
+            raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
         _refuse_own_configuration(style, facts.why, arguments)
-        read = shared_options.read(options)
+        read = resolve(_of_this_machine(options), say=say)
         request = read.request
         if not request.on_cpu and not read.found_here:
-            raise InputError("tune runs here, and no GPU was found; --device cpu tunes on CPU ranks")
+            raise InputError("tune runs here, and no GPU was found; ⟨device⟩ cpu tunes on CPU ranks")
         script_options = ScriptOptions.read(facts, style, arguments)
         pins, notes = script_options.pins(request.pins)
         precision, more = script_options.precision(request.precision)
         assumptions = (*request.assumptions, *notes, *more)
         request = replace(request, pins=pins, precision=precision, assumptions=assumptions)
-        made = make_plan(request, top=top * _LOOKED_THROUGH)
+        made = make_plan(request, top=settings.top * _LOOKED_THROUGH)
         if more:  # given by the script, not by the user
             said = [note for note in made.assumptions if note != f"precision {precision}: given"]
             made = replace(made, assumptions=tuple(said))
         job = make_space(request)[0].job
-        candidates = distinct([made.chosen, *made.alternatives], top)
+        candidates = distinct([made.chosen, *made.alternatives], settings.top)
         memory = request.exact_memory or request.memory
         trials = [
             Trial(
@@ -122,14 +164,15 @@ class Tuning:
             for number, each in enumerate(candidates, 1)
         ]
         wishes = Wishes(
-            target=target, device="cpu" if request.on_cpu else "cuda", launcher=launcher, style=style,
-            heartbeat_seconds=heartbeat_seconds, grace_seconds=grace_seconds, show_ranks=show_ranks,
-            stop_after_steps=steps, limit_seconds=limit_seconds, no_arguments=True, accept_mismatch=True,
+            target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings.launcher,
+            style=style, heartbeat_seconds=settings.heartbeat, grace_seconds=settings.grace,
+            show_ranks=settings.show, stop_after_steps=settings.steps, limit_seconds=settings.timeout,
+            no_arguments=True, accept_mismatch=True,
         )  # fmt: skip
         return cls(
             target=target, read=replace(read, request=request),
-            given={**shared_options.given(options), **_decided(read.request, request)},
-            made=made, job=job, trials=trials, wishes=wishes, out=out, say=say,
+            given={**read.given, **_decided(read.request, request)},
+            made=made, job=job, trials=trials, wishes=wishes, out=settings.out, say=say,
         )  # fmt: skip
 
     @property
@@ -198,18 +241,11 @@ class Tuning:
     def _write_plan(
         self, trial: Trial, place: Path, measured: dict[str, Any] | None = None
     ) -> dict[str, str]:
-        candidate = trial.candidate
-        body = {
-            "request": self.given,
-            "chosen": documents.strategy(
-                candidate, self.job, self.request.cluster, assumptions=self.made.assumptions,
-                timed=self.request.timed, on_cpu=self.request.on_cpu,
-            ),
-        }  # fmt: skip
-        if measured is not None:
-            body["chosen"]["measured"] = measured
-        made = replace(self.made, chosen=candidate)
-        return write_files(place, body, made, self.job, self.request.cluster)
+        planned = PlannedStrategy(
+            candidate=trial.candidate, job=self.job, cluster=self.request.cluster,
+            notes=self.made.assumptions, timed=self.request.timed, on_cpu=self.request.on_cpu,
+        )  # fmt: skip
+        return write_plan(place, planned, self.given, assumptions=self.made.assumptions, measured=measured)
 
     @property
     def fastest(self) -> Trial | None:
@@ -231,8 +267,8 @@ class Tuning:
 
     def _keep(self) -> None:
         """The result so far into tune.json, and the step times for later plans."""
-        from zerokit.cli.tune_result import body
         from zerokit.launcher import run_folder as folder
+        from zerokit.tuner.result import body
 
         assert self.folder is not None
         self._calibrate()
@@ -268,7 +304,7 @@ class Tuning:
             length *= trial.candidate.strategy.sequence_parallel
         if self.request.shape.head == "causal" and length is not None and length != planned:
             return (
-                f"the script's sequences have {length} tokens, planned for {planned}: give --seq-len {length}"
+                f"the script's sequences have {length} tokens, planned for {planned}: give ⟨seq_len⟩ {length}"
             )
         strategies = [t.candidate.strategy for t in self.trials]
         whole = self.job.method == "full" and all(
@@ -278,7 +314,7 @@ class Tuning:
         if whole and found.parameters and abs(found.parameters / expected - 1) > _SAME_PARAMETERS:
             return (
                 f"the script's model has {found.parameters:,} parameters, planned for {expected:,}: "
-                "name it with --model or --params"
+                "name it with ⟨model⟩ or ⟨params⟩"
             )
         return None
 
@@ -326,11 +362,33 @@ def _decided(asked: Request, decided: Request) -> dict[str, str]:
     return {option: str(value) for option, before, value in pairs if value != before}
 
 
+def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options without the GPU, which must be the one here.
+
+    Raises:
+        InputError: what cannot be tuned, or GPUs that are not here.
+    """
+    if options.get("inference"):
+        raise InputError("⟨inference⟩: tune times training steps")
+    if options.get("vram"):
+        raise InputError("⟨vram⟩: tune runs on the GPUs of this machine; leave it out")
+    if not options.get("gpu") or options.get("device") == "cpu":
+        return options
+    from zerokit.catalog import gpus
+    from zerokit.machine.detect import detect
+
+    here, reason = detect().catalog_gpu()
+    wanted = gpus.lookup(str(options["gpu"]))
+    if here is None or here.name != wanted.name:
+        raise InputError(f"⟨gpu⟩ {wanted.name}: tune runs on this machine's GPUs ({reason}); leave it out")
+    return {**options, "gpu": None}
+
+
 def _refuse_own_configuration(style: str, why: str, arguments: tuple[str, ...]) -> None:
     given = {argument.partition("=")[0] for argument in arguments}
     if style == "none":
         raise InputError(
-            f"no plan reaches this script: {why}; if it takes a DeepSpeed configuration, say how with --style"
+            f"no plan reaches this script: {why}; if it takes a DeepSpeed configuration, say how with ⟨style⟩"
         )
     own = "--deepspeed_config" if style == "raw" else "--deepspeed" if style == "trainer" else None
     if own in given:

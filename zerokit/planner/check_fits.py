@@ -1,4 +1,4 @@
-"""Whether somebody's DeepSpeed file fits, as ``zerokit estimate`` sees it."""
+"""Whether somebody's DeepSpeed file fits, as an estimate of it says."""
 
 from __future__ import annotations
 
@@ -6,57 +6,61 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from zerokit.cli.inprocess import json_of
+from zerokit import planner
 from zerokit.errors import InputError, NothingFits
+from zerokit.fields import as_options
+from zerokit.planner.memory_source import Say
+from zerokit.planner.options import OPTIONS
 from zerokit.units import format_gib
 
-_PASSED_ON = (
-    "model", "params", "gpus", "nodes", "gpu", "vram", "seq_len", "method", "lora_rank", "checkpointing",
-)  # fmt: skip
 _OF_THE_JOB = ("method", "lora-rank", "lora-targets", "seq-len", "attention")
 """Of a plan's request: what its DeepSpeed file does not say."""
 
 
 def why_it_does_not_fit(
-    path: str, options: Mapping[str, Any]
+    path: str, options: Mapping[str, Any], world_size: int | str | None, say: Say
 ) -> tuple[Literal["error", "warning"], str] | None:
     """Severity and a sentence with the figures, or ``None`` when the file fits (or no memory was named).
 
     What a DeepSpeed file does not say comes from the options, else from the ``plan.yaml`` beside it that it
     was written with. Without either, activation checkpointing is left to the script: a file that fits only
     with it gets a warning.
+
+    Raises:
+        InputError: an option that cannot be.
     """
-    arguments = _arguments(path, options)
-    answer = _estimate(arguments)
+    asked = _asked(path, options, world_size)
+    answer = _lack(path, asked, say)
     if answer is None:
         return None
-    if "--checkpointing" not in arguments and _estimate([*arguments, "--checkpointing", "full"]) is None:
+    if "checkpointing" not in asked and _lack(path, {**asked, "checkpointing": "full"}, say) is None:
         return "warning", f"{answer} without activation checkpointing; it fits if the script turns that on"
     return "error", answer
 
 
-def _estimate(arguments: list[str]) -> str | None:
+def _lack(path: str, asked: Mapping[str, str], say: Say) -> str | None:
+    """What is lacking, in a sentence; None where nothing is."""
     try:
-        answer = json_of("estimate", arguments)
+        answer = planner.estimate(asked, deepspeed=path, say=say)
     except NothingFits as error:
-        return str(error)
-    if answer["fits"] is not False:
+        return as_options(error.marked)
+    if answer.fits is not False:
         return None
     return (
-        f"does not fit: the worst GPU needs {format_gib(answer['min_vram_bytes'])} "
-        f"(peak of tensors {format_gib(answer['peak_allocated_bytes'])})"
+        f"does not fit: the worst GPU needs {format_gib(answer.min_vram_bytes)} "
+        f"(peak of tensors {format_gib(answer.peak_allocated_bytes)})"
     )
 
 
-def _arguments(path: str, options: Mapping[str, Any]) -> list[str]:
-    given = {name.replace("_", "-"): options.get(name) for name in _PASSED_ON}
-    if options.get("world_size") and not options.get("gpus"):
-        given["gpus"] = options["world_size"]
+def _asked(path: str, options: Mapping[str, Any], world_size: int | str | None) -> dict[str, str]:
+    """The options of the estimate."""
+    given = {option.name: options.get(option.name) for option in OPTIONS if option.in_check is not None}
+    if world_size and not given["gpus"]:
+        given["gpus"] = world_size
     planned = _of_plan_beside(Path(path))
     if given["method"] not in (None, planned.get("method")):  # the plan's adapters are of another method
-        planned = {name: value for name, value in planned.items() if not name.startswith("lora-")}
-    asked = planned | {name: str(value) for name, value in given.items() if value}
-    return ["--deepspeed", path, *(part for name, value in asked.items() for part in (f"--{name}", value))]
+        planned = {name: value for name, value in planned.items() if not name.startswith("lora_")}
+    return planned | {name: str(value) for name, value in given.items() if value}
 
 
 def _of_plan_beside(path: Path) -> dict[str, str]:
@@ -72,5 +76,7 @@ def _of_plan_beside(path: Path) -> dict[str, str]:
         return {}
     if path.name not in plan.files.values():
         return {}
-    found = {name: str(plan.request[name]) for name in _OF_THE_JOB if plan.request.get(name)}
+    found = {
+        name.replace("-", "_"): str(plan.request[name]) for name in _OF_THE_JOB if plan.request.get(name)
+    }
     return found | {"checkpointing": str(plan.chosen.get("activation_checkpointing", "none"))}

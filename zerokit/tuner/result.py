@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.cli.tuning import Trial, Tuning
 from zerokit.errors import (
     InputError,
     LauncherLost,
@@ -18,10 +18,12 @@ from zerokit.errors import (
     RunHung,
     ZerokitError,
 )
+from zerokit.fields import all_as_options
 from zerokit.launcher.secrets import Secrets
-from zerokit.planner import documents
+from zerokit.planner.documents import degrees
 from zerokit.script.arguments import PLACEHOLDERS
 from zerokit.script.reader import read_script
+from zerokit.tuner.tuning import Trial, Tuning
 
 SCHEMA = "zerokit.tune/1"
 _FAILURES = (RankFailed, RunHung, LauncherLost, NodeUnusable, ReportNotWritten)
@@ -44,7 +46,7 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "folder": str(tuning.folder) if tuning.folder is not None else None,
         "files": tuning.files,
         "calibration": tuning.calibration,
-        "assumptions": list(tuning.made.assumptions),
+        "assumptions": list(all_as_options(tuning.made.assumptions)),
         "next": _next(tuning, best) if best is not None and tuning.files else None,
     }
 
@@ -54,7 +56,7 @@ def _row(trial: Trial, *, timed: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "trial": trial.number,
         "description": trial.words,
-        "strategy": documents.degrees(candidate.strategy),
+        "strategy": degrees(candidate.strategy),
         "script_arguments": Secrets(os.environ, trial.arguments).argv(trial.arguments),
         "predicted_step_seconds": candidate.time.step_seconds if timed else None,
         "predicted_peak_bytes": candidate.memory.worst.peak_allocated_bytes,
@@ -94,18 +96,48 @@ def _style_found(tuning: Tuning) -> str:
     return "none"
 
 
-def conclude(tuning: Tuning) -> int:
-    """The exit code of an interruption, or 0 with a fastest plan.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """What the trials came to.
 
-    Raises:
-        ZerokitError: none of the trials counts; the first failure decides which.
+    Attributes:
+        seconds: that it took; None: nothing was run.
     """
-    if tuning.interrupted is not None:
-        tuning.say(f"interrupted; what was measured is in {tuning.folder}")
-        return tuning.interrupted
-    if tuning.fastest is not None:
-        return 0
-    raise _none_counts(tuning.trials)
+
+    tuning: Tuning
+    seconds: float | None = None
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The plans that were run or left, in the order in which they were predicted."""
+        return tuple(self.tuning.trials)
+
+    @property
+    def fastest(self) -> Trial | None:
+        """Of the trials that count; None where none does."""
+        return self.tuning.fastest
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Kind → path of the fastest plan's files; empty where none was kept."""
+        return dict(self.tuning.files)
+
+    @property
+    def interrupted(self) -> int | None:
+        """The exit code of the signal that ended it."""
+        return self.tuning.interrupted
+
+    @property
+    def error(self) -> ZerokitError | None:
+        """Why there is no fastest plan, as the command line ends with it; None where there is one."""
+        if self.seconds is None or self.interrupted is not None or self.fastest is not None:
+            return None
+        return _none_counts(self.tuning.trials)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``tune --json`` prints."""
+        found = body(self.tuning)
+        return found if self.seconds is None else {**found, "seconds": round(self.seconds, 3)}
 
 
 def _none_counts(trials: list[Trial]) -> ZerokitError:
@@ -123,7 +155,7 @@ def _none_counts(trials: list[Trial]) -> ZerokitError:
         return InputError(text)
     if all(measured.outcome == "oom" for measured in failed):
         text += (
-            "\nAll ran out of memory; try more with --top, or fix less: --checkpointing full, --micro-batch 1"
+            "\nAll ran out of memory; try more with ⟨top⟩, or fix less: ⟨checkpointing⟩ full, ⟨micro_batch⟩ 1"
         )
     kind = next((kind for kind in _FAILURES if kind.exit_code == failed[0].exit_code), RankFailed)
     return kind(text)

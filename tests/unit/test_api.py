@@ -1,0 +1,203 @@
+"""The library: typed functions that answer what the commands print, without torch or a second process."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import importlib
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerokit
+from zerokit import api, fields
+from zerokit.cli import run
+from zerokit.errors import InputError, NothingFits
+from zerokit.planner.options import BY_NAME, OPTIONS, PlanOptions, normalized
+
+JOB: dict[str, Any] = {"model": "llama-3.1-8b", "gpus": 8, "gpu": "h200", "seq_len": 4096}
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": 1,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3},
+}
+
+
+def words_of(options: dict[str, Any]) -> list[str]:
+    """Arguments as the command line takes them."""
+    return [word for name, value in options.items() for word in (BY_NAME[name].option, str(value))]
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str], command: str, *arguments: str, **options: Any
+) -> dict[str, Any]:
+    """What a command prints with ``--json``."""
+    run([command, *arguments, *words_of(options), "--json"])
+    out, err = capsys.readouterr()
+    assert out, err
+    body: dict[str, Any] = json.loads(out)
+    return body
+
+
+def as_json(body: dict[str, Any]) -> dict[str, Any]:
+    """A result without what differs between two runs, and between text and numbers in what was asked."""
+    found: dict[str, Any] = json.loads(json.dumps(body))
+    if "search" in found:
+        found["search"].pop("seconds")
+    if "request" in found:
+        found["request"] = {name: str(value) for name, value in found["request"].items()}
+    return found
+
+
+def test_it_is_imported_lazily_and_lists_its_names() -> None:
+    code = (
+        "import sys, zerokit\n"
+        "assert not {'torch', 'yaml', 'pydantic', 'click', 'zerokit.api'} & set(sys.modules)\n"
+        "assert dir(zerokit) == sorted(zerokit.__all__)\n"
+        "zerokit.plan(params='7b', gpus=8, gpu='h200')\n"
+        "assert not {'torch', 'click', 'rich'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_room_hides_a_function() -> None:
+    """Importing a package ``zerokit.plan`` would put the module in the function's place."""
+    first = zerokit.estimate(**JOB, zero=3).to_dict()
+    planned = zerokit.plan(**JOB).to_dict()
+    sized = zerokit.size(params="7b", gpu="h200", method="qlora").to_dict()
+    for name in zerokit.__all__:
+        getattr(zerokit, name)
+    for module in pkgutil.iter_modules(zerokit.__path__):
+        if module.name != "__main__":
+            importlib.import_module(f"zerokit.{module.name}")
+    for name in set(zerokit.__all__) - {"__version__"}:
+        assert callable(getattr(zerokit, name)), name
+    assert zerokit.estimate(**JOB, zero=3).to_dict() == first
+    assert as_json(zerokit.plan(**JOB).to_dict()) == as_json(planned)
+    assert zerokit.size(params="7b", gpu="h200", method="qlora").to_dict() == sized
+
+
+def test_check_and_launch_and_tune_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("deepspeed")
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text(json.dumps(DEEPSPEED))
+    Path("train.py").write_text("import deepspeed\ndeepspeed.initialize()\n")
+    for _ in range(2):
+        assert zerokit.check("ds.json").ok
+        dry = zerokit.launch("train.py", ["--x"], device="cpu", num_ranks=1, style="raw", dry_run=True)
+        assert isinstance(dry, importlib.import_module("zerokit.launcher.attempts").DryRun)
+        assert "train.py" in dry.argv and dry.environment["ZEROKIT_DEVICE"] == "cpu"
+        tuned = zerokit.tune("train.py", params="100k", gpus=2, device="cpu", style="raw", dry_run=True)
+        assert tuned.to_dict()["schema"] == "zerokit.tune/1" and tuned.error is None
+
+
+def test_results_are_what_the_commands_print(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = zerokit.plan(**JOB, out="zerokit-plan")
+    assert as_json(plan.to_dict()) == as_json(printed(capsys, "plan", **JOB))
+    found = zerokit.estimate(**JOB, zero=3, micro_batch=2)
+    assert found.to_dict() == printed(capsys, "estimate", **JOB, zero=3, micro_batch=2)
+    sized = zerokit.size(params="7b", gpu="h200", method="lora", price=2.5)
+    shown = printed(capsys, "size", "--price", "2.5", params="7b", gpu="h200", method="lora")
+    assert as_json(sized.to_dict()) == as_json(shown)
+    Path("ds.json").write_text(json.dumps(DEEPSPEED))
+    checked = zerokit.check("ds.json", model="llama-3.1-8b", gpus=1, vram="8GiB")
+    assert "does-not-fit" in {finding.rule for finding in checked.findings}
+    shown = printed(capsys, "check", "ds.json", model="llama-3.1-8b", gpus=1, vram="8GiB")
+    assert checked.to_dict() == shown
+
+
+def test_results_are_typed_and_frozen() -> None:
+    plan = zerokit.plan(**JOB, top=3)
+    assert plan.chosen.deepspeed_config["zero_optimization"]["stage"] == plan.chosen.zero_stage
+    assert plan.chosen.estimate.peak_allocated_bytes == max(
+        rank.peak_allocated_bytes for rank in plan.chosen.estimate.per_rank
+    )
+    assert len(plan.alternatives) == 2 and plan.alternatives[0].why
+    for result in (plan, plan.chosen, plan.chosen.estimate, zerokit.size(params="7b", gpu="h200")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(result, dataclasses.fields(result)[0].name, None)
+
+
+def test_a_plan_is_written_when_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = zerokit.plan(**JOB)
+    assert not list(tmp_path.iterdir()) and not plan.files
+    files = plan.write("there")
+    assert {"deepspeed", "accelerate", "plan"} <= files.keys()
+    assert zerokit.plan(recipe="there").chosen.deepspeed_config == plan.chosen.deepspeed_config
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"params": "7b", "gpus": 7, "tp": 2}, "tp"),
+        ({"params": "7b", "gpus": 8, "seq_len": "x"}, "seq_len"),
+        ({"params": "7b", "gpus": 8, "gpu": "nothing"}, "gpu"),
+        ({"params": "7b", "gpus": 8, "precision": "int3"}, "precision"),
+        ({"params": "7b", "gpus": 8, "gpu": "h200", "global_batch": 13}, "global_batch"),
+    ],
+)
+def test_errors_name_the_argument_and_the_command_its_option(
+    options: dict[str, Any], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError) as raised:
+        zerokit.plan(**options)
+    assert raised.value.field == field and str(raised.value).startswith(field)
+    assert "--" not in str(raised.value) and "⟨" not in str(raised.value)
+    code = run(["plan", *words_of(options)])
+    _, err = capsys.readouterr()
+    assert code == 2 and err == f"zerokit: {fields.as_options(raised.value.marked)}\n"
+    assert BY_NAME[field].option in err
+
+
+def test_what_does_not_fit_is_an_error_with_its_own_class() -> None:
+    with pytest.raises(NothingFits, match="host_ram") as raised:
+        zerokit.plan(model="llama-3.1-70b", gpus=1, gpu="t4", host_ram="64GiB")
+    assert "--host-ram" in fields.as_options(raised.value.marked)
+
+
+def test_arguments_that_there_are_not_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"seqlen: .* did you mean 'seq_len'"):
+        zerokit.plan(params="7b", seqlen=4096)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="tp: check does not take it"):
+        zerokit.check(tmp_path / "ds.json", tp=2)
+
+
+def test_one_table_of_options() -> None:
+    """Keyword arguments, options of the command line and keys of a recipe are the rows of one table."""
+    names = [option.name for option in OPTIONS]
+    assert set(PlanOptions.__annotations__) == set(names) == set(BY_NAME)
+    for function in (api.plan, api.estimate, api.size, api.tune):
+        parameters = inspect.signature(function).parameters
+        assert list(parameters)[-len(names) :] == names
+        assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    for command in ("plan", "estimate", "size", "tune"):
+        click = importlib.import_module(f"zerokit.cli.{command}").command
+        assert {option.option for option in OPTIONS} <= {word for p in click.params for word in p.opts}
+    assert normalized({"lora_targets": ["q_proj", "v_proj"], "overlap_comm": False, "inference": False}) == {
+        "lora_targets": "q_proj,v_proj", "overlap_comm": "off",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(zerokit.__all__) - {"__version__"}))
+def test_every_function_is_documented(name: str) -> None:
+    if name == "selective_checkpointing":
+        pytest.importorskip("torch")
+    text = inspect.getdoc(getattr(zerokit, name)) or ""
+    assert len(text.split("\n\n")) > 1, name
+
+
+@pytest.mark.parametrize("module", [api, fields])
+def test_examples_are_true(module: Any) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed

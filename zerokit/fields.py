@@ -1,0 +1,41 @@
+"""Names of arguments inside messages: the library says ``seq_len``, the command line ``--seq-len``.
+
+A message that names an argument marks it, ``⟨seq_len⟩``, and says nothing of how it is spelt. Who shows the
+message decides: :func:`plain` for Python and files, :func:`as_options` for the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_MARKED = re.compile(r"⟨([a-z_]+)⟩")
+
+
+def plain(text: str) -> str:
+    """The message with the names of Python arguments and of recipe keys: ``seq_len``.
+
+    >>> plain("⟨seq_len⟩ 8192 is beyond the model's 4096 positions")
+    "seq_len 8192 is beyond the model's 4096 positions"
+    """
+    return _MARKED.sub(r"\1", text)
+
+
+def as_options(text: str) -> str:
+    """The message with the options of the command line: ``--seq-len``.
+
+    >>> as_options("⟨seq_len⟩ 8192 is beyond the model's 4096 positions")
+    "--seq-len 8192 is beyond the model's 4096 positions"
+    """
+    return _MARKED.sub(lambda name: "--" + name[1].replace("_", "-"), text)
+
+
+def all_as_options(texts: Iterable[str]) -> tuple[str, ...]:
+    """Several messages with the options of the command line."""
+    return tuple(as_options(text) for text in texts)
+
+
+def first(text: str) -> str | None:
+    """The first argument that a message names; None where it names none."""
+    found = _MARKED.search(text)
+    return found[1] if found else None

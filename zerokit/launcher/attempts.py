@@ -1,0 +1,273 @@
+"""One launch from its options to its report: the run, and after an out-of-memory its retries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import InputError, ReportNotWritten
+from zerokit.fields import as_options
+from zerokit.files import home_folder
+from zerokit.launcher import replan
+from zerokit.launcher.prepare import Prepared, Wishes
+from zerokit.launcher.replan import NextPlan, NoNextPlan, PlanAgain
+from zerokit.launcher.supervisor.observed import Ended
+from zerokit.report import schema
+from zerokit.report.schema import RunReport
+
+MOST_RETRIES = 3
+
+Say = Callable[[str], None]
+
+
+def _unheard(text: str) -> None:
+    """Nobody listens."""
+
+
+def _unseen(report: RunReport) -> None:
+    """Nobody is shown the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Who hears of a launch.
+
+    Attributes:
+        say: line by line, how it goes.
+        show: the report of a run, when it is written.
+        failure: the last output of a rank that failed, as it came.
+    """
+
+    say: Say = _unheard
+    show: Callable[[RunReport], None] = _unseen
+    failure: Say = _unheard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """A launch that is over.
+
+    Attributes:
+        run_dir: the first run's folder; retries are in folders of their own inside.
+        report: of the first run, as ``report.json`` holds it; its retries are linked from it.
+        exit_code: of the last run, as the interfaces document them; 0: it went well.
+    """
+
+    run_dir: Path
+    report: RunReport
+    exit_code: int
+
+    @property
+    def outcome(self) -> str:
+        """The first run's: ``ok``, ``rank_failed``, ``oom``, ``hung``, ``launcher_lost``, ``interrupted``."""
+        return self.report.outcome
+
+    def to_dict(self) -> dict[str, Any]:
+        """``report.json``."""
+        return self.report.to_dict()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """What a launch would start: the command and its environment, secrets masked."""
+
+    argv: tuple[str, ...]
+    unset: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def dry_run(wishes: Wishes, say: Say) -> DryRun:
+    """Prepare a launch, and start nothing.
+
+    Raises:
+        InputError, NodeUnusable: it could not be launched.
+    """
+    from zerokit.launcher.prepare import prepare
+    from zerokit.launcher.secrets import Secrets
+
+    _check(wishes)
+    secrets = Secrets(os.environ, wishes.target.arguments)
+    shown = Path(wishes.run_dir or "runs/<timestamp>-<script>").absolute()
+    with ExitStack() as stack:
+        prepared = prepare(wishes, shown, stack)
+        for note in prepared.notes:
+            say(secrets.text(note))
+        return DryRun(
+            argv=tuple(secrets.argv(prepared.launch.argv)),
+            unset=tuple(prepared.command.unset_variables),
+            environment={name: secrets.text(value) for name, value in prepared.command.set_variables.items()},
+        )
+
+
+def launch(
+    wishes: Wishes, *, retries: int = 0, plan_again: PlanAgain, listener: Listener | None = None
+) -> LaunchResult:
+    """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed.
+
+    Raises:
+        InputError, NodeUnusable: it cannot be launched.
+    """
+    _check(wishes)
+    with ExitStack() as locks:  # the folders stay ours until the last retry is written into their reports
+        session = _Session(
+            wishes=wishes,
+            retries=retries,
+            plan_again=plan_again,
+            listener=listener or Listener(),
+            locks=locks,
+        )
+        return session.run()
+
+
+def _check(wishes: Wishes) -> None:
+    if wishes.show_ranks not in ("first", "all", "none"):
+        raise InputError(f"⟨show⟩ {wishes.show_ranks}: use first, all or none")
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One run that is over. ``next``: the plan to try after an out-of-memory, or why there is none."""
+
+    prepared: Prepared
+    report: RunReport
+    exit_code: int
+    next: NextPlan | NoNextPlan | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        """Where it ran."""
+        return self.prepared.launch.run_dir
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """A launch with its retries."""
+
+    wishes: Wishes
+    retries: int
+    plan_again: PlanAgain
+    listener: Listener
+    locks: ExitStack
+    say: Say = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.say = self.listener.say
+
+    def run(self) -> LaunchResult:
+        """The run, and its retries."""
+        last = first = self._attempt(self.wishes)
+        for number in range(1, self.retries + 1):
+            if last.report.outcome != "oom":
+                break
+            if not isinstance(last.next, NextPlan) or last.prepared.plan is None:
+                self.say(f"⟨retry_smaller⟩: no retry: {last.next}")
+                break
+            changes = replan.changes(last.prepared.plan["chosen"], last.next.plan.chosen)
+            self.say(f"⟨retry_smaller⟩: attempt {number + 1} of at most {self.retries + 1}: {changes}")
+            name = f"retry-{number}"
+            again = replace(self.wishes, plan=str(last.next.folder), run_dir=str(first.run_dir / name))
+            last = self._attempt(again, retry_of=first.run_dir)
+            outcome, code = last.report.outcome, last.exit_code
+            self._note_retry(
+                first, schema.Retry(folder=name, changes=changes, outcome=outcome, exit_code=code)
+            )
+        else:
+            if self.retries and last.report.outcome == "oom":
+                self.say(f"⟨retry_smaller⟩: out of memory again, after {self.retries} retries")
+        return LaunchResult(run_dir=first.run_dir, report=first.report, exit_code=last.exit_code)
+
+    def _note_retry(self, first: Attempt, retry: schema.Retry) -> None:
+        """Link a retry from the first run's report."""
+        first.report = first.report.model_copy(update={"retries": [*first.report.retries, retry]})
+        if (error := _write(first.run_dir, first.report)) is not None:
+            self.say(error.marked)
+
+    def _attempt(self, wishes: Wishes, retry_of: Path | None = None) -> Attempt:
+        from zerokit.launcher import prepare, run_folder
+        from zerokit.launcher.supervisor import supervisor
+
+        run_dir = run_folder.make_run_folder(wishes.run_dir, wishes.target.name, self.locks)
+        with ExitStack() as stack:
+            try:
+                prepared = prepare.prepare(wishes, run_dir, stack)
+                prepare.write_files(prepared)
+            except Exception:
+                # Nothing ran: an empty folder would only look like a run.
+                if wishes.run_dir is None:
+                    self.locks.close()
+                    with suppress(OSError):  # not empty: what was written tells why
+                        run_dir.rmdir()
+                raise
+            for note in prepared.notes:
+                self.say(note)
+            if self.retries and (reason := replan.why_not(prepared)) is not None:
+                self.say(f"warning: ⟨retry_smaller⟩ cannot help here: {reason}")
+            self.say(f"run folder: {run_dir}")
+            ended = supervisor.Supervisor(prepared.launch).run()
+        return self._conclude(prepared, ended, retry_of)
+
+    def _conclude(self, prepared: Prepared, ended: Ended, retry_of: Path | None) -> Attempt:
+        """Write and show the report; the failure's own words come last."""
+        from zerokit.launcher import conclude
+
+        run_dir = prepared.launch.run_dir
+        report = conclude.build(prepared, ended)
+        if retry_of is not None:
+            report = report.model_copy(update={"retry_of": str(retry_of)})
+        following, not_written = None, _write(run_dir, report)
+        if report.outcome == "oom":  # planning takes a while: the report is there already
+            following, report = self._explain_memory(prepared, report)
+            not_written = _write(run_dir, report)
+        self.listener.show(report)
+        self._tell_end(ended, run_dir)
+        exit_code = ended.verdict.exit_code
+        if not_written is not None:
+            self.say(not_written.marked)
+            # On a full disk the ranks' own reports are missing too; their exit codes were seen.
+            failed = ended.verdict.exit_code and not ended.verdict.reports_missing
+            exit_code = ended.verdict.exit_code if failed else not_written.exit_code
+        return Attempt(prepared=prepared, report=report, exit_code=exit_code, next=following)
+
+    def _tell_end(self, ended: Ended, run_dir: Path) -> None:
+        from zerokit.launcher.build_locks import stale_locks
+
+        if ended.dropped_bytes:
+            self.say(f"{ended.dropped_bytes} bytes of output could not be written, and were dropped")
+        if ended.survivors:
+            pids = ", ".join(map(str, ended.survivors))
+            self.say(f"warning: could not be killed: pid {pids} (stuck in the kernel)")
+        if ended.failure_tail.strip():
+            self.listener.failure(ended.failure_tail.rstrip("\n"))
+        self.say(f"{ended.verdict.outcome}: {ended.verdict.why}")
+        self.say(f"run folder: {run_dir}")
+        for lock in stale_locks(os.environ, home_folder()):
+            self.say(f"warning: {lock.what}; remove it: {lock.command}")
+
+    def _explain_memory(
+        self, prepared: Prepared, report: RunReport
+    ) -> tuple[NextPlan | NoNextPlan, RunReport]:
+        """Put the next plan that would fit into the report of an out-of-memory, or why there is none."""
+        following: NextPlan | NoNextPlan
+        try:
+            following = replan.next_plan(prepared, report.first_failure, self.plan_again)
+            changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}
+        except NoNextPlan as error:
+            following, changed = error, {"no_next_plan": as_options(str(error))}
+        if report.first_failure is not None:
+            failure = report.first_failure.model_copy(update=changed)
+            report = report.model_copy(update={"first_failure": failure})
+        return following, report
+
+
+def _write(run_dir: Path, report: RunReport) -> ReportNotWritten | None:
+    from zerokit.launcher import conclude
+
+    try:
+        conclude.write(run_dir, report)
+    except ReportNotWritten as error:
+        return error
+    return None

@@ -1,0 +1,64 @@
+"""Which plan a launch runs with: the one that is named, planned from a recipe, or found in this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from zerokit.emit import plan_file
+from zerokit.errors import InputError
+from zerokit.planner.plan_folder import DEFAULT_FOLDER
+
+_OWN = ("--deepspeed", "--deepspeed_config")
+
+PlanRecipe = Callable[[str, Sequence[str], Path], None]
+"""Plans a recipe with its overrides (``key=value``), and writes the plan into a folder."""
+
+
+def choose_plan(
+    *,
+    plan: str | None,
+    recipe: str | None,
+    deepspeed: str | None,
+    no_plan: bool,
+    overrides: Sequence[str],
+    arguments: Sequence[str],
+    plan_recipe: PlanRecipe,
+    say: Callable[[str], None],
+) -> str | None:
+    """The folder of the plan; None: the script runs without one.
+
+    Args:
+        arguments: the script's; a DeepSpeed file among them goes before a plan that only lies here.
+
+    Raises:
+        InputError: more than one is named, or the recipe cannot be planned.
+    """
+    named = {"plan": plan, "recipe": recipe, "deepspeed": deepspeed, "no_plan": no_plan}
+    given = [name for name, value in named.items() if value]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(f'⟨{name}⟩' for name in given)}: give one of them")
+    if recipe:
+        return _planned(recipe, overrides, plan_recipe)
+    if given:
+        return plan
+    if not Path(DEFAULT_FOLDER).is_dir():
+        return None
+    if not (Path(DEFAULT_FOLDER) / plan_file.FILE_NAME).is_file():
+        say(f"{DEFAULT_FOLDER} is not used: it holds no plan.yaml")
+        return None
+    own = next((argument for argument in arguments if argument.partition("=")[0] in _OWN), None)
+    if own is not None:
+        say(f"{DEFAULT_FOLDER} is not used: the script is given {own}; ⟨plan⟩ {DEFAULT_FOLDER} uses it")
+        return None
+    say(f"plan: {DEFAULT_FOLDER}, found here (⟨no_plan⟩ runs without one)")
+    return DEFAULT_FOLDER
+
+
+def _planned(recipe: str, overrides: Sequence[str], plan_recipe: PlanRecipe) -> str:
+    """Plan into a temporary folder; the run folder keeps a copy."""
+    from zerokit.launcher.locks import temporary_folder
+
+    folder = temporary_folder("plans")
+    plan_recipe(recipe, overrides, folder)
+    return str(folder)

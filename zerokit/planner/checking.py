@@ -1,0 +1,365 @@
+"""Check configurations: lint them and, where asked for, ask DeepSpeed, fix, estimate whether they fit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import FileInputError, InputError
+from zerokit.fields import as_options
+from zerokit.linter import output
+from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.discover import files_of
+from zerokit.linter.files import INTERNAL_ERROR, CheckedFile, check_files
+from zerokit.linter.finding import Finding
+from zerokit.planner.memory_source import Say, silent
+from zerokit.planner.recipes import Recipe
+from zerokit.strictload import Document
+from zerokit.units import parse_positive_int
+
+# a key that was renamed may have a value to fix
+_MOST_PASSES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What was found in the files.
+
+    Attributes:
+        files: each with its kind and findings; those that a file names come after it.
+        fixed: findings whose fix was written.
+        stopped: why DeepSpeed could not be asked, or why nobody can tell whether it fits; else None.
+    """
+
+    files: tuple[CheckedFile, ...]
+    fixed: tuple[Finding, ...] = ()
+    stopped: InputError | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of all files."""
+        return tuple(finding for file in self.files for finding in file.findings)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error."""
+        return not any(file.failed for file in self.files)
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """0, 2 for errors (``strict``: warnings too), 1 for an error of zerokit's own."""
+        if any(finding.rule == INTERNAL_ERROR for finding in self.findings):
+            return 1
+        failing = ("error", "warning") if strict else ("error",)
+        return 2 if any(finding.severity in failing for finding in self.findings) else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``check --json`` prints."""
+        return output.as_dict(self.files, fixed=self.fixed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """What to do beside reading the files.
+
+    Attributes:
+        kind: of all files; None: each is found out.
+        reader: who reads a DeepSpeed JSON: ``raw``, ``trainer``, ``accelerate`` or ``all``; None: inferred
+            from what lies beside it.
+        world_size: ranks of the run.
+        deepspeed_classes: also ask DeepSpeed's and Accelerate's own classes.
+        deep: also run the real ``deepspeed.initialize`` for every rank, on this CPU.
+        fix: write the fixes that cannot change what runs; ``unsafe``: also those that let an ignored setting
+            take effect.
+        ignore: rules that are not shown.
+        exclude: patterns of files that are left out of folders.
+        deepspeed_version, accelerate_version: to check for; None: the installed one, else the newest known.
+    """
+
+    kind: str | None = None
+    reader: str | None = None
+    world_size: int | str | None = None
+    deepspeed_classes: bool = False
+    deep: bool = False
+    fix: bool = False
+    unsafe: bool = False
+    ignore: frozenset[str] = frozenset()
+    exclude: tuple[str, ...] = ()
+    deepspeed_version: str | None = None
+    accelerate_version: str | None = None
+
+
+@contextmanager
+def for_versions(deepspeed: str | None, accelerate: str | None) -> Iterator[None]:
+    """Inside, the tables are of the versions named, else of those installed, else the newest.
+
+    Raises:
+        InputError: no tables of a version that is named.
+    """
+    from importlib import metadata
+
+    from zerokit.linter.accelerate import keys
+    from zerokit.linter.deepspeed import tables
+
+    with ExitStack() as stack:
+        for name, named, room in (("deepspeed", deepspeed, tables), ("accelerate", accelerate, keys)):
+            try:
+                stack.callback(room.restore, room.choose(named or metadata.version(name)))
+            except metadata.PackageNotFoundError:
+                continue  # the newest
+            except InputError:
+                if named:
+                    raise
+        yield
+
+
+def check(
+    paths: Sequence[str], options: Mapping[str, Any], settings: CheckSettings, *, say: Say = silent
+) -> CheckResult:
+    """Lint the files; ``options`` say what they are for (those of a plan that have ``in_check``).
+
+    Raises:
+        InputError: an argument that cannot be.
+    """
+    if settings.unsafe and not settings.fix:
+        raise InputError("⟨unsafe⟩ needs ⟨fix⟩")
+    if not paths:
+        raise InputError("name files or folders to check, or - for standard input")
+    if "-" in paths and settings.fix:
+        raise InputError("⟨fix⟩ writes files, and - is standard input; leave one out")
+    with for_versions(settings.deepspeed_version, settings.accelerate_version):
+        return _checked(paths, options, settings, say)
+
+
+def _checked(
+    paths: Sequence[str], options: Mapping[str, Any], settings: CheckSettings, say: Say
+) -> CheckResult:
+    context = _context(options, settings, say)
+    files, found = files_of(paths, exclude=settings.exclude)
+    read = functools.partial(
+        check_files, files, context, kind=settings.kind, ignore=settings.ignore, found=found
+    )
+    checked = read()
+    fixed: list[Finding] = []
+    for _ in range(_MOST_PASSES if settings.fix else 0):
+        more = _fix(checked, unsafe=settings.unsafe, say=say)
+        if not more:
+            break
+        fixed += more
+        checked = read()
+    _plans_and_recipes(checked)
+    stopped: InputError | None = None
+    try:
+        if settings.deepspeed_classes or settings.deep:
+            _ask_deepspeed(checked, context, deep=settings.deep)
+        if options.get("model") or options.get("params"):
+            _ask_whether_it_fits(checked, options, settings.world_size, say)
+    except InputError as error:
+        stopped = error  # what is known already is shown first
+    return CheckResult(files=tuple(checked), fixed=tuple(fixed), stopped=stopped)
+
+
+def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> Context:
+    given = {"world_size": settings.world_size, **{name: options.get(name) for name in ("gpus", "nodes")}}
+    numbers = {
+        name: parse_positive_int(value, f"⟨{name}⟩") if value else None for name, value in given.items()
+    }
+    fitting = ("vram", "seq_len", "method", "lora_rank", "checkpointing")
+    unasked = [f"⟨{name}⟩" for name in fitting if options.get(name)]
+    if unasked and not (options.get("model") or options.get("params")):
+        raise InputError(
+            f"{', '.join(unasked)}: for whether it fits; name the model, with ⟨model⟩ or ⟨params⟩"
+        )
+    ranks = numbers["world_size"] or numbers["gpus"]
+    if numbers["world_size"] and numbers["gpus"] and numbers["world_size"] != numbers["gpus"]:
+        raise InputError("⟨world_size⟩ and ⟨gpus⟩ say different numbers; give one of them")
+    nodes = numbers["nodes"] or 1
+    if ranks and ranks % nodes:
+        raise InputError(f"{ranks} ranks do not divide over ⟨nodes⟩ {nodes}; use a multiple of {nodes}")
+    precisions = gpu_name = None
+    if options.get("gpu"):
+        from zerokit.catalog import gpus
+
+        gpu = gpus.lookup(str(options["gpu"]))
+        gpu_name, precisions = gpu.title, frozenset({*gpu.peak_flops, "fp32"})
+    return Context(
+        readers=None if settings.reader is None else _readers(settings.reader),
+        every_reader_must_do=settings.reader == "all",
+        world_size=ranks,
+        gpus_per_node=ranks // nodes if ranks else None,
+        key_value_heads=key_value_heads(str(options["model"]), say) if options.get("model") else None,
+        precisions=precisions,
+        gpu_name=gpu_name,
+    )
+
+
+def _readers(word: str) -> frozenset[str]:
+    from zerokit.rules import EVERY_READER
+
+    if word == "all":
+        return EVERY_READER
+    if word not in EVERY_READER:
+        raise InputError(f"⟨for⟩ {word}: use raw, trainer, accelerate or all")
+    return frozenset({word})
+
+
+def key_value_heads(model: str, say: Say = silent) -> int | None:
+    """Of a model: from a Hugging Face config.json (a path or its folder) or the catalogue."""
+    from zerokit.strictload import load_json
+
+    path = Path(model)
+    path = path / "config.json" if path.is_dir() else path
+    if path.suffix == ".json" or path.is_file():
+        config = load_json(path, strict=False).value
+    else:
+        from zerokit.catalog import models
+
+        entry, notes = models.resolve(model)
+        for note in notes:
+            say(note)
+        config = entry.hf_config
+    if not isinstance(config, dict):
+        config = dict(config)
+    config = config.get("text_config") or config
+    heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or config.get("n_head")
+    return heads if isinstance(heads, int) and not isinstance(heads, bool) else None
+
+
+def _fix(checked: Sequence[CheckedFile], *, unsafe: bool, say: Say) -> list[Finding]:
+    from zerokit.linter.fix import fix_file
+
+    fixed: list[Finding] = []
+    for file in checked:
+        try:
+            fixed += fix_file(file, unsafe=unsafe)
+        except InputError as error:
+            say(error.marked)
+    return fixed
+
+
+def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
+    from zerokit.linter.files import internal_error
+    from zerokit.strictload import Place
+
+    for file in checked:
+        if file.document is None or file.kind not in ("plan", "recipe"):
+            continue
+        try:
+            if file.kind == "plan":
+                from zerokit.emit import plan_file
+
+                plan_file.read(file.path)
+            else:
+                from zerokit.planner.recipes import parse_recipe
+
+                _look_up(parse_recipe(file.document), file.document)
+        except InputError as error:
+            line, column = (error.line, error.column) if isinstance(error, FileInputError) else (1, 1)
+            file.findings.append(
+                Finding(
+                    path=file.path,
+                    place=Place(line or 1, column or 1),
+                    rule=f"{file.kind}-invalid",
+                    severity="error",
+                    message=error.message if isinstance(error, FileInputError) else as_options(error.marked),
+                    fix="",
+                )
+            )
+        except Exception as error:
+            file.findings.append(internal_error(file.path, error))
+
+
+def _look_up(recipe: Recipe, document: Document) -> None:
+    """The model and GPU that a recipe names.
+
+    Raises:
+        FileInputError: there is no such thing.
+    """
+    from zerokit.catalog import gpus, models
+
+    for key, look_up in (("gpu", gpus.lookup), ("model", models.lookup)):
+        name = recipe.request.get(key)
+        if name is None or (key == "model" and ("/" in name or Path(name).exists())):
+            continue
+        try:
+            look_up(name)
+        except InputError as error:
+            raise document.error((key,), as_options(error.marked)) from None
+
+
+def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bool) -> None:
+    """Tiers 2 and deep; only of files that can be read at all."""
+    from zerokit.linter.deepspeed.deep import DeepCase, run_deep
+    from zerokit.linter.deepspeed.file import degree
+
+    asked: list[tuple[CheckedFile, DeepCase]] = []
+    for file in checked:
+        if file.document is None or not isinstance(file.document.value, dict):
+            continue
+        if file.kind == "accelerate":
+            asked.append((file, DeepCase(mode="accelerate", path=file.path)))
+        elif file.kind == "deepspeed":
+            tensor_parallel = degree(file.document.value)
+            case = DeepCase(
+                config=file.document.value,
+                mode="initialize" if deep else "classes",
+                world_size=context.world_size or _smallest_world(file, tensor_parallel),
+                tensor_parallel=tensor_parallel,
+                key_value_heads=context.key_value_heads,
+            )
+            asked.append((file, case))
+    for (file, case), result in zip(asked, run_deep([case for _, case in asked]), strict=True):
+        if result.error is None or file.document is None:
+            continue
+        who = "Accelerate" if case.mode == "accelerate" else "DeepSpeed"
+        ranks = f" (ranks {', '.join(map(str, result.ranks_failed))} of {case.world_size})" if deep else ""
+        file.findings.append(
+            Finding(
+                path=file.path,
+                place=file.document.place(()),
+                rule="accelerate-says" if who == "Accelerate" else "deepspeed-says",
+                severity="error",
+                message=f"{who} refuses it{ranks}: {result.error}",
+                fix="",
+                source=f"the installed {who}",
+            )
+        )
+
+
+def _smallest_world(file: CheckedFile, tensor_parallel: int) -> int:
+    """A number of ranks the batch sizes allow, when none was named."""
+    assert file.document is not None
+    value = file.document.value
+    train, micro = value.get("train_batch_size"), value.get("train_micro_batch_size_per_gpu")
+    steps = value.get("gradient_accumulation_steps", 1)
+    if all(isinstance(number, int) and number > 0 for number in (train, micro, steps)):
+        return int(max(1, train // (micro * steps)) * tensor_parallel)
+    return 2 * tensor_parallel
+
+
+def _ask_whether_it_fits(
+    checked: Sequence[CheckedFile], options: Mapping[str, Any], world_size: int | str | None, say: Say
+) -> None:
+    from zerokit.planner.check_fits import why_it_does_not_fit
+
+    for file in checked:
+        if file.kind != "deepspeed" or file.document is None or file.failed:
+            continue
+        answer = why_it_does_not_fit(file.path, options, world_size, say)
+        if answer is not None:
+            severity, message = answer
+            file.findings.append(
+                Finding(
+                    path=file.path,
+                    place=file.document.place(("zero_optimization", "stage")),
+                    rule="does-not-fit",
+                    severity=severity,
+                    message=message,
+                    fix="turn it on in the script, and say so here with --checkpointing full"
+                    if severity == "warning"
+                    else "let `zerokit plan` choose",
+                )
+            )

@@ -1,0 +1,238 @@
+"""How many of which GPU a model and job need, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerokit.domain.hardware import Gpu
+from zerokit.errors import InputError
+from zerokit.fields import all_as_options, as_options, plain
+from zerokit.planner.documents import degrees
+from zerokit.planner.memory_source import Say, silent
+from zerokit.planner.request import resolve
+from zerokit.planner.values import whole
+from zerokit.search.explain import strategy_words
+
+if TYPE_CHECKING:
+    from zerokit.search.sizing import Size
+
+SCHEMA = "zerokit.size/1"
+TYPICAL = ("rtx-4090", "l40s", "a100-40gb", "a100-80gb", "h100-sxm-80gb", "h200", "b200", "mi300x")
+METHODS = ("full", "lora", "qlora")
+_MOST_GPUS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewestGpus:
+    """The fewest GPUs of one kind that can do the job with one method, with or without offload.
+
+    Attributes:
+        found: what the search found.
+        price_per_gpu_hour: as it was given; None where it was not.
+    """
+
+    found: Size
+    price_per_gpu_hour: float | None = None
+
+    @property
+    def gpu(self) -> str:
+        """The kind of GPU, as the catalogue names it."""
+        return self.found.gpu.name
+
+    @property
+    def method(self) -> str:
+        """``full``, ``lora`` or ``qlora``."""
+        return self.found.method
+
+    @property
+    def offload_allowed(self) -> bool:
+        """Whether states and weights may leave the GPUs."""
+        return self.found.offload
+
+    @property
+    def gpus(self) -> int | None:
+        """How many are needed; None where none of the numbers tried is enough."""
+        return self.found.gpus or None
+
+    @property
+    def nodes(self) -> int | None:
+        """The nodes that they are on."""
+        return self.found.nodes or None
+
+    @property
+    def seconds_per_1e9_tokens(self) -> float | None:
+        """Wall time to train on 1e9 tokens."""
+        return self.found.seconds_per_billion_tokens
+
+    @property
+    def gpu_hours_per_1e9_tokens(self) -> float | None:
+        """GPU-hours to train on 1e9 tokens."""
+        return self.found.gpu_hours_per_billion_tokens
+
+    @property
+    def cost_per_1e9_tokens(self) -> float | None:
+        """What these GPU-hours cost, in the price's currency; None without a price."""
+        hours, price = self.gpu_hours_per_1e9_tokens, self.price_per_gpu_hour
+        return hours * price if hours is not None and price is not None else None
+
+    @property
+    def why(self) -> str:
+        """The strategy in a line, or why there is none."""
+        return plain(self._why)
+
+    @property
+    def _why(self) -> str:
+        candidate = self.found.candidate
+        return self.found.why if candidate is None else strategy_words(candidate.strategy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """An entry of ``sizes``."""
+        row: dict[str, Any] = {
+            "gpu": self.gpu,
+            "method": self.method,
+            "offload_allowed": self.offload_allowed,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "seconds_per_1e9_tokens": self.seconds_per_1e9_tokens,
+            "gpu_hours_per_1e9_tokens": self.gpu_hours_per_1e9_tokens,
+            "cost_per_1e9_tokens": self.cost_per_1e9_tokens,
+        }
+        candidate = self.found.candidate
+        if candidate is None:
+            return {**row, "strategy": None, "why": as_options(self._why)}
+        return {
+            **row,
+            "min_vram_bytes": candidate.memory.min_vram_bytes,
+            "host_bytes_per_node": candidate.memory.host_bytes_per_node,
+            "strategy": degrees(candidate.strategy),
+            "why": as_options(self._why),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeResult:
+    """The fewest GPUs of each kind that was asked about.
+
+    Attributes:
+        request: the arguments that were given, by option without dashes in front.
+        sizes: by kind of GPU, method and offload.
+        notes: what was assumed, with arguments marked (:mod:`zerokit.fields`).
+        most_gpus: the most that were tried.
+    """
+
+    model_name: str
+    request: Mapping[str, Any]
+    sizes: tuple[FewestGpus, ...]
+    notes: tuple[str, ...]
+    most_gpus: int
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed, in sentences."""
+        return tuple(plain(note) for note in self.notes)
+
+    @property
+    def nothing_fits(self) -> str | None:
+        """That no number of these GPUs will do, in a sentence; None where some will."""
+        if any(size.gpus for size in self.sizes):
+            return None
+        kinds = dict.fromkeys(size.gpu for size in self.sizes)
+        return f"{self.model_name} fits on none of {', '.join(kinds)} up to {self.most_gpus} GPUs"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``size --json`` prints."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model_name,
+            "request": dict(self.request),
+            "sizes": [size.to_dict() for size in self.sizes],
+            "assumptions": list(all_as_options(self.notes)),
+        }
+
+
+def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | None = None) -> SizeResult:
+    """The fewest GPUs of each kind; ``gpu`` may name several with commas, ``gpus`` the most to try.
+
+    Raises:
+        InputError: an argument that cannot be; names it and the fix.
+    """
+    from zerokit.planner.options import given
+    from zerokit.search.sizing import sizes
+
+    _refuse(options)
+    kinds = _kinds(options)
+    resolved = resolve({**options, "gpu": kinds[0].name, "gpus": None, "vram": None}, say=say or silent)
+    request = resolved.request
+    prices = _prices(price, [gpu.name for gpu in kinds])
+    methods = (request.job.method,) if options.get("method") or request.job.inference else METHODS
+    most = whole(options, "gpus") or _MOST_GPUS
+    found = list(sizes(request, kinds, methods, most))
+    if all(size.refused for size in found):
+        raise InputError(found[-1].why)
+    return SizeResult(
+        model_name=resolved.model_name,
+        request=given(options),
+        sizes=tuple(FewestGpus(found=size, price_per_gpu_hour=prices.get(size.gpu.name)) for size in found),
+        notes=tuple(note for note in request.assumptions if "GPU" not in note),
+        most_gpus=most,
+    )
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    """Refuse what the answer says, or what it does not depend on."""
+    if options.get("device") == "cpu":
+        raise InputError("⟨device⟩ cpu: size counts GPUs; leave it out")
+    if options.get("nodes"):
+        raise InputError("⟨nodes⟩: size finds the number of nodes; leave it out")
+    if options.get("no_calibration"):
+        raise InputError("⟨no_calibration⟩: size takes the catalogue's figures; leave it out")
+
+
+def _kinds(options: Mapping[str, Any]) -> tuple[Gpu, ...]:
+    """The kinds of GPU that are asked about."""
+    from zerokit.catalog import gpus as catalog
+    from zerokit.units import parse_bytes
+
+    named = [part.strip() for part in str(options.get("gpu") or "").split(",") if part.strip()]
+    vram = options.get("vram")
+    if len(named) > 1 and vram:
+        raise InputError(f"⟨vram⟩: {len(named)} kinds of ⟨gpu⟩ have sizes of their own; name one kind")
+    if named and vram:
+        return (catalog.lookup(named[0]).with_total_memory(parse_bytes(vram, "⟨vram⟩")),)
+    if vram:
+        return (resolve({**options, "gpus": None}).request.cluster.gpu,)
+    return tuple(catalog.lookup(name) for name in named or TYPICAL)
+
+
+def _prices(text: str | None, names: Sequence[str]) -> dict[str, float]:
+    """GPU name → price of a GPU-hour.
+
+    Raises:
+        InputError: not a positive number, or a GPU that is not asked about.
+    """
+    if text is None:
+        return {}
+    from zerokit.catalog import gpus as catalog
+
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, amount = part.rpartition("=")
+        targets = [name.strip()] if equals else names
+        try:
+            value = float(amount)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < 1e6:
+            raise InputError(
+                f"⟨price⟩ {part.strip()}: expected a price per GPU-hour such as 2.10 or h200=3.5"
+            )
+        for target in targets:
+            target = target if target in names else catalog.lookup(target).name
+            if target not in names:
+                raise InputError(
+                    f"⟨price⟩ {part.strip()}: {target} is not asked about; {', '.join(names)} are"
+                )
+            found[target] = value
+    return found

@@ -1,0 +1,162 @@
+"""The one strategy that an estimate is for: a DeepSpeed file's, or plain values with what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, from_config
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
+from zerokit.errors import FileInputError, InputError
+from zerokit.planner.effects import refuse_beside_file
+from zerokit.search.plan import Request, choose_precision, make_space
+from zerokit.search.search import build_strategy
+from zerokit.search.space import Knobs, Layout, Pins, Placement, layout_violation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyFile:
+    """A DeepSpeed JSON.
+
+    Attributes:
+        config: as it stands in the file.
+        settings: what DeepSpeed makes of it.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    settings: DeepSpeedSettings
+
+
+def errors_in(path: str) -> tuple[str, ...]:
+    """What DeepSpeed would refuse or not understand of a file whose other keys are estimated, as notes."""
+    from zerokit.linter.deepspeed.file import Context
+    from zerokit.linter.files import check_files
+
+    (checked,) = check_files([path], Context(), kind="deepspeed")
+    errors = [finding for finding in checked.findings if finding.severity == "error"]
+    if not errors:
+        return ()
+    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+    first = errors[0]
+    return (
+        f"{path}:{first.place.line}: {first.message}{more} (`zerokit check {path}`); the rest is estimated",
+    )
+
+
+def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
+    """Read a DeepSpeed JSON that decides the strategy; ``options`` say what else was given.
+
+    Raises:
+        InputError: unreadable, a bad value, or an argument that the file decides.
+    """
+    from zerokit.strictload import load_json
+
+    document = load_json(path, strict=False)  # DeepSpeed reads past comments, too
+    if not isinstance(document.value, dict):
+        raise document.error((), "expected a JSON object: a DeepSpeed configuration")
+    refuse_beside_file(options, document.value)
+    try:
+        settings = from_config(document.value)
+    except FileInputError:
+        raise
+    except InputError as error:
+        raise InputError(f"{path}: {error.marked}") from None
+    settings = replace(settings, optimizer=settings.optimizer or options.get("optimizer"))
+    return StrategyFile(path=path, config=document.value, settings=settings)
+
+
+def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[Strategy, tuple[str, ...]]:
+    """The file's strategy, or plain values with what was given; and what was assumed.
+
+    Raises:
+        InputError: degrees, batch sizes or placements that cannot be.
+    """
+    pins, cluster = request.pins, request.cluster
+    tensor = pins.tensor_parallel or (file.settings.autotp_size if file else 1)
+    pipeline, sequence = pins.pipeline_parallel or 1, pins.sequence_parallel or 1
+    if cluster.gpus % (tensor * pipeline * sequence):
+        raise InputError(
+            f"⟨tp⟩ {tensor} × ⟨pp⟩ {pipeline} × ⟨sp⟩ {sequence} does not divide ⟨gpus⟩ {cluster.gpus}"
+        )
+    layout = Layout(data=cluster.gpus // (tensor * pipeline * sequence), tensor=tensor, pipeline=pipeline,
+                    sequence=sequence)  # fmt: skip
+    refused = layout_violation(layout, request.shape, request.job, cluster, pins)
+    if refused is not None:
+        raise InputError(f"{refused.message}; {refused.fix}")
+    checkpointing = pins.checkpointing or "none"
+    if file is not None:
+        settings, notes = _with_batch(file, layout.data, pins, request.job)
+        if tensor != settings.autotp_size:
+            settings = replace(settings, autotp_size=tensor)
+        strategy = Strategy(
+            settings=settings,
+            data_parallel=layout.data,
+            tensor_parallel=tensor,
+            pipeline_parallel=pipeline,
+            sequence_parallel=sequence,
+            checkpointing=checkpointing,
+        )
+        return strategy, notes
+    return _plain(request, layout, checkpointing)
+
+
+def _plain(request: Request, layout: Layout, checkpointing: str) -> tuple[Strategy, tuple[str, ...]]:
+    """Plain values where nothing was given."""
+    pins = request.pins
+    precision, why = choose_precision(request.precision, request.cluster, request.on_cpu)
+    micro, steps = _batch(request, layout.data)
+    placement = Placement(
+        stage=pins.zero_stage or 0,
+        optimizer=pins.offload_optimizer or "none",
+        parameters=pins.offload_param or "none",
+    )
+    chosen = Knobs(overlap_comm=pins.overlap_comm, **pins.sizes())
+    job = replace(request.job, global_batch=micro * steps * layout.data)
+    space = make_space(replace(request, job=job, precision=precision))[0]
+    return build_strategy(space, layout, placement, checkpointing, micro, steps, chosen), (why,)
+
+
+def _batch(request: Request, ranks: int) -> tuple[int, int]:
+    """Micro-batch and accumulation that meet what is given."""
+    pins, batch = request.pins, request.job.global_batch
+    micro, steps = pins.micro_batch, pins.gradient_accumulation
+    if batch is None:
+        return micro or 1, steps or 1
+    if batch % ranks:
+        raise InputError(f"⟨global_batch⟩ {batch} is not a multiple of {ranks} data-parallel ranks")
+    each = batch // ranks
+    if micro is None:
+        micro = each // (steps or each)  # not given: one sequence at a time
+        micro = micro or 1
+    if each % micro or (steps is not None and micro * steps != each):
+        raise InputError(
+            f"⟨global_batch⟩ {batch} is not micro-batch {micro} × accumulation × {ranks} data-parallel ranks"
+        )
+    return micro, each // micro
+
+
+def _with_batch(
+    file: StrategyFile, ranks: int, pins: Pins, job: Job
+) -> tuple[DeepSpeedSettings, tuple[str, ...]]:
+    """The file's batch sizes, completed as DeepSpeed does (runtime/config.py, _set_batch_related)."""
+
+    def number(key: str) -> int | None:
+        value = file.config.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+    train, steps = number("train_batch_size"), number("gradient_accumulation_steps")
+    micro = number("train_micro_batch_size_per_gpu") or pins.micro_batch
+    train = train or (job.global_batch if micro is None or steps is None else None)
+    notes = []
+    if micro is None and train is not None:
+        micro = max(1, train // ranks // (steps or 1))
+    if micro is None:
+        micro = 1
+        notes.append("micro-batch 1: the file does not say; give ⟨micro_batch⟩")
+    if steps is None:
+        steps = max(1, train // micro // ranks) if train is not None else 1
+    return replace(file.settings, micro_batch=micro, gradient_accumulation=steps), tuple(notes)

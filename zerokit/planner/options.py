@@ -1,0 +1,266 @@
+"""The arguments of a plan: the one table. From it come the options of the command line, the keys of a recipe,
+what ``check`` takes to say whether a file fits, the keyword arguments of the library and the README's table.
+
+To add one: a row in :data:`OPTIONS`, a line in :class:`PlanOptions`, and what it does in ``request.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from zerokit.domain.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
+from zerokit.errors import InputError
+from zerokit.units import parse_bytes, parse_count, parse_positive_int
+
+Check = Callable[[object, str], object]
+"""Raises :class:`InputError`, which names the value as it is told to, for a value that cannot be."""
+Group = Literal["Model", "Hardware", "Job", "Strategy", "Other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One argument of a plan.
+
+    Attributes:
+        name: as in Python and in a recipe (``seq_len``); the command line says ``--seq-len``.
+        metavar: what stands for its value in the help; empty: it is a switch.
+        valid: raises for a value that cannot be.
+        in_check: what ``zerokit check`` says that it takes it for; None: it does not take it.
+    """
+
+    name: str
+    group: Group
+    metavar: str
+    help: str
+    valid: Check
+    in_check: str | None = None
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is a switch, on where it is given."""
+        return not self.metavar
+
+    @property
+    def option(self) -> str:
+        """As the command line spells it."""
+        return "--" + self.name.replace("_", "-")
+
+
+def _one_of(*choices: str) -> Check:
+    def check(value: object, name: str) -> object:
+        if value not in choices:
+            raise InputError(f"{name}: {value!r}; use one of {', '.join(choices)}")
+        return value
+
+    return check
+
+
+def _or_auto(check: Check) -> Check:
+    return lambda value, name: value if value == "auto" else check(value, name)
+
+
+def _stage(value: object, name: str) -> object:
+    if isinstance(value, bool) or value not in (0, 1, 2, 3, "0", "1", "2", "3"):
+        raise InputError(f"{name}: {value!r}; use 0, 1, 2 or 3")
+    return value
+
+
+def _text(value: object, name: str) -> object:
+    if not isinstance(value, str) or not value.strip() or "\x00" in value:
+        raise InputError(f"{name}: expected text, got {value!r}")
+    return value
+
+
+def _flag(value: object, name: str) -> object:
+    if not isinstance(value, bool):
+        raise InputError(f"{name}: expected true or false, got {value!r}")
+    return value
+
+
+def _switch(value: object, name: str) -> object:
+    # on and off without quotes are booleans in YAML
+    if value not in ("on", "off") and not isinstance(value, bool):
+        raise InputError(f"{name}: {value!r}; use on or off")
+    return value
+
+
+def _targets(value: object, name: str) -> object:
+    items = value if isinstance(value, list) else [value]
+    return [_text(item, name) for item in items]
+
+
+_WHETHER = "for whether it fits."
+
+
+def _option(
+    name: str, group: Group, metavar: str, text: str, valid: Check, in_check: str | None = None
+) -> Option:
+    return Option(name=name, group=group, metavar=metavar, help=text, valid=valid, in_check=in_check)
+
+
+OPTIONS: tuple[Option, ...] = (
+    _option("params", "Model", "COUNT", "Parameters: 70b, 350m, 1.3e9 or an exact number.", parse_count,
+            f"Parameters, {_WHETHER}"),
+    _option("model", "Model", "NAME|PATH", "A catalogue name, a config.json, or a folder with one.", _text,
+            "Model, for tensor parallelism and whether it fits."),
+    _option("gpus", "Hardware", "N", "GPUs on all nodes together. Default: those of this machine.",
+            parse_positive_int, "GPUs on all nodes together."),
+    _option("nodes", "Hardware", "M", "Nodes they are on. Default: as few as hold them.",
+            parse_positive_int, "Nodes; 1 unless given."),
+    _option("gpu", "Hardware", "NAME", "Kind of GPU (zerokit gpus lists them). Default: this machine's.",
+            _text, "Kind of GPU, for precision and memory."),
+    _option("vram", "Hardware", "SIZE", "Memory per GPU as nvidia-smi counts it: 24GiB, 81559MiB.",
+            parse_bytes, f"Memory per GPU, {_WHETHER}"),
+    _option("host_ram", "Hardware", "SIZE", "Host memory per node: 1TiB. Default: no limit, but reported.",
+            parse_bytes),
+    _option("nvme", "Hardware", "DIR", "A folder on local NVMe on every node; allows NVMe offload.", _text),
+    _option("network", "Hardware", "RATE",
+            "Network per node and direction, per second: 50GB. Default 50GB.", parse_bytes),
+    _option("seq_len", "Job", "TOKENS", "Tokens per sequence. Default 2048, or the model's limit.",
+            parse_positive_int, f"Tokens per sequence, {_WHETHER}"),
+    _option("global_batch", "Job", "N", "Sequences per optimizer step; met exactly.", parse_positive_int),
+    _option("micro_batch", "Job", "N", "Sequences per GPU and forward pass.", parse_positive_int),
+    _option("gradient_accumulation", "Job", "N", "Micro-batches per optimizer step.", parse_positive_int),
+    _option("method", "Job", "|".join(METHODS), "What is trained. Default full.", _one_of(*METHODS),
+            f"Training method, {_WHETHER}"),
+    _option("lora_rank", "Job", "R", "Rank of the adapters. Default 16.", parse_positive_int,
+            f"Rank of the adapters, {_WHETHER}"),
+    _option("lora_targets", "Job", "NAMES", "Modules with adapters, comma-separated. Default all-linear.",
+            _targets),
+    _option("precision", "Job", "auto|" + "|".join(PRECISIONS), "Default auto: bf16 where there is it.",
+            _one_of("auto", *PRECISIONS)),
+    _option("optimizer", "Job", "TYPE", "DeepSpeed optimizer type. Default AdamW.", _text),
+    _option("attention", "Job", "|".join(ATTENTIONS), "Attention implementation. Default sdpa.",
+            _one_of(*ATTENTIONS)),
+    _option("quant", "Job", "|".join(QUANTIZATIONS), "Quantised weights when serving.",
+            _one_of(*QUANTIZATIONS)),
+    _option("new_tokens", "Job", "N",
+            "Of ⟨seq_len⟩, tokens that are generated when serving. Default: the prompt may take all.",
+            parse_positive_int),
+    _option("zero", "Strategy", "0-3", "ZeRO stage.", _or_auto(_stage)),
+    _option("offload_optimizer", "Strategy", "|".join(OFFLOAD_DEVICES), "Where the optimizer states live.",
+            _one_of("auto", *OFFLOAD_DEVICES)),
+    _option("offload_param", "Strategy", "|".join(OFFLOAD_DEVICES), "Where ZeRO-3's weights live.",
+            _one_of("auto", *OFFLOAD_DEVICES)),
+    _option("tp", "Strategy", "N|auto",
+            "Tensor parallel degree; auto: searched. The script must feed peers alike, as Accelerate does.",
+            _or_auto(parse_positive_int)),
+    _option("pp", "Strategy", "N", "Pipeline stages of a script that builds a PipelineModule.",
+            _or_auto(parse_positive_int)),
+    _option("sp", "Strategy", "N|auto",
+            "Sequence parallel degree (Ulysses); auto: searched. Batches must carry position_ids.",
+            _or_auto(parse_positive_int)),
+    _option("checkpointing", "Strategy", "|".join(CHECKPOINTINGS), "Activation checkpointing.",
+            _one_of("auto", *CHECKPOINTINGS), f"What the script turns on, {_WHETHER}"),
+    _option("reduce_bucket", "Strategy", "ELEMENTS", "reduce_bucket_size.", parse_count),
+    _option("prefetch_bucket", "Strategy", "ELEMENTS", "stage3_prefetch_bucket_size.", parse_count),
+    _option("persistence", "Strategy", "ELEMENTS", "stage3_param_persistence_threshold.", parse_count),
+    _option("sub_group", "Strategy", "ELEMENTS", "sub_group_size.", parse_count),
+    _option("overlap_comm", "Strategy", "on|off", "overlap_comm.", _switch),
+    _option("device", "Other", "auto|cuda|cpu",
+            "cpu: plan for CPU ranks of this machine (⟨gpus⟩ is then their number).",
+            _one_of("auto", "cuda", "cpu")),
+    _option("inference", "Other", "", "No training: weights, KV cache and the working set.", _flag),
+    _option("no_calibration", "Other", "",
+            "Ignore what `doctor --measure` and `tune` measured on this machine.", _flag),
+    _option("pipeline_module", "Other", "",
+            "The script builds a DeepSpeed PipelineModule: searches pipelines too.", _flag),
+)  # fmt: skip
+"""Every argument that ``plan``, ``estimate``, ``size`` and ``tune`` take, in the order of the help."""
+
+BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
+
+Count = int | float | str
+"""A number of parameters or elements: ``70b``, ``1.3e9``, 70_553_706_496."""
+Size = int | str
+"""Bytes, or text with a unit: ``24GiB``, ``80GB``."""
+
+
+class PlanOptions(TypedDict, total=False):
+    """The keyword arguments of the library; what each means stands in :data:`OPTIONS`."""
+
+    params: Count | None
+    model: str | os.PathLike[str] | None
+    gpus: int | str | None
+    nodes: int | str | None
+    gpu: str | None
+    vram: Size | None
+    host_ram: Size | None
+    nvme: str | os.PathLike[str] | None
+    network: Size | None
+    seq_len: int | str | None
+    global_batch: int | str | None
+    micro_batch: int | str | None
+    gradient_accumulation: int | str | None
+    method: Literal["full", "lora", "qlora"] | None
+    lora_rank: int | str | None
+    lora_targets: str | Sequence[str] | None
+    precision: Literal["auto", "bf16", "fp16", "fp32"] | None
+    optimizer: str | None
+    attention: Literal["sdpa", "eager", "flash_attention_2"] | None
+    quant: Literal["none", "int8", "int4"] | None
+    new_tokens: int | str | None
+    zero: int | str | None
+    offload_optimizer: Literal["auto", "none", "cpu", "nvme"] | None
+    offload_param: Literal["auto", "none", "cpu", "nvme"] | None
+    tp: int | str | None
+    pp: int | str | None
+    sp: int | str | None
+    checkpointing: Literal["auto", "none", "full", "selective"] | None
+    reduce_bucket: Count | None
+    prefetch_bucket: Count | None
+    persistence: Count | None
+    sub_group: Count | None
+    overlap_comm: bool | str | None
+    device: Literal["auto", "cuda", "cpu"]
+    inference: bool
+    no_calibration: bool
+    pipeline_module: bool
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given, by long name without dashes in front: what ``plan.yaml`` keeps."""
+    found = {}
+    for option in (*(o for o in OPTIONS if o.name != "device"), BY_NAME["device"]):
+        value = options.get(option.name)
+        if value not in (None, False) and not (option.name == "device" and value == "auto"):
+            found[option.name.replace("_", "-")] = value
+    return found
+
+
+def as_text(value: object) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as a program gives them (numbers, lists, paths), as the command line gives them: text.
+
+    Raises:
+        InputError: there is no such argument, or its value cannot be.
+    """
+    result: dict[str, Any] = {}
+    for name, value in options.items():
+        option = BY_NAME.get(name)
+        if option is None:
+            raise InputError(f"{name}: there is no such argument; {meant(name)}")
+        if value is None or (option.is_flag and value is False):
+            continue
+        if option.is_flag:
+            result[name] = option.valid(value, f"⟨{name}⟩")
+        else:
+            result[name] = as_text(value)
+    return result
+
+
+def meant(name: str, *more: str) -> str:
+    """The key that was meant, or all there are."""
+    from zerokit.suggest import alike
+
+    close = alike(name, [*BY_NAME, *more])
+    return f"did you mean {close[0]!r}?" if close else f"use {', '.join(BY_NAME)}"

@@ -1,0 +1,88 @@
+"""The folder of a plan: the DeepSpeed files, accelerate.yaml and plan.yaml."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import InputError
+from zerokit.fields import all_as_options
+from zerokit.planner.documents import PlannedStrategy, per_rank
+
+DEFAULT_FOLDER = "zerokit-plan"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse an ``--out`` that is no folder and cannot become one; makes nothing.
+
+    Raises:
+        InputError: names what is in the way.
+    """
+    try:
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+    except OSError as error:
+        raise InputError(f"⟨out⟩ {folder}: cannot be written: {error.strerror or error}") from None
+    if not there.is_dir():
+        raise InputError(f"⟨out⟩ {folder}: cannot be written: {there} is a file; name a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"⟨out⟩ {folder}: cannot be written: {there} is read-only here; name another")
+
+
+def write_plan(
+    folder: Path,
+    planned: PlannedStrategy,
+    request: Mapping[str, Any],
+    *,
+    assumptions: Sequence[str],
+    measured: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Write the DeepSpeed files, accelerate.yaml and plan.yaml; returns kind → path.
+
+    Args:
+        request: the arguments that it was planned from, by option without dashes in front.
+        assumptions: for people, in ``plan.yaml``.
+        measured: what a trial of it measured, where one did.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    from zerokit.emit import plan_file
+    from zerokit.emit.deepspeed import trainer_arguments
+    from zerokit.emit.files import plan_files
+    from zerokit.files import write_whole
+    from zerokit.linter.emitted import verify
+
+    strategy, job, cluster = planned.strategy, planned.job, planned.cluster
+    emitted = plan_files(strategy, job, nodes=cluster.nodes, folder=folder)
+    verify(
+        emitted.texts,
+        ranks=strategy.world_size // strategy.pipeline_parallel,
+        gpus_per_node=cluster.gpus_per_node,
+    )
+    check_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in emitted.texts.items():
+            write_whole(folder / name, text, through_links=True)
+    except OSError as error:
+        raise InputError(f"⟨out⟩ {folder}: cannot be written: {error.strerror or error}") from None
+    files = {**emitted.names, "plan": plan_file.FILE_NAME}
+    chosen = planned.to_dict()
+    # ranks alike once: the file is read by people
+    ranks = per_rank(planned.candidate.memory.ranks, world_size=0)
+    chosen["estimate"]["per_rank"] = [rank.to_dict() for rank in ranks]
+    if measured is not None:
+        chosen["measured"] = dict(measured)
+    plan_file.write(
+        folder,
+        request,
+        chosen,
+        assumptions=all_as_options(assumptions),
+        reasons=emitted.reasons,
+        files=files,
+        cluster={"nodes": cluster.nodes, "gpu": cluster.gpu.name},
+        trainer_arguments=() if job.inference else trainer_arguments(strategy),
+    )
+    return {kind: str(folder / name) for kind, name in files.items()}

@@ -1,0 +1,117 @@
+"""What a plan is: the choice and what it was chosen from, typed, and as ``zerokit.plan/1``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Candidate
+from zerokit.fields import all_as_options, as_options, plain
+from zerokit.planner.documents import PlannedStrategy
+from zerokit.search.plan import Plan
+
+PLAN_SCHEMA = "zerokit.plan/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """The fastest strategy that fits, and what it was chosen from.
+
+    Attributes:
+        request: the arguments that were given, by option without dashes in front.
+        plan: what the search found.
+        job, cluster: what was planned for; the job with the batch that was settled on.
+        parameters: the model's.
+        files: kind → path of the files that were written.
+    """
+
+    request: Mapping[str, Any]
+    plan: Plan
+    job: Job
+    cluster: Cluster
+    model_name: str
+    parameters: int
+    timed: bool = True
+    on_cpu: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def _planned(self, candidate: Candidate) -> PlannedStrategy:
+        return PlannedStrategy(
+            candidate=candidate, job=self.job, cluster=self.cluster, notes=self.plan.assumptions,
+            timed=self.timed, on_cpu=self.on_cpu,
+        )  # fmt: skip
+
+    @cached_property
+    def chosen(self) -> PlannedStrategy:
+        """The fastest that fits."""
+        return replace(self._planned(self.plan.chosen), parameters=self.parameters)
+
+    @cached_property
+    def alternatives(self) -> tuple[PlannedStrategy, ...]:
+        """The next best, fastest first."""
+        return tuple(self._planned(other) for other in self.plan.alternatives)
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Reason → how many candidates it ruled out."""
+        return dict(self.plan.rejected)
+
+    @property
+    def candidates(self) -> int:
+        """How many strategies were looked at."""
+        return self.plan.candidates
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step."""
+        return self.plan.global_batch
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed, in sentences."""
+        return tuple(plain(note) for note in self.plan.assumptions)
+
+    @property
+    def faster_with(self) -> tuple[str, ...]:
+        """What would be faster, and what it takes, in sentences."""
+        return tuple(plain(note) for note in self.plan.faster_with)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What is worth knowing, in sentences."""
+        return tuple(plain(note) for note in self.plan.advice)
+
+    def write(self, folder: str | Path) -> dict[str, str]:
+        """Write ``ds_config.json``, ``accelerate.yaml``, ``plan.yaml`` and variants; returns kind → path.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        from zerokit.planner.plan_folder import write_plan
+
+        return write_plan(Path(folder), self.chosen, self.request, assumptions=self.plan.assumptions)
+
+    def to_dict(self, *, whole: bool = True) -> dict[str, Any]:
+        """What ``plan --json`` prints. Not ``whole``: of the alternatives only why they come next."""
+        plan = self.plan
+        return {
+            "schema": PLAN_SCHEMA,
+            "request": dict(self.request),
+            "chosen": self.chosen.to_dict(),
+            "alternatives": [
+                other.to_dict() if whole else {"why": as_options(other.candidate.why)}
+                for other in self.alternatives
+            ],
+            "rejected": {as_options(reason): count for reason, count in plan.rejected.items()},
+            "search": {"candidates": plan.candidates, "seconds": plan.seconds},
+            "global_batch": plan.global_batch,
+            "assumptions": list(all_as_options(plan.assumptions)),
+            "faster_with": list(all_as_options(plan.faster_with)),
+            "advice": list(all_as_options(plan.advice)),
+            "files": dict(self.files),
+        }

@@ -1,0 +1,206 @@
+"""From options to a request: model, job, hardware, what is fixed of the strategy, what was measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zerokit.domain.job import (
+    ATTENTIONS,
+    CHECKPOINTINGS,
+    METHODS,
+    OFFLOAD_DEVICES,
+    PRECISIONS,
+    QUANTIZATIONS,
+    Job,
+    Lora,
+)
+from zerokit.errors import InputError
+from zerokit.planner.effects import refuse_idle
+from zerokit.planner.hardware import hardware
+from zerokit.planner.memory_source import Say, silent
+from zerokit.planner.options import given
+from zerokit.planner.values import MAX_GPUS, choice, count, whole
+from zerokit.search.plan import Request
+from zerokit.search.space import Pins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedRequest:
+    """What the options ask for: the request, and what was decided on the way (shown to the user).
+
+    Attributes:
+        given: the options as they were given, as ``plan.yaml`` keeps them.
+        vram_named: whether the memory per GPU is known rather than assumed.
+        found_here: whether the GPUs are this machine's.
+    """
+
+    request: Request
+    vram_named: bool
+    model_name: str
+    given: Mapping[str, Any]
+    found_here: bool = False
+
+
+def resolve(
+    options: Mapping[str, Any], *, single: bool = False, file: bool = False, say: Say = silent
+) -> ResolvedRequest:
+    """Options → request.
+
+    Args:
+        options: by name (:data:`zerokit.planner.options.OPTIONS`), as the command line gives them.
+        single: one strategy is estimated: what it needs may be traced; stage 0 where none is given.
+        file: a DeepSpeed file says the strategy.
+        say: hears of what takes long.
+
+    Raises:
+        InputError: names the argument, the value and the fix.
+    """
+    from zerokit.machine.versions import deepspeed_note
+    from zerokit.planner.models import choose_model
+
+    refuse_idle(options, single=single, file=file)
+    chosen = choose_model(options.get("params"), options.get("model"), single=single, say=say)
+    job, notes = _job(options, chosen.max_seq_len)
+    found = hardware(options)
+    if job.attention == "flash_attention_2" and not found.on_cpu and not found.cluster.gpu.supports("bf16"):
+        # both came with Ampere (the README of Dao-AILab/flash-attention: "NVIDIA CUDA Support")
+        raise InputError(
+            f"⟨attention⟩ flash_attention_2: FlashAttention-2 needs an Ampere GPU or a newer one, which "
+            f"{found.cluster.gpu.name} is not; use sdpa"
+        )
+    calibration, measured = None, tuple[str, ...]()
+    if (found.found_here or found.on_cpu) and not options.get("no_calibration"):
+        from zerokit.planner.calibration import of_this_machine
+
+        calibration, measured = of_this_machine(found.cluster, chosen.shape, job, on_cpu=found.on_cpu)
+    pins = _pins(options, found.on_cpu)
+    if (pins.pipeline_parallel or 1) > 1 and not pins.pipeline_module:
+        notes = (*notes, "the script builds a DeepSpeed PipelineModule: ⟨pp⟩ says so")
+    request = Request(
+        shape=chosen.shape,
+        job=job,
+        cluster=found.cluster,
+        memory=chosen.memory(job),
+        least_vram=chosen.memory(job).least_vram_bytes,
+        exact_memory=chosen.memory(job).detailed(),
+        pins=pins,
+        precision=choice(options, "precision", ("auto", *PRECISIONS)) or "auto",
+        calibration=calibration,
+        timed=not found.on_cpu,
+        on_cpu=found.on_cpu,
+        assumptions=(
+            *chosen.assumptions,
+            *found.notes,
+            *notes,
+            *measured,
+            *deepspeed_note(),
+        ),
+    )
+    return ResolvedRequest(
+        request=request,
+        given=given(options),
+        vram_named=found.named,
+        model_name=chosen.shape.name,
+        found_here=found.found_here,
+    )
+
+
+def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tuple[str, ...]]:
+    notes = []
+    length = whole(options, "seq_len", 10**8)
+    if length is None:
+        length = min(2048, max_seq_len or 2048)
+        limit = ", the model's limit" if length == max_seq_len else ""
+        notes.append(f"sequences of {length} tokens{limit}: ⟨seq_len⟩ not given")
+    elif max_seq_len is not None and length > max_seq_len:
+        notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} positions of the model's configuration")
+    method = choice(options, "method", METHODS) or "full"
+    rank, targets = whole(options, "lora_rank", 65536), options.get("lora_targets")
+    if method == "full" and (rank or targets):
+        raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩: only with ⟨method⟩ lora or qlora")
+    inference = bool(options.get("inference"))
+    quantization = choice(options, "quant", QUANTIZATIONS) or "none"
+    if quantization != "none" and not inference:
+        raise InputError(
+            f"⟨quant⟩ {quantization}: only with ⟨inference⟩; to train on 4-bit weights use ⟨method⟩ qlora"
+        )
+    new_tokens = whole(options, "new_tokens", 10**8)
+    if new_tokens is not None and not inference:
+        raise InputError(f"⟨new_tokens⟩ {new_tokens}: only with ⟨inference⟩")
+    if new_tokens is not None and new_tokens >= length:
+        raise InputError(
+            f"⟨new_tokens⟩ {new_tokens}: ⟨seq_len⟩ {length} is prompt and answer together; use fewer"
+        )
+    if inference and method != "full":
+        raise InputError(
+            f"⟨inference⟩ ⟨method⟩ {method}: adapters are trained, not served; leave ⟨method⟩ out"
+        )
+    names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
+    if not names:
+        raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
+    _known_optimizer(options.get("optimizer"))
+    return Job(
+        seq_len=length,
+        global_batch=whole(options, "global_batch"),
+        method=method,
+        lora=None if method == "full" else Lora(rank=rank or 16, targets=names),
+        optimizer=options.get("optimizer") or "AdamW",
+        attention=choice(options, "attention", ATTENTIONS) or "sdpa",
+        inference=inference,
+        quantization=quantization,
+        new_tokens=new_tokens,
+    ), tuple(notes)
+
+
+def _known_optimizer(name: str | None) -> None:
+    """The rule for files asks the same of a DeepSpeed JSON."""
+    from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+    from zerokit.rules import Setup, rule
+
+    details = name and rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
+    if isinstance(details, Mapping):
+        right = str(details["instead"])
+        mend = right if right.startswith("write") else "use Adam, AdamW, Adagrad, Lamb, Lion or Muon"
+        raise InputError(
+            f"⟨optimizer⟩ {name}: it is neither a DeepSpeed optimizer nor in torch.optim; {mend}"
+        )
+
+
+def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
+    zero = options.get("zero")
+    stage = None
+    if zero not in (None, "auto"):
+        if str(zero) not in ("0", "1", "2", "3"):
+            raise InputError(f"⟨zero⟩ {zero}: use 0, 1, 2 or 3")
+        stage = int(str(zero))
+    overlap = choice(options, "overlap_comm", ("on", "off"))
+    optimizer = choice(options, "offload_optimizer", OFFLOAD_DEVICES)
+    parameters = choice(options, "offload_param", OFFLOAD_DEVICES)
+    if on_cpu and {optimizer, parameters} - {None, "none"}:
+        raise InputError(
+            "⟨offload_optimizer⟩, ⟨offload_param⟩: CPU ranks hold everything in host memory already"
+        )
+    if "nvme" in (optimizer, parameters) and not options.get("nvme"):
+        raise InputError("offload to nvme: name a folder on a local NVMe disk with ⟨nvme⟩ DIR")
+    return Pins(
+        zero_stage=stage,
+        offload_optimizer="none" if on_cpu else optimizer,
+        offload_param="none" if on_cpu else parameters,
+        tensor_parallel=whole(options, "tp", MAX_GPUS),
+        pipeline_parallel=whole(options, "pp", MAX_GPUS),
+        sequence_parallel=whole(options, "sp", MAX_GPUS),
+        micro_batch=whole(options, "micro_batch"),
+        gradient_accumulation=whole(options, "gradient_accumulation"),
+        checkpointing=choice(options, "checkpointing", CHECKPOINTINGS),
+        reduce_bucket_size=count(options, "reduce_bucket"),
+        prefetch_bucket_size=count(options, "prefetch_bucket"),
+        persistence_threshold=count(options, "persistence"),
+        sub_group_size=count(options, "sub_group"),
+        overlap_comm=None if overlap is None else overlap == "on",
+        pipeline_module=bool(options.get("pipeline_module")),
+        # a server is started for the degrees it is given; a training script must do its part
+        search_tensor=options.get("tp") == "auto" or bool(options.get("inference")),
+        search_sequence=options.get("sp") == "auto",
+    )

@@ -1,0 +1,44 @@
+"""The tuner: the planner's best few, each run for some steps on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerokit.launcher.command import Target
+    from zerokit.planner.memory_source import Say
+    from zerokit.tuner.result import TuneResult
+    from zerokit.tuner.tuning import TuneSettings
+
+__all__ = ["tune"]
+
+
+def tune(
+    target: Target,
+    options: Mapping[str, Any],
+    settings: TuneSettings,
+    *,
+    recipe: str | None = None,
+    run_dir: str | None = None,
+    dry_run: bool = False,
+    say: Say,
+) -> TuneResult:
+    """Run the planner's best plans, and keep the fastest; ``options`` are those of a plan.
+
+    Raises:
+        InputError, NothingFits, NodeUnusable: no trial can run. ReportNotWritten: the disk is full.
+    """
+    import time
+
+    from zerokit.planner.recipes import merged
+    from zerokit.tuner.result import TuneResult
+    from zerokit.tuner.tuning import Tuning
+
+    started = time.monotonic()
+    asked = merged(recipe, options) if recipe is not None else options
+    tuning = Tuning.prepare(target, asked, settings, say)
+    if dry_run:
+        return TuneResult(tuning=tuning)
+    tuning.run(run_dir)
+    return TuneResult(tuning=tuning, seconds=time.monotonic() - started)
