@@ -24,6 +24,9 @@ from pathlib import Path
 
 import pytest
 
+from zerokit.fields import plain
+from zerokit.planner.options import OPTIONS
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 VARY = "<!-- figures vary -->"
@@ -199,8 +202,28 @@ def test_the_comparison_of_measured_lines(shown: str, output: str, same: bool) -
     assert alike(shown, output, vary=True) == same
 
 
+OPTIONS_TABLE = re.compile(r"(?<=<!-- options -->\n).*?(?=<!-- end of options -->)", re.DOTALL)
+
+
+def options_table() -> str:
+    """The arguments of a plan, out of the planner's table of them."""
+    lines = ["| argument | option | value | meaning |", "| --- | --- | --- | --- |"]
+    for option in OPTIONS:
+        value = option.metavar.replace("|", " \\| ") or "(a switch)"
+        mark = " \\*" if option.in_check else ""
+        name = f"`{option.name}`{mark}"
+        lines.append(f"| {name} | `{option.option}` | {value} | {plain(option.help)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_of_options_is_the_planners() -> None:
+    found = OPTIONS_TABLE.search(README.read_text())
+    assert found is not None and found[0] == options_table(), "run: python tests/test_readme.py --write"
+
+
 def rewrite() -> None:
     """Replace the output of every block that shows all of it; those with an ellipsis stay."""
+    README.write_text(OPTIONS_TABLE.sub(lambda _: options_table(), README.read_text()))
     pending = iter(examples())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
