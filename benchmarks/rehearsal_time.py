@@ -82,7 +82,7 @@ class Times:
                 if row.get("world_size", 1) == 1 and "step_seconds" in row
             ]
         runs = timed_runs(self.options.rows)
-        return [(run.name, run.row["step_seconds_median"], run) for run in runs]
+        return [(run.name, run.row.get("step_seconds_median", 0.0), run) for run in runs]
 
     def compare(self, name: str, measured: float, row: Any) -> None:
         """One line."""
@@ -93,6 +93,13 @@ class Times:
             print(f"{name:<32} measured {measured:.4f} s  no answer: {error}", flush=True)
             return
         found = step_time(events, self.gpu, ranks)
+        if not measured:
+            print(
+                f"{name:<32} predicted {found.seconds:.4f} s  range {found.low:.4f} to {found.high:.4f}  "
+                f"{_why(found)}",
+                flush=True,
+            )
+            return
         error = found.seconds / measured - 1
         self._errors.append(abs(error))
         inside = found.low <= measured <= found.high
@@ -100,9 +107,7 @@ class Times:
         print(
             f"{name:<32} measured {measured:.4f} s  predicted {found.seconds:.4f} {100 * error:+.1f} %  "
             f"range {found.low:.4f} to {found.high:.4f} ({'inside' if inside else 'outside'})  "
-            f"{self._known(events, measured, row, ranks)}paced by {found.paced_by}: host "
-            f"{_part(found, 'host')}, gpu {_part(found, 'gpu')}, links "
-            f"{found.parts.get('collectives', 0.0) + found.parts.get('copies', 0.0):.4f}",
+            f"{self._known(events, measured, row, ranks)}{_why(found)}",
             flush=True,
         )
 
@@ -165,8 +170,10 @@ class Times:
             print(f"without answer: {', '.join(self._unanswered)}")
 
 
-def _part(found: StepTime, name: str) -> str:
-    return f"{found.parts.get(name, 0.0):.4f}"
+def _why(found: StepTime) -> str:
+    shown = ("host", "gpu", "collectives", "copies", "cpu adam")
+    parts = ", ".join(f"{name} {found.parts[name]:.4f}" for name in shown if name in found.parts)
+    return f"paced by {found.paced_by}: {parts}"
 
 
 if __name__ == "__main__":
