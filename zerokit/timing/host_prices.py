@@ -19,9 +19,10 @@ class HostPrices:
 
     Attributes:
         in_a_model: what an operator takes in a model over what it takes in a loop of its own, where every
-            cache is warm. With ``python_call`` fitted to the three whole models of ``h200-operators.jsonl``
-            (16 Llama layers: forward 19.1 ms, with backward 51.9, checkpointed 101.7), which both then give
-            within 1 %.
+            cache is warm. Fitted with ``python_call`` to the host times of seven passes, which both then give
+            within 10 %: three of 16 Llama layers (``h200-operators.jsonl``: forward, backward, checkpointed)
+            and four of DeepSpeed's stages 1 and 3 (``kernels.jsonl``, llama-2048.l16.*.b1.s64, forward and
+            backward), whose host comes out at 0.54 of this one.
         python_call: a function entered; a C function takes ``c_call_share`` of it.
         kernel: an operator that launches a kernel; ``autograd``: more of it where it is recorded,
             ``backward``: more in autograd's thread (the node around it).
@@ -31,9 +32,9 @@ class HostPrices:
         bytes_per_second: of an operator on the host.
     """
 
-    python_call: float = 1.43e-6
+    python_call: float = 1.08e-6
     c_call_share: float = 1 / 3
-    in_a_model: float = 1.56
+    in_a_model: float = 1.64
     kernel: float = 9.0e-6
     autograd: float = 2.0e-6
     backward: float = 3.5e-6
