@@ -233,7 +233,7 @@ def launch(
     hostfile: Path | None = None,
     master_port: int | None = None,
     grace: float = 10.0,
-    heartbeat: float = 60.0,
+    heartbeat: float | None = None,
     show: str = "first",
     no_arguments: bool = False,
     accept_mismatch: bool = False,
@@ -257,7 +257,8 @@ def launch(
         num_ranks: instead of the plan's number. nodes: the first so many hosts of the hostfile.
         hostfile: machines to run on. master_port: where the ranks meet; None: a free port.
         grace: seconds from SIGTERM to SIGKILL.
-        heartbeat: seconds without progress after which the run counts as hung; 0: never.
+        heartbeat: seconds without progress after which the run counts as hung; 0: never; None: what the
+            run has shown decides.
         show: which ranks' output to pass on: ``first``, ``all`` or ``none``.
         no_arguments: add no arguments of the plan to the script's.
         accept_mismatch: run a script that contradicts its plan.

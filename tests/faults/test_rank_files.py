@@ -28,7 +28,14 @@ from tests.support.ranks import (
 )
 from tests.support.reports import report_of
 from zerokit.errors import ReportNotWritten
-from zerokit.launcher.rank_file import RankTail, find_rank_files, rank_file, read_rank_file, stacks_file
+from zerokit.launcher.rank_file import (
+    STACKS_SIGNAL,
+    RankTail,
+    find_rank_files,
+    rank_file,
+    read_rank_file,
+    stacks_file,
+)
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.report import report_of_folder, write_report
 from zerokit.report.schema import RunReport
@@ -140,14 +147,14 @@ def test_a_crash_leaves_the_python_stack(tmp_path):
     assert "in deep" in stacks_file(tmp_path, 0).read_text()
 
 
-def test_stacks_are_saved_on_sigusr1_and_training_goes_on(tmp_path):
+def test_stacks_are_saved_on_request_and_training_goes_on(tmp_path):
     script = write_script(
         tmp_path, "import time\ndef stalled():\n    time.sleep(1.5)\nstalled()\nprint('on')\n"
     )
     with start_rank(tmp_path, "--", script) as process:
         wait_for(rank_file(tmp_path, 0).exists, "the first tick")
         time.sleep(0.5)
-        process.send_signal(signal.SIGUSR1)
+        process.send_signal(STACKS_SIGNAL)
         out, _ = process.communicate()
     assert (process.returncode, out) == (0, "on\n")
     assert "in stalled" in stacks_file(tmp_path, 0).read_text()

@@ -23,8 +23,8 @@ _MOST_RETRIES = 3  # as zerokit.launcher.attempts has it, for the help
 _IS_OVERRIDE = re.compile(r"[a-z][a-z_-]*=")
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if not 0 <= value <= 1e6:
+def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 <= value <= 1e6:
         raise InputError(f"⟨{param.name}⟩: {value} must be between 0 and 1000000 seconds")
     return value
 
@@ -72,10 +72,10 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
 )
 @click.option(
     "--heartbeat",
-    default=60.0,
-    show_default=True,
+    type=float,
     callback=_seconds,
-    help="Seconds without progress after which the run counts as hung; 0: never.",
+    help="Seconds without progress after which the run counts as hung; 0: never. Default: what the run has "
+    "shown decides, from 60 s (300 s for what it does for the first time) to 600 s.",
 )
 @click.option("--show", default="first", metavar="first|all|none", help="Which ranks' output to pass on.")
 @click.option(

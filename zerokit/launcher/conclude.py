@@ -6,20 +6,25 @@ from pathlib import Path
 
 from zerokit.launcher.prepare import Prepared
 from zerokit.launcher.supervisor.observed import Ended
-from zerokit.report.schema import RunReport
+from zerokit.report.schema import Hang, RunReport
 
 
 def build(prepared: Prepared, ended: Ended) -> RunReport:
     """The report of a run that is over."""
     from zerokit.launcher.verdict.report import build_report
 
-    return build_report(
+    report = build_report(
         ended.evidence,
         verdict=ended.verdict,
         plan=prepared.plan,
         problems=ended.files.problems,
         elapsed_seconds=ended.elapsed_seconds,
     )
+    if ended.cause is not None:
+        hang = Hang.model_validate(ended.cause.to_dict())
+        problems = [*report.problems, f"likely cause: {ended.cause}"]
+        return report.model_copy(update={"hang": hang, "problems": problems})
+    return report
 
 
 def write(run_dir: Path, report: RunReport) -> None:

@@ -23,7 +23,8 @@ class Launch:
         slurm_job: the id of the job whose nodes they are.
         unshared_hosts: those of them that have a run folder of their own.
         alive_seconds: without a sign of life from here for so long, ranks on other hosts end themselves.
-        heartbeat_seconds: without progress for so long, the run counts as hung; 0: never.
+        heartbeat_seconds: without progress for so long, the run counts as hung; 0: never; None: what the run
+            has shown decides (:mod:`zerokit.launcher.supervisor.heartbeat`).
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
         stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
         limit_seconds: the run is ended after so long; None: never.
@@ -41,7 +42,7 @@ class Launch:
     host: str
     script_arguments: tuple[str, ...] = ()
     grace_seconds: float = 10.0
-    heartbeat_seconds: float = 60.0
+    heartbeat_seconds: float | None = None
     remote: bool = False
     remote_hosts: tuple[str, ...] = ()
     slurm_job: str | None = None

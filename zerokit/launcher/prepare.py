@@ -40,7 +40,7 @@ class Wishes:
     style: str = "auto"
     run_dir: str | None = None
     grace_seconds: float = 10.0
-    heartbeat_seconds: float = 60.0
+    heartbeat_seconds: float | None = None
     num_ranks: int | None = None
     nodes: int | None = None
     hostfile: str | None = None

@@ -11,6 +11,8 @@ descriptor opened with ``O_APPEND``, so a kill at any moment leaves whole lines 
 ``timed``    steps and seconds of each, measured under a step limit (:mod:`zerokit.launcher.rank.step_limit`)
 ``oom``      an allocation that failed: what was asked for, what was live
 ``error``    an exception that nobody caught
+``calls``    the last collectives it entered, and where its Python is: when quiet or asked, and before the
+             last line (:mod:`zerokit.launcher.rank.calls`)
 ``note``     a snapshot or comparison the script asked for
 ``timeline`` points kept when a long file was compacted
 ``end``      the last line: everything known, and how it ended. Without it the rank did not finish.
@@ -27,6 +29,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import stat
 import threading
 from dataclasses import dataclass, field
@@ -43,6 +46,10 @@ _NAME = re.compile(r"rank-(\d{5,})\.jsonl")
 _MOST_KEPT_OPEN = 256  # of the files of many ranks: a process may open so many, often 1,024 in all
 _LOCK_SECONDS = 2.0  # a stuck network file system must not hold up the training thread
 
+STACKS_SIGNAL = signal.SIGURG
+"""Asks a rank for its Python stacks and its record of collectives. Ignored by processes that know nothing
+of it, and of no use to scripts: SIGUSR1 and SIGUSR2 are theirs (Slurm sends them before a job's end)."""
+
 Record = dict[str, Any]
 
 
@@ -57,7 +64,7 @@ def rank_file(run_dir: Path, rank: int) -> Path:
 
 
 def stacks_file(run_dir: Path, rank: int) -> Path:
-    """Path of the file that takes the Python stacks of rank ``rank`` (on SIGUSR1, or at a crash)."""
+    """Path of the file that takes the Python stacks of rank ``rank`` (on STACKS_SIGNAL, or at a crash)."""
     return run_dir / f"stacks-{rank:05d}.txt"
 
 

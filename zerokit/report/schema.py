@@ -195,6 +195,15 @@ class RankReport(_Part):
     timeline_fields: list[str] = []
 
 
+class Hang(_Part):
+    """Why a run hung: ``kind`` for programs, ``what`` and ``fix`` for people, the ranks to blame."""
+
+    kind: str
+    what: str
+    fix: str
+    ranks: list[Count] = []
+
+
 class RunReport(_Part):
     """One run. ``why``: the outcome in one sentence; ``started_at``: Unix seconds."""
 
@@ -214,6 +223,7 @@ class RunReport(_Part):
     problems: list[str] = []
     retries: list[Retry] = []
     retry_of: str | None = None
+    hang: Hang | None = None
 
     @property
     def on_gpu(self) -> bool:

@@ -26,9 +26,9 @@ _LEAST_SECONDS = 10.0
 _WITHOUT_HEARTBEAT_SECONDS = 120.0
 
 
-def patience_seconds(heartbeat_seconds: float) -> float:
+def patience_seconds(heartbeat_seconds: float | None) -> float:
     """How long ``alive`` may stand still: longer than zerokit itself waits for a silent rank."""
-    if heartbeat_seconds <= 0:
+    if heartbeat_seconds is None or heartbeat_seconds <= 0:
         return _WITHOUT_HEARTBEAT_SECONDS
     return max(_LEAST_SECONDS, 2 * heartbeat_seconds)
 

@@ -18,19 +18,23 @@ from typing import Any
 from zerokit.instrument import engine_facts
 from zerokit.instrument.post_import import Hook, PostImport
 from zerokit.launcher.rank import local_store, parts_hooks, step_limit
+from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.cuda_memory import CudaMemory
 from zerokit.launcher.rank.oom import OomWatch
 from zerokit.launcher.rank.probe import Probe
 
 
-def install(probe: Probe) -> PostImport:
+def install(probe: Probe, calls: Calls) -> PostImport:
     """Put the hooks for this rank."""
     oom = OomWatch(probe)
+    calls.engines = lambda: [engine for reference in ENGINES if (engine := reference()) is not None]
     hooks: dict[str, Hook] = {
         "torch": functools.partial(_hook_torch, probe, oom),
         "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom),
         "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
         "torch.distributed.rendezvous": local_store.keep_store_local,
+        "torch.distributed.distributed_c10d": calls.hook,
+        "deepspeed.runtime.zero.partitioned_param_coordinator": calls.hook_zero3,
         **parts_hooks.hooks(probe),
     }
     if probe.identity.device == "cpu":

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +130,8 @@ class Probe:
         self._reads = 0  # boundaries at which it was read
         self._mixed = False  # whether a boundary was passed unread since the last reading
         self._mine = True
+        self.last_words: Callable[[], Record] | None = None
+        """What else is to be written before the last line."""
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -148,6 +150,11 @@ class Probe:
         self._lock = threading.RLock()  # the ticker may have held it at the fork
         if self.cuda is not None:
             self.cuda.uninstall()
+
+    @property
+    def main_thread(self) -> int:
+        """Identifier of the thread that trains."""
+        return self._main_thread
 
     @property
     def mine(self) -> bool:
@@ -478,6 +485,8 @@ class Probe:
         with self._lock:
             self._settle()
         self.tell_of_engine()
+        if self.last_words is not None:
+            self.writer.write(self.last_words())
         record = self.account("end")
         failure = self.failure or {}
         if failure and (state, exit_code) == _CLEAN_EXIT:

@@ -22,10 +22,11 @@ from typing import Any
 from zerokit.launcher import rank_pipes
 from zerokit.launcher.rank import hooks
 from zerokit.launcher.rank import probe as probe_module
+from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.oom import error_record
 from zerokit.launcher.rank.probe import Identity, Probe
 from zerokit.launcher.rank.ticker import Ticker
-from zerokit.launcher.rank_file import stacks_file
+from zerokit.launcher.rank_file import STACKS_SIGNAL, stacks_file
 from zerokit.launcher.secrets import redact
 
 _OURS = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
@@ -97,7 +98,9 @@ class RankProcess:
     def __init__(self, probe: Probe, target: Target) -> None:
         self.probe = probe
         self.target = target
-        self.ticker = Ticker(probe)
+        self.calls = Calls(probe)
+        probe.last_words = self.calls.record
+        self.ticker = Ticker(probe, self.calls)
         self.exit_code = 1  # until the script has run to its end
         self.exit_reason: str | None = None
         self._before_sigterm: Any = signal.SIG_DFL
@@ -112,7 +115,9 @@ class RankProcess:
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             path = stacks_file(self.probe.run_dir, self.probe.identity.rank)
             self._stacks = path.open("a", buffering=1)
-            faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
+            # A Python handler too, so that the ticker hears of it; the stacks themselves need no interpreter.
+            signal.signal(STACKS_SIGNAL, lambda number, frame: None)
+            faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=True)
             if not faulthandler.is_enabled():
                 faulthandler.enable(file=self._stacks, all_threads=True)
         os.register_at_fork(after_in_child=self._in_child)
@@ -154,8 +159,8 @@ class RankProcess:
         with contextlib.suppress(ValueError):
             if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
                 signal.signal(signal.SIGTERM, self._before_sigterm)
-            faulthandler.unregister(signal.SIGUSR1)
-            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            faulthandler.unregister(STACKS_SIGNAL)
+            signal.signal(STACKS_SIGNAL, signal.SIG_DFL)
 
     def _measured_again(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A script that starts itself anew (to set a variable, say) is measured on."""
@@ -284,7 +289,7 @@ def main(arguments: list[str]) -> None:
         probe = probe_module.ACTIVE = Probe(identity, Path(run_dir))
         process = RankProcess(probe, target)
         process.start()
-        hooks.install(probe)
+        hooks.install(probe, process.calls)
     try:
         run_target(target)
     except BaseException as error:

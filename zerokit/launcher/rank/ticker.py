@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from zerokit.launcher.rank import deadman
+from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.probe import Probe
-from zerokit.launcher.rank_file import COMPACT_BYTES, TICK_SECONDS, Record
+from zerokit.launcher.rank_file import COMPACT_BYTES, STACKS_SIGNAL, TICK_SECONDS, Record
 
 _SAMPLE_SECONDS = 0.1  # of host memory on CPU ranks, where it is what is measured
 _TIMELINE_POINTS = 1024
@@ -59,8 +60,9 @@ def _larger(first: list[Any], second: list[Any]) -> list[Any]:
 class Ticker:
     """Writes the ticks, and the end when a signal finds the training thread stuck in a collective."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, calls: Calls) -> None:
         self._probe = probe
+        self._calls = calls
         self._timeline = Timeline()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zerokit-ticker", daemon=True)
@@ -132,6 +134,8 @@ class Ticker:
                 _die_of(signal.SIGTERM)
 
     def _signalled(self, numbers: bytes) -> None:
+        if STACKS_SIGNAL in numbers:
+            self._probe.writer.write(self._calls.record())
         if signal.SIGTERM in numbers and self.terminates():
             self._stuck_since = time.monotonic()
             self._tick()
@@ -153,11 +157,14 @@ class Ticker:
         record = probe.account("tick")
         self._timeline.add(record)
         probe.writer.write(record)
+        calls = self._calls.news(float(record["idle_seconds"]))
+        if calls is not None:
+            probe.writer.write(calls)
         if probe.writer.size_bytes() > COMPACT_BYTES:
             who = probe.identity
             probe.writer.compact(
                 [probe.start_record(), *probe.events, *probe.notes,
-                 self._timeline.record(who.rank, who.pid), record]
+                 self._timeline.record(who.rank, who.pid), self._calls.record(), record]
             )  # fmt: skip
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict.evidence import RankFiles, oom_kills, read_rank_files
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
+from zerokit.launcher.verdict.why_hung import Cause
 from zerokit.report.outcome import Outcome, RankState
 
 _CLOCK_SLACK_SECONDS = 1.0  # what keeping a clock right moves it by
@@ -22,6 +24,8 @@ class Observed:
 
     ``errors``: rank -> when its uncaught exception was read, in monotonic seconds. ``stopped_at`` and
     ``killed_at``: when the ranks were told to end, and killed, in Unix seconds.
+    ``stopped_ranks``: by a signal, when the run was found hung, and ``before_waking`` the ranks' records of
+    collectives then.
     """
 
     oom_kills_before: int = field(default_factory=oom_kills)
@@ -31,6 +35,9 @@ class Observed:
     launcher_lost: str | None = None
     interrupted_by: int | None = None
     hung: str | None = None
+    stopped_ranks: frozenset[int] = frozenset()
+    before_waking: Mapping[int, Mapping[str, Any]] | None = None
+    cause: Cause | None = None
     timed_out: str | None = None
     errors: dict[int, float] = field(default_factory=dict)
     survivors: list[int] = field(default_factory=list)
@@ -72,6 +79,7 @@ class Ended:
         survivors: processes that could not be killed.
         failure_tail: the end of what was printed by the rank that explains the failure.
         dropped_bytes: of output that could not be written.
+        cause: why it hung, where the ranks' records tell.
         elapsed_seconds: by a clock that nobody sets, where this machine's was set meanwhile.
     """
 
@@ -82,6 +90,7 @@ class Ended:
     failure_tail: str
     dropped_bytes: int
     elapsed_seconds: float | None = None
+    cause: Cause | None = None
 
 
 def conclude(
@@ -99,6 +108,7 @@ def conclude(
         failure_tail=_failure_tail(verdict, tails),
         dropped_bytes=dropped_bytes,
         elapsed_seconds=_elapsed_if_clock_was_set(progress),
+        cause=seen.cause,
     )
 
 

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zerokit.launcher import processes
 from zerokit.launcher.rank_file import RankTail, rank_file
+from zerokit.launcher.supervisor.heartbeat import Heartbeat
+from zerokit.launcher.verdict.rank_view import RankView, view
 from zerokit.units import format_gib, format_seconds
 
 _BUSY_CORE_SHARE = 0.05
@@ -71,8 +73,8 @@ class RankProgress:
 class Progress:
     """Follows the rank files of a run."""
 
-    def __init__(self, run_dir: Path, ranks: int, heartbeat_seconds: float) -> None:
-        self.heartbeat_seconds = heartbeat_seconds
+    def __init__(self, run_dir: Path, ranks: int, heartbeat_seconds: float | None) -> None:
+        self.heartbeat = Heartbeat(heartbeat_seconds)
         self.ranks = {r: RankProgress(r, RankTail(rank_file(run_dir, r))) for r in range(ranks)}
         self._here = socket.gethostname()
         self.started_at, self.started_clock = time.monotonic(), time.time()
@@ -115,6 +117,9 @@ class Progress:
         cpu_seconds = float(record.get("cpu_seconds") or state.cpu_seconds)
         idle = float(record.get("idle_seconds") or 0.0)
         moved = steps != state.steps or progress != state.progress
+        if moved or idle < state.idle_at_hearing:
+            phase = record.get("phase")
+            self.heartbeat.moved(state.rank, phase, state.idle_at_hearing, trained=steps > 0)
         if moved or idle < 1.0 or state.heard_at is None:
             state.quiet_since_cpu = (now, cpu_seconds)
         state.ending = bool(record.get("ending"))
@@ -129,34 +134,34 @@ class Progress:
 
     def hung(self, living: Iterable[int]) -> str | None:
         """Why the run counts as hung, or None. ``living``: ranks whose process has not ended."""
-        if self.heartbeat_seconds <= 0:
-            return None
         now = time.monotonic()
         states = [self.ranks[rank] for rank in living if rank in self.ranks]
-        if not states:
+        if not states or self.heartbeat.off:
             return None
+        heartbeat = self.heartbeat.seconds(state.rank for state in states)
         unheard = [s for s in states if s.heard_at is None]
         if unheard:
-            if now - self.started_at < max(self.heartbeat_seconds, _START_SECONDS):
+            if now - self.started_at < max(heartbeat, _START_SECONDS):
                 return None
             return f"{_names(unheard)} started no Python within {format_seconds(now - self.started_at)}"
-        silent = [s for s in states if s.silent_seconds(now) >= self.heartbeat_seconds and self._frozen(s)]
+        silent = [s for s in states if s.silent_seconds(now) >= heartbeat and self._frozen(s)]
         if silent:
             seconds = format_seconds(silent[0].silent_seconds(now))
             return f"{_names(silent)}{self._place(silent)}: no sign of life for {seconds}"
-        quiet = [s for s in states if self._quiet(s, now)]
+        quiet = [s for s in states if self._quiet(s, now, heartbeat)]
         if len(quiet) == len(states):
             return self._explain(quiet, now)
         ahead = max(state.steps for state in states)
         behind = [state for state in quiet if state.steps + 2 <= ahead]
         return self._explain(behind, now) if behind else None
 
-    def _quiet(self, state: RankProgress, now: float) -> bool:
+    @staticmethod
+    def _quiet(state: RankProgress, now: float, heartbeat: float) -> bool:
         seconds = state.quiet_seconds(now)
-        if seconds < self.heartbeat_seconds:
+        if seconds < heartbeat:
             return False
         training = state.steps > 0 and not state.ending
-        return training or not state.used_cpu() or seconds > _UNMOVING_FACTOR * self.heartbeat_seconds
+        return training or not state.used_cpu() or seconds > _UNMOVING_FACTOR * heartbeat
 
     def _frozen(self, state: RankProgress) -> bool:
         """Stopped, or using no CPU; a busy process that holds the interpreter's lock is neither."""
@@ -167,6 +172,34 @@ class Progress:
             return True
         seen, state.silent_cpu_ticks = state.silent_cpu_ticks, before.cpu_ticks
         return seen is not None and before.cpu_ticks - seen <= 1
+
+    def word(self, living: Iterable[int]) -> str | None:
+        """What to tell of a run that is quiet for a minute, but has shown that it may be for longer."""
+        now = time.monotonic()
+        states = [self.ranks[rank] for rank in living if rank in self.ranks]
+        if not states or self.heartbeat.off:
+            return None
+        limit = self.heartbeat.seconds(state.rank for state in states)
+        if not self.heartbeat.word(now, min(state.quiet_seconds(now) for state in states), limit):
+            return None
+        return f"{self._explain(states, now)}; counts as hung after {format_seconds(limit)} (--heartbeat)"
+
+    def views(
+        self, run_dir: Path, stopped: Container[int], records: Mapping[int, Mapping[str, Any]] | None
+    ) -> list[RankView]:
+        """What each rank was doing; ``records``: of its collectives, where not the newest ones count."""
+        newest = self.records("calls") if records is None else records
+        return [
+            view(run_dir, rank, newest.get(rank), steps=state.steps, gone=state.gone,
+                 stopped=rank in stopped, ending=state.ending)
+            for rank, state in self.ranks.items()
+        ]  # fmt: skip
+
+    def stopped(self, living: Iterable[int]) -> frozenset[int]:
+        """Ranks of this machine whose process is stopped (SIGSTOP, a debugger)."""
+        pids = {rank: self.ranks[rank].pid for rank in living if rank in self.ranks}
+        found = {r: processes.read_process(pid) for r, pid in pids.items() if pid is not None}
+        return frozenset(rank for rank, process in found.items() if process and process.state in "Tt")
 
     def _explain(self, quiet: list[RankProgress], now: float) -> str:
         seconds = min(state.quiet_seconds(now) for state in quiet)

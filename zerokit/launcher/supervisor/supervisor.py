@@ -27,11 +27,13 @@ from zerokit.launcher import run_folder as folder_module
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import cluster
 from zerokit.launcher.nodes.gather import Gatherer
+from zerokit.launcher.rank_file import STACKS_SIGNAL
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
 from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
 from zerokit.launcher.supervisor.output import Log, Terminal
 from zerokit.launcher.supervisor.progress import Progress
+from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
@@ -327,6 +329,7 @@ class Supervisor:
             self.terminal.say(f"warning: not as planned: {text}")
         if self.stop_after_stacks is not None and now >= self.stop_after_stacks:
             self.stop_after_stacks = None
+            self._explain_hang()
             self._stop(self.launch.grace_seconds)
         if self.stopping or self.seen.hung:
             return
@@ -335,6 +338,8 @@ class Supervisor:
         hung = self.progress.hung(self._living())
         if hung is not None:
             self._on_hung(hung)
+        elif (word := self.progress.word(self._living())) is not None:
+            self.terminal.say(word)
         self._show_status(now)
 
     def _on_remote_end(self, rank: int, record: dict[str, Any]) -> None:
@@ -360,11 +365,23 @@ class Supervisor:
         self._stop(self.launch.grace_seconds)
 
     def _on_hung(self, why: str) -> None:
-        self.seen.hung = f"hung: {why}"
-        self.terminal.say(f"{self.seen.hung}; saving the Python stacks of every rank")
-        self._command(do="signal", signal=int(signal.SIGUSR1), wake=True)
-        self._sweep_remote(int(signal.SIGUSR1))
+        self.seen.hung = why
+        self.seen.stopped_ranks = self.progress.stopped(self._living())
+        if self.seen.stopped_ranks:  # the request below wakes them, and all go on
+            self.seen.before_waking = self.progress.records("calls")
+        self.terminal.say(f"hung: {why}; saving the Python stacks of every rank")
+        self._command(do="signal", signal=int(STACKS_SIGNAL), wake=True)
+        self._sweep_remote(int(STACKS_SIGNAL))
         self.stop_after_stacks = time.monotonic() + STACKS_SECONDS
+
+    def _explain_hang(self) -> None:
+        """The ranks have answered: compare what they were doing."""
+        seen = self.seen
+        views = self.progress.views(self.launch.run_dir, seen.stopped_ranks, seen.before_waking)
+        cause = seen.cause = why_hung.explain(views)
+        if cause is not None:
+            seen.hung = f"{seen.hung}: {cause}"
+            self.terminal.say(f"likely cause: {cause}")
 
     def _show_status(self, now: float) -> None:
         line = self.progress.line(self.launch.predicted_peak_bytes)

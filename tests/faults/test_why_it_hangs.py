@@ -1,0 +1,66 @@
+"""Real hangs of two CPU ranks under DeepSpeed's ZeRO-3 and gloo: the verdict names the cause.
+
+One runs everywhere; all of them with ``./launch.sh test -m slow tests/faults/test_why_it_hangs.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Run
+
+pytest.importorskip("deepspeed")
+SCRIPT = Path(__file__).parents[1] / "scripts" / "hanging.py"
+HEARTBEAT = 15.0
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("deed", "kind", "words"),
+    [
+        ("module", "module_skipped", ("rank 1 skipped `visual` in step 5", "set_z3_leaf_modules")),
+        pytest.param("uneven", "uneven_batches", ("rank 1 left the training loop", "drop_last"), marks=SLOW),
+        pytest.param("save", "save_on_some_ranks", ("rank 0 saves alone (save_checkpoint at hanging.py:",
+                                                    "on every rank"), marks=SLOW),
+        pytest.param("save-last", "save_on_some_ranks", ("rank 0 saves alone",), marks=SLOW),
+        pytest.param("stopped", "stopped", ("rank 1 is stopped", "kill -CONT"), marks=SLOW),
+        pytest.param("loader", "data_loader", ("rank 1 waits for its next batch", "timeout"), marks=SLOW),
+        pytest.param("lock", "lock", ("rank 1 waits for a lock", "lock.acquire()"), marks=SLOW),
+        pytest.param("thread", "lock", ("another thread", "uploader"), marks=SLOW),
+        pytest.param("compile", "child_process", ("rank 1 waits for a process",), marks=SLOW),
+        pytest.param("operation", "different_collectives", ("all_reduce", "barrier"), marks=SLOW),
+        pytest.param("group", "wrong_group", ("different groups", "hanging.py:"), marks=SLOW),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_the_cause(tmp_path: Path, deed: str, kind: str, words: tuple[str, ...]) -> None:
+    options = ["--num-ranks", "2", "--heartbeat", str(HEARTBEAT), "--grace", "2", "--style", "none"]
+    run = Run(Path(sys.executable), tmp_path, [*options, str(SCRIPT), deed], {})
+    try:
+        code, _, err = run.end(240)
+        assert code == 11, err
+        report = run.report()
+        assert report["outcome"] == "hung"
+        assert report["hang"]["kind"] == kind, report["hang"]
+        for text in words:
+            assert text in err.replace("\n", " ")
+        assert not run.left()
+    finally:
+        run.clean_up()
+
+
+@SLOW
+def test_a_rank_that_dies_is_no_hang(tmp_path: Path) -> None:
+    """Out of memory on one rank, while the other waits for it: the rank is to blame, at once."""
+    options = ["--num-ranks", "2", "--heartbeat", str(HEARTBEAT), "--style", "none"]
+    run = Run(Path(sys.executable), tmp_path, [*options, str(SCRIPT), "oom"], {})
+    try:
+        code, _, err = run.end(240)
+        assert code == 10, err
+        failure = run.report()["first_failure"]
+        assert failure["rank"] == 1 and "cannot allocate 80 GiB" in failure["error"]
+        assert "hang" not in run.report()
+    finally:
+        run.clean_up()

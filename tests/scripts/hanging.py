@@ -1,0 +1,107 @@
+"""Hangs in the way that its first argument names: ZeRO-3 or plain torch.distributed on two CPU ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import torch
+
+KIND = sys.argv[-1]
+HIDDEN = 32
+AT_STEP = 4
+
+
+class Model(torch.nn.Module):
+    """A trunk, and a tower that text-only batches do not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Linear(HIDDEN, HIDDEN)
+        self.visual = torch.nn.Linear(HIDDEN, 2 * HIDDEN)
+        self.head = torch.nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: torch.Tensor, image: bool) -> torch.Tensor:
+        x = self.embed(x)
+        if image:
+            x = x + self.visual(x)[:, :HIDDEN]
+        return self.head(x).square().mean()
+
+
+class Slow(torch.utils.data.Dataset):
+    """Its fifth item never comes on rank 1."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if KIND == "loader" and index >= 2 * AT_STEP and os.environ["RANK"] == "1":
+            time.sleep(100_000)
+        return torch.ones(HIDDEN)
+
+
+def main() -> None:
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo")
+    rank = int(os.environ["RANK"])
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+    }
+    engine, *_ = deepspeed.initialize(
+        model=(model := Model()), model_parameters=model.parameters(), config=config
+    )
+    halves = [torch.distributed.new_group([0]), torch.distributed.new_group([1])]
+    other = torch.distributed.new_group([0, 1])
+    loader = torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1 if KIND == "loader" else 0)
+    lock = threading.Lock()
+    for step, batch in enumerate(loader):
+        odd = step == AT_STEP and rank == 1
+        if KIND == "uneven" and odd:
+            break
+        if odd:
+            if KIND == "lock":
+                lock.acquire()
+                lock.acquire()
+            elif KIND == "stopped":
+                os.kill(os.getpid(), 19)
+            elif KIND == "compile":
+                subprocess.run(["sleep", "100000"], check=True)
+            elif KIND == "thread":
+                worker = threading.Thread(target=threading.Event().wait, daemon=True, name="uploader")
+                worker.start()
+                worker.join()
+            elif KIND == "oom":
+                raise MemoryError("cannot allocate 80 GiB")
+            elif KIND == "dead":
+                os._exit(0)
+        if step == AT_STEP and KIND == "group":
+            torch.distributed.all_reduce(torch.ones(4), group=other if rank == 0 else None)
+        if step == AT_STEP and KIND == "operation":
+            if rank == 0:
+                torch.distributed.all_reduce(torch.ones(4))
+            else:
+                torch.distributed.barrier()
+        if step == AT_STEP and KIND == "shapes":
+            torch.distributed.all_reduce(torch.ones(4 if rank == 0 else 8))
+        loss = engine(batch, not (KIND == "module" and odd))
+        engine.backward(loss)
+        engine.step()
+        if rank == 0:
+            print("step", engine.global_steps, flush=True)
+        if step == AT_STEP and KIND == "save" and rank == 0:
+            engine.save_checkpoint("ckpt")
+        if step == 2 * AT_STEP:
+            break
+    if KIND == "save-last" and rank == 0:
+        engine.save_checkpoint("ckpt")
+    del halves
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Causes of a hang from the ranks' records alone: each kind told from its neighbours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.launcher.supervisor.heartbeat import Heartbeat
+from zerokit.launcher.verdict.rank_view import RankView, view
+from zerokit.launcher.verdict.why_hung import explain
+
+TORCH = "/v/site-packages/torch/distributed/distributed_c10d.py"
+SCRIPT = ["/home/me/train.py", 31, "main", "loss = engine(batch)"]
+
+
+def call(number: int, operation: str = "all_reduce", **more: Any) -> dict[str, Any]:
+    return {"number": number, "count": number, "operation": operation, "group": "0", "step": 4,
+            "phase": "forward", "shape": [4], "dtype": "float32", **more}  # fmt: skip
+
+
+def rank(
+    number: int, *calls: dict[str, Any], frames: list[list[Any]] | None = None, **known: Any
+) -> RankView:
+    """A rank whose last call is the one that it waits in, unless ``frames`` say otherwise."""
+    record: dict[str, Any] = {
+        "calls": list(calls), "groups": {"0": {"ranks": [0, 1]}, "4": {"ranks": [0, 1]}},
+        "frames": [[TORCH, 10, "all_reduce", "work.wait()"], SCRIPT] if frames is None else frames,
+    }  # fmt: skip
+    record |= {key: known.pop(key) for key in ("visited", "forward", "threads") if key in known}
+    return view(Path("/nowhere"), number, record, **known)
+
+
+def kind(*views: RankView) -> str | None:
+    cause = explain(views)
+    return None if cause is None else cause.kind
+
+
+WAITS = call(7, inside=True)
+
+
+def test_a_rank_that_is_stopped() -> None:
+    cause = explain([rank(0, WAITS), rank(1, call(6), stopped=True)])
+    assert cause is not None and (cause.kind, cause.ranks) == ("stopped", (1,))
+    assert "rank 0 waits in all_reduce of [4] float32 (step 5, train.py:31)" in cause.what
+
+
+def test_uneven_batches_are_not_a_save_on_one_rank() -> None:
+    assert kind(rank(0, WAITS), rank(1, call(6), gone=True, steps=4)) == "uneven_batches"
+    saving = [[TORCH, 1, "barrier", ""], ["/x/deepspeed/runtime/engine.py", 9, "save_checkpoint", ""], SCRIPT]
+    cause = explain([rank(0, WAITS, frames=saving), rank(1, call(6), gone=True)])
+    assert cause is not None and cause.kind == "save_on_some_ranks"
+    assert "rank 0 saves alone (save_checkpoint at train.py:31)" in cause.what and "has ended" in cause.what
+
+
+def test_a_skipped_module_is_named_by_its_topmost_name() -> None:
+    full = ["embed", "visual", "visual.blocks.0", "visual.blocks.0.fc", "head"]
+    cause = explain([
+        rank(0, call(7, "reduce_scatter_tensor", inside=True), visited=full, forward=[4, 4]),
+        rank(1, call(7, "all_gather_into_tensor", inside=True), visited=["embed", "head"], forward=[4, 4]),
+    ])  # fmt: skip
+    assert cause is not None and (cause.kind, cause.ranks) == ("module_skipped", (1,))
+    assert "rank 1 skipped `visual` in step 5" in cause.what and "rank 0 ran" in cause.what
+
+
+def test_a_rank_that_has_not_come_so_far_skipped_nothing() -> None:
+    """It waits for its data; the modules that it has not reached are not skipped."""
+    loader = [["/v/site-packages/torch/utils/data/dataloader.py", 5, "_try_get_data", ""], SCRIPT]
+    ahead = rank(0, WAITS, visited=["embed", "visual"], forward=[4, 4])
+    assert kind(ahead, rank(1, call(6), frames=loader, visited=["embed"], forward=[4, 4])) == "data_loader"
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (["/usr/lib/python3.11/threading.py", 1, "join", ""], "lock"),
+        (["/home/me/train.py", 1, "main", "with self.lock:"], "lock"),
+        (["/home/me/train.py", 1, "main", "x = compute()"], "elsewhere"),
+        (["/v/site-packages/torch/utils/file_baton.py", 1, "wait", "time.sleep(1)"], "compilation"),
+        (["/usr/lib/python3.11/subprocess.py", 1, "_try_wait", ""], "child_process"),
+        (["/usr/lib/python3.11/ssl.py", 1, "read", ""], "input_output"),
+    ],
+)
+def test_where_the_rank_is_that_the_others_wait_for(frame: list[Any], expected: str) -> None:
+    cause = explain([rank(0, WAITS), rank(1, call(6), frames=[frame, SCRIPT])])
+    assert cause is not None and (cause.kind, cause.ranks) == (expected, (1,))
+
+
+def test_all_wait_but_not_in_the_same() -> None:
+    assert kind(rank(0, WAITS), rank(1, call(7, "barrier", inside=True))) == "different_collectives"
+    assert kind(rank(0, WAITS), rank(1, call(7, shape=[8], inside=True))) == "different_shapes"
+    other = call(7, group="4", inside=True) | {"count": 1}
+    assert kind(rank(0, WAITS), rank(1, call(6), other)) == "wrong_group"
+
+
+def test_all_wait_in_the_same_collective() -> None:
+    assert kind(rank(0, WAITS), rank(1, WAITS)) == "network"
+    start = {"operation": "init_process_group", "shape": None, "inside": True}
+    cause = explain([rank(0, call(1, **start)), rank(1, call(1, **start))])
+    assert cause is not None and cause.kind == "network" and "where they connect" in cause.what
+
+
+def test_nothing_is_claimed_without_records(tmp_path: Path) -> None:
+    assert explain([view(tmp_path, 0, None), view(tmp_path, 1, None)]) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"calls": 5},
+        {"frames": [[1, 2]]},
+        {"groups": []},
+        {"calls": [{"number": "x"}]},
+        {"visited": [None], "forward": ["a"]},
+        {"threads": [3]},
+    ],
+)
+def test_a_damaged_record_is_no_traceback(tmp_path: Path, damage: dict[str, Any]) -> None:
+    explain([view(tmp_path, 0, damage), view(tmp_path, 1, damage)])
+
+
+def test_a_stack_is_read_where_the_rank_could_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "stacks-00001.txt").write_text(
+        'Thread 0x1 (most recent call first):\n  File "x.py", line 1 in other\n\n'
+        "Current thread 0x2 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'
+        '  File "/home/me/train.py", line 9 in main\n'
+    )
+    cause = explain([rank(0, WAITS), view(tmp_path, 1, None)])
+    assert cause is not None and cause.kind == "lock" and "train.py:9" in cause.what
+
+
+def test_the_heartbeat_follows_what_the_run_has_shown() -> None:
+    heartbeat = Heartbeat(None)
+    assert heartbeat.seconds([0]) == 300.0  # nothing seen yet
+    heartbeat.moved(0, "forward", 1.0, trained=True)
+    assert heartbeat.seconds([0]) == 60.0
+    heartbeat.moved(0, "save", 1.0, trained=True)
+    assert heartbeat.seconds([0]) == 300.0  # its first checkpoint
+    heartbeat.moved(0, "forward", 20.0, trained=True)
+    assert heartbeat.seconds([0]) == 200.0  # which was quiet for 20 s, and ended well
+    heartbeat.moved(0, "save", 500.0, trained=True)
+    assert heartbeat.seconds([0]) == 600.0
+
+
+def test_a_heartbeat_that_was_given_stays() -> None:
+    heartbeat = Heartbeat(7.0)
+    heartbeat.moved(0, "save", 500.0, trained=True)
+    assert heartbeat.seconds([0]) == 7.0 and not heartbeat.off
+    assert Heartbeat(0.0).off
+
+
+def test_a_long_quiet_is_told_once() -> None:
+    heartbeat = Heartbeat(None)
+    assert not heartbeat.word(0.0, 30.0, 300.0)
+    assert heartbeat.word(1.0, 61.0, 300.0) and not heartbeat.word(2.0, 62.0, 300.0)
+    assert not heartbeat.word(3.0, 1.0, 300.0) and heartbeat.word(4.0, 70.0, 300.0)
