@@ -6,84 +6,68 @@ count replaces the sum where there is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zerokit.domain.hf_config import HfConfig
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.errors import InputError
 
-__all__ = ["KNOWN_FAMILIES", "from_config"]
+__all__ = ["FAMILIES", "Family", "from_config"]
 
-_LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
-_GATED = frozenset(
-    {
-        "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2",
-        "gemma3", "gemma3_text", "phi3", "glm4", "granite", "olmo2", "cohere", "deepseek_v2", "deepseek_v3",
-        "modernbert", "gpt_oss",
-    }
-)  # fmt: skip
-_NOT_CAUSAL = {
-    "bert": "mlm", "roberta": "mlm", "xlm-roberta": "mlm", "distilbert": "mlm", "modernbert": "mlm",
-    "vit": "image-classification", "t5": "seq2seq", "bart": "seq2seq", "switch_transformers": "seq2seq",
-    "whisper": "speech-seq2seq",
-}  # fmt: skip
-# transformers 5.23 configuration defaults that catalogue files may leave out
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "bloom": {"intermediate_size": 4},
-    "whisper": {"vocab_size": 51865},
-    "vit": {"vocab_size": 1000},
-    "qwen3": {"head_dim": 128},
-    "qwen3_moe": {"head_dim": 128},
-    "gemma": {"head_dim": 256},
-    "gemma2": {"head_dim": 256},
-    "gemma3_text": {"head_dim": 256},
-    "glm4": {"head_dim": 128},
-}
 _WHISPER_FRAMES = 1500
-_MOST = 10**9  # far beyond any model
-# Operators of a layer's forward pass that launch a kernel, counted by torch's dispatcher (torch 2.13,
-# transformers 5.23; SDPA where the family has it, one for the attention; experts as grouped products): a norm
-# is eight kernels where it is no LayerNorm, and some families have one on queries and keys too.
-_LAYER_KERNELS: Mapping[str, float] = {
-    "llama": 38, "mistral": 38, "qwen2": 38, "cohere": 38, "phi3": 38, "granite": 40, "gemma": 42,
-    "qwen3": 54, "olmo2": 56, "glm4": 58, "gemma2": 73, "gemma3": 82, "gemma3_text": 82, "modernbert": 29,
-    "mixtral": 56, "qwen2_moe": 62, "deepseek_v3": 63, "qwen3_moe": 72, "gpt_oss": 73, "deepseek_v2": 91,
-    "vit": 12, "distilbert": 13, "bert": 14, "roberta": 14, "xlm-roberta": 14, "bart": 14, "opt": 15,
-    "mpt": 16, "whisper": 17, "gpt2": 19, "starcoder2": 22, "bloom": 23, "gpt_neox": 23, "falcon": 27,
-    "t5": 29, "phi": 31, "gptj": 45,
-}  # fmt: skip
-KNOWN_FAMILIES = frozenset(_LAYER_KERNELS) | {"switch_transformers"}
-"""Families whose shapes are known here: the catalogue's, each compared with what transformers builds."""
 _GATED_KERNELS, _PLAIN_KERNELS, _MOE_KERNELS = 38.0, 20.0, 18.0
 """Of a family that is not in the table; more of experts."""
 _CROSS_ATTENTION_KERNELS = 1.6
 """Of a decoder's layer over an encoder's: BART 1.5, T5 1.7, Whisper 1.6."""
 
 
-class _Config:
-    """Look-ups in a configuration under the names that families use."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What a configuration does not say of a model, because its family's code does. One row a family.
+
+    Attributes:
+        head: which ``AutoModelFor…`` it is trained with: causal, mlm, seq2seq, speech-seq2seq or
+            image-classification.
+        kernels: operators of a layer's forward pass that launch a kernel, as torch's dispatcher counts (torch
+            2.13, transformers 5.23; SDPA where the family has it, one for the attention; experts as grouped
+            products): a norm is eight kernels where it is no LayerNorm, and some families have one on queries
+            and keys too. ``None``: not counted.
+        gated: the feed-forward layer has a gate beside its first product.
+        latent_attention: heads of values are not as wide as those of queries (arXiv 2405.04434).
+        tied: the output head is the embedding, unless ``tie_word_embeddings`` says otherwise.
+        positions: rows of learned position and token-type tables.
+        kv_heads: key-value heads, given the attention heads, where the usual keys do not say them.
+        ffn: width of the feed-forward layer, given the hidden width, where the usual keys do not say it.
+        stacks: of encoders and decoders; ``None``: one stack of like layers.
+        shared_expert: of the width ``shared_expert_intermediate_size``.
+        images: tokens are patches of an image.
+        fixed_frames: the encoder's tokens are frames of audio, however long the text.
+        defaults: of transformers 5.23's configuration, which catalogue files may leave out.
+    """
+
+    head: str = "causal"
+    kernels: float | None = None
+    gated: bool = False
+    latent_attention: bool = False
+    tied: bool = False
+    positions: Callable[[_Config], int] | None = None
+    kv_heads: Callable[[_Config, int], int] | None = None
+    ffn: Callable[[_Config, int], int] | None = None
+    stacks: Callable[[_Config], tuple[Stack, ...]] | None = None
+    shared_expert: bool = False
+    images: bool = False
+    fixed_frames: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Config(HfConfig):
+    """A configuration with what its family leaves out."""
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:
-        self.values = {**_DEFAULTS.get(str(values.get("model_type")), {}), **values}
-        self.name = name
-
-    def whole(self, *keys: str, default: int | None = None) -> int:
-        for key in keys:
-            value = self.values.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{self.name}: {key} is {value!r}; expected a whole number of at least 1")
-            if value > _MOST:
-                raise InputError(f"{self.name}: {key} is {value}; expected at most {_MOST:,}")
-            return value
-        if default is None:
-            raise InputError(f"{self.name}: none of {', '.join(keys)} is in the configuration")
-        return default
-
-    def flag(self, key: str, default: bool) -> bool:
-        return bool(self.values.get(key, default))
+        self.family = FAMILIES.get(str(values.get("model_type")), _UNKNOWN)
+        super().__init__({**self.family.defaults, **values}, name)
 
 
 def from_config(
@@ -101,30 +85,31 @@ def from_config(
         raise InputError(f"{name}: expected a configuration with named values")
     if isinstance(hf_config.get("text_config"), Mapping):
         return _with_vision(hf_config, name, parameters)
-    family = str(hf_config.get("model_type", ""))
-    if not family:
+    model_type = str(hf_config.get("model_type", ""))
+    if not model_type:
         raise InputError(f"{name}: model_type is missing; is it a Hugging Face config.json?")
     config = _Config(hf_config, name)
-    stacks = _stacks(config, family)
+    family = config.family
+    stacks = _stacks(config)
     hidden = config.whole("hidden_size", "n_embd", "d_model", "dim")
     vocab = config.whole("vocab_size")
     heads = _heads(config)
-    tied = _tied(config, family)
-    head = _NOT_CAUSAL.get(family, "causal")
-    positions = _positions(config, family)
+    tied = config.flag("tie_word_embeddings", family.tied)
+    head = family.head
+    positions = family.positions(config) if family.positions is not None else 0
     embedding = 0 if head == "image-classification" else vocab * hidden
     extra = hidden * hidden if head == "mlm" else 0  # transform before the decoder
-    if family == "vit":
+    if family.images:
         patch, channels = config.whole("patch_size", default=16), config.whole("num_channels", default=3)
         extra += patch * patch * channels * hidden
     shape = ModelShape(
         name=name,
-        family=family,
+        family=model_type,
         head=head,
         stacks=stacks,
         hidden=hidden,
         heads=heads,
-        kv_heads=_kv_heads(config, family, heads),
+        kv_heads=_kv_heads(config, heads),
         head_dim=_head_dim(config, hidden, heads),
         vocab=vocab,
         tied=tied,
@@ -132,8 +117,8 @@ def from_config(
         parameters=0,
         experts=_experts(config),
         experts_per_token=config.whole("num_experts_per_tok", default=1),
-        gated=family in _GATED,
-        latent_attention=family in _LATENT,
+        gated=family.gated,
+        latent_attention=family.latent_attention,
     )
     separate_head = 0 if tied and head != "image-classification" else shape.head_parameters
     total = shape.block_parameters + shape.embedding_parameters + separate_head + extra
@@ -159,12 +144,16 @@ def _heads(config: _Config) -> int:
     return config.whole("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 
 
-def _kv_heads(config: _Config, family: str, heads: int) -> int:
-    if family == "falcon":
-        if config.flag("new_decoder_architecture", False):
-            return config.whole("num_kv_heads", default=heads)
-        return 1 if config.flag("multi_query", True) else heads
+def _kv_heads(config: _Config, heads: int) -> int:
+    if config.family.kv_heads is not None:
+        return config.family.kv_heads(config, heads)
     return config.whole("num_key_value_heads", "num_kv_heads", default=heads)
+
+
+def _falcon_kv_heads(config: _Config, heads: int) -> int:
+    if config.flag("new_decoder_architecture", False):
+        return config.whole("num_kv_heads", default=heads)
+    return 1 if config.flag("multi_query", True) else heads
 
 
 def _head_dim(config: _Config, hidden: int, heads: int) -> int:
@@ -175,64 +164,63 @@ def _experts(config: _Config) -> int:
     return config.whole("num_experts", "num_local_experts", "n_routed_experts", default=1)
 
 
-def _kernels(config: _Config, family: str, cross_attention: bool = False) -> float:
-    own = _LAYER_KERNELS.get(family)
+def _kernels(config: _Config, cross_attention: bool = False) -> float:
+    own, family = config.family.kernels, config.family
     if own is None:
-        own = _GATED_KERNELS if config.values.get("rms_norm_eps") or family in _GATED else _PLAIN_KERNELS
+        own = _GATED_KERNELS if config.values.get("rms_norm_eps") or family.gated else _PLAIN_KERNELS
         own += _MOE_KERNELS if _experts(config) > 1 else 0.0
     return own * (_CROSS_ATTENTION_KERNELS if cross_attention else 1.0)
 
 
-def _tied(config: _Config, family: str) -> bool:
-    untied_by_default = family not in ("bert", "roberta", "xlm-roberta", "distilbert", "gpt2", "opt", "bloom",
-                                       "t5", "bart", "whisper", "gemma", "gemma2", "gemma3_text", "cohere",
-                                       "mpt", "falcon", "modernbert", "switch_transformers")  # fmt: skip
-    return config.flag("tie_word_embeddings", not untied_by_default)
+def _learned_positions(config: _Config) -> int:
+    return config.whole("n_positions", "max_position_embeddings", default=1024)
 
 
-def _positions(config: _Config, family: str) -> int:
-    """Rows of learned position (and token-type) tables."""
-    if family in ("gpt2", "bert", "roberta", "xlm-roberta", "distilbert", "opt"):
-        rows = config.whole("n_positions", "max_position_embeddings", default=1024)
-        return rows + (config.whole("type_vocab_size", default=2) if "bert" in family else 0)
-    if family == "bart":
-        return 2 * (config.whole("max_position_embeddings", default=1024) + 2)
-    if family == "whisper":
-        return config.whole("max_source_positions", default=_WHISPER_FRAMES) + config.whole(
-            "max_target_positions", default=448
-        )
-    if family == "vit":
-        side = config.whole("image_size", default=224) // config.whole("patch_size", default=16)
-        return side * side + 2
-    return 0
+def _typed_positions(config: _Config) -> int:
+    return _learned_positions(config) + config.whole("type_vocab_size", default=2)
 
 
-def _stacks(config: _Config, family: str) -> tuple[Stack, ...]:
-    if family in ("t5", "switch_transformers"):
-        return _t5_stacks(config)
-    if family in ("bart", "whisper"):
-        return _bart_stacks(config, family)
+def _bart_positions(config: _Config) -> int:
+    return 2 * (config.whole("max_position_embeddings", default=1024) + 2)
+
+
+def _whisper_positions(config: _Config) -> int:
+    return config.whole("max_source_positions", default=_WHISPER_FRAMES) + config.whole(
+        "max_target_positions", default=448
+    )
+
+
+def _patches(config: _Config) -> int:
+    side = config.whole("image_size", default=224) // config.whole("patch_size", default=16)
+    return side * side
+
+
+def _image_positions(config: _Config) -> int:
+    return _patches(config) + 2
+
+
+def _stacks(config: _Config) -> tuple[Stack, ...]:
+    family = config.family
+    if family.stacks is not None:
+        return family.stacks(config)
     layers = config.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    attention, width, kv_width = _attention(config, family)
+    attention, width, kv_width = _attention(config)
     hidden = config.whole("hidden_size", "n_embd", "d_model", "dim")
-    causal = family not in _NOT_CAUSAL
-    fixed = None
-    if family == "vit":
-        side = config.whole("image_size", default=224) // config.whole("patch_size", default=16)
-        fixed = side * side + 1
+    causal = family.head == "causal"
+    fixed = _patches(config) + 1 if family.images else None
 
     def stack(count: int, mlp: tuple[Gemm, ...], ffn: int) -> Stack:
-        biased = 0 if family in _GATED else sum(gemm.n * gemm.copies for gemm in (*attention, *mlp))
+        biased = 0 if family.gated else sum(gemm.n * gemm.copies for gemm in (*attention, *mlp))
         return Stack(
             layers=count, gemms=(*attention, *mlp), hidden=hidden, ffn=ffn, attention_width=width,
             kv_width=kv_width, causal=causal, other=2 * hidden + biased, fixed_tokens=fixed,
-            kernels=_kernels(config, family),
+            kernels=_kernels(config),
         )  # fmt: skip
 
-    ffn = _ffn(config, family, hidden)
+    ffn = _ffn(config, hidden)
     if _experts(config) == 1:
-        return (stack(layers, _mlp(hidden, ffn, family in _GATED), ffn),)
-    sparse_mlp, sparse_ffn = _moe(config, family, hidden, ffn)
+        return (stack(layers, _mlp(hidden, ffn, family.gated), ffn),)
+    sparse_mlp, sparse_ffn = _moe(config, hidden, ffn)
     dense_layers = (
         config.whole("first_k_dense_replace", default=1) if "first_k_dense_replace" in config.values else 0
     )
@@ -242,13 +230,9 @@ def _stacks(config: _Config, family: str) -> tuple[Stack, ...]:
     return (stack(dense_layers, _mlp(hidden, ffn, gated=True), ffn), sparse)
 
 
-def _ffn(config: _Config, family: str, hidden: int) -> int:
-    if family == "bloom":
-        return 4 * hidden
-    if family == "mpt":
-        return config.whole("expansion_ratio", default=4) * hidden
-    if family == "falcon":
-        return config.whole("ffn_hidden_size", default=4 * hidden)
+def _ffn(config: _Config, hidden: int) -> int:
+    if config.family.ffn is not None:
+        return config.family.ffn(config, hidden)
     return config.whole("intermediate_size", "ffn_dim", "n_inner", "hidden_dim", default=4 * hidden)
 
 
@@ -260,11 +244,11 @@ def _mlp(hidden: int, ffn: int, gated: bool, copies: int = 1, active: float = 1.
     )
 
 
-def _moe(config: _Config, family: str, hidden: int, ffn: int) -> tuple[tuple[Gemm, ...], int]:
+def _moe(config: _Config, hidden: int, ffn: int) -> tuple[tuple[Gemm, ...], int]:
     experts, active = _experts(config), config.whole("num_experts_per_tok", default=2)
     width = config.whole("moe_intermediate_size", default=ffn)
     mlp = _mlp(hidden, width, gated=True, copies=experts, active=active)
-    shared = config.whole("shared_expert_intermediate_size", default=1) if family == "qwen2_moe" else 0
+    shared = config.whole("shared_expert_intermediate_size", default=1) if config.family.shared_expert else 0
     if config.values.get("n_shared_experts"):
         shared = config.whole("n_shared_experts") * width
     if shared:
@@ -272,14 +256,14 @@ def _moe(config: _Config, family: str, hidden: int, ffn: int) -> tuple[tuple[Gem
     return (*mlp, Gemm(n=experts, k=hidden, split="none")), width
 
 
-def _attention(config: _Config, family: str) -> tuple[tuple[Gemm, ...], int, int]:
+def _attention(config: _Config) -> tuple[tuple[Gemm, ...], int, int]:
     """Projections, score width and width of keys and values together."""
     hidden = config.whole("hidden_size", "n_embd", "d_model", "dim")
     heads = _heads(config)
-    if family in _LATENT:
+    if config.family.latent_attention:
         return _latent_attention(config, hidden, heads)
     dim = _head_dim(config, hidden, heads)
-    kv = _kv_heads(config, family, heads)
+    kv = _kv_heads(config, heads)
     qkv = (heads + 2 * kv) * dim
     gemms = (
         Gemm(n=qkv, k=hidden, split="column", kind="attention"),
@@ -334,12 +318,12 @@ def _t5_stacks(config: _Config) -> tuple[Stack, ...]:
                 found.append(Stack(
                     layers=count, gemms=(*attention, *mlp), hidden=hidden, ffn=ffn, attention_width=inner,
                     kv_width=2 * inner, causal=is_decoder, cross_attention=is_decoder, other=3 * hidden,
-                    kernels=_kernels(config, "t5", is_decoder),
+                    kernels=_kernels(config, is_decoder),
                 ))  # fmt: skip
     return tuple(found)
 
 
-def _bart_stacks(config: _Config, family: str) -> tuple[Stack, ...]:
+def _bart_stacks(config: _Config) -> tuple[Stack, ...]:
     hidden = config.whole("d_model")
     own = _cross(hidden, hidden)
     found = []
@@ -347,12 +331,65 @@ def _bart_stacks(config: _Config, family: str) -> tuple[Stack, ...]:
         ffn = config.whole(f"{side}_ffn_dim", default=4 * hidden)
         gemms = (*(own + own if is_decoder else own), *_mlp(hidden, ffn, gated=False))
         frames = (
-            config.whole("max_source_positions", default=_WHISPER_FRAMES) if family == "whisper" else None
+            config.whole("max_source_positions", default=_WHISPER_FRAMES)
+            if config.family.fixed_frames
+            else None
         )
         found.append(Stack(
             layers=config.whole(f"{side}_layers", default=12), gemms=gemms, hidden=hidden, ffn=ffn,
             attention_width=hidden, kv_width=2 * hidden, causal=is_decoder, cross_attention=is_decoder,
             other=6 * hidden + sum(gemm.n for gemm in gemms), fixed_tokens=None if is_decoder else frames,
-            kernels=_kernels(config, family, is_decoder),
+            kernels=_kernels(config, is_decoder),
         ))  # fmt: skip
     return tuple(found)
+
+
+# fmt: off
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(kernels=38, gated=True),
+    "mistral": Family(kernels=38, gated=True),
+    "qwen2": Family(kernels=38, gated=True),
+    "phi3": Family(kernels=38, gated=True),
+    "cohere": Family(kernels=38, gated=True, tied=True),
+    "granite": Family(kernels=40, gated=True),
+    "qwen3": Family(kernels=54, gated=True, defaults={"head_dim": 128}),
+    "olmo2": Family(kernels=56, gated=True),
+    "glm4": Family(kernels=58, gated=True, defaults={"head_dim": 128}),
+    "gemma": Family(kernels=42, gated=True, tied=True, defaults={"head_dim": 256}),
+    "gemma2": Family(kernels=73, gated=True, tied=True, defaults={"head_dim": 256}),
+    "gemma3": Family(kernels=82, gated=True),
+    "gemma3_text": Family(kernels=82, gated=True, tied=True, defaults={"head_dim": 256}),
+    "mixtral": Family(kernels=56, gated=True),
+    "qwen2_moe": Family(kernels=62, gated=True, shared_expert=True),
+    "qwen3_moe": Family(kernels=72, gated=True, defaults={"head_dim": 128}),
+    "gpt_oss": Family(kernels=73, gated=True),
+    "deepseek_v2": Family(kernels=91, gated=True, latent_attention=True),
+    "deepseek_v3": Family(kernels=63, gated=True, latent_attention=True),
+    "gpt2": Family(kernels=19, tied=True, positions=_learned_positions),
+    "opt": Family(kernels=15, tied=True, positions=_learned_positions),
+    "gptj": Family(kernels=45),
+    "gpt_neox": Family(kernels=23),
+    "phi": Family(kernels=31),
+    "falcon": Family(kernels=27, tied=True, kv_heads=_falcon_kv_heads,
+        ffn=lambda c, hidden: c.whole("ffn_hidden_size", default=4 * hidden)),
+    "mpt": Family(kernels=16, tied=True,
+        ffn=lambda c, hidden: c.whole("expansion_ratio", default=4) * hidden),
+    "bloom": Family(kernels=23, tied=True, ffn=lambda _, hidden: 4 * hidden,
+        defaults={"intermediate_size": 4}),
+    "starcoder2": Family(kernels=22),
+    "bert": Family(head="mlm", kernels=14, tied=True, positions=_typed_positions),
+    "roberta": Family(head="mlm", kernels=14, tied=True, positions=_typed_positions),
+    "xlm-roberta": Family(head="mlm", kernels=14, tied=True, positions=_typed_positions),
+    "distilbert": Family(head="mlm", kernels=13, tied=True, positions=_typed_positions),
+    "modernbert": Family(head="mlm", kernels=29, gated=True, tied=True),
+    "t5": Family(head="seq2seq", kernels=29, tied=True, stacks=_t5_stacks),
+    "switch_transformers": Family(head="seq2seq", kernels=29, tied=True, stacks=_t5_stacks),
+    "bart": Family(head="seq2seq", kernels=14, tied=True, positions=_bart_positions, stacks=_bart_stacks),
+    "whisper": Family(head="speech-seq2seq", kernels=17, tied=True, positions=_whisper_positions,
+        stacks=_bart_stacks, fixed_frames=True, defaults={"vocab_size": 51865}),
+    "vit": Family(head="image-classification", kernels=12, positions=_image_positions, images=True,
+        defaults={"vocab_size": 1000}),
+}
+# fmt: on
+"""``model_type`` of a configuration -> its family; each was compared with what transformers builds."""
+_UNKNOWN = Family()

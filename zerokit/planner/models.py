@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.families import KNOWN_FAMILIES, from_config
+from zerokit.domain.families import FAMILIES, from_config
 from zerokit.domain.hf_classes import check_modelled
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
@@ -181,7 +181,7 @@ def _counted(config: Mapping[str, Any], place: Path, shape: ModelShape) -> int |
             return count_parameters(config)
         except InputError as error:
             raise InputError(f"{place}: {error.marked}") from None
-    if shape.family not in KNOWN_FAMILIES:
+    if shape.family not in FAMILIES:
         raise InputError(
             f"{place}: model_type {shape.family!r} is counted and traced by Transformers, which is not "
             "installed here; install torch and transformers, or give ⟨params⟩"

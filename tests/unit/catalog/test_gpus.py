@@ -86,11 +86,13 @@ def test_matmul_efficiency_is_measured_over_datasheet(name: str, measured: int, 
 
 def test_long_runs_are_slower_than_short_ones_where_that_is_known() -> None:
     slower = {gpu.name for gpu in gpus.catalog() if gpu.sustained_efficiency is not None}
-    assert slower == {"h100-sxm-80gb", "h200"}
+    assert slower >= {"h100-sxm-80gb", "h200"}
+    for name in ("h100-sxm-80gb", "h200"):
+        assert gpus.load(name).sustained_efficiency == pytest.approx(720 / 989)
     for name in slower:
         gpu = gpus.load(name)
-        assert gpu.sustained_efficiency == pytest.approx(720 / 989)
-        assert gpu.matmul_efficiency and gpu.sustained_efficiency < gpu.matmul_efficiency
+        assert gpu.matmul_efficiency and gpu.sustained_efficiency
+        assert gpu.sustained_efficiency < gpu.matmul_efficiency
 
 
 def test_old_gpus_have_no_bf16() -> None:

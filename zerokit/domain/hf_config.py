@@ -1,0 +1,41 @@
+"""Look-ups in a Hugging Face configuration, under the names that families use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.errors import InputError
+
+_MOST = 10**9  # far beyond any model
+
+
+class HfConfig:
+    """A configuration's values; errors name the file."""
+
+    def __init__(self, values: Mapping[str, Any], name: str) -> None:
+        self.values = values
+        self.name = name
+
+    def whole(self, *keys: str, default: int | None = None) -> int:
+        """The first of ``keys`` that is there, a whole number of at least 1.
+
+        Raises:
+            InputError: it is something else, or none is there and no default was given.
+        """
+        for key in keys:
+            value = self.values.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{self.name}: {key} is {value!r}; expected a whole number of at least 1")
+            if value > _MOST:
+                raise InputError(f"{self.name}: {key} is {value}; expected at most {_MOST:,}")
+            return value
+        if default is None:
+            raise InputError(f"{self.name}: none of {', '.join(keys)} is in the configuration")
+        return default
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Whether ``key`` is true."""
+        return bool(self.values.get(key, default))
