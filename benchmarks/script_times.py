@@ -85,7 +85,7 @@ CASES = (
     Case(name="small.z2", large=False, length=1024),
     Case(name="small.accumulation", large=False, length=1024, micro_batch=1, accumulation=4),
     Case(name="large.z3", zero=3),
-    Case(name="large.reward", script="reward", data="dpo", micro_batch=2),
+    Case(name="large.reward", script="reward", data="dpo", length=2304, micro_batch=2),
     Case(name="large.offload", offload=True),
     Case(name="large.z2.two", gpus=2),
     Case(name="large.z3.two", gpus=2, zero=3),

@@ -7,9 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from zerokit.catalog import gpus
+from zerokit.cli.rehearse import command
 from zerokit.launcher.command import Target
+from zerokit.machine import measured
+from zerokit.machine.measured import Measured
+from zerokit.rehearsal import step_time
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.timing import operators
 from zerokit.timing.host_speed import HostSpeed
@@ -101,3 +106,35 @@ def test_too_few_steps_give_no_time(tmp_path):
     done = rehearse(short)
     assert done.step_seconds is None
     assert any("fewer than three" in note for note in done.notes)
+
+
+PROBED = Measured(
+    host="node1", device="cuda", device_name="NVIDIA H200", ranks=8, torch_version="2.13.0",
+    measured_at="2026-01-01T00:00:00+00:00", matmul_flops=700e12, matmul_precision="bf16",
+    memory_copy_bytes_per_second=4.24e12, host_to_device_bytes_per_second=18.7e9,
+    device_to_host_bytes_per_second=10.9e9, cpu_adam_parameters_per_second=4e9, cpu_adam_kind="deepspeed",
+    collectives=(), host_factor=0.7,
+)  # fmt: skip
+
+
+def test_a_probe_counts_where_the_machine_has_the_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert step_time.machine(gpus.load("h200")) == (None, None)
+    measured.save(PROBED, measured.path())
+    host, rates = step_time.machine(gpus.load("h200"))
+    assert host is not None and host.factor == 0.7
+    assert rates is not None and rates.matmul_flops == 700e12
+    assert rates.host_to_device_bytes_per_second == 8 * 18.7e9  # a node's
+    assert step_time.machine(gpus.load("a100-80gb")) == (None, None)
+
+
+def test_measurements_of_before_the_probe_are_still_read():
+    old = {name: value for name, value in PROBED.as_dict().items() if name != "host_factor"}
+    assert measured.from_dict(old).host_factor is None
+    with pytest.raises(ValueError, match="positive"):
+        measured.from_dict({**old, "host_factor": 0.0})
+
+
+def test_a_host_speed_that_cannot_be_is_refused():
+    done = CliRunner().invoke(command, ["--host-speed", "0", "train.py"])
+    assert done.exit_code == 2 and "--host-speed" in done.output

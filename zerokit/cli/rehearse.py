@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
+
+if TYPE_CHECKING:
+    from zerokit.timing.host_speed import HostSpeed
 
 INCOMPLETE_EXIT_CODE = 14
 
@@ -37,6 +40,12 @@ INCOMPLETE_EXIT_CODE = 14
     show_default=True,
     metavar="auto|none|deepspeed|torchrun|accelerate",
     help="Whose environment the script gets.",
+)
+@click.option(
+    "--host-speed",
+    type=click.FloatRange(0.05, 20),
+    metavar="FACTOR",
+    help="The run's host over the reference host, as `zerokit doctor --measure` prints it on that machine.",
 )
 @click.option("--no-arguments", is_flag=True, help="Add no option from the plan to the script's own.")
 @click.option("--accept-mismatch", is_flag=True, help="Run a script that contradicts the plan all the same.")
@@ -79,6 +88,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         steps=options["steps"],
         launcher=options["launcher"],
         memory_named=named,
+        host=_host(options["host_speed"]),
         output=out / "output.txt" if out is not None else None,
     )
     for note in notes:
@@ -95,6 +105,12 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if not done.complete:
         return 3 if done.fits is False else INCOMPLETE_EXIT_CODE
     return 3 if done.fits is False else 0
+
+
+def _host(factor: float | None) -> HostSpeed | None:
+    from zerokit.timing.host_speed import HostSpeed
+
+    return HostSpeed(factor=factor, source="--host-speed") if factor is not None else None
 
 
 def _say(text: str) -> None:

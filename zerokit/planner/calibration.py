@@ -27,12 +27,12 @@ def of_this_machine(
     Returns:
         None and no note when nothing was measured here.
     """
-    rates, note = (None, None) if on_cpu else _rates((cluster.gpu.title, *cluster.gpu.aliases))
-    tuned, notes = _tuned(rates or Calibration(), cluster, shape, job, on_cpu=on_cpu)
-    return tuned or rates, (*((note,) if note else ()), *notes)
+    measured, note = (None, None) if on_cpu else rates((cluster.gpu.title, *cluster.gpu.aliases))
+    tuned, notes = _tuned(measured or Calibration(), cluster, shape, job, on_cpu=on_cpu)
+    return tuned or measured, (*((note,) if note else ()), *notes)
 
 
-def _rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
+def rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
     """Rates of the very kind of GPU (by the names that drivers give it), and a note."""
     from zerokit.machine import measured as store
 

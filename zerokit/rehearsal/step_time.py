@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zerokit.domain.hardware import Gpu
 from zerokit.machine import measured as measurements
+from zerokit.planner.calibration import rates
 from zerokit.timing import operators
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
@@ -37,19 +38,9 @@ def of_file(
 
 def machine(gpu: Gpu) -> tuple[HostSpeed | None, Calibration | None]:
     """What ``doctor --measure`` found here, where this machine has the GPU that the run is for."""
-    found, source = measurements.load()
-    if found is None or found.device != "cuda" or found.device_name != gpu.title:
+    calibration, _ = rates((gpu.title, *gpu.aliases))
+    if calibration is None:
         return None, None
-    calibration = Calibration(
-        matmul_flops=found.matmul_flops,
-        host_to_device_bytes_per_second=_of_node(found.host_to_device_bytes_per_second, found.ranks),
-        device_to_host_bytes_per_second=_of_node(found.device_to_host_bytes_per_second, found.ranks),
-        cpu_adam_parameters_per_second=found.cpu_adam_parameters_per_second,
-        source=source,
-    )
-    host = HostSpeed(factor=found.host_factor, source=source) if found.host_factor else None
-    return host, calibration
-
-
-def _of_node(rate: float | None, ranks: int) -> float | None:
-    return rate * ranks if rate else None
+    found, source = measurements.load()
+    factor = found.host_factor if found is not None else None
+    return HostSpeed(factor=factor, source=source) if factor else None, calibration
