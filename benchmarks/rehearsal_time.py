@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -33,6 +34,8 @@ from zerokit.timing.recorded_step import StepTime, step_time
 KERNELS = Path(__file__).resolve().parent / "measure" / "data" / "kernels.jsonl"
 KERNEL_CASE = Path(__file__).resolve().parent / "rehearsal" / "kernel_case.py"
 
+FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
+
 
 def main() -> int:
     """Print the rows that were asked for."""
@@ -48,8 +51,12 @@ def main() -> int:
     parser.add_argument("--deepspeed-examples", type=Path, help="a copy of that repository, for its scripts")
     parser.add_argument("--keep", type=Path, help="keep the recorded operators there")
     parser.add_argument("--from", dest="kept", type=Path, help="read operators kept before")
+    parser.add_argument("--jsonl", type=Path, help="append predictions by the host's factor there")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
+    for name in ("rows", "keep", "kept", "jsonl", "deepspeed_examples"):  # the folder is changed later
+        path = getattr(options, name)
+        setattr(options, name, path.resolve() if path else None)
     with tempfile.TemporaryDirectory(prefix="zerokit-benchmark-") as folder:
         times = Times(Path(folder), options)
         for name, measured, row in times.rows():
@@ -88,11 +95,13 @@ class Times:
         """One line."""
         try:
             events, ranks = self._events(name, row)
+            found = step_time(events, self.gpu, ranks)
         except Exception as error:
             self._unanswered.append(name)
             print(f"{name:<32} measured {measured:.4f} s  no answer: {error}", flush=True)
             return
-        found = step_time(events, self.gpu, ranks)
+        if self.options.jsonl:
+            self._keep(name, events, ranks)
         if not measured:
             print(
                 f"{name:<32} predicted {found.seconds:.4f} s  range {found.low:.4f} to {found.high:.4f}  "
@@ -111,6 +120,15 @@ class Times:
             flush=True,
         )
 
+    def _keep(self, name: str, events: Any, ranks: int) -> None:
+        """The prediction by the host's factor, for a row that is yet to be measured."""
+        speeds = [HostSpeed(factor=factor, source="") for factor in FACTORS]
+        by_factor = {
+            speed.factor: round(step_time(events, self.gpu, ranks, host=speed).seconds, 5) for speed in speeds
+        }
+        with self.options.jsonl.open("a") as file:
+            file.write(json.dumps({"name": name, "seconds_by_host_factor": by_factor}) + "\n")
+
     def _known(self, events: Any, measured: float, row: Any, ranks: int) -> str:
         """The prediction where the host was probed."""
         given = row.row.get("host_factor") if isinstance(row, MeasuredRun) else None
@@ -124,7 +142,7 @@ class Times:
         return f"host {factor:.2f}: {found.seconds:.4f} {100 * error:+.1f} %  "
 
     def _events(self, name: str, row: Any) -> tuple[list[operators.Event], int]:
-        kept = (self.options.kept or self.options.keep or self.folder) / f"{name}.json"
+        kept = (self.options.kept or self.options.keep or self.folder).resolve() / f"{name}.json"
         if self.options.kept is None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             self._record(row, kept)
@@ -135,6 +153,7 @@ class Times:
         if isinstance(row, MeasuredRun):
             if self._bench is None:
                 self._bench = Bench(self.folder, self.options)
+                os.chdir(self._bench.inputs.folder)  # finetune_llama.py reads tatsu-lab/alpaca from there
             target, plan, allocator, launcher = self._bench._target(row)
         else:
             target = Target(script=str(KERNEL_CASE), module=None, arguments=(row["id"],))

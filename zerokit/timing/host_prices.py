@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from zerokit.timing import operators
 from zerokit.timing.kernel_prices import is_product
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import PAGEABLE, Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,8 @@ class HostPrices:
         product: what a matrix product takes more: cuBLAS chooses its kernel.
         launch: a further kernel of the same operator.
         collective: to enqueue one.
-        bytes_per_second: of an operator on the host.
+        bytes_per_second: of an operator on the host, read and written, all its threads: what the casts of
+            offloaded runs reached (``Constants.cast_seconds``: 6 bytes a weight in 0.2 ns).
     """
 
     python_call: float = 1.08e-6
@@ -50,7 +51,7 @@ class HostPrices:
     synchronize: float = 7.7e-6
     item: float = 6.0e-6
     host_operator: float = 3.0e-6
-    bytes_per_second: float = 10e9
+    bytes_per_second: float = 30e9
 
 
 REFERENCE = HostPrices()
@@ -59,7 +60,15 @@ REFERENCE = HostPrices()
 def seconds(event: Event, prices: HostPrices = REFERENCE) -> float:
     """To issue one event, on the reference host, the Python before it included."""
     calls = event.python_calls + prices.c_call_share * event.c_calls
-    return calls * prices.python_call + prices.in_a_model * _itself(event, prices)
+    return calls * prices.python_call + prices.in_a_model * _itself(event, prices) + _moved(event, prices)
+
+
+def _moved(event: Event, prices: HostPrices) -> float:
+    """Through the host's memory."""
+    if event.kind == operators.HOST:
+        return event.bytes / prices.bytes_per_second
+    staged = event.kind in (operators.TO_DEVICE, operators.TO_HOST) and event.layout == PAGEABLE
+    return event.bytes_read / prices.bytes_per_second if staged else 0.0
 
 
 def _itself(event: Event, prices: HostPrices) -> float:
@@ -73,10 +82,9 @@ def _itself(event: Event, prices: HostPrices) -> float:
     if kind == operators.COLLECTIVE:
         return prices.collective
     if kind in (operators.TO_DEVICE, operators.TO_HOST):
-        staged = event.bytes_read / prices.bytes_per_second if event.layout == "pageable" else 0.0
-        return prices.copy + staged
+        return prices.copy
     if kind == operators.HOST:
-        return prices.host_operator + event.bytes / prices.bytes_per_second
+        return prices.host_operator
     return 0.0 if kind == operators.CPU_ADAM else prices.event
 
 

@@ -30,6 +30,7 @@ STRIDED = "strided"
 CAST = "cast"
 UNALIGNED = "unaligned"
 CAUSAL = "causal"
+PAGEABLE = "pageable"
 
 
 class Event(NamedTuple):
@@ -43,7 +44,8 @@ class Event(NamedTuple):
         stream: the CUDA stream it was issued to; 0 is the default one.
         shapes: of its largest tensors; a product's ``(batch, m, n, k)``; attention's query, key and value.
         layout: ``""`` for contiguous tensors of one shape and dtype, else :data:`STRIDED` (not the
-            vectorised kernel), :data:`CAST`, :data:`UNALIGNED` (a product) or :data:`CAUSAL` (attention).
+            vectorised kernel), :data:`CAST`, :data:`UNALIGNED` (a product), :data:`CAUSAL` (attention)
+            or :data:`PAGEABLE` (a copy whose side on the host is not pinned).
         bytes_read, bytes_written: of memory; a collective's ``bytes_read`` is its whole message.
         launches: kernels.
         synchronizes: whether the host waits for it.

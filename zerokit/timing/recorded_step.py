@@ -137,7 +137,7 @@ class _Links:
     def copy(self, event: Event) -> float:
         """Between host and GPU, all GPUs of the node at once."""
         rate = self._rates[event.kind]
-        if event.layout == "pageable":
+        if event.layout == operators.PAGEABLE:
             rate = min(rate, _PAGEABLE_BYTES_PER_SECOND)
         return kernel_prices.LAUNCH_SECONDS + event.bytes_read / rate
 

@@ -228,7 +228,7 @@ class Recorder:
             name,
             shapes=(tuple(source.shape),),
             dtype=str(source.dtype).removeprefix("torch."),
-            layout="" if pinned else "pageable",
+            layout="" if pinned else kinds.PAGEABLE,
             bytes_read=memory_bytes(source),
             launches=1,
             # CUDA waits for copies to pageable memory whatever was asked for; non_blocking gives the
