@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import typing
-from collections.abc import Iterator
 from typing import Any
+
+from tools.key_recorder import recorder
 
 LINTER = pathlib.Path(__file__).parents[1] / "zerokit" / "linter"
 
@@ -159,59 +160,18 @@ def _recorded_entry(dotted: str) -> dict[str, Any]:
     return _RECORDED_VALUES.get(dotted, {"kind": kind})
 
 
-class _KeysView:
-    def __init__(self, owner: _Recorder) -> None:
-        self.owner = owner
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.owner
-
-    def __iter__(self) -> Iterator[str]:
-        return dict.__iter__(self.owner)
-
-
-class _Recorder(dict[str, Any]):
-    """A configuration that notes which keys are asked for."""
-
-    seen: set[str]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.seen.add(key)
-        return dict.get(self, key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        self.seen.add(key)
-        return dict.__getitem__(self, key)
-
-    def __contains__(self, key: object) -> bool:
-        self.seen.add(str(key))
-        return dict.__contains__(self, key)
-
-    def keys(self) -> Any:
-        return _KeysView(self)
-
-    def __copy__(self) -> _Recorder:
-        return self
-
-
-def _recorder(values: dict[str, Any]) -> _Recorder:
-    recorder = _Recorder(values)
-    recorder.seen = set()
-    return recorder
-
-
 def _recorded() -> tuple[set[str], dict[str, set[str]]]:
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    top = _recorder({"train_micro_batch_size_per_gpu": 1})
+    top = recorder({"train_micro_batch_size_per_gpu": 1})
     DeepSpeedConfig(top)
     nested = {}
     for name in (*_RECORDED_BLOCKS, *_PRECISIONS):
         if name not in top.seen or (name in _PRECISIONS and name in _models()):
             continue
         needed = {"enabled": True} if name in _PRECISIONS else dict(_NEEDED)
-        block = _recorder(needed if name in _ASK_WITH_TYPE else {})
-        DeepSpeedConfig(_recorder({"train_micro_batch_size_per_gpu": 1, name: block}))
+        block = recorder(needed if name in _ASK_WITH_TYPE else {})
+        DeepSpeedConfig(recorder({"train_micro_batch_size_per_gpu": 1, name: block}))
         nested[name] = set(block.seen)
     return top.seen, nested
 

@@ -20,7 +20,8 @@ import sys
 import tempfile
 from typing import Any
 
-from benchmarks.linter.mutations import Mutation, of_json, of_yaml
+from benchmarks.linter.mutations import Mutation, of_json
+from benchmarks.linter.yaml_mutations import of_yaml
 from zerokit.errors import FileInputError
 from zerokit.linter.files import check_files
 from zerokit.strictload import parse_json

@@ -160,6 +160,7 @@ FILE_RULES: tuple[Rule, ...] = (
         broken=lambda s: not s.has("zero_optimization"),
         scope="file",
         readers=FRAMEWORKS,
+        otherwise="note",
     ),
     Rule(
         id="zero-without-stage",

@@ -144,7 +144,7 @@ def _gpu_ids(document: Document, processes: int | None, machines: int) -> Iterat
     if ids in (None, "all") or processes is None or machines > 1:
         return
     count = len([part for part in str(ids).split(",") if part.strip()])
-    if document.value.get("distributed_type") == "MULTI_GPU" and count < 2:
+    if document.value.get("distributed_type") == "MULTI_GPU" and "," not in ids:
         yield finding_at(
             document,
             ("gpu_ids",),

@@ -62,6 +62,18 @@ def autos(raw: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tupl
             yield (*prefix, key)
 
 
+def stops_initialize(raw: Mapping[str, Any]) -> bool:
+    """Whether there is an ``"auto"`` that ``deepspeed.initialize`` neither drops nor takes for a value."""
+    return any(
+        not _is_dropped(path) and not ".".join(path).startswith(_AUTO_IS_A_VALUE) for path in autos(raw)
+    )
+
+
+def _is_dropped(path: tuple[str, ...]) -> bool:
+    block = key_list()["blocks"].get(".".join(path[:-1]), {"unknown": "ignored"})
+    return bool(block["unknown"] == "refused")
+
+
 def fills(reader: str, key: str) -> bool:
     """Whether ``reader`` replaces ``"auto"`` at a dotted key."""
     if reader == "raw":
@@ -89,13 +101,16 @@ def lint_autos(
         if readers & FRAMEWORKS:
             if _has_finding_of_its_own(path):
                 continue
+            passes = "raw" in readers and _is_dropped(path) and not every_reader
+            also = ", deepspeed.initialize takes its default" if passes else ""
             yield finding(
                 document,
                 path,
                 "auto-not-filled",
                 f'nobody fills "auto" for {path[-1]}: the Trainer and Accelerate fail when they prepare the '
-                "model",
+                f"model{also}",
                 "write the value",
+                severity="warning" if passes else "error",
                 source=_SOURCE,
             )
         else:
@@ -119,8 +134,7 @@ def _has_finding_of_its_own(path: tuple[str, ...]) -> bool:
 
 
 def _for_initialize(document: Document, path: tuple[str, ...], key: str) -> Finding:
-    block = key_list()["blocks"].get(".".join(path[:-1]), {"unknown": "ignored"})
-    dropped = block["unknown"] == "refused"
+    dropped = _is_dropped(path)
     severity: Severity = "error"
     if key == "zero_optimization.stage":
         what = 'deepspeed.initialize drops "stage": "auto", and runs stage 0'

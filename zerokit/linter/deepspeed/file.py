@@ -8,7 +8,7 @@ from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
 from zerokit.linter.accelerate.keys import ACCELERATE_VERSION
-from zerokit.linter.deepspeed.autos import autos, lint_autos
+from zerokit.linter.deepspeed.autos import lint_autos, stops_initialize
 from zerokit.linter.deepspeed.keylist import lint_keys
 from zerokit.linter.deepspeed.readers import readers_of
 from zerokit.linter.deepspeed.tables import key_list, minor, version
@@ -49,7 +49,7 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
     """Every finding about a DeepSpeed JSON that was read with ``strict=False``."""
     readers = context.readers
     if readers is None:
-        has_auto = isinstance(document.value, dict) and any(autos(document.value))
+        has_auto = isinstance(document.value, dict) and stops_initialize(document.value)
         readers = readers_of(document.path, has_auto=has_auto)
     where = _Where(context=context, readers=readers)
     findings = [

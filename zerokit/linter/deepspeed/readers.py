@@ -26,7 +26,7 @@ def readers_of(path: str, *, has_auto: bool) -> frozenset[str]:
     """Everybody who may read the file at ``path``.
 
     Args:
-        has_auto: whether the file says ``"auto"`` somewhere.
+        has_auto: whether the file says ``"auto"`` where ``deepspeed.initialize`` fails on it.
     """
     file = pathlib.Path(path)
     folder = file.parent

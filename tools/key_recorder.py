@@ -1,0 +1,50 @@
+"""A dictionary that notes which keys are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+class KeysView:
+    """The keys of a recorder; asking whether one is there is noted, too."""
+
+    def __init__(self, owner: Recorder) -> None:
+        self.owner = owner
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.owner
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self.owner)
+
+
+class Recorder(dict[str, Any]):
+    """A configuration that notes which keys are asked for."""
+
+    seen: set[str]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return dict.get(self, key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.seen.add(key)
+        return dict.__getitem__(self, key)
+
+    def __contains__(self, key: object) -> bool:
+        self.seen.add(str(key))
+        return dict.__contains__(self, key)
+
+    def keys(self) -> Any:
+        return KeysView(self)
+
+    def __copy__(self) -> Recorder:
+        return self
+
+
+def recorder(values: dict[str, Any]) -> Recorder:
+    """A configuration that has noted nothing yet."""
+    recorder = Recorder(values)
+    recorder.seen = set()
+    return recorder
