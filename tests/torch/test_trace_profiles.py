@@ -262,9 +262,9 @@ def test_what_cannot_be_traced_is_said_clearly() -> None:
         profile_from_config({"model_type": "evil"}, [Variant()], name="x")
     with pytest.raises(InputError, match="no model_type; it must be a Hugging Face config"):
         profile_from_config({"hidden_size": 64}, [Variant()], name="x")
-    with pytest.raises(InputError, match=r"--tp 3: .*rows, which 3 does not divide"):
+    with pytest.raises(InputError, match=r"tp 3: .*rows, which 3 does not divide"):
         profile_from_config(dict(MODELS["llama"][1]), [Variant(tensor_parallel=3)], name="x", head="causal")
-    with pytest.raises(InputError, match="--lora-targets nothing"):
+    with pytest.raises(InputError, match="lora_targets nothing"):
         variant = Variant(lora_rank=4, lora_targets=("nothing",))
         profile_from_config(dict(MODELS["llama"][1]), [variant], name="x", head="causal")
 

@@ -10,6 +10,7 @@ import click
 
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
+from zerokit.fields import as_options
 
 if TYPE_CHECKING:
     from zerokit.timing.host_speed import HostSpeed
@@ -129,7 +130,7 @@ def _gpu(options: dict[str, Any]) -> tuple[Any, bool, tuple[str, ...]]:
         return (gpu.with_total_memory(size) if size else gpu), True, ()
     if size:
         gpu, reason = gpus.for_vram(size)
-        return gpu.with_total_memory(size), True, (reason,)
+        return gpu.with_total_memory(size), True, (as_options(reason),)
     if options["plan"]:
         planned = _gpu_of_plan(options["plan"])
         if planned is not None:

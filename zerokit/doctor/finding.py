@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerokit.fields import as_options
 from zerokit.machine.detect import Detected
 
 STATES = ("ok", "note", "warning", "blocker")
@@ -51,19 +52,19 @@ class Surroundings:
 
 def ok(check: str, what: str) -> Finding:
     """Nothing to mend."""
-    return Finding(check=check, state="ok", what=what)
+    return Finding(check=check, state="ok", what=as_options(what))
 
 
 def note(check: str, what: str, mend: str | None = None) -> Finding:
     """Worth knowing."""
-    return Finding(check=check, state="note", what=what, mend=mend)
+    return Finding(check=check, state="note", what=as_options(what), mend=mend)
 
 
 def warning(check: str, what: str, mend: str) -> Finding:
     """Slows or breaks some runs."""
-    return Finding(check=check, state="warning", what=what, mend=mend)
+    return Finding(check=check, state="warning", what=as_options(what), mend=mend)
 
 
 def blocker(check: str, what: str, mend: str) -> Finding:
     """No run can work."""
-    return Finding(check=check, state="blocker", what=what, mend=mend)
+    return Finding(check=check, state="blocker", what=as_options(what), mend=mend)

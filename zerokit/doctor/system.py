@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 from zerokit.doctor.finding import Finding, Surroundings, note, ok, warning
-from zerokit.fields import as_options
 from zerokit.launcher.ports import holder, is_free
 from zerokit.units import GIB, MIB, format_gib
 
@@ -49,7 +48,6 @@ def _gpus(around: Surroundings) -> list[Finding]:
         )
     ]
     entry, reason = detected.catalog_gpu()
-    reason = as_options(reason)
     if entry is None:
         found.append(note("gpu.catalogue", reason, "give --gpu NAME or --vram SIZE when planning"))
     else:

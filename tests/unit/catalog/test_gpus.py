@@ -218,7 +218,7 @@ def test_a_card_that_is_not_in_the_catalogue_is_not_guessed(name: str, mib: int)
 def test_speeds_for_a_bare_memory_size_come_with_the_reason(gib: int, name: str) -> None:
     gpu, reason = gpus.for_vram(gib * GIB)
     assert gpu.name == name
-    assert name in reason and "--gpu" in reason
+    assert name in reason and "⟨gpu⟩" in reason
 
 
 GOOD = (gpus.FOLDER / "t4.yaml").read_text(encoding="utf-8")

@@ -144,7 +144,7 @@ def test_other_machines(tmp_path: Path) -> None:
     )
     assert "hf_secret_value" not in "".join(lines) + str(environment) and all("=" in line for line in lines)
     assert built.set_variables["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")
-    with pytest.raises(InputError, match="--launcher accelerate"):
+    with pytest.raises(InputError, match="launcher accelerate"):
         build(tmp_path, hosts=hosts, hostfile=Path("/hosts"), launcher="accelerate")
 
 

@@ -95,7 +95,7 @@ def test_mig_slices_are_not_guessed(tmp_path: Path) -> None:
     _prints(tmp_path, "nvidia-smi", "\n".join(LINES))
     found = detect(_environment(tmp_path, CUDA_VISIBLE_DEVICES="MIG-41b2"))
     assert found.gpus == ()
-    assert "MIG" in found.gpu_reason and "--vram" in found.gpu_reason
+    assert "MIG" in found.gpu_reason and "⟨vram⟩" in found.gpu_reason
 
 
 def test_unlike_gpus_are_planned_for_the_smallest(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_gpu_that_cannot_be_planned_for_says_what_to_give(tmp_path: Path, line
     assert len(found.gpus) == 1
     gpu, reason = found.catalog_gpu()
     assert gpu is None
-    assert words in reason and "--vram" in reason
+    assert words in reason and "⟨vram⟩" in reason
 
 
 def test_a_failing_tool_is_quoted(tmp_path: Path) -> None:
