@@ -11,12 +11,14 @@ from zerokit.report.schema import Hang, RunReport
 
 def build(prepared: Prepared, ended: Ended) -> RunReport:
     """The report of a run that is over."""
+    from zerokit.launcher.predict_again import predict_again
     from zerokit.launcher.verdict.report import build_report
 
     report = build_report(
         ended.evidence,
         verdict=ended.verdict,
         plan=prepared.plan,
+        predict_again=predict_again,
         problems=ended.files.problems,
         elapsed_seconds=ended.elapsed_seconds,
     )

@@ -1,0 +1,66 @@
+"""What is predicted for a run that did another job than its plan's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerokit
+from zerokit.emit import plan_file
+from zerokit.launcher.predict_again import predict_again
+from zerokit.report.what_ran import Difference
+
+JOB = {
+    "model": "llama-3.2-1b", "gpus": 2, "gpu": "h200", "zero": 2,
+    "offload_optimizer": "none", "offload_param": "none",
+}  # fmt: skip
+
+
+def planned(folder: Path, **job: Any) -> dict[str, Any]:
+    """The plan as a launch reads it back from its folder."""
+    zerokit.plan(**JOB, **job, out=folder)
+    read = plan_file.read(str(folder))
+    return {"request": read.request, "chosen": read.chosen}
+
+
+def ran(option: str | None, value: object) -> Difference:
+    """One difference."""
+    return Difference(what=str(option), planned="?", ran=str(value), option=option, text="")
+
+
+def test_a_longer_batch_with_accumulation_gets_the_estimate_of_a_plan_for_it(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "a", seq_len=1024, micro_batch=1, global_batch=2, checkpointing="none")
+    wanted = planned(tmp_path / "b", seq_len=2048, micro_batch=4, global_batch=16, checkpointing="none")
+    again = predict_again(
+        plan, [ran("seq-len", 2048), ran("micro-batch", 4), ran("gradient-accumulation", 2)]
+    )
+    assert again is not None
+    expected, got = wanted["chosen"]["estimate"], again["chosen"]["estimate"]
+    assert got["peak_allocated_bytes"] == expected["peak_allocated_bytes"]
+    assert got["peak_allocated_bytes"] > 2 * plan["chosen"]["estimate"]["peak_allocated_bytes"]
+    assert got["step_seconds"] == pytest.approx(expected["step_seconds"])
+
+
+def test_checkpointing_that_the_script_left_off_is_predicted_without_it(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "a", seq_len=2048, micro_batch=2, global_batch=4, checkpointing="full")
+    without = planned(tmp_path / "b", seq_len=2048, micro_batch=2, global_batch=4, checkpointing="none")
+    again = predict_again(plan, [ran("checkpointing", "none")])
+    assert again is not None
+    expected = without["chosen"]["estimate"]["peak_allocated_bytes"]
+    assert again["chosen"]["estimate"]["peak_allocated_bytes"] == expected
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [ran(None, 2), ran("model", 7_000_000_000), ran("method", "all"), ran("seq-len", "many")],
+    ids=["a second engine", "another model", "adapters", "no number"],
+)
+def test_what_a_plan_cannot_say_is_not_predicted(tmp_path: Path, difference: Difference) -> None:
+    plan = planned(tmp_path / "a", seq_len=1024, micro_batch=1, global_batch=2)
+    assert predict_again(plan, [ran("micro-batch", 2), difference]) is None
+
+
+def test_a_broken_plan_is_not_predicted() -> None:
+    assert predict_again({"request": True, "chosen": {}}, [ran("micro-batch", 2)]) is None

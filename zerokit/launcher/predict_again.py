@@ -1,0 +1,75 @@
+"""After a run that did another job than its plan's: the prediction for the job that ran."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zerokit import planner
+from zerokit.errors import InputError, NothingFits
+from zerokit.planner.options import OPTIONS
+from zerokit.report.what_ran import Difference
+
+_FROM_THE_FILE = frozenset(
+    {
+        "zero",
+        "offload_optimizer",
+        "offload_param",
+        "micro_batch",
+        "global_batch",
+        "precision",
+        "optimizer",
+        "tp",
+    }
+)
+"""Options that a DeepSpeed file decides, and that ``estimate`` refuses beside one."""
+_BUCKETS = frozenset({"bucket_size", "prefetch", "persistence", "max_live", "reuse_distance"})
+
+
+def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> dict[str, Any] | None:
+    """A plan with the estimate for what ran, where the batch, length, accumulation, precision or
+    checkpointing differ; None where something differs that the plan's words cannot say (another model, a
+    second engine, other adapters) or the estimate cannot be made."""
+    request, chosen = plan.get("request"), plan.get("chosen")
+    if not isinstance(request, Mapping) or not isinstance(chosen, Mapping):
+        return None
+    config = json.loads(json.dumps(chosen.get("deepspeed_config") or {}))
+    known = {option.name for option in OPTIONS} - _FROM_THE_FILE - _BUCKETS
+    options = {name: str(value) for key, value in request.items() if (name := key.replace("-", "_")) in known}
+    options["checkpointing"] = str(chosen.get("activation_checkpointing", "none"))
+    for difference in differing:
+        if not _apply(difference, config, options):
+            return None
+    micro = config.get("train_micro_batch_size_per_gpu")
+    accumulation = config.get("gradient_accumulation_steps", 1)
+    if isinstance(micro, int) and isinstance(accumulation, int):
+        config["train_batch_size"] = micro * accumulation * int(chosen.get("data_parallel") or 1)
+    with tempfile.TemporaryDirectory(prefix="zerokit-predict-") as folder:
+        path = Path(folder) / "ds_config.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        try:
+            answer = planner.estimate(options, deepspeed=path)
+        except (InputError, NothingFits):
+            return None
+    return {**plan, "chosen": {**chosen, "estimate": answer.to_dict()}}
+
+
+def _apply(difference: Difference, config: dict[str, Any], options: dict[str, str]) -> bool:
+    """Put what ran in place of what was planned; whether that could be said."""
+    ran = difference.ran
+    if difference.option == "seq-len" and ran.isdigit():
+        options["seq_len"] = ran
+    elif difference.option == "micro-batch" and ran.isdigit():
+        config["train_micro_batch_size_per_gpu"] = int(ran)
+    elif difference.option == "gradient-accumulation" and ran.isdigit():
+        config["gradient_accumulation_steps"] = int(ran)
+    elif difference.option == "checkpointing" and ran in ("none", "full"):
+        options["checkpointing"] = ran
+    elif difference.option == "precision" and ran in ("bf16", "fp16", "fp32"):
+        config["bf16"], config["fp16"] = {"enabled": ran == "bf16"}, {"enabled": ran == "fp16"}
+    else:
+        return False
+    return True
