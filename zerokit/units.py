@@ -10,7 +10,6 @@ import re
 
 from zerokit.errors import InputError
 
-KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 

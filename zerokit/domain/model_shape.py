@@ -47,7 +47,6 @@ class Stack:
 
     Attributes:
         attention_width: heads × (query-key width + value width) / 2: what a score costs per pair.
-        tokens_scale: tokens in this stack per token of the job (an encoder's may be fixed).
         fixed_tokens: tokens per sequence whatever the job says (audio frames, image patches).
         kernels: that a layer launches in the forward pass.
     """
@@ -80,7 +79,6 @@ class ModelShape:
     """A model as the time model sees it.
 
     Attributes:
-        head_rows: matrix of the output head: vocabulary (or labels) × hidden.
         embedding_parameters: tables that are looked up, not multiplied.
         parameters: the model's count, tied weights once.
         head: which ``AutoModelFor…``: causal, mlm, seq2seq, speech-seq2seq, image-classification.

@@ -1,6 +1,6 @@
 """From allocated to "does it fit": what the card must have beside the tensors.
 
-The only fitted figures of the memory model are here. Source: ``device_used_bytes`` and the capped
+The fitted figures around a peak are here. Source: ``device_used_bytes`` and the capped
 runs of the project's H200 measurements (torch 2.11, CUDA 13, driver 580): tests/data/h200 and
 benchmarks/measure/data.
 """
@@ -65,3 +65,24 @@ def min_vram_bytes(gpu: Gpu, strategy: Strategy, peak_bytes: int) -> int:
         + outside_allocator_bytes(gpu, strategy)
         + driver_reserve
     )
+
+
+ROUGH_CONTEXT_BYTES = 600 * MIB
+ROUGH_NCCL_BYTES = 700 * MIB
+ROUGH_GROUPS_BYTES = 1200 * MIB
+ROUGH_FRAGMENTS_BYTES, ROUGH_FRAGMENTS_SHARE = 800 * MIB, 50
+ROUGH_SPLIT_BLOCKS_BYTES, ROUGH_SPLIT_BLOCKS_SHARE = 3 * GIB, 10
+"""Context, NCCL, NCCL of tensor, sequence and pipeline groups, fragments with expandable segments and
+without: near the figures above, with margins, as a closed form is itself within some ten per cent."""
+
+
+def rough_overhead_bytes(gpu: Gpu, strategy: Strategy, peak_bytes: int) -> int:
+    """What a run needs beside a peak of the closed form. Bytes."""
+    total = gpu.context_bytes or ROUGH_CONTEXT_BYTES
+    if strategy.world_size > 1:
+        total += ROUGH_NCCL_BYTES
+    if max(strategy.tensor_parallel, strategy.sequence_parallel, strategy.pipeline_parallel) > 1:
+        total += ROUGH_GROUPS_BYTES
+    if gpu.expandable_segments:
+        return total + max(ROUGH_FRAGMENTS_BYTES, peak_bytes // ROUGH_FRAGMENTS_SHARE)
+    return total + max(ROUGH_SPLIT_BLOCKS_BYTES, peak_bytes // ROUGH_SPLIT_BLOCKS_SHARE)

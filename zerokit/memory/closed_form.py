@@ -13,9 +13,11 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import NF4_BYTES, QUANTIZED_BYTES, Job
 from zerokit.domain.model_shape import ModelShape, Stack
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.memory.card import rough_overhead_bytes
 from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
+from zerokit.memory.host import pinned
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
-from zerokit.units import GIB, MIB
+from zerokit.units import GIB
 
 ASSUMPTION = (
     "memory is analytic: closed forms from the model's shape, not a trace of the model; activations within "
@@ -158,22 +160,19 @@ def _moments(strategy: Strategy) -> int:
 
 def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
     stage, ranks, width = strategy.settings.zero.stage, sizes.ranks, sizes.width
-    optimizer_away, parameters_away = _offloads(strategy)
+    away, parameters_away = _offloads(strategy)
     shared = ranks if stage >= 1 else 1
     master = 4 if width == 2 else 0
     states: dict[Component, float] = {}
     states[Component.PARAMETERS] = (
         sizes.weight_bytes / (ranks if stage == 3 else 1) if not parameters_away else 0.0
     )
-    states[Component.MASTER_WEIGHTS] = 0.0 if optimizer_away else master * sizes.trainable / shared
-    states[Component.OPTIMIZER_STATES] = (
-        0.0 if optimizer_away else _moments(strategy) * sizes.trainable / shared
-    )
-    if stage == 3 and not optimizer_away:
-        states[Component.GRADIENT_PARTITION] = (
-            width * sizes.trainable / ranks
-        )  # grad_partitions_flat_buffer, from init
-    if optimizer_away and stage < 3:
+    states[Component.MASTER_WEIGHTS] = 0.0 if away else master * sizes.trainable / shared
+    states[Component.OPTIMIZER_STATES] = 0.0 if away else _moments(strategy) * sizes.trainable / shared
+    if stage == 3 and not away:
+        # grad_partitions_flat_buffer, from init
+        states[Component.GRADIENT_PARTITION] = width * sizes.trainable / ranks
+    if away and stage < 3:
         states[Component.OFFLOAD_BUFFER] = 2 * width * sizes.largest
     if stage == 3:
         states[Component.GRADIENT_BUCKET] = width * strategy.settings.zero.reduce_bucket_size
@@ -310,11 +309,6 @@ def _logits(shape: ModelShape, job: Job, strategy: Strategy) -> float:
     return float(rows) * shape.vocab
 
 
-def _pinned(size: float) -> int:
-    """Pinned allocations are rounded up to a power of two by torch's host allocator."""
-    return 1 << max(0, (int(size) - 1).bit_length()) if size >= 1 else 0
-
-
 def _host(sizes: _Sizes, strategy: Strategy) -> dict[HostComponent, int]:
     """Bytes of one rank in host memory and on NVMe."""
     zero, ranks = strategy.settings.zero, sizes.ranks
@@ -322,35 +316,23 @@ def _host(sizes: _Sizes, strategy: Strategy) -> dict[HostComponent, int]:
     optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
     owned = sizes.trainable / ranks
     if optimizer == "cpu":
-        parts[HostComponent.MASTER_WEIGHTS] = _pinned(4 * owned)
-        parts[HostComponent.GRADIENTS] = _pinned(4 * owned)
-        parts[HostComponent.STAGING] = _pinned(2 * owned)
+        parts[HostComponent.MASTER_WEIGHTS] = pinned(int(4 * owned))
+        parts[HostComponent.GRADIENTS] = pinned(int(4 * owned))
+        parts[HostComponent.STAGING] = pinned(int(2 * owned))
         parts[HostComponent.OPTIMIZER_STATES] = int(_moments(strategy) * owned)
     elif optimizer == "nvme":
         parts[HostComponent.NVME_OPTIMIZER] = int((4 + _moments(strategy)) * owned)
         # four buffers, each of the largest sub-group in fp32
-        parts[HostComponent.SWAP_BUFFERS] = _pinned(4 * 4 * min(owned, zero.sub_group_size))
-        parts[HostComponent.GRADIENTS] = _pinned(4 * owned)
+        parts[HostComponent.SWAP_BUFFERS] = pinned(int(4 * 4 * min(owned, zero.sub_group_size)))
+        parts[HostComponent.GRADIENTS] = pinned(int(4 * owned))
     if parameters == "cpu":
-        parts[HostComponent.PARAMETERS] = _pinned(sizes.weight_bytes / ranks)
+        parts[HostComponent.PARAMETERS] = pinned(int(sizes.weight_bytes / ranks))
     elif parameters == "nvme":
         parts[HostComponent.NVME_PARAMETERS] = int(sizes.weight_bytes / ranks)
-        parts[HostComponent.PARAMETER_BUFFERS] = _pinned(
+        parts[HostComponent.PARAMETER_BUFFERS] = pinned(
             zero.offload_param.buffer_count * zero.offload_param.buffer_size * sizes.width
         )
     return parts
-
-
-def overhead_bytes(cluster: Cluster, strategy: Strategy, peak: int) -> int:
-    """What a run needs beside its tensors: context, NCCL, fragments (measured on H200)."""
-    context = cluster.gpu.context_bytes or 600 * MIB
-    nccl = 0
-    if strategy.world_size > 1:
-        nccl = 700 * MIB
-    if strategy.tensor_parallel > 1 or strategy.sequence_parallel > 1 or strategy.pipeline_parallel > 1:
-        nccl += 1200 * MIB
-    fragments = max(800 * MIB, peak // 50) if cluster.gpu.expandable_segments else max(3 * GIB, peak // 10)
-    return context + nccl + fragments
 
 
 def _finish(
@@ -379,7 +361,7 @@ def _finish(
     total = sum(on_host.values()) + (0 if sum(on_host.values()) > loading else loading)
     return MemoryEstimate(
         ranks=(rank,),
-        min_vram_bytes=peaks[worst] + overhead_bytes(cluster, strategy, peaks[worst]),
+        min_vram_bytes=peaks[worst] + rough_overhead_bytes(cluster.gpu, strategy, peaks[worst]),
         host_bytes_per_node=total,
         host_components=on_host,
         nvme_bytes_per_node=on_nvme(host, per_node),

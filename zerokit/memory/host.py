@@ -20,8 +20,6 @@ PROCESS_BYTES = 1060 * MIB
 PROCESS_NCCL_BYTES = 340 * MIB
 """More where NCCL talks to other ranks (the same runs with 2, 4 and 8 ranks)."""
 
-AIO_ALIGNMENT = 1024
-
 
 def pinned(size_bytes: int, pin: bool = True) -> int:
     """What pinning this many bytes takes."""
