@@ -344,6 +344,10 @@ def main() -> None:
         data += part
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)  # not SIG_IGN: the ranks would inherit that
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # Slurm sends them to every process of a step: no launcher may die of one. The ranks inherit this, and
+        # a script that wants them puts its own handler.
+        signal.signal(number, signal.SIG_IGN)
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
     os.set_blocking(write_fd, False)

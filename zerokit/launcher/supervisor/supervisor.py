@@ -43,6 +43,7 @@ FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: thei
 ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
 STACKS_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks on this machine: a script saves on them
 _POLL_SECONDS = 0.5
 _PLAIN_STATUS_SECONDS = 30.0
 _LARGEST_READ = 1 << 18
@@ -120,7 +121,7 @@ class Supervisor:
         old_wakeup = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         self.selector.register(read_fd, selectors.EVENT_READ, lambda: self._empty(read_fd))
         old = {}
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, *_PASSED_ON):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays in force
                 old[int(number)] = signal.signal(number, lambda n, _: self.signals.append(n))
         return old_wakeup, old
@@ -303,6 +304,10 @@ class Supervisor:
     def _heed_signals(self) -> None:
         while self.signals:
             number = self.signals.pop(0)
+            if number in _PASSED_ON:
+                self.terminal.say(f"{signal.Signals(number).name}: passed on to the ranks of this machine")
+                self._command(do="signal", signal=number)
+                continue
             if self.seen.interrupted_by is None and not self.stopping:
                 self.seen.interrupted_by = number
                 self.terminal.say(
