@@ -72,6 +72,7 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
     limit = step_limit.of_environment(probe)
 
     def after_model_step(self: Any) -> None:
+        probe.skipped_steps = int(getattr(self, "skipped_steps", 0) or 0)
         probe.step_done()
         if limit is not None:
             limit.step_done()

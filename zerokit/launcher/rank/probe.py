@@ -99,6 +99,7 @@ class Probe:
         self.named: list[str] = []  # phases that the script opened, outermost first
         self.steps = 0
         self.micro_steps = 0
+        self.skipped_steps = 0  # whose gradients were not finite: DeepSpeed leaves the weights as they are
         self.progress = 0
         self.baseline_host_rss_bytes: int | None = None
         self.failure: Record | None = None
@@ -382,6 +383,8 @@ class Probe:
                 "phases": {name: self._phase_account(record) for name, record in self.phases.items()},
             }  # fmt: skip
             leaks = self._leaks()
+        if self.skipped_steps:
+            record["skipped_steps"] = self.skipped_steps
         if leaks:
             record["leaks"] = leaks
         if self.writer.failed_writes:

@@ -309,6 +309,10 @@ def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> l
     full = [state for state in states if state.last.get("alloc_retries")]
     if full:
         found.append(f"! {_names(full)} ran full {max(s.last['alloc_retries'] for s in full)} times")
+    skipping = [state for state in states if int(state.last.get("skipped_steps") or 0) >= 3]
+    if skipping:
+        most = max(skipping, key=lambda state: int(state.last["skipped_steps"]))
+        found.append(f"! {most.last['skipped_steps']} of {most.steps} steps skipped: gradients not finite")
     leaking = [state for state in states if state.last.get("leaks")]
     if leaking:
         leak = leaking[0].last["leaks"][0]

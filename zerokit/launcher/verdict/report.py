@@ -15,6 +15,7 @@ from zerokit.files import write_whole
 from zerokit.launcher.rank_file import RankLog, Record, rank_file_name
 from zerokit.launcher.verdict.evidence import read_rank_files
 from zerokit.launcher.verdict.rank_end import RankEnd
+from zerokit.launcher.verdict.training import training_problems
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
 from zerokit.report.outcome import Outcome, RankState
@@ -65,7 +66,7 @@ def build_report(
     ]
     found += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
     as_dicts = [rank.model_dump(mode="json") for rank in ranks]
-    found += [*unmeasured_problems(as_dicts), *verdict.differences]
+    found += [*unmeasured_problems(as_dicts), *training_problems(logs), *verdict.differences]
     facts = _run_facts(logs)
     if elapsed_seconds is not None:
         facts["elapsed_seconds"] = round(elapsed_seconds, 3)

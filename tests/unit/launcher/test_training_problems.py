@@ -1,0 +1,34 @@
+"""A run whose steps were skipped is told of, and a loss scale that is being found is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerokit.launcher.rank_file import RankLog
+from zerokit.launcher.verdict.training import training_problems
+
+
+def logs(skipped: int, steps: int) -> dict[int, RankLog]:
+    end = {"type": "end", "rank": 0, "steps": steps, "skipped_steps": skipped}
+    return {0: RankLog(rank=0, path=Path("rank-00000.jsonl"), records=[end])}
+
+
+@pytest.mark.parametrize(("skipped", "steps"), [(0, 10), (2, 5), (5, 100)])
+def test_a_healthy_run(skipped: int, steps: int) -> None:
+    assert training_problems(logs(skipped, steps)) == []
+
+
+def test_all_steps_skipped() -> None:
+    (text,) = training_problems(logs(10, 10))
+    assert "all 10 optimizer steps were skipped (rank 0): the weights never changed" in text
+
+
+def test_many_steps_skipped() -> None:
+    (text,) = training_problems(logs(4, 10))
+    assert "4 of 10 optimizer steps were skipped" in text
+
+
+def test_no_ranks() -> None:
+    assert training_problems({}) == []
