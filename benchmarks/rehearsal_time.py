@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.rehearsal.__main__ import Bench, allocator_of_run
 from benchmarks.rehearsal.rows import DATA, MeasuredRun, timed_runs
 from zerokit.catalog import gpus
-from zerokit.launcher.command import Target
+from zerokit.launcher.options import Target
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.script import PlanUse
 from zerokit.timing import operators

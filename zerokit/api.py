@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from zerokit.launcher.attempts import DryRun, LaunchResult
-    from zerokit.launcher.command import Target
+    from zerokit.launcher.options import Target
     from zerokit.planner.checking import CheckResult
     from zerokit.planner.documents import Estimate
     from zerokit.planner.fewest import SizeResult
@@ -276,24 +276,24 @@ def launch(
     """
     from zerokit import planner
     from zerokit.launcher import attempts
+    from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
-    from zerokit.launcher.prepare import Wishes
 
     target = _target(script, module, arguments)
     chosen = choose_plan(
         plan=_folder_of(plan), recipe=_text(recipe), deepspeed=_text(deepspeed), no_plan=no_plan,
         overrides=(), arguments=target.arguments, plan_recipe=planner.plan_recipe_into, say=say,
     )  # fmt: skip
-    wishes = Wishes(
+    options = LaunchOptions(
         target=target, plan=chosen, deepspeed=_text(deepspeed), device=device, launcher=launcher, style=style,
         run_dir=_text(run_dir), grace_seconds=grace, heartbeat_seconds=heartbeat, num_ranks=num_ranks,
         nodes=nodes, hostfile=_text(hostfile), master_port=master_port, show_ranks=show,
         no_arguments=no_arguments, accept_mismatch=accept_mismatch,
     )  # fmt: skip
     if dry_run:
-        return attempts.dry_run(wishes, say)
+        return attempts.dry_run(options, say)
     return attempts.launch(
-        wishes,
+        options,
         retries=attempts.MOST_RETRIES if retry_smaller else 0,
         plan_again=planner.plan_into,
         listener=attempts.Listener(say=say),

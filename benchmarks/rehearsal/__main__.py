@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.rehearsal.inputs import Inputs
 from benchmarks.rehearsal.rows import MeasuredRun, grouped, planned_runs, raw_runs, timed_runs
 from zerokit.catalog import gpus
-from zerokit.launcher.command import Target
+from zerokit.launcher.options import Target
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse

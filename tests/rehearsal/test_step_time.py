@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from zerokit.catalog import gpus
 from zerokit.cli.rehearse import command
-from zerokit.launcher.command import Target
+from zerokit.launcher.options import Target
 from zerokit.machine import measured
 from zerokit.machine.measured import Measured
 from zerokit.rehearsal import step_time

@@ -99,8 +99,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     the report: predicted beside measured.
     """
     from zerokit.launcher import attempts, consoles
+    from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
-    from zerokit.launcher.prepare import Wishes
     from zerokit.planner import plan_into, plan_recipe_into
 
     module = options["module"]
@@ -118,16 +118,16 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     )  # fmt: skip
     same = ("deepspeed", "device", "launcher", "style", "run_dir", "num_ranks", "nodes", "hostfile",
             "master_port", "no_arguments", "accept_mismatch")  # fmt: skip
-    wishes = Wishes(
+    launch_options = LaunchOptions(
         target=resolved.target, plan=plan, grace_seconds=options["grace"],
         heartbeat_seconds=options["heartbeat"], show_ranks=options["show"],
         **{name: options[name] for name in same},
     )  # fmt: skip
     if options["dry_run"]:
-        _print_dry_run(attempts.dry_run(wishes, say))
+        _print_dry_run(attempts.dry_run(launch_options, say))
         return 0
     result = attempts.launch(
-        wishes,
+        launch_options,
         retries=attempts.MOST_RETRIES if options["retry_smaller"] else 0,
         plan_again=plan_into,
         listener=attempts.Listener(say=say, show=_show, failure=_print_failure),
@@ -160,10 +160,10 @@ def _show(report: RunReport) -> None:
     """Print the table; a reader that went away must not turn a failed run into exit code 0."""
     import sys
 
-    from zerokit.launcher import conclude
+    from zerokit.report.render import print_report
 
     try:
-        conclude.show(report)
+        print_report(report)
         sys.stdout.flush()
     except (OSError, SystemExit):  # rich ends the process with 1 at a broken pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

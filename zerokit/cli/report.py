@@ -56,6 +56,7 @@ def _compare(runs: tuple[str, ...], reports: list[RunReport], as_json: bool) -> 
 
 def _load(place: Path) -> RunReport:
     from zerokit.launcher.rank_file import find_rank_files
+    from zerokit.launcher.run_folder import REPORT_FILE
     from zerokit.launcher.verdict.report import report_of_folder
     from zerokit.report.schema import load_report
 
@@ -63,7 +64,7 @@ def _load(place: Path) -> RunReport:
         raise InputError(f"{place}: no such run; give a run folder or its report.json")
     if not place.is_dir():
         return load_report(place)
-    written = place / "report.json"
+    written = place / REPORT_FILE
     if written.exists():
         return load_report(written)
     if not find_rank_files(place):
@@ -72,7 +73,9 @@ def _load(place: Path) -> RunReport:
 
 
 def _plan_of(folder: Path) -> dict[str, Any] | None:
-    path = folder / "plan.yaml"
+    from zerokit.emit.plan_file import FILE_NAME
+
+    path = folder / FILE_NAME
     if not path.is_file():
         return None
     from zerokit.strictload import load_yaml

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zerokit.errors import InputError, ReportNotWritten
+from zerokit.errors import ReportNotWritten
 from zerokit.fields import as_options
 from zerokit.files import home_folder
 from zerokit.launcher import replan
-from zerokit.launcher.prepare import Prepared, Wishes
+from zerokit.launcher.launch import Launch
+from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.replan import NextPlan, NoNextPlan, PlanAgain
 from zerokit.launcher.supervisor.observed import Ended
 from zerokit.report import schema
@@ -80,7 +81,7 @@ class DryRun:
     environment: Mapping[str, str]
 
 
-def dry_run(wishes: Wishes, say: Say) -> DryRun:
+def dry_run(options: LaunchOptions, say: Say) -> DryRun:
     """Prepare a launch, and start nothing.
 
     Raises:
@@ -89,32 +90,30 @@ def dry_run(wishes: Wishes, say: Say) -> DryRun:
     from zerokit.launcher.prepare import prepare
     from zerokit.launcher.secrets import Secrets
 
-    _check(wishes)
-    secrets = Secrets(os.environ, wishes.target.arguments)
-    shown = Path(wishes.run_dir or "runs/<timestamp>-<script>").absolute()
+    secrets = Secrets(os.environ, options.target.arguments)
+    shown = Path(options.run_dir or "runs/<timestamp>-<script>").absolute()
     with ExitStack() as stack:
-        prepared = prepare(wishes, shown, stack)
-        for note in prepared.notes:
+        launch = prepare(options, shown, stack)
+        for note in launch.notes:
             say(secrets.text(note))
         return DryRun(
-            argv=tuple(secrets.argv(prepared.launch.argv)),
-            unset=tuple(prepared.command.unset_variables),
-            environment={name: secrets.text(value) for name, value in prepared.command.set_variables.items()},
+            argv=tuple(secrets.argv(launch.command.argv)),
+            unset=tuple(launch.command.unset_variables),
+            environment={name: secrets.text(value) for name, value in launch.command.set_variables.items()},
         )
 
 
 def launch(
-    wishes: Wishes, *, retries: int = 0, plan_again: PlanAgain, listener: Listener | None = None
+    options: LaunchOptions, *, retries: int = 0, plan_again: PlanAgain, listener: Listener | None = None
 ) -> LaunchResult:
     """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed.
 
     Raises:
         InputError, NodeUnusable: it cannot be launched.
     """
-    _check(wishes)
     with ExitStack() as locks:  # the folders stay ours until the last retry is written into their reports
         session = _Session(
-            wishes=wishes,
+            options=options,
             retries=retries,
             plan_again=plan_again,
             listener=listener or Listener(),
@@ -123,16 +122,11 @@ def launch(
         return session.run()
 
 
-def _check(wishes: Wishes) -> None:
-    if wishes.show_ranks not in ("first", "all", "none"):
-        raise InputError(f"⟨show⟩ {wishes.show_ranks}: use first, all or none")
-
-
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """One run that is over. ``next``: the plan to try after an out-of-memory, or why there is none."""
 
-    prepared: Prepared
+    launch: Launch
     report: RunReport
     exit_code: int
     next: NextPlan | NoNextPlan | None = None
@@ -140,14 +134,14 @@ class Attempt:
     @property
     def run_dir(self) -> Path:
         """Where it ran."""
-        return self.prepared.launch.run_dir
+        return self.launch.run_dir
 
 
 @dataclass(slots=True, kw_only=True)
 class _Session:
     """A launch with its retries."""
 
-    wishes: Wishes
+    options: LaunchOptions
     retries: int
     plan_again: PlanAgain
     listener: Listener
@@ -159,17 +153,17 @@ class _Session:
 
     def run(self) -> LaunchResult:
         """The run, and its retries."""
-        last = first = self._attempt(self.wishes)
+        last = first = self._attempt(self.options)
         for number in range(1, self.retries + 1):
             if last.report.outcome != "oom":
                 break
-            if not isinstance(last.next, NextPlan) or last.prepared.plan is None:
+            if not isinstance(last.next, NextPlan) or last.launch.plan is None:
                 self.say(f"⟨retry_smaller⟩: no retry: {last.next}")
                 break
-            changes = replan.changes(last.prepared.plan["chosen"], last.next.plan.chosen)
+            changes = replan.changes(last.launch.plan["chosen"], last.next.plan.chosen)
             self.say(f"⟨retry_smaller⟩: attempt {number + 1} of at most {self.retries + 1}: {changes}")
             name = f"retry-{number}"
-            again = replace(self.wishes, plan=str(last.next.folder), run_dir=str(first.run_dir / name))
+            again = replace(self.options, plan=str(last.next.folder), run_dir=str(first.run_dir / name))
             last = self._attempt(again, retry_of=first.run_dir)
             outcome, code = last.report.outcome, last.exit_code
             self._note_retry(
@@ -186,41 +180,39 @@ class _Session:
         if (error := _write(first.run_dir, first.report)) is not None:
             self.say(error.marked)
 
-    def _attempt(self, wishes: Wishes, retry_of: Path | None = None) -> Attempt:
+    def _attempt(self, options: LaunchOptions, retry_of: Path | None = None) -> Attempt:
         from zerokit.launcher import prepare, run_folder
         from zerokit.launcher.supervisor import supervisor
 
-        run_dir = run_folder.make_run_folder(wishes.run_dir, wishes.target.name, self.locks)
+        run_dir = run_folder.make_run_folder(options.run_dir, options.target.name, self.locks)
         with ExitStack() as stack:
             try:
-                prepared = prepare.prepare(wishes, run_dir, stack)
-                prepare.write_files(prepared)
+                launch = prepare.prepare(options, run_dir, stack)
+                prepare.write_files(launch)
             except Exception:
                 # Nothing ran: an empty folder would only look like a run.
-                if wishes.run_dir is None:
+                if options.run_dir is None:
                     self.locks.close()
                     with suppress(OSError):  # not empty: what was written tells why
                         run_dir.rmdir()
                 raise
-            for note in prepared.notes:
+            for note in launch.notes:
                 self.say(note)
-            if self.retries and (reason := replan.why_not(prepared)) is not None:
+            if self.retries and (reason := replan.why_not(launch)) is not None:
                 self.say(f"warning: ⟨retry_smaller⟩ cannot help here: {reason}")
             self.say(f"run folder: {run_dir}")
-            ended = supervisor.Supervisor(prepared.launch).run()
-        return self._conclude(prepared, ended, retry_of)
+            ended = supervisor.Supervisor(launch).run()
+        return self._conclude(launch, ended, retry_of)
 
-    def _conclude(self, prepared: Prepared, ended: Ended, retry_of: Path | None) -> Attempt:
+    def _conclude(self, launch: Launch, ended: Ended, retry_of: Path | None) -> Attempt:
         """Write and show the report; the failure's own words come last."""
-        from zerokit.launcher import conclude
-
-        run_dir = prepared.launch.run_dir
-        report = conclude.build(prepared, ended)
+        run_dir = launch.run_dir
+        report = build_report(launch, ended)
         if retry_of is not None:
             report = report.model_copy(update={"retry_of": str(retry_of)})
         following, not_written = None, _write(run_dir, report)
         if report.outcome == "oom":  # planning takes a while: the report is there already
-            following, report = self._explain_memory(prepared, report)
+            following, report = self._explain_memory(launch, report)
             not_written = _write(run_dir, report)
         self.listener.show(report)
         self._tell_end(ended, run_dir)
@@ -230,7 +222,7 @@ class _Session:
             # On a full disk the ranks' own reports are missing too; their exit codes were seen.
             failed = ended.verdict.exit_code and not ended.verdict.reports_missing
             exit_code = ended.verdict.exit_code if failed else not_written.exit_code
-        return Attempt(prepared=prepared, report=report, exit_code=exit_code, next=following)
+        return Attempt(launch=launch, report=report, exit_code=exit_code, next=following)
 
     def _tell_end(self, ended: Ended, run_dir: Path) -> None:
         from zerokit.launcher.build_locks import stale_locks
@@ -247,13 +239,11 @@ class _Session:
         for lock in stale_locks(os.environ, home_folder()):
             self.say(f"warning: {lock.what}; remove it: {lock.command}")
 
-    def _explain_memory(
-        self, prepared: Prepared, report: RunReport
-    ) -> tuple[NextPlan | NoNextPlan, RunReport]:
+    def _explain_memory(self, launch: Launch, report: RunReport) -> tuple[NextPlan | NoNextPlan, RunReport]:
         """Put the next plan that would fit into the report of an out-of-memory, or why there is none."""
         following: NextPlan | NoNextPlan
         try:
-            following = replan.next_plan(prepared, report.first_failure, self.plan_again)
+            following = replan.next_plan(launch, report.first_failure, self.plan_again)
             changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}
         except NoNextPlan as error:
             following, changed = error, {"no_next_plan": as_options(str(error))}
@@ -263,11 +253,31 @@ class _Session:
         return following, report
 
 
+def build_report(launch: Launch, ended: Ended) -> RunReport:
+    """The report of a run that is over."""
+    from zerokit.launcher.predict_again import predict_again
+    from zerokit.launcher.verdict import report
+
+    built = report.build_report(
+        ended.evidence,
+        verdict=ended.verdict,
+        plan=launch.plan,
+        predict_again=predict_again,
+        problems=ended.files.problems,
+        elapsed_seconds=ended.elapsed_seconds,
+    )
+    if ended.cause is None:
+        return built
+    hang = schema.Hang.model_validate(ended.cause.to_dict())
+    problems = [*built.problems, f"likely cause: {ended.cause}"]
+    return built.model_copy(update={"hang": hang, "problems": problems})
+
+
 def _write(run_dir: Path, report: RunReport) -> ReportNotWritten | None:
-    from zerokit.launcher import conclude
+    from zerokit.launcher.verdict.report import write_report
 
     try:
-        conclude.write(run_dir, report)
+        write_report(run_dir, report)
     except ReportNotWritten as error:
         return error
     return None

@@ -17,14 +17,13 @@ from zerokit.domain import environment as variables
 from zerokit.errors import InputError
 from zerokit.launcher import packed
 from zerokit.launcher.devices import Devices, cores_per_rank
-from zerokit.launcher.nodes.cluster import SlurmJob, run_id, srun_command
-from zerokit.launcher.nodes.hostfile import Host
+from zerokit.launcher.nodes.cluster import run_id, srun_command
+from zerokit.launcher.options import BOOTSTRAP, LaunchOptions, check_launcher
+from zerokit.launcher.placement import Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
+from zerokit.launcher.run_folder import ACCELERATE_FILE, DEEPSPEED_ENV_FILE
 from zerokit.script.reader import ScriptFacts
-
-LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
-BOOTSTRAP = Path(__file__).with_name("rank") / "bootstrap.py"
 
 # Left by an outer launcher (a notebook, a pod's torchrun): would make our ranks believe they are others.
 _SCRUBBED = re.compile(
@@ -44,38 +43,6 @@ _FOR_DEEPSPEED = ("DS_ACCELERATOR", "OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "ZER
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What the user wants run: a script or a module, and its arguments verbatim.
-
-    Attributes:
-        source: the module that holds a console command's code.
-    """
-
-    script: str | None
-    module: str | None
-    arguments: tuple[str, ...]
-    source: str | None = None
-
-    @property
-    def name(self) -> str:
-        """For showing and for the run folder's name."""
-        return self.script if self.script is not None else str(self.module)
-
-    def bootstrap_argv(self, extra: list[str]) -> list[str]:
-        """The bootstrap with the target; ``extra`` goes after the user's own arguments.
-
-        Before a ``--`` among them, after which a parser sees no options.
-        """
-        cut = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
-        arguments = [*self.arguments[:cut], *extra, *self.arguments[cut:]]
-        # Twice: DeepSpeed parses the command line twice, and each time argparse drops a ``--``; what comes
-        # after it is never taken for an abbreviated option of the launcher's.
-        if self.script is None:
-            return [str(BOOTSTRAP), "--", "--", "-m", str(self.module), *arguments]
-        return [str(BOOTSTRAP), "--", "--", self.script, *arguments]
-
-
 @dataclass(slots=True, kw_only=True)
 class Command:
     """What is run: ``argv``, the variables set and those taken away.
@@ -92,6 +59,27 @@ class Command:
         """The complete environment of the launcher."""
         kept = {name: value for name, value in base.items() if name not in self.unset_variables}
         return kept | self.set_variables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptSetup:
+    """What the script is given.
+
+    Attributes:
+        style: how it takes its configuration.
+        facts: what its source says.
+        arguments: options added to the user's own.
+        config: the DeepSpeed JSON; None without one.
+        plan: the run folder's copy of the plan; None without one.
+        plan_environment: variables that the plan sets where the user has not.
+    """
+
+    style: str
+    facts: ScriptFacts
+    arguments: list[str] = field(default_factory=list)
+    config: Path | None = None
+    plan: Path | None = None
+    plan_environment: Mapping[str, object] = field(default_factory=dict)
 
 
 def script_options(
@@ -113,87 +101,67 @@ def script_options(
     return options
 
 
-def check_launcher(launcher: str) -> None:
-    """Refuse a launcher that there is not.
-
-    Raises:
-        InputError: names those that there are.
-    """
-    if launcher not in LAUNCHERS:
-        raise InputError(f"⟨launcher⟩ {launcher}: use one of {', '.join(LAUNCHERS)}")
-
-
 def build(
+    options: LaunchOptions,
+    placement: Placement,
+    setup: ScriptSetup,
     *,
-    launcher: str,
-    target: Target,
-    extra: list[str],
-    style: str,
-    facts: ScriptFacts,
-    devices: Devices,
-    port: int,
     run_dir: Path,
-    config: Path | None,
-    plan: Path | None,
-    plan_environment: Mapping[str, object],
     base: Mapping[str, str],
-    hosts: list[Host] | None = None,
-    hostfile: Path | None = None,
-    slurm: SlurmJob | None = None,
-    stop_after_steps: int | None = None,
-    alive_seconds: float | None = None,
 ) -> Command:
-    """Put the command together.
+    """Put the command together. ``base``: the environment to start from.
 
     Raises:
         InputError: an unknown launcher, a combination that cannot work, or a plan that sets what it may not.
     """
-    check_launcher(launcher)
+    check_launcher(options.launcher)
     command = Command(argv=[])
-    _environment(command, style, devices, run_dir, config, plan, plan_environment, base)
-    if alive_seconds is not None:
-        command.set_variables[deadman.VARIABLE] = f"{alive_seconds:g}"
-    if stop_after_steps is not None:
-        command.set_variables[STOP_VARIABLE] = str(stop_after_steps)
-    script = target.bootstrap_argv(extra)
-    if (launcher != "deepspeed" or slurm is not None) and any("$" in word for word in script):
+    _environment(command, placement.devices, setup, run_dir, base)
+    if placement.remote:
+        command.set_variables[deadman.VARIABLE] = f"{placement.alive_seconds:g}"
+    if options.stop_after_steps is not None:
+        command.set_variables[STOP_VARIABLE] = str(options.stop_after_steps)
+    script = options.target.bootstrap_argv(setup.arguments)
+    if (options.launcher != "deepspeed" or placement.slurm is not None) and any("$" in w for w in script):
         # torch's agent takes every argument for a template: $$ is $, ${local_rank} a number
         # (torch/distributed/elastic/agent/server/local_elastic_agent.py:452 of 2.13).
         script = [script[0], packed.pack(script[1:], {})]
-    if hosts is not None and hostfile is not None:
-        takes_rank = facts.takes_local_rank(target.arguments)
-        _on_hosts(command, launcher, script, hosts, hostfile, port, run_dir, takes_rank, base)
-    elif slurm is not None:
+    takes_rank = setup.facts.takes_local_rank(options.target.arguments)
+    if placement.hosts is not None:
+        _on_hosts(command, options, placement, script, run_dir, takes_rank, base)
+    else:
+        command.argv = [*_launcher(options.launcher, placement, run_dir, takes_rank), *script]
+    if options.launcher != "deepspeed" and placement.devices.kind == "cuda":
+        command.set_variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, placement.devices.gpu_indexes))
+        command.unset_variables = [n for n in command.unset_variables if n != "CUDA_VISIBLE_DEVICES"]
+    return command
+
+
+def _launcher(launcher: str, placement: Placement, run_dir: Path, takes_local_rank: bool) -> list[str]:
+    """The launcher's own words: on this machine, or one on each node of a Slurm job."""
+    devices, port = placement.devices, placement.port
+    if placement.slurm is not None:
         torchrun = _program("torchrun", "torch.distributed.run")
-        command.argv = [*srun_command(slurm, torchrun, devices.ranks, port), *script]
-    elif launcher == "deepspeed":
-        command.argv = [*_program("deepspeed", "deepspeed.launcher.runner"), *_deepspeed(devices, port)]
-        if not facts.takes_local_rank(target.arguments):
-            command.argv.append("--no_local_rank")
-        command.argv += script
-    elif launcher == "torchrun":
-        command.argv = [
+        return srun_command(placement.slurm, torchrun, devices.ranks, port)
+    if launcher == "deepspeed":
+        words = [*_program("deepspeed", "deepspeed.launcher.runner"), *_deepspeed(devices, port)]
+        return words if takes_local_rank else [*words, "--no_local_rank"]
+    if launcher == "torchrun":
+        return [
             *_program("torchrun", "torch.distributed.run"),
             "--nnodes=1",
             f"--nproc_per_node={devices.ranks}",
             "--master_addr=127.0.0.1",
             f"--master_port={port}",
-            *script,
         ]
-    else:
-        command.argv = [
-            *_program("accelerate", "accelerate.commands.accelerate_cli"),
-            "launch",
-            f"--config_file={run_dir / 'accelerate.yaml'}",
-            f"--num_processes={devices.ranks}",
-            "--num_machines=1",
-            f"--main_process_port={port}",
-            *script,
-        ]
-    if launcher != "deepspeed" and devices.kind == "cuda":
-        command.set_variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices.gpu_indexes))
-        command.unset_variables = [n for n in command.unset_variables if n != "CUDA_VISIBLE_DEVICES"]
-    return command
+    return [
+        *_program("accelerate", "accelerate.commands.accelerate_cli"),
+        "launch",
+        f"--config_file={run_dir / ACCELERATE_FILE}",
+        f"--num_processes={devices.ranks}",
+        "--num_machines=1",
+        f"--main_process_port={port}",
+    ]
 
 
 def _program(name: str, module: str) -> list[str]:
@@ -211,14 +179,7 @@ def _deepspeed(devices: Devices, port: int) -> list[str]:
 
 
 def _environment(
-    command: Command,
-    style: str,
-    devices: Devices,
-    run_dir: Path,
-    config: Path | None,
-    plan: Path | None,
-    plan_environment: Mapping[str, object],
-    base: Mapping[str, str],
+    command: Command, devices: Devices, setup: ScriptSetup, run_dir: Path, base: Mapping[str, str]
 ) -> None:
     setting = command.set_variables
     command.unset_variables = sorted(name for name in base if _SCRUBBED.fullmatch(name))
@@ -232,11 +193,11 @@ def _environment(
         setting["PYTHONPATH"] = python_path
     setting[packed.PYTHON_PATH] = python_path
     setting["ZEROKIT_DEVICE"] = devices.kind
-    if plan is not None:
-        setting["ZEROKIT_PLAN"] = str(plan)
-    if style in ("accelerate", "trainer") and config is not None:
+    if setup.plan is not None:
+        setting["ZEROKIT_PLAN"] = str(setup.plan)
+    if setup.style in ("accelerate", "trainer") and setup.config is not None:
         setting["ACCELERATE_USE_DEEPSPEED"] = "true"
-        setting["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(config)
+        setting["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(setup.config)
     if devices.kind == "cpu":
         setting["DS_ACCELERATOR"] = "cpu"
         setting["CUDA_VISIBLE_DEVICES"] = ""
@@ -248,7 +209,7 @@ def _environment(
         command.unset_variables += [
             name for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR") if name in base
         ]
-    _plan_environment(setting, devices, plan_environment, base)
+    _plan_environment(setting, devices, setup.plan_environment, base)
 
 
 def _plan_environment(
@@ -273,18 +234,16 @@ def _plan_environment(
 
 def _on_hosts(
     command: Command,
-    launcher: str,
+    options: LaunchOptions,
+    placement: Placement,
     script: list[str],
-    hosts: list[Host],
-    hostfile: Path,
-    port: int,
     run_dir: Path,
     takes_local_rank: bool,
     base: Mapping[str, str],
 ) -> None:
-    if launcher != "deepspeed":
+    if options.launcher != "deepspeed":
         raise InputError(
-            f"⟨launcher⟩ {launcher} with ⟨hostfile⟩: only deepspeed starts ranks on other machines "
+            f"⟨launcher⟩ {options.launcher} with ⟨hostfile⟩: only deepspeed starts ranks on other machines "
             "here (accelerate would write the whole environment, tokens too, into .deepspeed_env); leave "
             "⟨launcher⟩ out"
         )
@@ -296,7 +255,7 @@ def _on_hosts(
             "of another machine; put them into a file that the script reads"
         )
     # Ours go by this file, in the run folder instead of the home folder.
-    environment_file = run_dir / "deepspeed_env"
+    environment_file = run_dir / DEEPSPEED_ENV_FILE
     setting = command.set_variables
     command.files[environment_file.name] = "".join(
         f"{name}={setting[name]}\n" for name in _FOR_DEEPSPEED if setting.get(name)
@@ -304,9 +263,9 @@ def _on_hosts(
     setting["DS_ENV_FILE"] = str(environment_file)
     command.argv = [
         *_program("deepspeed", "deepspeed.launcher.runner"),
-        f"--hostfile={hostfile}",
-        f"--num_nodes={len(hosts)}",
-        f"--master_port={port}",
+        f"--hostfile={Path(options.hostfile or '').resolve()}",
+        f"--num_nodes={len(placement.hosts or ())}",
+        f"--master_port={placement.port}",
         "--launcher=pdsh",
         "--force_multi",
     ]

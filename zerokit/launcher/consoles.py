@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.errors import InputError
-from zerokit.launcher.command import Target
+from zerokit.launcher.options import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is to be run, as it was decided."""
+"""One launch, as it was decided."""
 
 from __future__ import annotations
 
@@ -7,51 +7,58 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.launcher.command import Command
+from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.placement import Placement
 from zerokit.launcher.verdict.as_planned import PlanCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What is to be run, and how patiently.
+    """A launch that can be shown or started.
 
     Attributes:
+        options: what was asked for.
+        placement: where the ranks run.
         environment: of the launcher, complete.
-        script_arguments: as the user gave them; secrets among them are kept out of what is written.
-        local_ranks: how many of the ranks run on this machine.
-        remote: ranks on other machines too, which the guard cannot see.
-        remote_hosts: their names; zerokit reaches them over ssh, or in a step of ``slurm_job``.
-        slurm_job: the id of the job whose nodes they are.
-        unshared_hosts: those of them that have a run folder of their own.
-        alive_seconds: without a sign of life from here for so long, ranks on other hosts end themselves.
-        heartbeat_seconds: without progress for so long, the run counts as hung; 0: never; None: what the run
-            has shown decides (:mod:`zerokit.launcher.supervisor.heartbeat`).
-        show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
-        stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
-        limit_seconds: the run is ended after so long; None: never.
-        plan: ``request`` and ``chosen`` of the plan that the run is held to; None: to none.
-        plan_check: what it is held to when it has ended well.
+        host: this machine.
+        config: the DeepSpeed configuration as the script gets it; None without one.
+        plan: the plan file's ``request``, ``chosen`` and ``cluster``; None without one.
+        planned_ranks: what it was made for.
+        held_to: the plan that the run is held to, as these devices can do it; None: to none.
+        predicted_peak_bytes: of GPU memory allocated, of the fullest rank.
         style: how the script takes its configuration.
+        added_arguments: options that the script gets from the plan.
+        micro_batch_free: whether the script takes its micro-batch from the configuration.
+        notes: what is worth saying about it, one line each.
     """
 
-    argv: list[str]
+    options: LaunchOptions
+    placement: Placement
+    command: Command
     environment: Mapping[str, str]
     cwd: Path
     run_dir: Path
-    expected_ranks: int
-    local_ranks: int
     host: str
-    script_arguments: tuple[str, ...] = ()
-    grace_seconds: float = 10.0
-    heartbeat_seconds: float | None = None
-    remote: bool = False
-    remote_hosts: tuple[str, ...] = ()
-    slurm_job: str | None = None
-    unshared_hosts: tuple[str, ...] = ()
-    alive_seconds: float = 120.0
-    show_ranks: str = "first"
-    predicted_peak_bytes: int | None = None
-    stop_after_steps: int | None = None
-    limit_seconds: float | None = None
+    config: dict[str, Any] | None = None
     plan: Mapping[str, Any] | None = None
-    plan_check: PlanCheck | None = None
+    plan_file: Path | None = None
+    planned_ranks: int | None = None
+    held_to: Mapping[str, Any] | None = None
+    predicted_peak_bytes: int | None = None
     style: str = "none"
+    added_arguments: tuple[str, ...] = ()
+    micro_batch_free: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def expected_ranks(self) -> int:
+        """How many ranks it has, on all machines together."""
+        return self.placement.ranks
+
+    @property
+    def plan_check(self) -> PlanCheck | None:
+        """What a run that ends well is held to; None where it was given no configuration."""
+        if self.config is None:
+            return None
+        return PlanCheck(plan=None if self.options.accept_mismatch else self.held_to, style=self.style)

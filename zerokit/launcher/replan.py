@@ -17,7 +17,8 @@ from typing import Any
 from zerokit.emit import plan_file
 from zerokit.errors import ZerokitError
 from zerokit.fields import as_options
-from zerokit.launcher.prepare import Prepared
+from zerokit.launcher.launch import Launch
+from zerokit.launcher.run_folder import NEXT_PLAN_FOLDER
 from zerokit.report.schema import Failure
 from zerokit.units import format_gib
 
@@ -62,19 +63,19 @@ class NextPlan:
         }
 
 
-def why_not(prepared: Prepared) -> str | None:
+def why_not(launch: Launch) -> str | None:
     """Why no other plan could change what this run does; None where one can."""
-    given = {argument.partition("=")[0] for argument in prepared.wishes.target.arguments}
-    if prepared.plan is None:
+    given = {argument.partition("=")[0] for argument in launch.options.target.arguments}
+    if launch.plan is None:
         return "no plan was given (⟨plan⟩ or ⟨recipe⟩): the configuration is the script's own"
-    if prepared.style == "none":
+    if launch.style == "none":
         return "the plan's configuration does not reach this script"
-    if "--deepspeed_config" in given or (prepared.style == "trainer" and "--deepspeed" in given):
+    if "--deepspeed_config" in given or (launch.style == "trainer" and "--deepspeed" in given):
         return "the script was given a DeepSpeed configuration of its own, which goes before the plan's"
     return None
 
 
-def next_plan(prepared: Prepared, failure: Failure | None, plan_again: PlanAgain) -> NextPlan:
+def next_plan(launch: Launch, failure: Failure | None, plan_again: PlanAgain) -> NextPlan:
     """Plan again, into ``next-plan/`` of the run folder, with less memory than what ran out.
 
     Args:
@@ -84,18 +85,18 @@ def next_plan(prepared: Prepared, failure: Failure | None, plan_again: PlanAgain
     Raises:
         NoNextPlan: with the reason, for people.
     """
-    reason = why_not(prepared)
-    if reason is not None or prepared.plan is None:
+    reason = why_not(launch)
+    if reason is not None or launch.plan is None:
         raise NoNextPlan(reason or "no plan was given")
-    chosen = prepared.plan["chosen"]
+    chosen = launch.plan["chosen"]
     needed, peak = _needed_bytes(chosen), _peak_bytes(chosen)
     if needed is None or peak is None:
         raise NoNextPlan("the plan holds no prediction to go below")
     oom = failure.oom.to_dict() if failure is not None and failure.oom is not None else {}
     share = scale(oom)
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
-    request = smaller_request(prepared, limit, on_host=_host_ran_out(prepared, oom))
-    folder = prepared.launch.run_dir / "next-plan"
+    request = smaller_request(launch, limit, on_host=_host_ran_out(launch, oom))
+    folder = launch.run_dir / NEXT_PLAN_FOLDER
     plan = _plan(request, folder, plan_again)
     if plan.chosen["deepspeed_config"] == chosen.get("deepspeed_config"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -134,17 +135,17 @@ def _predicted(chosen: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _host_ran_out(prepared: Prepared, oom: Mapping[str, Any]) -> bool:
+def _host_ran_out(launch: Launch, oom: Mapping[str, Any]) -> bool:
     """Whether a node's memory ran out beside GPUs (on CPU ranks it is what stands for the GPUs')."""
-    return oom.get("memory") == "host" and prepared.command.set_variables["ZEROKIT_DEVICE"] == "cuda"
+    return oom.get("memory") == "host" and launch.command.set_variables["ZEROKIT_DEVICE"] == "cuda"
 
 
-def smaller_request(prepared: Prepared, limit_bytes: int, *, on_host: bool) -> dict[str, Any]:
+def smaller_request(launch: Launch, limit_bytes: int, *, on_host: bool) -> dict[str, Any]:
     """The options of the next plan."""
-    assert prepared.plan is not None
-    request, chosen = dict(prepared.plan["request"]), prepared.plan["chosen"]
-    gpu = (prepared.plan.get("cluster") or {}).get("gpu")
-    world = prepared.planned_ranks or 1
+    assert launch.plan is not None
+    request, chosen = dict(launch.plan["request"]), launch.plan["chosen"]
+    gpu = (launch.plan.get("cluster") or {}).get("gpu")
+    world = launch.planned_ranks or 1
     batch = chosen["micro_batch"] * chosen["gradient_accumulation"] * chosen["data_parallel"]
     request |= {
         "gpus": str(world),
@@ -155,7 +156,7 @@ def smaller_request(prepared: Prepared, limit_bytes: int, *, on_host: bool) -> d
     }
     for option, name in (("micro-batch", "micro_batch"), ("gradient-accumulation", "gradient_accumulation")):
         request.pop(option, None)
-        if not prepared.micro_batch_free:
+        if not launch.micro_batch_free:
             request[option] = str(chosen[name])
     if gpu == "cpu" or request.get("device") == "cpu":
         request |= {"device": "cpu", "host-ram": _size(limit_bytes * world)}

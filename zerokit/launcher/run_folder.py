@@ -10,16 +10,37 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from zerokit.emit import plan_file
+from zerokit.emit.files import ACCELERATE_NAME, DEEPSPEED_NAMES
 from zerokit.errors import InputError, ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.launcher import locks
 
+PLAN_FILE = plan_file.FILE_NAME
+CONFIG_FILE = DEEPSPEED_NAMES["raw"]
+ACCELERATE_FILE = ACCELERATE_NAME
+DEEPSPEED_ENV_FILE = "deepspeed_env"
 COMMAND_FILE = "command.json"
+REPORT_FILE, REPORT_PAGE = "report.json", "report.html"
+LOGS_FOLDER = "logs"
+NEXT_PLAN_FOLDER = "next-plan"
 COMMAND_SCHEMA = "zerokit.command/1"
 _OF_A_RUN = re.compile(
-    r"(rank-\d+\.jsonl|stacks-\d+\.txt|report\.(json|html)|command\.json|plan\.yaml|ds_config\.json|"
-    r"accelerate\.yaml|logs|plan|next-plan|retry-\d+|oom-\d+\..*|deepspeed_env|alive|"
-    r"tune\.json|trial-\d+)"
+    r"rank-\d+\.jsonl|stacks-\d+\.txt|plan|retry-\d+|oom-\d+\..*|alive|tune\.json|trial-\d+|"
+    + "|".join(
+        re.escape(name)
+        for name in (
+            PLAN_FILE,
+            CONFIG_FILE,
+            ACCELERATE_FILE,
+            DEEPSPEED_ENV_FILE,
+            COMMAND_FILE,
+            REPORT_FILE,
+            REPORT_PAGE,
+            LOGS_FOLDER,
+            NEXT_PLAN_FOLDER,
+        )
+    )
 )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.hardware import Gpu
-from zerokit.launcher.command import Target
+from zerokit.launcher.options import Target
 from zerokit.memory import card
 from zerokit.rehearsal import result as results
 from zerokit.rehearsal import step_time

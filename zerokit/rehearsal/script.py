@@ -13,12 +13,15 @@ from typing import Any
 from zerokit.errors import InputError
 from zerokit.launcher import command as commands
 from zerokit.launcher.devices import Devices
+from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
+from zerokit.launcher.options import LaunchOptions, Target
+from zerokit.launcher.placement import Placement
 from zerokit.launcher.prepare import read_plan
 from zerokit.script import adapt_config, agreement
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 
-LAUNCHERS = ("auto", "none", *commands.LAUNCHERS)
+LAUNCHERS = ("auto", "none", *LAUNCHERS_OF_A_RUN)
 _PORT = 29500
 _RANKS_PER_NODE = 8
 _OF_A_LAUNCHER = re.compile(
@@ -59,7 +62,7 @@ class PlanUse:
 
 
 def prepare(
-    target: commands.Target,
+    target: Target,
     *,
     plan: PlanUse,
     ranks: int | None,
@@ -120,7 +123,7 @@ class _Planned:
 
     def __init__(
         self,
-        target: commands.Target,
+        target: Target,
         facts: script_reader.ScriptFacts,
         read: tuple[Any, dict[str, Any]],
         use: PlanUse,
@@ -173,18 +176,19 @@ class _Planned:
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Variables of the plan, without those of a launcher."""
-        command = commands.build(
-            launcher=self._launcher,
-            target=self._target,
-            extra=self._extra(),
+        devices = Devices(kind="cuda", ranks=self._ranks, gpu_indexes=tuple(range(self._ranks)), why="")
+        setup = commands.ScriptSetup(
             style=self._facts.style,
             facts=self._facts,
-            devices=Devices(kind="cuda", ranks=self._ranks, gpu_indexes=tuple(range(self._ranks)), why=""),
-            port=_PORT,
-            run_dir=self._folder,
+            arguments=self._extra(),
             config=self._config_path,
-            plan=None,
             plan_environment=self._plan.chosen.get("environment") or {},
+        )
+        command = commands.build(
+            LaunchOptions(target=self._target, launcher=self._launcher),
+            Placement(devices=devices, port=_PORT),
+            setup,
+            run_dir=self._folder,
             base=base,
         )
         return {n: v for n, v in command.set_variables.items() if not _OF_A_LAUNCHER.fullmatch(n)}

@@ -39,7 +39,7 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "gpus": cluster.gpus,
         "request": tuning.given,
         "script": tuning.target.name,
-        "steps": tuning.wishes.stop_after_steps,
+        "steps": tuning.launch_options.stop_after_steps,
         "trials": [_row(trial, timed=tuning.request.timed) for trial in tuning.trials],
         "fastest": best.number if best is not None else None,
         "interrupted": tuning.interrupted is not None,
@@ -84,7 +84,11 @@ def _next(tuning: Tuning, best: Trial) -> str:
     target = tuning.target
     where = ["-m", str(target.module)] if target.script is None else [target.script]
     device = ["--device", "cpu"] if tuning.request.on_cpu else []
-    style = [] if tuning.wishes.style == _style_found(tuning) else ["--style", tuning.wishes.style]
+    style = (
+        []
+        if tuning.launch_options.style == _style_found(tuning)
+        else ["--style", tuning.launch_options.style]
+    )
     arguments = Secrets(os.environ, best.arguments).argv(best.arguments)
     return shlex.join(["zerokit", "launch", "--plan", tuning.out, *device, *style, *where, *arguments])
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zerokit.launcher.prepare import Prepared, Wishes
+from zerokit.launcher.launch import Launch
+from zerokit.launcher.options import LaunchOptions
 from zerokit.report import what_ran
 from zerokit.report.schema import RunReport
 
@@ -56,24 +57,24 @@ class Measured:
         return self.problem is None and not self.differences and self.step_seconds is not None
 
 
-def run(prepared: Prepared) -> RunReport:
+def run(launch: Launch) -> RunReport:
     """Run what was prepared, write its report and return it.
 
     Raises:
         ReportNotWritten: the disk is full.
     """
-    from zerokit.launcher import conclude
+    from zerokit.launcher.attempts import build_report
     from zerokit.launcher.prepare import write_files
-    from zerokit.launcher.supervisor import supervisor
+    from zerokit.launcher.supervisor.supervisor import Supervisor
+    from zerokit.launcher.verdict.report import write_report
 
-    write_files(prepared)
-    ended = supervisor.Supervisor(prepared.launch).run()
-    report = conclude.build(prepared, ended)
-    conclude.write(prepared.launch.run_dir, report)
+    write_files(launch)
+    report = build_report(launch, Supervisor(launch).run())
+    write_report(launch.run_dir, report)
     return report
 
 
-def attempt(wishes: Wishes, run_dir: Path, say: Callable[[str], None], seq_len: int) -> Measured:
+def attempt(options: LaunchOptions, run_dir: Path, say: Callable[[str], None], seq_len: int) -> Measured:
     """Prepare and run one trial in ``run_dir``; ``say`` hears what is worth knowing before it starts.
 
     Raises:
@@ -82,11 +83,11 @@ def attempt(wishes: Wishes, run_dir: Path, say: Callable[[str], None], seq_len: 
     from zerokit.launcher.prepare import prepare
 
     with ExitStack() as stack:
-        prepared = prepare(wishes, run_dir, stack)
-        for note in prepared.notes:
+        launch = prepare(options, run_dir, stack)
+        for note in launch.notes:
             say(note)
-        report = run(prepared)
-    return measured(report.to_dict(), (prepared.plan or {}).get("chosen") or {}, run_dir, seq_len)
+        report = run(launch)
+    return measured(report.to_dict(), (launch.plan or {}).get("chosen") or {}, run_dir, seq_len)
 
 
 def measured(

@@ -11,8 +11,7 @@ from typing import Any
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
-from zerokit.launcher.command import Target, check_launcher
-from zerokit.launcher.prepare import Wishes
+from zerokit.launcher.options import LaunchOptions, Target, check_launcher
 from zerokit.launcher.rank.step_limit import WARM_UP_STEPS
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
@@ -109,7 +108,7 @@ class Tuning:
     made: Plan
     job: Job
     trials: list[Trial]
-    wishes: Wishes
+    launch_options: LaunchOptions
     out: str
     say: Say
     folder: Path | None = None
@@ -163,7 +162,7 @@ class Tuning:
             )
             for number, each in enumerate(candidates, 1)
         ]
-        wishes = Wishes(
+        launch_options = LaunchOptions(
             target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings.launcher,
             style=style, heartbeat_seconds=settings.heartbeat, grace_seconds=settings.grace,
             show_ranks=settings.show, stop_after_steps=settings.steps, limit_seconds=settings.timeout,
@@ -172,7 +171,7 @@ class Tuning:
         return cls(
             target=target, read=replace(read, request=request),
             given={**read.given, **_decided(read.request, request)},
-            made=made, job=job, trials=trials, wishes=wishes, out=settings.out, say=say,
+            made=made, job=job, trials=trials, launch_options=launch_options, out=settings.out, say=say,
         )  # fmt: skip
 
     @property
@@ -225,15 +224,15 @@ class Tuning:
 
     def _run_in(self, place: Path, trial: Trial) -> None:
         self._write_plan(trial, place / "plan")
-        wishes = replace(
-            self.wishes,
+        launch_options = replace(
+            self.launch_options,
             target=replace(self.target, arguments=trial.arguments),
             plan=str(place / "plan"),
             run_dir=str(place),
         )
         first = trial.number == 1
         say = self.say if first else lambda note: None
-        trial.measured = found = attempt(wishes, place, say, self.job.seq_len)
+        trial.measured = found = attempt(launch_options, place, say, self.job.seq_len)
         if found.outcome == "interrupted":
             self.interrupted = found.exit_code
         self.say(f"trial {trial.number}: {_result(found)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.rehearsal.__main__ import allocator_of_run
 from benchmarks.rehearsal.gpu.cases import CASES, STEPS, Case, CaseInputs, script_path
 from zerokit.catalog import gpus
-from zerokit.launcher.command import Target
+from zerokit.launcher.options import Target
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 
 

@@ -17,6 +17,8 @@ from zerokit.launcher import packed
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.nodes.cluster import slurm_job
 from zerokit.launcher.nodes.hostfile import Host
+from zerokit.launcher.options import BOOTSTRAP, LaunchOptions, Target
+from zerokit.launcher.placement import Placement
 from zerokit.planner.documents import environment
 from zerokit.script.reader import ScriptFacts
 
@@ -25,22 +27,16 @@ CPUS = Devices(kind="cpu", ranks=2, gpu_indexes=(), why="")
 CONFIG = Path("/run/ds_config.json")
 
 
-def build(tmp_path: Path, **changed: Any) -> commands.Command:
-    values: dict[str, Any] = {
-        "launcher": "deepspeed",
-        "target": commands.Target(script="train.py", module=None, arguments=("--lr", "1")),
-        "extra": [],
-        "style": "none",
-        "facts": ScriptFacts(path=Path("train.py")),
-        "devices": GPUS,
-        "port": 25000,
-        "run_dir": tmp_path,
-        "config": CONFIG,
-        "plan": None,
-        "plan_environment": {},
-        "base": {},
-    }
-    return commands.build(**values | changed)
+def build(tmp_path: Path, base: Any = None, **changed: Any) -> commands.Command:
+    """The command; ``changed`` goes to whichever of options, placement and setup has a field of that name."""
+    options = {"target": Target(script="train.py", module=None, arguments=("--lr", "1"))}
+    placement = {"devices": GPUS, "port": 25000}
+    setup = {"style": "none", "facts": ScriptFacts(path=Path("train.py")), "config": CONFIG}
+    parts = ((LaunchOptions, options), (Placement, placement), (commands.ScriptSetup, setup))
+    for kind, values in parts:
+        values.update({name: value for name, value in changed.items() if name in kind.__dataclass_fields__})
+    made = [kind(**values) for kind, values in parts]
+    return commands.build(*made, run_dir=tmp_path, base=base or {})
 
 
 def test_gpus_are_given_by_index(tmp_path: Path) -> None:
@@ -121,9 +117,9 @@ def test_a_plan_sets_what_the_user_has_not(tmp_path: Path) -> None:
 
 
 def test_our_options_go_before_a_double_dash() -> None:
-    target = commands.Target(script="t.py", module=None, arguments=("a", "--", "b"))
+    target = Target(script="t.py", module=None, arguments=("a", "--", "b"))
     assert target.bootstrap_argv(["--x"])[1:] == ["--", "--", "t.py", "a", "--x", "--", "b"]
-    module = commands.Target(script=None, module="p.t", arguments=("a",))
+    module = Target(script=None, module="p.t", arguments=("a",))
     assert module.bootstrap_argv(["--x"])[1:] == ["--", "--", "-m", "p.t", "a", "--x"]
 
 
@@ -135,7 +131,7 @@ def test_local_rank_only_for_scripts_that_take_it(tmp_path: Path) -> None:
 
 def test_other_machines(tmp_path: Path) -> None:
     hosts = [Host(name="a", slots=2, line=1), Host(name="b", slots=2, line=2)]
-    built = build(tmp_path, hosts=hosts, hostfile=Path("/hosts"), base={"HF_TOKEN": "hf_secret_value"})
+    built = build(tmp_path, hosts=hosts, hostfile="/hosts", base={"HF_TOKEN": "hf_secret_value"})
     assert "--hostfile=/hosts" in built.argv and "--num_nodes=2" in built.argv
     lines = built.files["deepspeed_env"].splitlines()
     arguments, environment = packed.unpack(built.argv[-1])
@@ -145,7 +141,7 @@ def test_other_machines(tmp_path: Path) -> None:
     assert "hf_secret_value" not in "".join(lines) + str(environment) and all("=" in line for line in lines)
     assert built.set_variables["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")
     with pytest.raises(InputError, match="launcher accelerate"):
-        build(tmp_path, hosts=hosts, hostfile=Path("/hosts"), launcher="accelerate")
+        build(tmp_path, hosts=hosts, hostfile="/hosts", launcher="accelerate")
 
 
 def test_an_unknown_launcher(tmp_path: Path) -> None:
@@ -173,7 +169,7 @@ def test_under_slurm_torchrun_goes_through_srun(tmp_path: Path, slurm_programs: 
     assert job is not None and job.nodes == ("n1", "n2")
     argv = build(tmp_path, slurm=job).argv
     assert argv[0] == "srun" and "--ntasks=2" in argv and "--kill-on-bad-exit=1" in argv
-    assert argv.index("--nproc_per_node=2") < argv.index(str(commands.BOOTSTRAP))
+    assert argv.index("--nproc_per_node=2") < argv.index(str(BOOTSTRAP))
     assert "--rdzv_endpoint=n1:25000" in argv and "--rdzv_id=77" in argv
 
 

@@ -20,6 +20,8 @@ from zerokit.launcher import command as commands
 from zerokit.launcher import packed
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.nodes.hostfile import Host
+from zerokit.launcher.options import BOOTSTRAP, LaunchOptions, Target
+from zerokit.launcher.placement import Placement
 from zerokit.launcher.rank.process import parse_arguments
 from zerokit.script.reader import ScriptFacts
 
@@ -30,21 +32,14 @@ HOSTS = [Host(name="a", slots=1, line=1), Host(name="b", slots=1, line=2)]
 def on_hosts(
     script: str, arguments: tuple[str, ...], run_dir: Path, base: dict[str, str]
 ) -> commands.Command:
+    target = Target(script=script, module=None, arguments=arguments)
+    devices = Devices(kind="cpu", ranks=1, gpu_indexes=(), why="")
     return commands.build(
-        launcher="deepspeed",
-        target=commands.Target(script=script, module=None, arguments=arguments),
-        extra=[],
-        style="none",
-        facts=ScriptFacts(path=Path("t.py")),
-        devices=Devices(kind="cpu", ranks=1, gpu_indexes=(), why=""),
-        port=25000,
+        LaunchOptions(target=target, hostfile="/hosts"),
+        Placement(devices=devices, port=25000, hosts=tuple(HOSTS)),
+        commands.ScriptSetup(style="none", facts=ScriptFacts(path=Path("t.py"))),
         run_dir=run_dir,
-        config=None,
-        plan=None,
-        plan_environment={},
         base=base,
-        hosts=HOSTS,
-        hostfile=Path("/hosts"),
     )
 
 
@@ -55,7 +50,7 @@ def through_deepspeed_and_a_shell(
     runners = pytest.importorskip("deepspeed.launcher.multinode_runner")
     from deepspeed.launcher import runner as deepspeed_runner
 
-    at = command.argv.index(str(commands.BOOTSTRAP))
+    at = command.argv.index(str(BOOTSTRAP))
     arguments = Namespace(
         user_args=command.argv[at + 1 :], user_script=command.argv[at], ssh_port=None, launcher_args="",
         master_addr="h", master_port=1, venv_script=None, no_python=False, module=False, no_local_rank=True,

@@ -340,14 +340,19 @@ def test_the_status_line_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_moves: float
 ) -> None:
-    from types import SimpleNamespace as Bare
-
-    from zerokit.launcher import conclude
+    from zerokit.launcher.attempts import build_report as report_of
+    from zerokit.launcher.command import Command
+    from zerokit.launcher.devices import Devices
     from zerokit.launcher.launch import Launch
+    from zerokit.launcher.options import LaunchOptions, Target
+    from zerokit.launcher.placement import Placement
     from zerokit.launcher.supervisor import observed
 
-    launch = Launch(argv=[], environment={}, cwd=tmp_path, run_dir=tmp_path, expected_ranks=1, local_ranks=1,
-                    host="h")  # fmt: skip
+    launch = Launch(
+        options=LaunchOptions(target=Target(script="train.py", module=None, arguments=())),
+        placement=Placement(devices=Devices(kind="cpu", ranks=1, gpu_indexes=(), why=""), port=1),
+        command=Command(argv=[]), environment={}, cwd=tmp_path, run_dir=tmp_path, host="h",
+    )  # fmt: skip
     now, common = time.time(), {"rank": 0, "pid": 1, "schema": "zerokit.rank/1"}
     start = {**common, "type": "start", "time": now, "host": "h", "device": "cpu", "world_size": 1}
     end = {**common, "type": "end", "time": now + 60 + clock_moves, "state": "finished", "exit_code": 0}
@@ -358,6 +363,5 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     progress.started_at -= 61
     progress.started_clock -= 61 + clock_moves
     ended = observed.conclude(launch, observed.Observed(launcher_code=0), progress, {}, 0)
-    prepared: Any = Bare(launch=Bare(run_dir=tmp_path, expected_ranks=1), plan=None, config=None)
-    elapsed = conclude.build(prepared, ended).elapsed_seconds
+    elapsed = report_of(launch, ended).elapsed_seconds
     assert elapsed == pytest.approx(61.0 if clock_moves else 60.0, abs=0.9)

@@ -40,7 +40,7 @@ _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Program:
     """What to run: a script's path or a module's name, and its arguments."""
 
     name: str
@@ -48,7 +48,7 @@ class Target:
     arguments: list[str]
 
 
-def parse_arguments(arguments: list[str]) -> Target:
+def parse_arguments(arguments: list[str]) -> Program:
     """Read the command line that the launcher made and DeepSpeed or torchrun passed on.
 
     ``[--local_rank=N] -- -- [-m] NAME ARGS…``: their parsers (argparse) drop a first ``--``, so two, one or
@@ -69,7 +69,7 @@ def parse_arguments(arguments: list[str]) -> Target:
     del rest[: int(is_module)]
     if not rest:
         raise SystemExit("zerokit: no script to run")
-    return Target(name=rest[0], is_module=is_module, arguments=[*injected, *rest[1:]])
+    return Program(name=rest[0], is_module=is_module, arguments=[*injected, *rest[1:]])
 
 
 def _whole_number(name: str) -> int | None:
@@ -77,7 +77,7 @@ def _whole_number(name: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def identify(target: Target) -> Identity | None:
+def identify(target: Program) -> Identity | None:
     """This process's place in the run; None where no launcher gave it one."""
     rank = next((value for name in _RANK_VARIABLES if (value := _whole_number(name)) is not None), None)
     if rank is None:
@@ -95,7 +95,7 @@ def identify(target: Target) -> Identity | None:
 class RankProcess:
     """Ties the probe to the ways in which a process can end."""
 
-    def __init__(self, probe: Probe, target: Target) -> None:
+    def __init__(self, probe: Probe, target: Program) -> None:
         self.probe = probe
         self.target = target
         self.calls = Calls(probe)
@@ -246,7 +246,7 @@ def _is_ours(entry: TracebackType) -> bool:
     return os.path.dirname(os.path.realpath(name)) in _OUR_FOLDERS  # noqa: PTH120
 
 
-def run_target(target: Target) -> None:
+def run_target(target: Program) -> None:
     """Run the script or module as ``__main__``, with ``sys.argv`` and ``sys.path`` as Python sets them."""
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins

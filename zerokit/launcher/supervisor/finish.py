@@ -36,7 +36,7 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
     import socket
     import time
 
-    from zerokit.launcher.run_folder import COMMAND_FILE
+    from zerokit.launcher.run_folder import COMMAND_FILE, PLAN_FILE
     from zerokit.launcher.verdict.evidence import read_rank_files
     from zerokit.launcher.verdict.rank_end import RankExit
     from zerokit.launcher.verdict.report import build_report, write_report
@@ -57,7 +57,7 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
         last_words=files.last_words,
     )
     plan = None
-    if (run_dir / "plan.yaml").exists():
+    if (run_dir / PLAN_FILE).exists():
         from zerokit.emit import plan_file
 
         read = plan_file.read(run_dir)

@@ -65,7 +65,7 @@ class Observed:
             stopped_at=self.stopped_at,
             killed_at=self.killed_at,
             oom_kills=oom_kills() - self.oom_kills_before,
-            stop_ordered=launch.stop_after_steps is not None,
+            stop_ordered=launch.options.stop_after_steps is not None,
             plan_check=launch.plan_check,
             last_words=files.last_words,
         )

@@ -54,16 +54,18 @@ class Supervisor:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.secrets = Secrets(launch.environment, launch.script_arguments)
+        self.secrets = Secrets(launch.environment, launch.options.target.arguments)
         self.terminal = Terminal()
-        self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.heartbeat_seconds)
+        self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.options.heartbeat_seconds)
         self.seen = Observed()
         self.selector = selectors.DefaultSelector()
         self.logs: dict[str, Log] = {}
         self.guard: subprocess.Popen[bytes] | None = None
         self.gatherer: Gatherer | None = None
-        if launch.remote_hosts:
-            self.gatherer = Gatherer(launch.run_dir, launch.unshared_hosts, launch.alive_seconds)
+        if launch.placement.remote_hosts:
+            self.gatherer = Gatherer(
+                launch.run_dir, launch.placement.unshared_hosts, launch.placement.alive_seconds
+            )
         self.connection: socket.socket | None = None
         self.buffer = b""
         self.stopping = False
@@ -71,7 +73,7 @@ class Supervisor:
         self.stop_after_stacks: float | None = None
         self.signals: list[int] = []
         self._next_poll = time.monotonic()
-        self.first_steps = FirstSteps(launch.plan, launch.style, launch.expected_ranks)
+        self.first_steps = FirstSteps(launch.held_to, launch.style, launch.expected_ranks)
         self._next_plain_status = time.monotonic() + _PLAIN_STATUS_SECONDS
 
     # ---- the whole
@@ -134,11 +136,11 @@ class Supervisor:
     def _start(self, folder: Path) -> None:
         processes.become_subreaper()
         environment = dict(self.launch.environment)
-        logs = self.launch.run_dir / "logs"
+        logs = self.launch.run_dir / folder_module.LOGS_FOLDER
         with suppress(OSError):
             logs.mkdir(mode=0o700, exist_ok=True)
         environment[rank_pipes.VARIABLE] = str(folder)
-        for (rank, stream), fd in rank_pipes.make(folder, self.launch.local_ranks).items():
+        for (rank, stream), fd in rank_pipes.make(folder, self.launch.placement.local_ranks).items():
             self._follow(fd, f"rank-{rank:05d}.{stream}", rank, stream)
         inherited = {}
         for stream in ("out", "err"):
@@ -161,14 +163,14 @@ class Supervisor:
         for fd in inherited.values():
             os.close(fd)
         order = {
-            "argv": self.launch.argv,
+            "argv": self.launch.command.argv,
             "cwd": packed.LAUNCHER_FOLDER,  # the ranks go to the user's by themselves
             "stdout_fd": inherited["out"],
             "stderr_fd": inherited["err"],
             "run_dir": str(self.launch.run_dir),
-            "expected_ranks": self.launch.local_ranks,
-            "spare_launcher": self.launch.remote,
-            "launcher_kills": self.launch.slurm_job is not None,
+            "expected_ranks": self.launch.placement.local_ranks,
+            "spare_launcher": self.launch.placement.remote,
+            "launcher_kills": self.launch.placement.slurm_job is not None,
             "temporary": [str(folder)],
             "when_parent_lost": [
                 sys.executable,
@@ -182,9 +184,15 @@ class Supervisor:
         self._next_poll = time.monotonic()
 
     def _follow(self, fd: int, name: str, rank: int | None, stream: str) -> None:
-        log = self.logs[name] = Log(self.launch.run_dir / "logs" / f"{name}.log", self.secrets)
+        log = self.logs[name] = Log(
+            self.launch.run_dir / folder_module.LOGS_FOLDER / f"{name}.log", self.secrets
+        )
         show = self._shower(rank, stream)
-        prefix = b"" if rank in (None, 0) or self.launch.show_ranks != "all" else f"[rank {rank}] ".encode()
+        prefix = (
+            b""
+            if rank in (None, 0) or self.launch.options.show_ranks != "all"
+            else f"[rank {rank}] ".encode()
+        )
 
         def read() -> None:
             try:
@@ -205,7 +213,9 @@ class Supervisor:
         """Where a stream is passed on to. The launcher's own chatter stays in its log."""
         if rank is None:
             return None
-        if self.launch.show_ranks == "none" or (self.launch.show_ranks == "first" and rank != 0):
+        if self.launch.options.show_ranks == "none" or (
+            self.launch.options.show_ranks == "first" and rank != 0
+        ):
             return None
         return self.terminal.out if stream == "out" else self.terminal.error
 
@@ -244,7 +254,7 @@ class Supervisor:
         self.seen.exits.append(exit_)
         if self.rank_state_gone(exit_.rank) and exit_.failed and not self.stopping:
             self.terminal.say(f"{exit_.describe()}; ending the other ranks")
-            self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+            self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
 
     def rank_state_gone(self, rank: int) -> bool:
         """Mark a rank as ended; True for a rank of this run."""
@@ -264,7 +274,7 @@ class Supervisor:
                 f"the launcher was lost ({how}) while {len(ranks_alive)} ranks were alive"
             )
             self.terminal.say(self.seen.launcher_lost + "; ending them")
-            self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+            self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
 
     def _guard_lost(self) -> None:
         """The guard died: its children are ours now, because we are a sub-reaper too."""
@@ -280,25 +290,25 @@ class Supervisor:
 
     def _sweep_remote(self, number: int) -> None:
         """Signal the run's processes on the other machines, without holding up the loop."""
-        hosts = list(self.launch.remote_hosts)
+        hosts = list(self.launch.placement.remote_hosts)
         if hosts:
-            arguments = (hosts, str(self.launch.run_dir), number, self.launch.slurm_job)
+            arguments = (hosts, str(self.launch.run_dir), number, self.launch.placement.slurm_job)
             threading.Thread(target=cluster.sweep, args=arguments, daemon=True).start()
 
     def _end_remote(self) -> None:
         """Kill what is left on the other machines; says which could not be asked."""
-        hosts = list(self.launch.remote_hosts)
-        run_dir, job = str(self.launch.run_dir), self.launch.slurm_job
+        hosts = list(self.launch.placement.remote_hosts)
+        run_dir, job = str(self.launch.run_dir), self.launch.placement.slurm_job
         answers = cluster.sweep(hosts, run_dir, int(signal.SIGKILL), job)
         silent = [host for host, met in answers.items() if met is None]
         if silent:
             self.terminal.say(
                 f"warning: no answer from {', '.join(silent)}: ranks that are alive there end themselves "
-                f"{self.launch.alive_seconds:.0f} s after they last heard from here"
+                f"{self.launch.placement.alive_seconds:.0f} s after they last heard from here"
             )
         if self.gatherer is not None:
             self.gatherer.stop()
-            self.gatherer.fetch([host for host in self.launch.unshared_hosts if host not in silent])
+            self.gatherer.fetch([host for host in self.launch.placement.unshared_hosts if host not in silent])
             self.progress.poll()
 
     def _heed_signals(self) -> None:
@@ -312,9 +322,9 @@ class Supervisor:
                 self.seen.interrupted_by = number
                 self.terminal.say(
                     f"{signal.Signals(number).name}: ending the ranks, at most "
-                    f"{self.launch.grace_seconds:g} s (once more: at once)"
+                    f"{self.launch.options.grace_seconds:g} s (once more: at once)"
                 )
-                self._stop(self.launch.grace_seconds)
+                self._stop(self.launch.options.grace_seconds)
             else:
                 self._stop(0.0)
 
@@ -328,14 +338,14 @@ class Supervisor:
         for rank, record in self.progress.poll():
             if record["type"] == "error":
                 self.seen.errors.setdefault(rank, now)
-            elif record["type"] == "end" and self.launch.remote:
+            elif record["type"] == "end" and self.launch.placement.remote:
                 self._on_remote_end(rank, record)
         for text in self.first_steps.news(*self.progress.engine_and_steps()):
             self.terminal.say(f"warning: not as planned: {text}")
         if self.stop_after_stacks is not None and now >= self.stop_after_stacks:
             self.stop_after_stacks = None
             self._explain_hang()
-            self._stop(self.launch.grace_seconds)
+            self._stop(self.launch.options.grace_seconds)
         if self.stopping or self.seen.hung:
             return
         self._check_error_exits(now)
@@ -352,22 +362,22 @@ class Supervisor:
         self.rank_state_gone(rank)
         if record.get("state") == "failed" and not self.stopping:
             self.terminal.say(f"rank {rank} failed; ending the other ranks")
-            self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+            self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
 
     def _check_error_exits(self, now: float) -> None:
         for rank, since in self.seen.errors.items():
             if rank in self._living() and now - since > ERROR_EXIT_SECONDS and not self.stopping:
                 self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
-                self._stop(min(self.launch.grace_seconds, FAILURE_GRACE_SECONDS))
+                self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
 
     def _check_time_limit(self) -> None:
-        limit = self.launch.limit_seconds
+        limit = self.launch.options.limit_seconds
         if limit is None or self.stopping or time.monotonic() - self.progress.started_at < limit:
             return
         done = f"{self.progress.steps} steps" if self.progress.steps != 1 else "1 step"
         self.seen.timed_out = f"not done within {format_seconds(limit)}: {done} until then"
         self.terminal.say(f"{self.seen.timed_out}; ending the ranks")
-        self._stop(self.launch.grace_seconds)
+        self._stop(self.launch.options.grace_seconds)
 
     def _on_hung(self, why: str) -> None:
         self.seen.hung = why

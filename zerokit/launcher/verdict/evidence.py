@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.launcher.rank_file import RankLog, Record, find_rank_files, rank_file, read_rank_file
+from zerokit.launcher.run_folder import LOGS_FOLDER
 
 _MOST_BAD_LINES = 100
 _LAST_WORDS_BYTES = 4096
@@ -66,7 +67,7 @@ def read_rank_files(run_dir: Path, accounts: Mapping[int, list[Record]] | None =
 def _last_words(run_dir: Path, ranks: Iterable[int]) -> dict[int, str]:
     found = {}
     for rank in ranks:
-        with suppress(OSError), (run_dir / "logs" / f"rank-{rank:05d}.err.log").open("rb") as file:
+        with suppress(OSError), (run_dir / LOGS_FOLDER / f"rank-{rank:05d}.err.log").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LAST_WORDS_BYTES))
             found[rank] = file.read(_LAST_WORDS_BYTES).decode("utf-8", "replace")

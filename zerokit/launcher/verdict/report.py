@@ -13,6 +13,7 @@ from zerokit import __version__
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.launcher.rank_file import RankLog, Record, rank_file_name
+from zerokit.launcher.run_folder import REPORT_FILE, REPORT_PAGE
 from zerokit.launcher.verdict.evidence import read_rank_files
 from zerokit.launcher.verdict.rank_end import RankEnd
 from zerokit.launcher.verdict.training import training_problems
@@ -141,8 +142,8 @@ def write_report(run_dir: Path, report: RunReport) -> None:
     from zerokit.report.html import render_html
 
     texts = {
-        "report.json": json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n",
-        "report.html": render_html(report),
+        REPORT_FILE: json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n",
+        REPORT_PAGE: render_html(report),
     }
     failed: ReportNotWritten | None = None
     for name, text in texts.items():

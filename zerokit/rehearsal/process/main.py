@@ -134,11 +134,11 @@ class Rehearsed:
 
     def _run_script(self) -> dict[str, str] | None:
         """Why it stopped early; None where it did not."""
-        from zerokit.launcher.rank.process import Target, run_target
+        from zerokit.launcher.rank.process import Program, run_target
         from zerokit.rehearsal.process.machine import NotRehearsed, StopRehearsal
 
         order = self._order
-        target = Target(name=order.target, is_module=order.is_module, arguments=list(order.arguments))
+        target = Program(name=order.target, is_module=order.is_module, arguments=list(order.arguments))
         try:
             run_target(target)
         except StopRehearsal:

@@ -1,0 +1,98 @@
+"""What the user asks of a launch, and what is to be run: given, and never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerokit.errors import InputError
+
+LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
+SHOWN_RANKS = ("first", "all", "none")
+BOOTSTRAP = Path(__file__).with_name("rank") / "bootstrap.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the user wants run: a script or a module, and its arguments verbatim.
+
+    Attributes:
+        source: the module that holds a console command's code.
+    """
+
+    script: str | None
+    module: str | None
+    arguments: tuple[str, ...]
+    source: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For showing and for the run folder's name."""
+        return self.script if self.script is not None else str(self.module)
+
+    def bootstrap_argv(self, extra: list[str]) -> list[str]:
+        """The bootstrap with the target; ``extra`` goes after the user's own arguments.
+
+        Before a ``--`` among them, after which a parser sees no options.
+        """
+        cut = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
+        arguments = [*self.arguments[:cut], *extra, *self.arguments[cut:]]
+        # Twice: DeepSpeed parses the command line twice, and each time argparse drops a ``--``; what comes
+        # after it is never taken for an abbreviated option of the launcher's.
+        if self.script is None:
+            return [str(BOOTSTRAP), "--", "--", "-m", str(self.module), *arguments]
+        return [str(BOOTSTRAP), "--", "--", self.script, *arguments]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """The options of ``zerokit launch``. Seconds; ``None``: not given.
+
+    Attributes:
+        plan: a folder that ``zerokit plan`` wrote, or its plan.yaml.
+        deepspeed: a DeepSpeed JSON of the user's own, in place of a plan.
+        device: ``auto``, ``cuda`` or ``cpu``.
+        style: how the script takes its configuration; ``auto`` reads its source.
+        run_dir: by default ``runs/<timestamp>-<script>``.
+        grace_seconds: from SIGTERM to SIGKILL.
+        heartbeat_seconds: without progress for so long, the run counts as hung; 0: never; None: what the run
+            has shown decides (:mod:`zerokit.launcher.supervisor.heartbeat`).
+        show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
+        stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
+        limit_seconds: the run is ended after so long; None: never.
+        no_arguments: nothing is added to the script's own arguments.
+        accept_mismatch: the script may contradict its plan.
+    """
+
+    target: Target
+    plan: str | None = None
+    deepspeed: str | None = None
+    device: str = "auto"
+    launcher: str = "deepspeed"
+    style: str = "auto"
+    run_dir: str | None = None
+    grace_seconds: float = 10.0
+    heartbeat_seconds: float | None = None
+    num_ranks: int | None = None
+    nodes: int | None = None
+    hostfile: str | None = None
+    master_port: int | None = None
+    show_ranks: str = "first"
+    stop_after_steps: int | None = None
+    limit_seconds: float | None = None
+    no_arguments: bool = False
+    accept_mismatch: bool = False
+
+    def __post_init__(self) -> None:
+        if self.show_ranks not in SHOWN_RANKS:
+            raise InputError(f"⟨show⟩ {self.show_ranks}: use first, all or none")
+
+
+def check_launcher(launcher: str) -> None:
+    """Refuse a launcher that there is not.
+
+    Raises:
+        InputError: names those that there are.
+    """
+    if launcher not in LAUNCHERS:
+        raise InputError(f"⟨launcher⟩ {launcher}: use one of {', '.join(LAUNCHERS)}")
