@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from zerokit.rehearsal.process.allocator import Block, CachingAllocator, OutOfMemory
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
+from zerokit.rehearsal.process.ledger import History
+from zerokit.rehearsal.process.smallest_card import STEP_BYTES, smallest
 
 MIB = 1 << 20
 EXPANDABLE = AllocatorSettings.parse("expandable_segments:True")
@@ -116,3 +118,25 @@ def test_every_byte_comes_back_and_blocks_never_overlap(seed: int, expandable: b
         allocator.release(block)
     allocator.empty_cache()
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)
+
+
+def test_the_smallest_card_lies_between_what_lives_and_what_is_kept() -> None:
+    """Blocks of 30 MiB come and go before one of 100 MiB: what is cached must be given back for it."""
+    history, settings = History(), AllocatorSettings()
+    allocator = CachingAllocator(settings)
+    clock = 0
+    for size in (30 * MIB, 30 * MIB, 30 * MIB, 100 * MIB):
+        clock += 2
+        history.born.append(clock)
+        history.died.append(clock + 100 if size == 30 * MIB else -1)
+        for column in (history.requested_bytes, history.block_bytes):
+            column.append(size)
+        history.stream.append(0)
+    history.born[3], clock = 500, 500
+    blocks = [allocator.allocate(size) for size in history.requested_bytes[:3]]
+    for block in blocks:
+        allocator.release(block)
+    allocator.allocate(100 * MIB)
+    assert allocator.peak_reserved_bytes == 190 * MIB
+    least = smallest(history, settings, 100 * MIB, allocator.peak_reserved_bytes)
+    assert 100 * MIB <= least <= 100 * MIB + STEP_BYTES

@@ -29,7 +29,7 @@ def show(done: Rehearsal) -> None:
             click.echo(f"  {phase:<10} {format_gib(size):>12}{mark}")
         click.echo(f"  {'reserved':<10} {format_gib(rank.peak_reserved_bytes):>12}")
         if rank.host_bytes:
-            click.echo(f"  {'pinned':<10} {format_gib(rank.host_bytes):>12}  host memory")
+            click.echo(f"  {'host':<10} {format_gib(rank.host_bytes):>12}  tensors in host memory")
         if rank.at_peak:
             click.echo("\n  live at the peak")
             for row in rank.at_peak[:_MOST_ROWS]:

@@ -218,7 +218,7 @@ def _result(
         report = {"complete": False, "stopped": {"location": "", "operator": "", "reason": tail}}
     rank = results.of_process(report, request.rank)
     complete = bool(report["complete"])
-    needed = _min_vram_bytes(request.gpu, script.ranks, rank) if rank.peak_allocated_bytes else None
+    needed = _min_vram_bytes(request.gpu, script.ranks, rank, report) if rank.peak_allocated_bytes else None
     notes = list(script.notes)
     if not report.get("sandboxed", True):
         notes.append(
@@ -249,11 +249,17 @@ def _result(
     )
 
 
-def _min_vram_bytes(gpu: Gpu, ranks: int, rank: results.RankMemory) -> int:
-    """The smallest card, in nvidia-smi's total, on which this rank runs. Bytes."""
+def _min_vram_bytes(gpu: Gpu, ranks: int, rank: results.RankMemory, report: dict[str, Any]) -> int:
+    """The smallest card, in nvidia-smi's total, on which this rank runs. Bytes.
+
+    With expandable segments at least the margin that was measured on capped allocators: the replay is some
+    tens of MiB below what ran.
+    """
     outside = (gpu.context_bytes or card.DEFAULT_CONTEXT_BYTES) + card.LIBRARIES_BYTES
     if ranks > 1:
         outside += card.NCCL_BYTES
     driver = max(0, gpu.driver_vram_bytes - gpu.vram_bytes)
-    peak = rank.peak_allocated_bytes
-    return peak + card.allocator_bytes(gpu, peak) + outside + driver
+    segments, peak = rank.smallest_reserved_bytes, rank.peak_allocated_bytes
+    if report.get("expandable_segments"):
+        segments = max(segments, peak + card.allocator_bytes(replace(gpu, expandable_segments=True), peak))
+    return segments + outside + driver

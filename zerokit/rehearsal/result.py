@@ -51,7 +51,11 @@ class RankMemory:
     """What one rank reached. Bytes.
 
     Attributes:
-        host_bytes: pinned host memory at its most, and what the script saved.
+        peak_reserved_bytes: of an allocator that is never short of memory.
+        smallest_reserved_bytes: with which it still serves the run, after giving back what it caches.
+        host_bytes: tensors in host memory at their most: weights before they move, offloaded states, pinned
+            buffers; without the Python process and its libraries.
+        written_bytes: tensors that the script saved.
         phases: peak allocated by phase; those that occurred.
     """
 
@@ -59,6 +63,7 @@ class RankMemory:
     peak_allocated_bytes: int
     peak_phase: str
     peak_reserved_bytes: int
+    smallest_reserved_bytes: int
     host_bytes: int
     written_bytes: int
     phases: dict[str, int]
@@ -115,7 +120,8 @@ def of_process(report: dict[str, Any], rank: int) -> RankMemory:
         peak_allocated_bytes=report.get("peak_allocated_bytes", 0),
         peak_phase=report.get("peak_phase", ""),
         peak_reserved_bytes=report.get("peak_reserved_bytes", 0),
-        host_bytes=report.get("host_pinned_bytes", 0),
+        smallest_reserved_bytes=report.get("smallest_reserved_bytes", 0),
+        host_bytes=report.get("host_bytes", 0),
         written_bytes=report.get("written_bytes", 0),
         phases={name: phases[name] for name in PHASES if name in phases},
         at_peak=tuple(HeldAtPeak(**row) for row in report.get("at_peak", ())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerokit.rehearsal.process import smallest_card
 from zerokit.rehearsal.process.guesses import Guess
 from zerokit.rehearsal.process.ledger import Ledger
 from zerokit.rehearsal.process.machine import Machine
@@ -38,8 +39,15 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "peak_allocated_bytes": ledger.peak.allocated_bytes,
         "peak_phase": max(phase_peaks, key=lambda name: phase_peaks[name], default=""),
         "peak_reserved_bytes": ledger.peak_reserved_bytes,
+        "smallest_reserved_bytes": smallest_card.smallest(
+            ledger.history,
+            ledger.allocator.settings,
+            ledger.peak.allocated_bytes,
+            ledger.peak_reserved_bytes,
+        ),
+        "expandable_segments": ledger.allocator.settings.expandable_segments,
         "at_peak": at_peak(ledger),
-        "host_pinned_bytes": machine.peak_host_pinned_bytes,
+        "host_bytes": machine.peak_host_bytes,
         "written_bytes": machine.written_bytes,
         "guesses": [*_guesses(machine.guesses.shapes, True), *_guesses(machine.guesses.values, False)],
         "stubbed": sorted(machine.stubbed),
