@@ -150,6 +150,12 @@ def _prim_device(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dic
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
+def _unscale(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """GradScaler looks for infinities: none are found, or every step would be skipped."""
+    machine.guesses.of_value("gradients that are not finite", False)
+    return None
+
+
 # ---------------------------------------------------------------- sizes from values
 
 
@@ -232,6 +238,7 @@ SPECIAL: dict[str, Answer] = {
     "_pin_memory": _pin_memory,
     "pin_memory": _pin_memory,
     "record_stream": _record_stream,
+    "_amp_foreach_non_finite_check_and_unscale_": _unscale,
     "_fused_sdp_choice": _sdp_choice,
     "device": _prim_device,
     "index": _index,

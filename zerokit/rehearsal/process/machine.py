@@ -91,8 +91,9 @@ class Machine:
         self.warnings: dict[str, int] = {}
         self.stubbed: dict[str, int] = {}
         self.pinned: set[int] = set()
-        self.host_pinned_bytes = 0
-        self.peak_host_pinned_bytes = 0
+        self.host_bytes = 0
+        self.peak_host_bytes = 0
+        self._on_host: set[int] = set()
         self.written_bytes = 0
         self._host_addresses: dict[int, int] = {}
         self._next_host_address = 0x5500_0000_0000
@@ -139,20 +140,29 @@ class Machine:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.pinned:
-            size = storage.nbytes()
             self.pinned.add(key)
-            self.host_pinned_bytes += size
-            self.peak_host_pinned_bytes = max(self.peak_host_pinned_bytes, self.host_pinned_bytes)
-            weakref.finalize(storage, self._unpinned, key, size)
+            weakref.finalize(storage, self.pinned.discard, key)
+        return self.track_host(tensor)
+
+    def track_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a host tensor that takes memory in the real run, unless it is counted already."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._on_host:
+            size = storage.nbytes()
+            self._on_host.add(key)
+            self.host_bytes += size
+            self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
+            weakref.finalize(storage, self._left_host, key, size)
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor was asked for as pinned."""
         return tensor.untyped_storage()._cdata in self.pinned
 
-    def _unpinned(self, key: int, size: int) -> None:
-        self.pinned.discard(key)
-        self.host_pinned_bytes -= size
+    def _left_host(self, key: int, size: int) -> None:
+        self._on_host.discard(key)
+        self.host_bytes -= size
 
     def address(self, storage: Any) -> int:
         """An address of its own for every fake storage: libraries key tensors by it."""

@@ -189,7 +189,7 @@ class FakeCuda(TorchDispatchMode):
             return machine.pin(self._answer(func, types, args, {**kwargs, "pin_memory": False}))
         device = kwargs.get("device")
         if not reals and (device is None or device.type == "cpu") and _is_large(func, args, kwargs):
-            return machine.fake.dispatch(func, types, args, kwargs)
+            return machine.track_host(machine.fake.dispatch(func, types, args, kwargs))
         return func(*args, **kwargs)
 
     # ---------------------------------------------------------------- GPU
@@ -237,8 +237,11 @@ class FakeCuda(TorchDispatchMode):
 
     def _track(self, result: Any, name: str) -> None:
         for each in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
-            if isinstance(each, FakeTensor) and each.fake_device.type == "cuda":
-                self._machine.ledger.track(each, name)
+            if isinstance(each, FakeTensor):
+                if each.fake_device.type == "cuda":
+                    self._machine.ledger.track(each, name)
+                elif each.fake_device.type == "cpu":
+                    self._machine.track_host(each)
 
     # ---------------------------------------------------------------- values
 

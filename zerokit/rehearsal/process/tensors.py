@@ -58,7 +58,7 @@ def lift(machine: Machine, tensor: torch.Tensor) -> torch.Tensor:
         fake = factories.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if twins.may_have(tensor) and not tensor.dtype.is_floating_point:
         twins.give(fake, tensor.detach().clone())
-    return fake
+    return machine.track_host(fake)
 
 
 def _patch_data(machine: Machine) -> None:

@@ -76,10 +76,13 @@ def _patch_loader(context: Context, module: ModuleType) -> None:
 def _state_dict(context: Context, model: Any, load_config: Any) -> dict[str, torch.Tensor]:
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     quantized_dtype = load_config.dtype if load_config.is_quantized else None
-    with context.machine.fake:
+    machine = context.machine
+    with machine.fake:
         return {
-            name: factories.empty(
-                tuple(getattr(value, "ds_shape", value.shape)), dtype=quantized_dtype or value.dtype
+            name: machine.track_host(
+                factories.empty(
+                    tuple(getattr(value, "ds_shape", value.shape)), dtype=quantized_dtype or value.dtype
+                )
             )
             for name, value in model.state_dict(keep_vars=True).items()
             if name not in tied
