@@ -266,7 +266,7 @@ CASES: tuple[Case, ...] = (
         "reward",
         MISTRAL,
         "--max_length",
-        "1024",
+        "2048",
         "--per_device_train_batch_size",
         "4",
         "--gradient_checkpointing",

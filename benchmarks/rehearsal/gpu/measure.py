@@ -81,7 +81,7 @@ def main() -> None:
     is_module = rest[0] == "-m"
     rest = rest[1:] if is_module else rest
     ledger = CudaLedger()
-    machine: Any = SimpleNamespace(ledger=ledger, stub=lambda what: None)
+    machine: Any = SimpleNamespace(ledger=ledger, stub=lambda what: None, warn=lambda text: None)
     phases = Phases(machine, int(steps))
     phases.repeats_end = False
     context = Context(machine, phases)
