@@ -101,6 +101,9 @@ def main() -> None:
     if KIND == "save-last" and rank == 0:
         engine.save_checkpoint("ckpt")
     del halves
+    if KIND in ("uneven", "save-last") and rank == 1:
+        # An upload keeps the process; without it Gloo fails at once, and nothing hangs.
+        threading.Thread(target=time.sleep, args=(100_000,), name="uploader").start()
 
 
 if __name__ == "__main__":
