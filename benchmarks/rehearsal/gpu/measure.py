@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from zerokit.instrument.post_import import PostImport
-from zerokit.launcher.rank.process import Target, run_target
+from zerokit.launcher.rank.process import Program, run_target
 from zerokit.rehearsal.process.adapters import deepspeed, distributed, training
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.machine import StopRehearsal
@@ -98,7 +98,7 @@ def main() -> None:
     distributed.data_loaders(context)
     error = None
     try:
-        run_target(Target(name=rest[0], is_module=is_module, arguments=rest[1:]))
+        run_target(Program(name=rest[0], is_module=is_module, arguments=rest[1:]))
     except StopRehearsal:
         pass
     except SystemExit as ended:
