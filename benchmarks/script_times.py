@@ -167,7 +167,7 @@ def measure(row: dict[str, Any], inputs: Inputs, folder: Path) -> dict[str, Any]
         "--master-port", "29517", str(script), *arguments, row["deepspeed_option"], str(config),
     ]  # fmt: skip
     environment = dict(os.environ) | {
-        "PYTHONPATH": os.pathsep.join([str(work / "clock"), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(work / "clock"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "STEP_TIMES_TO": str(work / "times"),
         "CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in range(row["gpus"])),
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // row["gpus"])),  # CPU Adam's cores
@@ -180,7 +180,7 @@ def measure(row: dict[str, Any], inputs: Inputs, folder: Path) -> dict[str, Any]
         ).returncode
     read = [json.loads(path.read_text()) for path in sorted(work.glob("times.*"))]
     if code or not read:
-        return {**row, "error": (work / "log").read_text()[-1500:]}
+        return {**row, "error": (work / "log").read_text()[-6000:]}
     ends = read[0]["ends"]
     seconds = [round(after - before, 4) for before, after in itertools.pairwise(ends)]
     return {

@@ -73,7 +73,7 @@ class Runner:
         """One case, to its end or its limit."""
         began = time.monotonic()
         environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_DATASETS_CACHE": str(self.folder / f"cache-{case.name}"),
