@@ -18,7 +18,7 @@ from zerokit.errors import (
     RunHung,
     ZerokitError,
 )
-from zerokit.fields import all_as_options
+from zerokit.fields import all_as_options, as_options
 from zerokit.launcher.secrets import Secrets
 from zerokit.planner.documents import degrees
 from zerokit.script.arguments import PLACEHOLDERS
@@ -45,10 +45,17 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "interrupted": tuning.interrupted is not None,
         "folder": str(tuning.folder) if tuning.folder is not None else None,
         "files": tuning.files,
-        "calibration": tuning.calibration,
+        "calibration": _shown(tuning.calibration),
         "assumptions": list(all_as_options(tuning.made.assumptions)),
         "next": _next(tuning, best) if best is not None and tuning.files else None,
     }
+
+
+def _shown(calibration: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What was kept, and why not, in the command line's words."""
+    if calibration is None or calibration["why"] is None:
+        return calibration
+    return {**calibration, "why": as_options(calibration["why"])}
 
 
 def _row(trial: Trial, *, timed: bool) -> dict[str, Any]:
