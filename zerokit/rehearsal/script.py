@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
+from zerokit.fields import all_as_options
 from zerokit.launcher import command as commands
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
@@ -103,7 +104,7 @@ def prepare(
         environment=environment,
         launcher=chosen,
         ranks=ranks,
-        notes=notes,
+        notes=list(all_as_options(notes)),
     )
 
 
