@@ -268,7 +268,7 @@ def test_arguments_arrive_verbatim(launch: Launch) -> None:
     assert run.end()[0] == 0
     for rank in (0, 1):
         argv = (run.folder / f"argv-{rank}").read_text()
-        assert argv == repr([str(SCRIPT), "all:arguments", *extra])
+        assert argv == ascii([str(SCRIPT), "all:arguments", *extra])
 
 
 def test_a_modules_arguments_arrive_verbatim(launch: Launch, tmp_path: Path) -> None:

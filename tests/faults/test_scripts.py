@@ -165,8 +165,8 @@ def test_a_script_that_deletes_the_run_folder_trains_on(launch: Launch, tmp_path
     run = launch(script=write(tmp_path, text), ranks=1)
     code, out, err = run.end()
     assert "trained to the end" in out
-    assert code == 74, err
-    assert "report.json" in err and "Traceback" not in err
+    assert code == 0, err  # the report is made of what was read before
+    assert "Traceback" not in err
     assert not run.left()
 
 
