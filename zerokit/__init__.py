@@ -1,7 +1,7 @@
 """zerokit: plan, launch and measure DeepSpeed training before the GPU hours are spent.
 
-``plan``, ``estimate``, ``size``, ``check``, ``launch``, ``tune``: :mod:`zerokit.api`. Inside a training
-script: ``phase``, ``snapshot``, ``compare`` (:mod:`zerokit.instrument.script_api`) and
+``plan``, ``estimate``, ``size``, ``check``, ``rehearse``, ``launch``, ``tune``: :mod:`zerokit.api`. Inside a
+training script: ``phase``, ``snapshot``, ``compare`` (:mod:`zerokit.instrument.script_api`) and
 ``selective_checkpointing``. Each is imported when it is first asked for.
 """
 
@@ -28,6 +28,7 @@ __all__ = [
     "launch",
     "phase",
     "plan",
+    "rehearse",
     "selective_checkpointing",
     "size",
     "snapshot",
@@ -35,12 +36,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from zerokit.api import check, estimate, launch, plan, size, tune
+    from zerokit.api import check, estimate, launch, plan, rehearse, size, tune
     from zerokit.instrument.script_api import compare, phase, snapshot
     from zerokit.trace.recording.selective import selective_checkpointing
 
 _ROOM_OF = {
-    **dict.fromkeys(("check", "estimate", "launch", "plan", "size", "tune"), "zerokit.api"),
+    **dict.fromkeys(("check", "estimate", "launch", "plan", "rehearse", "size", "tune"), "zerokit.api"),
     **dict.fromkeys(("compare", "phase", "snapshot"), "zerokit.instrument.script_api"),
     "selective_checkpointing": "zerokit.trace.recording.selective",
 }

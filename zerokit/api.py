@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from zerokit.planner.fewest import SizeResult
     from zerokit.planner.memory_source import Say
     from zerokit.planner.plan_result import PlanResult
+    from zerokit.rehearsal.result import Rehearsal
     from zerokit.tuner.result import TuneResult
 
-__all__ = ["check", "estimate", "launch", "plan", "size", "tune"]
+__all__ = ["check", "estimate", "launch", "plan", "rehearse", "size", "tune"]
 
 Path = str | os.PathLike[str]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -298,6 +299,60 @@ def launch(
         plan_again=planner.plan_into,
         listener=attempts.Listener(say=say),
     )
+
+
+def rehearse(
+    script: Path | None = None,
+    arguments: Sequence[str] = (),
+    *,
+    plan: Path | None = None,
+    module: str | None = None,
+    gpus: int | None = None,
+    gpu: str | None = None,
+    vram: str | int | None = None,
+    rank: int = 0,
+    steps: int = 5,
+    launcher: str = "auto",
+    host_speed: float | None = None,
+    no_arguments: bool = False,
+    accept_mismatch: bool = False,
+    out: Path | None = None,
+    say: Say = silent,
+) -> Rehearsal:
+    """Run a training script, unmodified, as one rank of N on a GPU that is not there.
+
+    Args:
+        script: its path, or ``module``: its name, as ``python -m`` takes it.
+        arguments: the script's own, passed on as they are.
+        plan: a folder (or ``plan.yaml``) of a plan, which the script gets as :func:`launch` would give it.
+        gpus: ranks in all; None: the plan's, or 1. gpu: a name of the catalogue. vram: memory per GPU, bytes
+            or such as ``"24GiB"``.
+        rank: which rank to run.
+        steps: optimizer steps at most; fewer where the peaks of all phases repeat.
+        launcher: whose environment the script gets: ``auto``, ``none``, ``deepspeed``, ``torchrun`` or
+            ``accelerate``.
+        host_speed: the run's host over the reference host, as ``zerokit doctor --measure`` prints it there.
+        no_arguments: add no arguments of the plan to the script's.
+        accept_mismatch: run a script that contradicts its plan.
+        out: a folder for what the script prints.
+        say: hears, line by line, how it goes.
+
+    Returns:
+        Peaks by phase in bytes, what is live at the peak, the step time in seconds, and each value that was
+        guessed. ``complete`` is false, and ``stopped`` says where and why, where it could not go to the end.
+
+    Raises:
+        InputError: an argument that cannot be, or a script that contradicts its plan.
+    """
+    from zerokit.rehearsal import conduct
+    from zerokit.rehearsal.request import request_of
+
+    request = request_of(
+        _target(script, module, arguments), say=say, plan=_text(plan), gpus=gpus, gpu=gpu, vram=vram,
+        rank=rank, steps=steps, launcher=launcher, host_speed=host_speed, no_arguments=no_arguments,
+        accept_mismatch=accept_mismatch, out=out,
+    )  # fmt: skip
+    return conduct.rehearse(request, say)
 
 
 @_shows_options

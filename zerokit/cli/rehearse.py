@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from zerokit.cli.say import say
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
-from zerokit.fields import as_options
-
-if TYPE_CHECKING:
-    from zerokit.timing.host_speed import HostSpeed
-
-INCOMPLETE_EXIT_CODE = 14
+from zerokit.files import write_whole
 
 
 @click.command(
@@ -63,86 +59,24 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     allocator. Nothing is written, downloaded or pushed.
     """
     from zerokit.launcher import consoles
-    from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
-    from zerokit.rehearsal.script import PlanUse
+    from zerokit.rehearsal.conduct import rehearse
+    from zerokit.rehearsal.request import request_of
 
-    module = options["module"]
+    module, out = options.pop("module"), options["out"]
+    as_json = options.pop("as_json")
     if module is None and not arguments:
         raise InputError("rehearse: name a script, for example: zerokit rehearse --gpu h200 train.py")
     resolved = consoles.target_of(module, arguments)
     if resolved.note is not None:
-        _say(resolved.note)
-    gpu, named, notes = _gpu(options)
-    out = Path(options["out"]) if options["out"] else None
+        say(resolved.note)
+    done = rehearse(request_of(resolved.target, say=say, **options), say)
+    text = json.dumps(done.to_dict(), indent=1)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-    request = RehearsalRequest(
-        target=resolved.target,
-        gpu=gpu,
-        gpus=options["gpus"],
-        plan=PlanUse(
-            folder=options["plan"],
-            no_arguments=options["no_arguments"],
-            accept_mismatch=options["accept_mismatch"],
-        ),
-        rank=options["rank"],
-        steps=options["steps"],
-        launcher=options["launcher"],
-        memory_named=named,
-        host=_host(options["host_speed"]),
-        output=out / "output.txt" if out is not None else None,
-    )
-    for note in notes:
-        _say(note)
-    done = rehearse(request, _say)
-    if out is not None:
-        (out / "rehearsal.json").write_text(json.dumps(done.to_dict(), indent=1))
-    if options["as_json"]:
-        click.echo(json.dumps(done.to_dict(), indent=1))
+        write_whole(Path(out) / "rehearsal.json", text)
+    if as_json:
+        click.echo(text)
     else:
         from zerokit.cli.rehearsal_show import show
 
         show(done)
-    if not done.complete:
-        return 3 if done.fits is False else INCOMPLETE_EXIT_CODE
-    return 3 if done.fits is False else 0
-
-
-def _host(factor: float | None) -> HostSpeed | None:
-    from zerokit.timing.host_speed import HostSpeed
-
-    return HostSpeed(factor=factor, source="--host-speed") if factor is not None else None
-
-
-def _say(text: str) -> None:
-    click.echo(f"zerokit: {text}", err=True)
-
-
-def _gpu(options: dict[str, Any]) -> tuple[Any, bool, tuple[str, ...]]:
-    """The GPU, whether its memory was named, and what was assumed."""
-    from zerokit.catalog import gpus
-    from zerokit.planner.hardware import DEFAULT_GPU
-    from zerokit.units import parse_bytes
-
-    size = parse_bytes(options["vram"], "--vram") if options["vram"] else None
-    if options["gpu"]:
-        gpu = gpus.lookup(options["gpu"])
-        return (gpu.with_total_memory(size) if size else gpu), True, ()
-    if size:
-        gpu, reason = gpus.for_vram(size)
-        return gpu.with_total_memory(size), True, (as_options(reason),)
-    if options["plan"]:
-        planned = _gpu_of_plan(options["plan"])
-        if planned is not None:
-            return planned, True, ()
-    gpu = gpus.load(DEFAULT_GPU)
-    return gpu, False, (f"assumed {gpu.title}: neither --gpu nor --vram was given",)
-
-
-def _gpu_of_plan(path: str) -> Any:
-    from zerokit.catalog import gpus
-    from zerokit.launcher.prepare import read_plan
-
-    plan, _ = read_plan(path)
-    name = plan.cluster.get("gpu") if isinstance(plan.cluster, dict) else None
-    return gpus.lookup(name) if isinstance(name, str) else None
+    return done.exit_code

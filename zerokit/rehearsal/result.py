@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from zerokit.errors import NothingFits
 from zerokit.timing.recorded_step import StepTime
 
 SCHEMA = "zerokit.rehearsal/1"
 
 PHASES = ("load", "init", "forward", "backward", "step", "eval", "generate", "save", "other")
+
+INCOMPLETE_EXIT_CODE = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,13 @@ class Rehearsal:
     step_seconds: float | None = None
     step_seconds_range: tuple[float, float] | None = None
     step: StepTime | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What the command ends with: 3 where it does not fit, 14 where it did not go to the end, else 0."""
+        if self.fits is False:
+            return NothingFits.exit_code
+        return 0 if self.complete else INCOMPLETE_EXIT_CODE
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""

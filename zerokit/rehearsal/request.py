@@ -1,0 +1,86 @@
+"""From words to a request: which GPU is rehearsed, and what the script is given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerokit.domain.hardware import Gpu
+from zerokit.launcher.options import Target
+from zerokit.rehearsal.conduct import DEFAULT_STEPS, RehearsalRequest
+from zerokit.rehearsal.script import PlanUse
+from zerokit.timing.host_speed import HostSpeed
+
+if TYPE_CHECKING:
+    from zerokit.planner.memory_source import Say
+
+
+def request_of(
+    target: Target,
+    *,
+    say: Say,
+    plan: str | None = None,
+    gpus: int | None = None,
+    gpu: str | None = None,
+    vram: str | int | None = None,
+    rank: int = 0,
+    steps: int = DEFAULT_STEPS,
+    launcher: str = "auto",
+    host_speed: float | None = None,
+    no_arguments: bool = False,
+    accept_mismatch: bool = False,
+    out: str | os.PathLike[str] | None = None,
+) -> RehearsalRequest:
+    """What to rehearse; ``say`` hears what was assumed. See :func:`zerokit.rehearse` for the arguments.
+
+    Raises:
+        InputError: an unknown GPU, a size or a plan that cannot be read.
+    """
+    card, memory_named = _gpu(gpu, vram, plan, say)
+    folder = Path(out) if out is not None else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return RehearsalRequest(
+        target=target,
+        gpu=card,
+        gpus=gpus,
+        plan=PlanUse(folder=plan, no_arguments=no_arguments, accept_mismatch=accept_mismatch),
+        rank=rank,
+        steps=steps,
+        launcher=launcher,
+        memory_named=memory_named,
+        host=HostSpeed(factor=host_speed, source="⟨host_speed⟩") if host_speed is not None else None,
+        output=folder / "output.txt" if folder is not None else None,
+    )
+
+
+def _gpu(name: str | None, vram: str | int | None, plan: str | None, say: Say) -> tuple[Gpu, bool]:
+    """The GPU, and whether its memory was named."""
+    from zerokit.catalog import gpus
+    from zerokit.planner.hardware import DEFAULT_GPU
+    from zerokit.units import parse_bytes
+
+    size = parse_bytes(vram, "⟨vram⟩") if vram else None
+    if name:
+        gpu = gpus.lookup(name)
+        return (gpu.with_total_memory(size) if size else gpu), True
+    if size:
+        gpu, reason = gpus.for_vram(size)
+        say(reason)
+        return gpu.with_total_memory(size), True
+    planned = _gpu_of_plan(plan) if plan else None
+    if planned is not None:
+        return planned, True
+    gpu = gpus.load(DEFAULT_GPU)
+    say(f"assumed {gpu.title}: neither ⟨gpu⟩ nor ⟨vram⟩ was given")
+    return gpu, False
+
+
+def _gpu_of_plan(path: str) -> Gpu | None:
+    from zerokit.catalog import gpus
+    from zerokit.launcher.prepare import read_plan
+
+    plan, _ = read_plan(path)
+    name = plan.cluster.get("gpu") if isinstance(plan.cluster, dict) else None
+    return gpus.lookup(name) if isinstance(name, str) else None
