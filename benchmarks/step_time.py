@@ -61,7 +61,7 @@ def timed(row: Mapping[str, Any], constants: Constants = HUGGING_FACE) -> Timed:
         gpu = cluster.gpu
         # the card whose allocator is held to as much
         outside = planned.allocator_limit(gpu, row["deepspeed_config"], row["world_size"])
-        cluster = replace(cluster, gpu=gpu.with_vram(gpu.vram_bytes - outside + row["cap_bytes"]))
+        cluster = replace(cluster, gpu=gpu.with_total_memory(gpu.vram_bytes - outside + row["cap_bytes"]))
     trainable = trainable_parameters(shape, case.job)
     model = TimeModel(shape, case.job, cluster, constants, None, trainable)
     peak = max(peak for peak in row["peak_allocated_bytes"] if peak)

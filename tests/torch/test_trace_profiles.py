@@ -315,7 +315,7 @@ def test_autocast_of_a_cut_model_is_the_whole_model(checkpointing: str) -> None:
         config = MODELS["llama"][1] | {"num_hidden_layers": layers}
         variant = Variant(precision="32", checkpointing=checkpointing, autocast=True)
         own = profile_from_config(config, [variant], name="llama", head="causal")
-        found = own.trace(variant.key, 512)
+        found = own.trace(variant, 512)
         assert found is not None
         timeline = found.timeline(2, 512)
         peaks.append((timeline.forward_peak, timeline.after_forward, timeline.backward.afters[-1]))

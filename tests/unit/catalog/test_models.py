@@ -203,7 +203,7 @@ def test_a_single_meaning_of_an_incomplete_name_is_offered_and_not_taken() -> No
 )
 def test_what_was_taken_for_what_is_said(text: str, note: str | None) -> None:
     _, notes = models.resolve(text)
-    assert notes == (() if note is None else (f"--model {text}: {note}",))
+    assert notes == (() if note is None else (f"⟨model⟩ {text}: {note}",))
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_encodings(load: Any, tmp_path: Path) -> None:
         ('{"a": True}', ":1:7", "write true"),
         ("{'a': 1}", ":1:2", "double quotes"),
         ("{a: 1}", ":1:2", "double quotes"),
-        ('{"a": 1\n "b": 2}', ":2:2", "comma missing"),
+        ('{"a": 1\n "b": 2}', ":1:8", "comma missing"),
         ('{"a": 1} x', ":1:10", "after the end"),
         ('{"a": "x}', ":1:7", "closing quote"),
         ('{"a": 1', ":1:8", "file ends"),
