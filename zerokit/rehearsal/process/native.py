@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-OLDEST_TORCH = (2, 9)
+OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 13)
 """Versions with which the self-test was run. Others are tried, and said."""
 
