@@ -67,7 +67,7 @@ def test_the_trace_is_torchs_own_count() -> None:
         patch.setattr(record, "cuda_kernels", contextlib.nullcontext)
         variant = Variant(attention="eager", precision="32", checkpointing="selective")
         own = profile_from_config(dict(MODELS["llama"][1]), [variant], name="llama", head="causal")
-    found = own.trace(variant.key, 96)
+    found = own.trace(variant, 96)
     assert found is not None
     timeline = found.timeline(3, 96)
     seen, _ = measured(True, 3, 96)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +19,9 @@ def test_in_the_checkout_the_top_level_folder_is_used(kind: str) -> None:
     assert found.name == kind
 
 
-def _copy_package(to: Path, files: tuple[str, ...] = ("__init__.py", "resources.py", "errors.py")) -> Path:
+def _copy_package(to: Path) -> Path:
     source = Path(resources.__file__).parent
-    package = to / "zerokit"
-    package.mkdir(parents=True)
-    for name in files:
-        (package / name).write_text((source / name).read_text(encoding="utf-8"), encoding="utf-8")
-    return package
+    return shutil.copytree(source, to / "zerokit", ignore=shutil.ignore_patterns("__pycache__", "_data"))
 
 
 def _ask(site: Path, kind: str) -> subprocess.CompletedProcess[str]:
