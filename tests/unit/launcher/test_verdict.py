@@ -154,6 +154,11 @@ def test_outcomes(changed: dict[str, Any], outcome: Outcome, code: int) -> None:
          0, "failed lost lost terminated"),
         ({"exits": [exit_(0, 1), exit_(3, None, SIGTERM, at=T + 0.1)], "stopped_at": T, "killed_at": T + 1},
          0, "failed lost lost terminated"),
+        # a rank that had said its own exit code failed by itself, whatever ended what was left of it
+        ({"exits": [exit_(0, 0), exit_(3, None, SIGTERM, at=T + 0.1)], "stopped_at": T + 0.05,
+          "logs": {**running(1, 2), 0: finished(0),
+                   3: log(3, {"type": "end", "state": "failed", "exit_code": 7})}},
+         3, "finished lost lost failed"),
         # out of memory tells most of all
         ({"exits": [exit_(0, None, SIGSEGV), exit_(3, 1, at=T + 0.2)],
           "logs": {**running(0, 1, 2), 3: raised(3, "OutOfMemoryError", at=T + 0.2, out_of_memory=True)}},

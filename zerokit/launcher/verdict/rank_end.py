@@ -169,6 +169,7 @@ def rank_end(
     """
     run_end = run_end or RunEnd()
     end = (log.last("end") if log else None) or {}
+    exit_ = _own_exit(exit_, end)
     error = (log.last("error") if log else None) or {}
     tick = (log.last("tick", "end") if log else None) or {}
     start = (log.last("start") if log else None) or {}
@@ -195,6 +196,18 @@ def rank_end(
     if state is RankState.FAILED and base.oom is None and not base.consequence and not _crashed(exit_):
         base = replace(base, oom=_oom_not_overcome(log, base.steps))
     return replace(base, state=state, error=text)
+
+
+def _own_exit(exit_: RankExit | None, end: Record) -> RankExit | None:
+    """The exit that the rank chose, where a launcher ended what was left of it.
+
+    torchrun and srun signal a rank as soon as another fails, and Python takes a while to leave after the last
+    line of its file: the code that stands there is the rank's own.
+    """
+    late = exit_ is not None and exit_.signal in (signals.SIGTERM, signals.SIGKILL)
+    if exit_ is None or not late or end.get("state") != "failed" or not end.get("exit_code"):
+        return exit_
+    return replace(exit_, signal=None, code=end["exit_code"], at=end.get("time") or exit_.at)
 
 
 def _crashed(exit_: RankExit | None) -> bool:
