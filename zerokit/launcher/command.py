@@ -18,7 +18,7 @@ from zerokit.errors import InputError
 from zerokit.launcher import packed
 from zerokit.launcher.devices import Devices, cores_per_rank
 from zerokit.launcher.nodes.cluster import run_id, srun_command
-from zerokit.launcher.options import BOOTSTRAP, LaunchOptions, check_launcher
+from zerokit.launcher.options import AGENT, BOOTSTRAP, LaunchOptions, check_launcher
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
@@ -148,14 +148,14 @@ def _launcher(launcher: str, placement: Placement, run_dir: Path, takes_local_ra
         return words if takes_local_rank else [*words, "--no_local_rank"]
     if launcher == "torchrun":
         return [
-            *_program("torchrun", "torch.distributed.run"),
+            *_on_loopback(_program("torchrun", "torch.distributed.run")),
             "--nnodes=1",
             f"--nproc_per_node={devices.ranks}",
             "--master_addr=127.0.0.1",
             f"--master_port={port}",
         ]
     return [
-        *_program("accelerate", "accelerate.commands.accelerate_cli"),
+        *_on_loopback(_program("accelerate", "accelerate.commands.accelerate_cli")),
         "launch",
         f"--config_file={run_dir / ACCELERATE_FILE}",
         f"--num_processes={devices.ranks}",
@@ -168,6 +168,12 @@ def _program(name: str, module: str) -> list[str]:
     """The program beside this Python; as a module, the working folder's files would come first."""
     beside = Path(sys.executable).with_name(name)
     return [sys.executable, str(beside)] if beside.is_file() else [sys.executable, "-m", module]
+
+
+def _on_loopback(program: list[str]) -> list[str]:
+    """The program with its store on the loopback address: :mod:`zerokit.launcher.agent`."""
+    python, *rest = program
+    return [python, str(AGENT), *rest]
 
 
 def _deepspeed(devices: Devices, port: int) -> list[str]:

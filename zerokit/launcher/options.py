@@ -10,6 +10,7 @@ from zerokit.errors import InputError
 LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
 SHOWN_RANKS = ("first", "all", "none")
 BOOTSTRAP = Path(__file__).with_name("rank") / "bootstrap.py"
+AGENT = Path(__file__).with_name("agent.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

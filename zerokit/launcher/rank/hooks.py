@@ -32,7 +32,7 @@ def install(probe: Probe, calls: Calls) -> PostImport:
         "torch": functools.partial(_hook_torch, probe, oom),
         "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom),
         "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
-        "torch.distributed.rendezvous": local_store.keep_store_local,
+        local_store.RENDEZVOUS: local_store.keep_store_local,
         "torch.distributed.distributed_c10d": calls.hook,
         "deepspeed.runtime.zero.partitioned_param_coordinator": calls.hook_zero3,
         **parts_hooks.hooks(probe),
