@@ -31,7 +31,7 @@ from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.memory.overlay import highest
-from zerokit.memory.rank_model import layout
+from zerokit.memory.rank_model import rank_model
 from zerokit.memory.replay.step import RankBytes, rank_bytes
 from zerokit.trace.on_demand import complete
 
@@ -142,7 +142,7 @@ def judge(case: Case, profile: ModelProfile) -> Judged:
     variant = Variant.of(case.job, strategy)
     trace = profile.trace(variant, case.job.seq_len)
     assert trace is not None
-    own = rank_bytes(layout(profile, variant, trace), strategy.settings, strategy.data_parallel, 0)
+    own = rank_bytes(rank_model(profile, variant, trace), strategy.settings, strategy.data_parallel, 0)
     timeline = trace.timeline(row["micro_batch"], row["seq_len"])
     forward, level, backward = _last_micro_step(own, timeline)
     last = row["last_step_rank0"]

@@ -23,10 +23,10 @@ from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.estimate import estimate_traced
 from zerokit.memory.overlay import highest
-from zerokit.memory.rank_model import layout
+from zerokit.memory.rank_model import rank_model
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, on_device, share_bytes
+from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import _Replay, rank_bytes
-from zerokit.memory.replay.zero_1_2 import partition
 from zerokit.memory.sequence_parallel import exchange_of, exchanging
 
 FOREACH = {"lr": 1e-4, "torch_adam": True, "foreach": True}
@@ -122,13 +122,13 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         assert exchange is not None
         trace = exchanging(trace, exchange, run["checkpointing"] != "none")
         settings = replace(settings, communication_data_type="fp32")  # gloo is not NCCL 2.27.3
-    shape = layout(profile, variant, trace)
-    own = rank_bytes(shape, settings, run["ranks"], rank)
-    part = partition(shape, rank, run["ranks"], round_robin=settings.zero.round_robin_gradients)
+    model = rank_model(profile, variant, trace)
+    own = rank_bytes(model, settings, run["ranks"], rank)
+    part = partition(model, rank, run["ranks"], round_robin=settings.zero.round_robin_gradients)
     first = own.micro_steps[0]
     if stage == 3 and settings.gradient_accumulation > 1:
         # rank_bytes has the last alone, which holds no less; the first offloads nothing
-        first = _Replay(shape, settings, run["ranks"], rank).micro_step(False, True)
+        first = _Replay(model, settings, run["ranks"], rank).micro_step(False, True)
     timeline = trace.timeline(run["micro_batch"], run["seq_len"] // degree)
     workspace = own.persistent.components["cublas_workspace"]
     micro_steps = []
@@ -151,11 +151,11 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         "micro_steps": micro_steps,
         "step": own.step_peak - workspace,
         "between_steps": own.micro_steps[0].start - workspace,
-        "parameters": sum(p.numel for p in shape.trainable),
-        "largest": shape.largest,
-        "copied": settings.parameter_bytes * max(shape.sizes) // run["ranks"],
-        "on_device": sum(on_device(shape, settings.zero, run["ranks"])),
-        "shares": share_bytes(shape, run["ranks"], settings.parameter_bytes),
+        "parameters": sum(p.numel for p in model.trainable),
+        "largest": model.largest,
+        "copied": settings.parameter_bytes * max(model.sizes) // run["ranks"],
+        "on_device": sum(on_device(model, settings.zero, run["ranks"])),
+        "shares": share_bytes(model, run["ranks"], settings.parameter_bytes),
         "touched": part.whole,
     }
 

@@ -42,12 +42,12 @@ weights and the flat copy too (runtime/fp16/fused_optimizer.py, initialize_optim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
-    """Elements on one rank, before ZeRO divides them; ``width`` bytes a weight; ``ranks`` of ZeRO."""
+    """Elements on one rank, before ZeRO divides them; ``element_bytes`` of a weight; ``ranks`` of ZeRO."""
 
     weights: float
     trainable: float
     weight_bytes: float
-    width: int
+    element_bytes: int
     ranks: int
     largest: float
     layer: float
@@ -126,19 +126,21 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
     tables = shape.parameters - shape.block_parameters
     weights = shape.block_parameters / split + tables / (strategy.tensor_parallel if split > 1 else 1)
     trainable = weights if job.method == "full" else trainable_parameters(shape, job) / split
-    width = strategy.settings.parameter_bytes
+    element_bytes = strategy.settings.parameter_bytes
     if job.method == "qlora" or (job.inference and job.quantization != "none"):
         each = NF4_BYTES if job.method == "qlora" else QUANTIZED_BYTES[job.quantization]
-        weight_bytes = each * shape.block_parameters / split + width * tables / strategy.tensor_parallel
+        weight_bytes = (
+            each * shape.block_parameters / split + element_bytes * tables / strategy.tensor_parallel
+        )
     else:
-        weight_bytes = width * weights
+        weight_bytes = element_bytes * weights
     if job.method != "full":
-        weight_bytes += width * trainable
+        weight_bytes += element_bytes * trainable
     return _Sizes(
         weights=weights,
         trainable=trainable,
         weight_bytes=weight_bytes,
-        width=width,
+        element_bytes=element_bytes,
         # sequence-parallel peers hold the same weights: ZeRO divides over them as well
         ranks=strategy.zero_ranks,
         largest=shape.largest_parameter / strategy.tensor_parallel,
@@ -159,10 +161,10 @@ def _moments(strategy: Strategy) -> int:
 
 
 def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
-    stage, ranks, width = strategy.settings.zero.stage, sizes.ranks, sizes.width
+    stage, ranks, element_bytes = strategy.settings.zero.stage, sizes.ranks, sizes.element_bytes
     away, parameters_away = _offloads(strategy)
     shared = ranks if stage >= 1 else 1
-    master = 4 if width == 2 else 0
+    master = 4 if element_bytes == 2 else 0
     states: dict[Component, float] = {}
     states[Component.PARAMETERS] = (
         sizes.weight_bytes / (ranks if stage == 3 else 1) if not parameters_away else 0.0
@@ -171,32 +173,32 @@ def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
     states[Component.OPTIMIZER_STATES] = 0.0 if away else _moments(strategy) * sizes.trainable / shared
     if stage == 3 and not away:
         # grad_partitions_flat_buffer, from init
-        states[Component.GRADIENT_PARTITION] = width * sizes.trainable / ranks
+        states[Component.GRADIENT_PARTITION] = element_bytes * sizes.trainable / ranks
     if away and stage < 3:
-        states[Component.OFFLOAD_BUFFER] = 2 * width * sizes.largest
+        states[Component.OFFLOAD_BUFFER] = 2 * element_bytes * sizes.largest
     if stage == 3:
-        states[Component.GRADIENT_BUCKET] = width * strategy.settings.zero.reduce_bucket_size
+        states[Component.GRADIENT_BUCKET] = element_bytes * strategy.settings.zero.reduce_bucket_size
     states[Component.CUBLAS_WORKSPACE] = CUBLAS_WORKSPACE_BYTES
     return {name: value for name, value in states.items() if value}
 
 
 def _gradients(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
-    zero, width = strategy.settings.zero, sizes.width
-    bucket = width * min(zero.reduce_bucket_size, sizes.trainable)
+    zero, element_bytes = strategy.settings.zero, sizes.element_bytes
+    bucket = element_bytes * min(zero.reduce_bucket_size, sizes.trainable)
     optimizer_away = _offloads(strategy)[0]
     if zero.stage == 3:
         # offloaded with the optimizer, they leave bucket by bucket
-        kept = 0.0 if optimizer_away else width * sizes.trainable / sizes.ranks
+        kept = 0.0 if optimizer_away else element_bytes * sizes.trainable / sizes.ranks
         return {Component.GRADIENT_PARTITION: kept, Component.REDUCE_COPY: bucket}
-    full = width * sizes.trainable
+    full = element_bytes * sizes.trainable
     if zero.stage == 0:
         return {Component.GRADIENTS: full}
-    held = full if zero.stage == 1 else full / sizes.ranks + width * sizes.largest
+    held = full if zero.stage == 1 else full / sizes.ranks + element_bytes * sizes.largest
     if zero.stage == 2 and strategy.settings.gradient_accumulation > 1:
         held *= 2
     if zero.stage == 2 and optimizer_away:
         held = 0.0
-    buckets = width * zero.reduce_bucket_size * (2 if zero.overlaps else 1)
+    buckets = element_bytes * zero.reduce_bucket_size * (2 if zero.overlaps else 1)
     return {Component.GRADIENTS: held, Component.GRADIENT_BUCKET: buckets, Component.REDUCE_COPY: bucket}
 
 
@@ -220,7 +222,7 @@ def _step(sizes: _Sizes, strategy: Strategy) -> float:
     if zero.stage == 3:
         return _STEP_BYTES * min(owned, zero.sub_group_size)
     if zero.stage == 0:
-        return (_STAGE_0_STEP_BYTES if sizes.width == 2 else _FP32) * owned
+        return (_STAGE_0_STEP_BYTES if sizes.element_bytes == 2 else _FP32) * owned
     return _STEP_BYTES * owned
 
 
@@ -229,13 +231,13 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
     if zero.stage == 3:
         return base
     if zero.stage == 0:
-        return max(base, _STAGE_0_INIT_BYTES[sizes.width] * sizes.trainable + sizes.weight_bytes)
-    flat = sizes.weight_bytes + sizes.width * sizes.trainable
+        return max(base, _STAGE_0_INIT_BYTES[sizes.element_bytes] * sizes.trainable + sizes.weight_bytes)
+    flat = sizes.weight_bytes + sizes.element_bytes * sizes.trainable
     first = sizes.weight_bytes + (0 if _offloads(strategy)[0] else 2 * _FP32 * sizes.trainable / sizes.ranks)
     return max(flat, first)
 
 
-def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, width: int) -> float:
+def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, element_bytes: int) -> float:
     """Saved for backward by one layer per token (Korthikanti et al., arXiv 2205.05198, without dropout).
 
     Gated models normalise in fp32 and keep four tensors of the feed-forward width. Routed experts keep their
@@ -248,7 +250,7 @@ def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, width: int) -> float
         if gemm.copies > 1:
             active = max(active, gemm.active)
             routed = 6.0 * stack.hidden * gemm.active
-    scale = width / 2
+    scale = element_bytes / 2
     if shape.gated:
         each = 21.0 * stack.hidden + 8.0 * stack.ffn * active
     else:
@@ -256,7 +258,7 @@ def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, width: int) -> float
     return scale * (each + routed) + scale * 2.0 * max(0, stack.kv_width - stack.hidden)
 
 
-def _adapted_experts(stack: Stack, job: Job, width: int) -> float:
+def _adapted_experts(stack: Stack, job: Job, element_bytes: int) -> float:
     """Bytes of one layer's experts with adapters on them: peft adds the product of the adapters to the
     stacked weights, and autograd keeps the sum (``ParamWrapper``, peft/tuners/lora/layer.py, 0.21)."""
     if (
@@ -265,7 +267,7 @@ def _adapted_experts(stack: Stack, job: Job, width: int) -> float:
         or (job.lora is not None and "all-linear" not in job.lora.targets)
     ):
         return 0.0
-    return float(width * sum(gemm.parameters for gemm in stack.gemms if gemm.copies > 1))
+    return float(element_bytes * sum(gemm.parameters for gemm in stack.gemms if gemm.copies > 1))
 
 
 def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:
@@ -278,7 +280,11 @@ def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:
 def _activations(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float, float]:
     """Bytes kept through the forward pass, and the transient ones of the layer being worked on."""
     tokens = strategy.settings.micro_batch * job.seq_len / strategy.sequence_parallel
-    width, tp, pp = strategy.settings.parameter_bytes, strategy.tensor_parallel, strategy.pipeline_parallel
+    element_bytes, tp, pp = (
+        strategy.settings.parameter_bytes,
+        strategy.tensor_parallel,
+        strategy.pipeline_parallel,
+    )
     in_flight = min(pp, strategy.settings.gradient_accumulation)  # 1F1B, first stage
     kept = transient = 0.0
     for stack in shape.stacks:
@@ -286,18 +292,18 @@ def _activations(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float
         stack_tokens = tokens
         if stack.fixed_tokens is not None:
             stack_tokens = strategy.settings.micro_batch * stack.fixed_tokens
-        full = (_layer_bytes(shape, stack, job, width) + _score_bytes(shape, job, strategy)) / tp
-        experts = _adapted_experts(stack, job, width) / tp
+        full = (_layer_bytes(shape, stack, job, element_bytes) + _score_bytes(shape, job, strategy)) / tp
+        experts = _adapted_experts(stack, job, element_bytes) / tp
         if strategy.checkpointing == "full":
-            kept += count * width * stack.hidden * stack_tokens
+            kept += count * element_bytes * stack.hidden * stack_tokens
             transient = max(transient, full * stack_tokens + experts)
         else:
             kept += count * (full * stack_tokens + experts)
         widest = max(gemm.n * gemm.active for gemm in stack.gemms) / tp
         if strategy.checkpointing == "full":
-            transient += width * widest * stack_tokens
+            transient += element_bytes * widest * stack_tokens
         else:
-            transient = max(transient, 2 * width * widest * stack_tokens)
+            transient = max(transient, 2 * element_bytes * widest * stack_tokens)
     return kept, transient
 
 
@@ -330,7 +336,7 @@ def _host(sizes: _Sizes, strategy: Strategy) -> dict[HostComponent, int]:
     elif parameters == "nvme":
         parts[HostComponent.NVME_PARAMETERS] = int(sizes.weight_bytes / ranks)
         parts[HostComponent.PARAMETER_BUFFERS] = pinned(
-            zero.offload_param.buffer_count * zero.offload_param.buffer_size * sizes.width
+            zero.offload_param.buffer_count * zero.offload_param.buffer_size * sizes.element_bytes
         )
     return parts
 
@@ -374,15 +380,15 @@ def _inference(
     shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster, sizes: _Sizes
 ) -> MemoryEstimate:
     """Weights, KV cache over the whole sequence, one layer's working set, the last token's logits."""
-    width, tp, micro = sizes.width, strategy.tensor_parallel, strategy.settings.micro_batch
+    element_bytes, tp, micro = sizes.element_bytes, strategy.tensor_parallel, strategy.settings.micro_batch
     tokens = micro * job.seq_len
     cache = sum(
-        stack.layers * width * stack.kv_width * tokens / min(tp, shape.kv_heads)
+        stack.layers * element_bytes * stack.kv_width * tokens / min(tp, shape.kv_heads)
         for stack in shape.stacks
         if stack.causal
     )
     widest = max(gemm.n * gemm.active for stack in shape.stacks for gemm in stack.gemms)
-    work = 2 * width * widest / tp * tokens + 6.0 * shape.vocab * micro
+    work = 2 * element_bytes * widest / tp * tokens + 6.0 * shape.vocab * micro
     weights = sizes.weight_bytes / (sizes.ranks if strategy.settings.zero.stage == 3 else 1)
     parts = {
         Component.PARAMETERS: weights,

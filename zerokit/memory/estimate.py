@@ -23,9 +23,9 @@ from zerokit.memory.lazy import LazyComponents
 from zerokit.memory.loss import loss_bytes
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.pipeline import can_be_cut, stages
-from zerokit.memory.rank_model import Layout, Precision, layout
+from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
+from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import RankBytes, compose, rank_bytes
-from zerokit.memory.replay.zero_1_2 import partition
 from zerokit.memory.sequence_parallel import among_peers, exchange_of, exchanging
 
 LIST_EVERY_RANK_UP_TO = 64
@@ -118,15 +118,15 @@ def estimate_traced(
     variant, trace, adapters = found
     if strategy.sequence_parallel > 1:
         trace = _with_exchanges(profile, trace, strategy)
-    shape = layout(profile, variant, trace, adapters)
+    model = rank_model(profile, variant, trace, adapters)
     # views of experts, saved without checkpointing, add up over all layers
-    if strategy.settings.zero.stage == 3 and not (profile.views and shape.checkpointing == "none"):
-        trace = trace.shortened(_layers_kept(shape, strategy.settings.zero))
-        shape = layout(profile, variant, trace, adapters)
+    if strategy.settings.zero.stage == 3 and not (profile.views and model.checkpointing == "none"):
+        trace = trace.shortened(_layers_kept(model, strategy.settings.zero))
+        model = rank_model(profile, variant, trace, adapters)
     if strategy.pipeline_parallel > 1:
-        return _pipeline(shape, job, strategy, cluster, every_rank, adapters)
+        return _pipeline(model, job, strategy, cluster, every_rank, adapters)
     timeline = trace.timeline(strategy.settings.micro_batch, _tokens(job, strategy))
-    scene = _scene(shape, _as_it_runs(strategy, cluster), _Degrees.of(strategy, cluster), every_rank)
+    scene = _scene(model, _as_it_runs(strategy, cluster), _Degrees.of(strategy, cluster), every_rank)
     ranks = _ranks(scene, timeline)
     peak = max(rank.peak_allocated_bytes for rank in ranks)
     notes = _with_adapters(scene.assumptions, adapters)
@@ -157,7 +157,7 @@ def _with_adapters(notes: tuple[str, ...], adapters: tuple[int, int] | None) -> 
 
 
 def _pipeline(
-    shape: Layout,
+    model: RankModel,
     job: Job,
     strategy: Strategy,
     cluster: Cluster,
@@ -167,7 +167,7 @@ def _pipeline(
     """Every stage as a model of its own; ranks in the order of ``PipeModelDataParallelTopology``."""
     settings, tokens = strategy.settings, _tokens(job, strategy)
     degrees = _Degrees.of(strategy, cluster)
-    cut = stages(shape, strategy.pipeline_parallel)
+    cut = stages(model, strategy.pipeline_parallel)
     ranks: list[RankEstimate] = []
     host: dict[str, int] = {}
     for stage in cut:
@@ -176,9 +176,9 @@ def _pipeline(
         )
         if settings.zero.stage == 0 and settings.precision == "bf16":
             # BF16_Optimizer (runtime/bf16_optimizer.py:191): gradients of all micro-batches in a flat copy
-            flat = stage.shape.trainable_numel * Precision.of(settings).accumulation
+            flat = stage.model.trainable_numel * ElementBytes.of(settings).accumulation
             timeline = timeline.raised(flat)
-        scene = _scene(stage.shape, _as_it_runs(strategy, cluster), degrees, every_rank)
+        scene = _scene(stage.model, _as_it_runs(strategy, cluster), degrees, every_rank)
         offset = stage.index * degrees.world_size
         found = _ranks(scene, timeline)
         ranks += (replace(r, first=r.first + offset, last=r.last + offset) for r in found)
@@ -186,7 +186,7 @@ def _pipeline(
     peak = max(rank.peak_allocated_bytes for rank in ranks)
     described = ", ".join(f"{stage.layers[1] - stage.layers[0]}" for stage in cut)
     notes = (
-        *_assumptions(shape.profile, settings, degrees),
+        *_assumptions(model.profile, settings, degrees),
         f"pipeline stages of {described} layers, divided by parameters as PipelineModule does by default; "
         "embeddings on the first, head and loss on the last",
     )
@@ -197,14 +197,14 @@ def _pipeline(
         host_components=host,
         nvme_bytes_per_node=0,
         assumptions=_with_adapters(notes, adapters),
-        basis=shape.profile.basis,
+        basis=model.profile.basis,
     )
 
 
-def _layers_kept(shape: Layout, zero: ZeroSettings) -> int:
+def _layers_kept(model: RankModel, zero: ZeroSettings) -> int:
     """Layers at either end of a stack beyond which ZeRO-3 looks neither ahead nor back: what it gathers
     is decided within the reuse distance, the prefetch bucket and the live-parameter limit."""
-    smallest = min(shape.layer_numel.values(), default=1)
+    smallest = min(model.layer_numel.values(), default=1)
     reach = zero.max_reuse_distance + zero.prefetch_bucket_size + zero.reduce_bucket_size
     return 1 << (-(-reach // max(1, smallest)) + 2 - 1).bit_length()  # few values, so that traces are shared
 
@@ -233,7 +233,7 @@ class _Degrees:
 class _Scene:
     """All that is the same for every micro-batch and sequence length."""
 
-    shape: Layout
+    model: RankModel
     settings: DeepSpeedSettings
     degrees: _Degrees
     every_rank: bool
@@ -245,24 +245,24 @@ class _Scene:
 
 
 @lru_cache(maxsize=4096)
-def _scene(shape: Layout, settings: DeepSpeedSettings, degrees: _Degrees, every_rank: bool) -> _Scene:
+def _scene(model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees, every_rank: bool) -> _Scene:
     ranks = degrees.ranks
     alike = settings.zero.stage in (0, 3)  # every rank holds as much of every parameter
     every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and not alike
-    listed = range(ranks) if every else _worst_ranks(shape, settings, ranks)
-    part = partition(shape, 0, ranks, round_robin=settings.zero.round_robin_gradients)
-    parts = host_components(shape, settings, part, ranks, degrees.world_size)
+    listed = range(ranks) if every else _worst_ranks(model, settings, ranks)
+    part = partition(model, 0, ranks, round_robin=settings.zero.round_robin_gradients)
+    parts = host_components(model, settings, part, ranks, degrees.world_size)
     host = in_ram(parts, degrees.per_node)
     return _Scene(
-        shape=shape,
+        model=model,
         settings=settings,
         degrees=degrees,
         every_rank=every_rank,
-        ranks=tuple((r, rank_bytes(shape, settings, ranks, r)) for r in listed),
+        ranks=tuple((r, rank_bytes(model, settings, ranks, r)) for r in listed),
         host=host,
         host_bytes_per_node=sum(host.values()),
         nvme_bytes_per_node=on_nvme(parts, degrees.per_node),
-        assumptions=_assumptions(shape.profile, settings, degrees),
+        assumptions=_assumptions(model.profile, settings, degrees),
     )
 
 
@@ -281,7 +281,7 @@ def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: _D
 
 
 @lru_cache(maxsize=256)
-def _worst_ranks(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tuple[int, ...]:
+def _worst_ranks(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[int, ...]:
     """Ranks that can have the highest peak: partitions differ in the whole parameters they touch.
 
     The last holds what backward finishes first; the one with the most whole parameters peaks in the step.
@@ -290,7 +290,7 @@ def _worst_ranks(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tupl
         return (0,)
     round_robin = settings.zero.round_robin_gradients
     heaviest = max(
-        range(ranks), key=lambda rank: partition(shape, rank, ranks, round_robin=round_robin).whole
+        range(ranks), key=lambda rank: partition(model, rank, ranks, round_robin=round_robin).whole
     )
     return tuple(sorted({0, heaviest, ranks - 1}))
 
@@ -346,7 +346,7 @@ def _components(
     """What is live at the peak; sums to it."""
     if phase == "init":
         return {Component.INITIALISATION: peak}
-    shape, settings = scene.shape, scene.settings
+    model, settings = scene.model, scene.settings
     micro = own.micro_steps[number]
     stage_3 = settings.zero.stage == 3
     activations = timeline.backward if stage_3 else timeline.gradients
@@ -354,15 +354,15 @@ def _components(
     loss = 0
     if phase == "forward":
         at = (number, *where(timeline.forward, micro.forward)) if micro.forward else (number, 0, True)
-        loss = loss_bytes(shape, timeline, phase, at[1] if micro.forward else None, at[2])
+        loss = loss_bytes(model, timeline, phase, at[1] if micro.forward else None, at[2])
     elif phase == "backward" and highest(activations, micro.backward) >= micro.at_end(activations):
         at = (number, *where(activations, micro.backward))
         if stage_3 or at[1:] == (0, True):
-            loss = loss_bytes(shape, timeline, phase, at[1] if stage_3 else None, at[2])
+            loss = loss_bytes(model, timeline, phase, at[1] if stage_3 else None, at[2])
     elif phase == "backward":
         at = (number, len(micro.backward.after), False)
-    found = compose(shape, settings, scene.degrees.ranks, rank, phase, at)
-    frozen = shape.frozen_bytes(settings.parameter_bytes)
+    found = compose(model, settings, scene.degrees.ranks, rank, phase, at)
+    frozen = model.frozen_bytes(settings.parameter_bytes)
     if not stage_3 and frozen and Component.PARAMETERS in found:
         found[Component.FROZEN_PARAMETERS] = frozen
         found[Component.PARAMETERS] -= frozen

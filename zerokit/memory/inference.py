@@ -23,9 +23,9 @@ from zerokit.memory.host import host_components
 from zerokit.memory.lazy import LazyComponents
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.overlay import highest, where
-from zerokit.memory.rank_model import Layout, Overlay, layout
+from zerokit.memory.rank_model import Overlay, RankModel, rank_model
 from zerokit.memory.replay.model_states import FORWARD_WORKSPACE_BYTES, most_while_building, share_bytes
-from zerokit.memory.replay.zero_1_2 import partition
+from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.zero_3_parameters import Parameters
 from zerokit.units import format_gib
 
@@ -77,7 +77,7 @@ class _Phase:
     """One kind of pass: what is live at its marks beside weights, of it the cache, and the weights."""
 
     name: str
-    shape: Layout
+    model: RankModel
     above: Pass
     cached: tuple[float, ...]
     weights: Overlay
@@ -91,7 +91,7 @@ class _Phase:
     def components(self) -> dict[Component, int]:
         """What is live at the peak; sums to it."""
         position, between = where(self.above, self.weights)
-        found = _held(self.shape, self.settings, self.ranks, (position, between))
+        found = _held(self.model, self.settings, self.ranks, (position, between))
         rest = self.peak - sum(found.values())
         cache = min(rest, round(self.cached[position])) if self.cached else 0
         return found | {Component.KV_CACHE: cache, Component.ACTIVATIONS: rest - cache}
@@ -125,11 +125,11 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     """
     settings = strategy.settings
     passes = _passes(profile, job, strategy)
-    shape = passes[0].shape
+    model = passes[0].model
     worst = max(passes, key=lambda one: one.peak)
-    resident = _resident(shape, settings, strategy.data_parallel)
+    resident = _resident(model, settings, strategy.data_parallel)
     level = sum(resident.values())
-    init = _init(shape, job, strategy)
+    init = _init(model, job, strategy)
     peaks = {"init": init, "forward": worst.peak, "backward": level, "step": level}
     peak = max(peaks.values())
     components: Mapping[str, int] = LazyComponents(worst.components)
@@ -144,7 +144,7 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
         components=components,
     )
     ranks = strategy.data_parallel
-    parts = host_components(shape, settings, partition(shape, 0, ranks), ranks, strategy.world_size)
+    parts = host_components(model, settings, partition(model, 0, ranks), ranks, strategy.world_size)
     per_node = max(1, strategy.world_size // cluster.nodes)
     host = in_ram(parts, per_node)
     return MemoryEstimate(
@@ -162,7 +162,7 @@ def _phase(
     profile: ModelProfile, variant: Variant, trace: ActivationTrace, strategy: Strategy, length: int
 ) -> _Phase:
     batch = strategy.settings.micro_batch
-    shape = layout(profile, variant, trace)
+    model = rank_model(profile, variant, trace)
     above = trace.timeline(batch, length).forward
     made = trace.cached(batch, length).levels
     if variant.phase == "decode":
@@ -177,38 +177,40 @@ def _phase(
     ranks, settings = strategy.data_parallel, strategy.settings
     return _Phase(
         name=variant.phase,
-        shape=shape,
+        model=model,
         above=above,
         cached=made,
-        weights=_overlay(shape, settings, ranks),
+        weights=_overlay(model, settings, ranks),
         ranks=ranks,
         settings=settings,
     )
 
 
-def _resident(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> dict[Component, int]:
+def _resident(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> dict[Component, int]:
     """What stays allocated, gathered weights left out."""
-    width = settings.parameter_bytes
+    element_bytes = settings.parameter_bytes
     components = {
         Component.CUBLAS_WORKSPACE: FORWARD_WORKSPACE_BYTES,
-        Component.BUFFERS: shape.profile.buffer_bytes,
+        Component.BUFFERS: model.profile.buffer_bytes,
     }
     if settings.zero.stage != 3:
-        components[Component.PARAMETERS] = shape.trainable_numel * width + shape.frozen_bytes(width)
+        components[Component.PARAMETERS] = model.trainable_numel * element_bytes + model.frozen_bytes(
+            element_bytes
+        )
     elif settings.zero.offload_param.device == "none":
-        components[Component.PARAMETERS] = share_bytes(shape, ranks, width)
+        components[Component.PARAMETERS] = share_bytes(model, ranks, element_bytes)
     return {name: size for name, size in components.items() if size}
 
 
 class _Gathering:
     """The weights over forward passes; under stage 3 from the second on, when what follows is known."""
 
-    def __init__(self, shape: Layout, settings: DeepSpeedSettings, ranks: int) -> None:
-        self.marks = shape.trace.marks_forward
+    def __init__(self, model: RankModel, settings: DeepSpeedSettings, ranks: int) -> None:
+        self.marks = model.trace.marks_forward
         self.ledger = Ledger()
-        for name, size in _resident(shape, settings, ranks).items():
+        for name, size in _resident(model, settings, ranks).items():
             self.ledger.set(name, size)
-        self.stage3 = Parameters(shape, settings, ranks, self.ledger) if settings.zero.stage == 3 else None
+        self.stage3 = Parameters(model, settings, ranks, self.ledger) if settings.zero.stage == 3 else None
 
     def event(self, kind: str, name: str) -> None:
         """A module begins or ends."""
@@ -232,8 +234,8 @@ class _Gathering:
 
 
 @lru_cache(maxsize=256)
-def _overlay(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> Overlay:
-    replay = _Gathering(shape, settings, ranks)
+def _overlay(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> Overlay:
+    replay = _Gathering(model, settings, ranks)
     replay.again()
     start = replay.ledger.total
     during, after = [], []
@@ -246,11 +248,11 @@ def _overlay(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> Overlay:
 
 
 def _held(
-    shape: Layout, settings: DeepSpeedSettings, ranks: int, at: tuple[int, bool]
+    model: RankModel, settings: DeepSpeedSettings, ranks: int, at: tuple[int, bool]
 ) -> dict[Component, int]:
     """The components of the overlay at a mark, or on the way to it."""
     position, between = at
-    replay = _Gathering(shape, settings, ranks)
+    replay = _Gathering(model, settings, ranks)
     replay.again()
     for index, mark in enumerate(replay.marks):
         if index == position and between:
@@ -267,14 +269,14 @@ _WEIGHTS_EACH = {"int8": 1, "int4": 2}
 """Weights in an element of a quantised parameter."""
 
 
-def _init(shape: Layout, job: Job, strategy: Strategy) -> int:
+def _init(model: RankModel, job: Job, strategy: Strategy) -> int:
     """The most while the model is loaded: with quantised weights one at a time in 16 bits too."""
     settings, ranks = strategy.settings, strategy.data_parallel
     if settings.zero.stage == 3:
         on_gpu = settings.zero.offload_param.device == "none"
-        return most_while_building(shape, ranks, on_gpu) * settings.parameter_bytes
-    resident = _resident(shape, settings, ranks)
-    quantised = (p.numel for p in shape.parameters if p.stored_bytes)
+        return most_while_building(model, ranks, on_gpu) * settings.parameter_bytes
+    resident = _resident(model, settings, ranks)
+    quantised = (p.numel for p in model.parameters if p.stored_bytes)
     whole = max(quantised, default=0) * _WEIGHTS_EACH.get(job.quantization, 0) * settings.parameter_bytes
     return resident[Component.PARAMETERS] + resident.get(Component.BUFFERS, 0) + whole
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerokit.domain.activations import Timeline
-from zerokit.memory.rank_model import Layout
+from zerokit.memory.rank_model import RankModel
 
 
 @lru_cache(maxsize=256)
-def _head_marks(layout: Layout) -> tuple[int, int] | None:
+def _head_marks(model: RankModel) -> tuple[int, int] | None:
     """(mark of forward at which the output head begins, mark of backward at which its gradient is there);
     ``None``: the model, or this stage of a pipeline, ends with no head."""
-    weights = {p.name for p in layout.parameters} | set(layout.profile.ties)
-    forward = layout.trace.marks_forward
+    weights = {p.name for p in model.parameters} | set(model.profile.ties)
+    forward = model.trace.marks_forward
     start, name = max(
         (
             (i, name)
@@ -26,14 +26,14 @@ def _head_marks(layout: Layout) -> tuple[int, int] | None:
         ),
         default=(-1, ""),
     )
-    if start < 0 or not layout.trace.forward or layout.trace.forward[-1].stack:
+    if start < 0 or not model.trace.forward or model.trace.forward[-1].stack:
         return None
-    backward = layout.trace.marks_backward
+    backward = model.trace.marks_backward
     end = next((i for i, (kind, module) in enumerate(backward) if kind == "bwd_pre" and module == name), None)
     return None if end is None else (start, end)
 
 
-def loss_bytes(layout: Layout, timeline: Timeline, phase: str, position: int | None, between: bool) -> int:
+def loss_bytes(model: RankModel, timeline: Timeline, phase: str, position: int | None, between: bool) -> int:
     """Bytes of the loss at the highest instant of a phase; 0 where it is not alive then, or cannot be told.
 
     Args:
@@ -42,7 +42,7 @@ def loss_bytes(layout: Layout, timeline: Timeline, phase: str, position: int | N
             the first mark of ``timeline.gradients``.
         between: on the way to the mark instead of at it.
     """
-    marks = _head_marks(layout)
+    marks = _head_marks(model)
     if marks is None:
         return 0
     start, end = marks

@@ -17,7 +17,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.memory import card
 from zerokit.memory.estimate import usable_trace
 from zerokit.memory.inference import estimate_serving
-from zerokit.memory.rank_model import Layout, Precision, layout
+from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.replay.optimizers import optimizer_bytes
 
 
@@ -34,9 +34,9 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     if found is None:
         raise KeyError(Variant.of(job, strategy).key)
     variant, trace, adapters = found
-    shape = layout(profile, variant, trace, adapters)
+    model = rank_model(profile, variant, trace, adapters)
     ranks = strategy.zero_ranks
-    states, gradients = _states(shape, strategy.settings, ranks)
+    states, gradients = _states(model, strategy.settings, ranks)
     activations = _activation_peak(trace, strategy.settings.micro_batch, tokens)
     return card.min_vram_bytes(cluster.gpu, strategy, states + max(activations, gradients))
 
@@ -58,22 +58,22 @@ def _activation_peak(trace: ActivationTrace, micro_batch: int, tokens: int) -> i
     return int(peak)
 
 
-def _states(shape: Layout, settings: DeepSpeedSettings, ranks: int) -> tuple[int, int]:
+def _states(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[int, int]:
     """(bytes at every instant of a step, gradients at its end), without any rounding."""
-    zero, width = settings.zero, Precision.of(settings)
-    trainable, frozen = shape.trainable_numel, shape.frozen_bytes(width.parameter)
+    zero, element_bytes = settings.zero, ElementBytes.of(settings)
+    trainable, frozen = model.trainable_numel, model.frozen_bytes(element_bytes.parameter)
     optimizer = optimizer_bytes(settings)
-    if width.parameter != width.master:
-        optimizer += width.master
+    if element_bytes.parameter != element_bytes.master:
+        optimizer += element_bytes.master
     if zero.stage == 3:
         size = 0
         if zero.offload_param.device == "none":
-            size += (trainable * width.parameter + frozen) // ranks
+            size += (trainable * element_bytes.parameter + frozen) // ranks
         if zero.offload_optimizer.device == "none":
-            size += trainable * (optimizer + width.accumulation) // ranks
+            size += trainable * (optimizer + element_bytes.accumulation) // ranks
         return size, 0
-    size = trainable * width.parameter + frozen
+    size = trainable * element_bytes.parameter + frozen
     if zero.stage == 0 or zero.offload_optimizer.device == "none":
         size += trainable * optimizer // (1 if zero.stage == 0 else ranks)
     whole = zero.stage == 0 or (zero.stage == 1 and zero.offload_optimizer.device == "none")
-    return size, trainable * width.parameter // (1 if whole else ranks) if whole else 0
+    return size, trainable * element_bytes.parameter // (1 if whole else ranks) if whole else 0

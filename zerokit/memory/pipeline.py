@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 
 from zerokit.domain.activations import ActivationTrace, Mark, Run, Timeline
 from zerokit.domain.profile import ModelProfile, Parameter
-from zerokit.memory.rank_model import Layout
+from zerokit.memory.rank_model import RankModel
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Stage:
 
     Attributes:
         layers: of the stack, first and one past the last.
-        shape: parameters and trace of the stage alone.
+        model: parameters and trace of the stage alone.
         hidden: elements per token that go from stage to stage.
         vocabulary: elements per token of the logits.
     """
@@ -33,7 +33,7 @@ class Stage:
     index: int
     count: int
     layers: tuple[int, int]
-    shape: Layout
+    model: RankModel
     hidden: int
     vocabulary: int
 
@@ -41,25 +41,25 @@ class Stage:
         """Micro-batches whose activations are kept at a time."""
         return min(self.count - self.index, micro_batches)
 
-    def timeline(self, micro_batch: int, tokens: int, micro_batches: int, width: int) -> Timeline:
+    def timeline(self, micro_batch: int, tokens: int, micro_batches: int, element_bytes: int) -> Timeline:
         """Activations of a micro-step in the steady state: this micro-batch's over those in flight.
 
         Beside them what the engine holds (runtime/pipe/engine.py:699-1220): a buffer each for the input and
         for the gradient that come from the neighbours; per pipeline buffer (two at least) the received input
         and its gradient, and on the last stage the logits, which nothing clears; per micro-batch in flight
-        the clone of the input that the forward pass took. ``width``: bytes an element.
+        the clone of the input that the forward pass took. ``element_bytes``: of the training dtype.
         """
-        own = self.shape.trace.timeline(micro_batch, tokens)
+        own = self.model.trace.timeline(micro_batch, tokens)
         kept = self.in_flight(micro_batches)
         buffers = max(2, kept)
-        border = micro_batch * tokens * self.hidden * width
+        border = micro_batch * tokens * self.hidden * element_bytes
         extra = (kept - 1) * own.after_forward
         if self.index:
             extra += (1 + 2 * buffers + kept) * border
         if self.index < self.count - 1:
             extra += border
         else:
-            extra += buffers * micro_batch * tokens * self.vocabulary * width
+            extra += buffers * micro_batch * tokens * self.vocabulary * element_bytes
         return own.raised(extra)
 
 
@@ -77,35 +77,35 @@ def can_be_cut(profile: ModelProfile, trace: ActivationTrace) -> bool:
 
 
 @lru_cache(maxsize=64)
-def stages(shape: Layout, count: int) -> tuple[Stage, ...]:
-    """Cut a model into ``count`` stages. ``shape``: of the whole, tensor-parallel shards already taken.
+def stages(model: RankModel, count: int) -> tuple[Stage, ...]:
+    """Cut a model into ``count`` stages. ``model``: of the whole, tensor-parallel shards already taken.
 
     Raises:
         ValueError: the model is not one stack of layers (ask :func:`can_be_cut` first).
     """
-    hidden = _hidden(shape.profile)
-    if hidden is None or not can_be_cut(shape.profile, shape.trace):
+    hidden = _hidden(model.profile)
+    if hidden is None or not can_be_cut(model.profile, model.trace):
         raise ValueError("not one stack of layers of a known width")
-    stack = next(run.stack for run in shape.trace.forward if run.stack)
-    length = sum(run.count for run in shape.trace.forward if run.stack)
-    owned = _owners(shape, stack, length)
+    stack = next(run.stack for run in model.trace.forward if run.stack)
+    length = sum(run.count for run in model.trace.forward if run.stack)
+    owned = _owners(model, stack, length)
     weights = [sum(p.numel for p in parameters) for parameters in owned]
     parts = partition_balanced(weights, count)
     found = []
     for index, (start, stop) in enumerate(pairwise(parts)):
         layers = (max(0, start - 1), min(length, stop - 1))
         names = {p.name for own in owned[start:stop] for p in own}
-        parameters = tuple(p for p in shape.parameters if p.name in names)
-        trace = _cut(shape.trace, layers, before=start == 0, after=stop == len(weights))
-        profile = replace(shape.profile, parameters=parameters, parameter_sets={})
+        parameters = tuple(p for p in model.parameters if p.name in names)
+        trace = _cut(model.trace, layers, before=start == 0, after=stop == len(weights))
+        profile = replace(model.profile, parameters=parameters, parameter_sets={})
         found.append(
             Stage(
                 index=index,
                 count=count,
                 layers=layers,
-                shape=Layout(profile=profile, parameters=parameters, trace=trace),
+                model=RankModel(profile=profile, parameters=parameters, trace=trace),
                 hidden=hidden,
-                vocabulary=int(shape.profile.hf_config.get("vocab_size", 0)),
+                vocabulary=int(model.profile.hf_config.get("vocab_size", 0)),
             )
         )
     return tuple(found)
@@ -120,22 +120,22 @@ def _hidden(profile: ModelProfile) -> int | None:
     return None
 
 
-def _owners(shape: Layout, stack: str, length: int) -> list[list[Parameter]]:
+def _owners(model: RankModel, stack: str, length: int) -> list[list[Parameter]]:
     """Parameters of what runs before the layers, of each layer, and of what runs after; a tied weight
     is in both (``TiedLayerSpec``)."""
     before: set[str] = set()
     after: set[str] = set()
     layers = False
-    for run in shape.trace.forward:
+    for run in model.trace.forward:
         layers = layers or bool(run.stack)
         if not run.stack:
-            names = {mark.name for mark in shape.trace.segments[run.segment] if mark.kind == "fwd_pre"}
+            names = {mark.name for mark in model.trace.segments[run.segment] if mark.kind == "fwd_pre"}
             (after if layers else before).update(names)
     owned: list[list[Parameter]] = [[] for _ in range(length + 2)]
     aliases: dict[str, list[str]] = {}
-    for alias, name in shape.profile.ties.items():
+    for alias, name in model.profile.ties.items():
         aliases.setdefault(name, []).append(alias)
-    for parameter in shape.parameters:
+    for parameter in model.parameters:
         if parameter.name.startswith(stack + "."):
             owned[1 + int(parameter.name[len(stack) + 1 :].split(".", 1)[0])].append(parameter)
             continue

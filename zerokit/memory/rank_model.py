@@ -19,7 +19,7 @@ DTYPE_BYTES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class RankModel:
     """One rank's model: which parameters it holds, in what order their gradients come.
 
     Attributes:
@@ -43,28 +43,28 @@ class Layout:
         """Elements of every parameter."""
         return tuple(p.numel for p in self.parameters)
 
-    def widths(self, width: int) -> tuple[int, ...]:
-        """Bytes an element of every parameter; ``width``: of the training dtype."""
-        return tuple(p.element_bytes or width for p in self.parameters)
+    def element_bytes(self, element_bytes: int) -> tuple[int, ...]:
+        """Bytes an element of every parameter; ``element_bytes``: of the training dtype."""
+        return tuple(p.element_bytes or element_bytes for p in self.parameters)
 
-    def travelling(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
+    def gathered_element_bytes(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
         """Bytes an element in which every parameter is gathered at stage 3: under ``torch_autocast`` 16 bits
         for those of linear layers."""
-        widths = self.widths(settings.parameter_bytes)
+        element_bytes = self.element_bytes(settings.parameter_bytes)
         if settings.torch_autocast is None:
-            return widths
-        return tuple(p.communication_bytes or w for p, w in zip(self.parameters, widths, strict=True))
+            return element_bytes
+        return tuple(p.communication_bytes or w for p, w in zip(self.parameters, element_bytes, strict=True))
 
-    def reduced(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
+    def reduced_element_bytes(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
         """Bytes an element in which the gradient of every parameter is reduced at stage 3."""
         if settings.torch_autocast is None:
-            return (Precision.of(settings).communication,) * len(self.parameters)
-        return self.travelling(settings)
+            return (ElementBytes.of(settings).communication,) * len(self.parameters)
+        return self.gathered_element_bytes(settings)
 
-    def bucket_widths(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
+    def bucket_element_bytes(self, settings: DeepSpeedSettings) -> tuple[int, ...]:
         """Bytes an element of every bucket of gradients at stage 3 (``ipg_buckets``, stage3.py:477)."""
-        pairs = zip(self.parameters, self.reduced(settings), strict=True)
-        return tuple(sorted({width for p, width in pairs if p.trainable}))
+        pairs = zip(self.parameters, self.reduced_element_bytes(settings), strict=True)
+        return tuple(sorted({element_bytes for p, element_bytes in pairs if p.trainable}))
 
     @cached_property
     def trainable_sizes(self) -> tuple[int, ...]:
@@ -81,10 +81,10 @@ class Layout:
         """Elements without gradients."""
         return sum(p.numel for p in self.parameters if not p.trainable)
 
-    def frozen_bytes(self, width: int) -> int:
-        """Bytes of the parameters without gradients, those that are not quantised at ``width`` an element."""
+    def frozen_bytes(self, element_bytes: int) -> int:
+        """Bytes of the parameters without gradients; ``element_bytes``: of those that are not quantised."""
         numel, stored = self._frozen
-        return numel * width + stored
+        return numel * element_bytes + stored
 
     @cached_property
     def _frozen(self) -> tuple[int, int]:
@@ -110,16 +110,16 @@ class Layout:
             found.get(name, -1) if kind == "grad" else -1 for kind, name in self.trace.marks_gradients
         )
 
-    def gradients_piled(self, width: int) -> tuple[int, ...]:
-        """Bytes of the gradients up to every such mark; ``width``: of the training dtype."""
-        if width not in self._piled:
+    def accumulated_gradients(self, element_bytes: int) -> tuple[int, ...]:
+        """Bytes of the gradients up to every such mark; ``element_bytes``: of the training dtype."""
+        if element_bytes not in self._accumulated:
             sizes = self.trainable_sizes
-            each = (sizes[i] * width if i >= 0 else 0 for i in self.gradient_indexes)
-            self._piled[width] = tuple(accumulate(each))
-        return self._piled[width]
+            each = (sizes[i] * element_bytes if i >= 0 else 0 for i in self.gradient_indexes)
+            self._accumulated[element_bytes] = tuple(accumulate(each))
+        return self._accumulated[element_bytes]
 
     @cached_property
-    def _piled(self) -> dict[int, tuple[int, ...]]:
+    def _accumulated(self) -> dict[int, tuple[int, ...]]:
         return {}
 
     @cached_property
@@ -150,7 +150,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class ElementBytes:
     """Bytes per element of each kind of tensor, as DeepSpeed chooses them.
 
     ``engine.get_data_types`` and ``communication_data_type`` (runtime/engine.py:1799, 0.19.8).
@@ -169,13 +169,13 @@ class Precision:
         return self.accumulation == 4 and self.parameter == 2
 
     @staticmethod
-    def of(settings: DeepSpeedSettings) -> Precision:
+    def of(settings: DeepSpeedSettings) -> ElementBytes:
         """The element sizes under these settings."""
         parameter = settings.parameter_bytes
         accumulation = DTYPE_BYTES.get(settings.grad_accum_dtype or "", parameter)
         communication = DTYPE_BYTES.get(settings.communication_data_type or "", parameter)
         low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
-        return Precision(
+        return ElementBytes(
             parameter=parameter,
             gradient=parameter,
             accumulation=accumulation,
@@ -185,20 +185,20 @@ class Precision:
 
 
 @lru_cache(maxsize=64)
-def layout(
+def rank_model(
     profile: ModelProfile,
     variant: Variant,
     trace: ActivationTrace,
     ranks_of_adapters: tuple[int, int] | None = None,
-) -> Layout:
-    """The layout of one rank for a variant; cached, so that a search pays once.
+) -> RankModel:
+    """What one rank holds under a variant; cached, so that a search pays once.
 
     ``ranks_of_adapters``: (traced, wanted) LoRA rank, where the trace is another rank's.
     """
     parameters = profile.parameters_for(variant)
     if ranks_of_adapters is not None:
         parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)
-    return Layout(profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing)
+    return RankModel(profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing)
 
 
 def _with_rank(parameter: Parameter, traced: int, wanted: int) -> Parameter:

@@ -32,13 +32,13 @@ def saving(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) ->
     if job.inference:
         return None
     settings = strategy.settings
-    width, stage = settings.parameter_bytes, settings.zero.stage
+    element_bytes, stage = settings.parameter_bytes, settings.zero.stage
     trainable = trainable_parameters(shape, job)
     adapters = job.method != "full"
     total = shape.parameters + (trainable if adapters else 0)
-    whole = total * width
+    whole = total * element_bytes
     gathers = stage == 3 and settings.zero.gather_16bit_weights_on_model_save
-    written = trainable * (4 if stage == 3 else width) if adapters else whole
+    written = trainable * (4 if stage == 3 else element_bytes) if adapters else whole
     return Saving(
         weights_bytes=0 if stage == 3 and not gathers else written,
         checkpoint_bytes=checkpoint_bytes(total, trainable, settings),
@@ -49,9 +49,9 @@ def saving(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) ->
 
 def checkpoint_bytes(parameters: int, trainable: int, settings: DeepSpeedSettings) -> int:
     """The files of one ``save_checkpoint``, all ranks' together, but for names and shapes."""
-    stage, width = settings.zero.stage, settings.parameter_bytes
-    module = (parameters - trainable if stage == 3 else parameters) * width
-    master = trainable * 4 if stage or width == 2 else 0
+    stage, element_bytes = settings.zero.stage, settings.parameter_bytes
+    module = (parameters - trainable if stage == 3 else parameters) * element_bytes
+    master = trainable * 4 if stage or element_bytes == 2 else 0
     return module + master + trainable * 4 * optimizer_values(settings)
 
 

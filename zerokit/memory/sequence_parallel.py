@@ -87,13 +87,13 @@ def exchange_of(profile: ModelProfile, degree: int, settings: DeepSpeedSettings)
 
 
 @lru_cache(maxsize=256)
-def _exchange(profile: ModelProfile, degree: int, width: int, batched: bool) -> Exchange | None:
+def _exchange(profile: ModelProfile, degree: int, element_bytes: int, batched: bool) -> Exchange | None:
     try:
         shape = from_config(profile.hf_config, name=profile.name)
     except InputError:
         return None
-    query = shape.heads * shape.head_dim * width
-    pair = 2 * shape.kv_heads * shape.head_dim * width
+    query = shape.heads * shape.head_dim * element_bytes
+    pair = 2 * shape.kv_heads * shape.head_dim * element_bytes
     repeated = pair * (max(1, degree // shape.kv_heads) - 1)
     return Exchange(
         projected=query + pair,

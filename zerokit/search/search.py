@@ -286,10 +286,10 @@ class _Search:
             return None
         ranks = layout.data * layout.sequence
         weights = space.shape.block_parameters / (layout.tensor * layout.pipeline)
-        width = 4 if space.precision == "fp32" else 2
+        element_bytes = 4 if space.precision == "fp32" else 2
         size = 0.0
         if spot.parameters == "none":
-            size += width * weights / (ranks if spot.stage == 3 else 1)
+            size += element_bytes * weights / (ranks if spot.stage == 3 else 1)
         if spot.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
             size += 12 * weights / (ranks if spot.stage >= 1 else 1)
         return "GPU memory: model states alone" if size > space.cluster.gpu.driver_vram_bytes else None

@@ -242,8 +242,8 @@ class TimeModel:
         hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
         peers = 2.0 if strategy.zero_ranks > 1 else 1.0
         traffic = c.gradient_bytes + c.reduce_bytes * peers * self._reductions(strategy)
-        width = strategy.settings.parameter_bytes / 2
-        return traffic * width * self.traffic.rank_weights(strategy)[1] / hbm
+        per_16_bit = strategy.settings.parameter_bytes / 2
+        return traffic * per_16_bit * self.traffic.rank_weights(strategy)[1] / hbm
 
     def _tokens(self, stack: Stack, strategy: Strategy) -> float:
         micro = strategy.settings.micro_batch
@@ -269,13 +269,13 @@ class TimeModel:
         products = sum(self._product(gemm, tokens, tp, peak) for gemm in stack.gemms)
         attention, attention_backward = self._attention(stack, strategy, tokens, peak)
         hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
-        width = strategy.settings.parameter_bytes / 2
+        per_16_bit = strategy.settings.parameter_bytes / 2
         active = max((gemm.active for gemm in stack.gemms if gemm.copies > 1), default=1.0)
         per_hidden = c.hidden_bytes if self.shape.gated else c.plain_hidden_bytes
         elementwise = (
-            tokens * width * (per_hidden * stack.hidden + c.ffn_bytes * stack.ffn * active / tp) / hbm
+            tokens * per_16_bit * (per_hidden * stack.hidden + c.ffn_bytes * stack.ffn * active / tp) / hbm
         )
-        adapters = tokens * width * c.adapter_bytes * self._adapted(stack) / hbm
+        adapters = tokens * per_16_bit * c.adapter_bytes * self._adapted(stack) / hbm
         dequantize = 0.0
         if job.method == "qlora":
             dequantize = _QLORA_DEQUANTIZE_BYTES * sum(g.parameters for g in stack.gemms) / tp / hbm

@@ -16,7 +16,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import NF4_BYTES, Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
-from zerokit.memory.rank_model import Precision
+from zerokit.memory.rank_model import ElementBytes
 from zerokit.timing.collectives import Route, route
 from zerokit.timing.constants import Calibration, Constants
 
@@ -164,15 +164,15 @@ class Traffic:
         ranks = strategy.zero_ranks
         way = self._route(ranks, strategy.tensor_parallel)
         weights, trainable = self.rank_weights(strategy)
-        width = settings.parameter_bytes
-        gradients = width * trainable
-        bucket = width * zero.reduce_bucket_size
+        element_bytes = settings.parameter_bytes
+        gradients = element_bytes * trainable
+        bucket = element_bytes * zero.reduce_bucket_size
         messages = max(1, math.ceil(gradients / bucket))
         if self.job.inference:
             gathers = weights * self._weight_bytes if zero.stage == 3 else 0.0
             return _Flow(route=way, per_micro=way.seconds(gathers, messages=self.shape.layers), per_step=0.0,
                          overlapped=True)  # fmt: skip
-        gather_bucket = width * zero.allgather_bucket_size
+        gather_bucket = element_bytes * zero.allgather_bucket_size
         gather_updated = way.seconds(gradients, messages=max(1, math.ceil(gradients / gather_bucket)))
         if zero.stage <= 2:
             # buckets are all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce, which
@@ -188,15 +188,17 @@ class Traffic:
 
     def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> _Flow:
         zero = strategy.settings.zero
-        width = self._weight_bytes * strategy.settings.parameter_bytes / 2
+        element_bytes = self._weight_bytes * strategy.settings.parameter_bytes / 2
         kept = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
-        gathers = (2 * weights - kept) * width
+        gathers = (2 * weights - kept) * element_bytes
         gather_way = way
         if zero.zero_hpz_partition_size > 1:
             # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
             inner = self._route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
-            first = way.seconds(weights * width, messages=self._fetches(weights, zero.prefetch_bucket_size))
-            second = inner.seconds((weights - kept) * width, messages=self.shape.layers)
+            first = way.seconds(
+                weights * element_bytes, messages=self._fetches(weights, zero.prefetch_bucket_size)
+            )
+            second = inner.seconds((weights - kept) * element_bytes, messages=self.shape.layers)
             return _Flow(route=way, per_micro=first + second + reduce, per_step=0.0, overlapped=zero.overlaps)
         if zero.zero_quantized_weights:
             gathers /= _QUANTIZED_GATHER
@@ -246,10 +248,10 @@ class Traffic:
         tokens = strategy.settings.micro_batch * self.job.seq_len / sp
         seconds = 0.0
         for stack in self.shape.stacks:
-            width = 2 * stack.attention_width + max(
+            exchanged = 2 * stack.attention_width + max(
                 stack.kv_width, stack.kv_width * sp / self.shape.kv_heads / 2
             )
-            size = strategy.settings.parameter_bytes * tokens * width / strategy.tensor_parallel
+            size = strategy.settings.parameter_bytes * tokens * exchanged / strategy.tensor_parallel
             layers = math.ceil(stack.layers / strategy.pipeline_parallel)
             seconds += layers * passes * way.seconds(size, messages=4)
         return seconds, way.kind
@@ -317,14 +319,14 @@ class Traffic:
         up, down = self._pcie()
         per_node = self.cluster.gpus_per_node
         disk = (self.calibration.nvme_bytes_per_second or self.cluster.nvme_bytes_per_second) / per_node
-        width = settings.parameter_bytes
+        element_bytes = settings.parameter_bytes
         if optimizer != "none" and not self.job.inference:
             owned = trainable / ranks
             down_per_step, per_micro = self._offloaded_gradients(strategy, owned)
             found["pcie_per_step"] += down_per_step / down
             found["gradients_per_micro"] += per_micro * (1 / down + 1 / up)
             if parameters == "none":
-                found["pcie_per_step"] += width * owned / up
+                found["pcie_per_step"] += element_bytes * owned / up
             # the stepped weights are cast on the host (zero/stage_1_and_2.py:3095, zero/stage3.py:2858)
             found["host_per_step"] += self.constants.cast_seconds * owned
             rate = (
@@ -358,7 +360,7 @@ class Traffic:
         settings, stage = strategy.settings, strategy.settings.zero.stage
         low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
         step = (2.0 if low else 4.0) * owned
-        summed = stage == 2 and settings.gradient_accumulation > 1 and not Precision.of(settings).compact
+        summed = stage == 2 and settings.gradient_accumulation > 1 and not ElementBytes.of(settings).compact
         on_host = stage == 3 or summed
         return step, settings.parameter_bytes * owned if on_host else 0.0
 

@@ -17,7 +17,7 @@ from zerokit.domain.profile import Variant
 from zerokit.domain.strategy import PHASES, MemoryEstimate, Strategy
 from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.memory.overlay import highest, where
-from zerokit.memory.rank_model import Overlay, layout
+from zerokit.memory.rank_model import Overlay, rank_model
 from zerokit.memory.replay.step import compose, rank_bytes
 
 NAME = "llama-3.2-1b"
@@ -98,24 +98,24 @@ def test_the_composition_of_every_phase_is_its_peak(kind: Strategy) -> None:
     variant = Variant.of(FULL_JOB, kind)
     trace = profile.trace(variant, FULL_JOB.seq_len)
     assert trace is not None
-    shape = layout(profile, variant, trace)
+    model = rank_model(profile, variant, trace)
     rank = kind.data_parallel - 1
-    own = rank_bytes(shape, kind.settings, kind.data_parallel, rank)
+    own = rank_bytes(model, kind.settings, kind.data_parallel, rank)
     timeline = trace.timeline(kind.settings.micro_batch, FULL_JOB.seq_len)
-    in_step = compose(shape, kind.settings, kind.data_parallel, rank, "step", None)
+    in_step = compose(model, kind.settings, kind.data_parallel, rank, "step", None)
     assert sum(in_step.values()) == own.step_peak
     activations = timeline.backward if kind.settings.zero.stage == 3 else timeline.gradients
     for number, micro in enumerate(own.micro_steps):
         position, between = where(activations, micro.backward)
         at = (number, position, between)
         live = activations.peaks[position] if between else activations.levels[position]
-        found = compose(shape, kind.settings, kind.data_parallel, rank, "backward", at)
+        found = compose(model, kind.settings, kind.data_parallel, rank, "backward", at)
         assert sum(found.values()) + live == highest(activations, micro.backward)
         if micro.forward is not None:
             position, between = where(timeline.forward, micro.forward)
             live = timeline.forward.peaks[position] if between else timeline.forward.levels[position]
             at = (number, position, between)
-            found = compose(shape, kind.settings, kind.data_parallel, rank, "forward", at)
+            found = compose(model, kind.settings, kind.data_parallel, rank, "forward", at)
             assert sum(found.values()) + live == highest(timeline.forward, micro.forward)
 
 

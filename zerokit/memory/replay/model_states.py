@@ -9,10 +9,10 @@ from itertools import groupby
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.memory.components import Component
-from zerokit.memory.rank_model import Layout, Precision
+from zerokit.memory.rank_model import ElementBytes, RankModel
 from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
 from zerokit.memory.replay.optimizers import optimizer_bytes, optimizer_name
-from zerokit.memory.replay.zero_1_2 import Partition
+from zerokit.memory.replay.partition import Partition
 
 FORWARD_WORKSPACE_BYTES = 32 << 20
 """cuBLAS's workspace on Hopper, one for each thread that multiplies, from its first product on (measured)."""
@@ -33,19 +33,19 @@ class Persistent:
         return sum(self.components.values())
 
 
-def _first_adagrad_bytes(layout: Layout, settings: DeepSpeedSettings) -> int:
+def _first_adagrad_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
     """What the engine's own Adagrad keeps: its state is made with it, of the whole model, before ZeRO-1/2
     make another of the partition (stage_1_and_2.py:948); ``engine.basic_optimizer`` is never let go."""
     if optimizer_name(settings) != "adagrad" or settings.zero.stage == 3:
         return 0
-    return layout.trainable_numel * Precision.of(settings).parameter
+    return model.trainable_numel * ElementBytes.of(settings).parameter
 
 
 @lru_cache(maxsize=256)
-def shares(layout: Layout, ranks: int) -> tuple[int, int]:
+def shares(model: RankModel, ranks: int) -> tuple[int, int]:
     """(elements of this rank's ZeRO-3 shard of trainable, of frozen parameters), each padded."""
     trainable = frozen = 0
-    for size, parameter in zip(layout.sizes, layout.parameters, strict=True):
+    for size, parameter in zip(model.sizes, model.parameters, strict=True):
         share = -(-size // ranks)
         if parameter.trainable:
             trainable += share
@@ -55,101 +55,102 @@ def shares(layout: Layout, ranks: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=256)
-def share_bytes(layout: Layout, ranks: int, width: int) -> int:
-    """Bytes of this rank's ZeRO-3 shard of all parameters; ``width``: of the training dtype."""
+def share_bytes(model: RankModel, ranks: int, element_bytes: int) -> int:
+    """Bytes of this rank's ZeRO-3 shard of all parameters; ``element_bytes``: of the training dtype."""
     return sum(
-        -(-size // ranks) * each for size, each in zip(layout.sizes, layout.widths(width), strict=True)
+        -(-size // ranks) * each
+        for size, each in zip(model.sizes, model.element_bytes(element_bytes), strict=True)
     )
 
 
-def second_copy_bytes(layout: Layout, zero: ZeroSettings, width: int) -> int:
+def second_copy_bytes(model: RankModel, zero: ZeroSettings, element_bytes: int) -> int:
     """hpZ's share of every weight inside a group, made with its partition (``_partition_param_sec``,
     runtime/zero/partition_parameters.py:1900); it lies where offloaded weights do. Read from the source, not
     compared with a run."""
     if zero.zero_hpz_partition_size <= 1 or zero.offload_param.device != "none":
         return 0
-    return share_bytes(layout, zero.zero_hpz_partition_size, width)
+    return share_bytes(model, zero.zero_hpz_partition_size, element_bytes)
 
 
-def persistent(layout: Layout, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
+def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
     """The steady state of one rank, before a step's gradients and activations."""
-    zero, width = settings.zero, Precision.of(settings)
+    zero, element_bytes = settings.zero, ElementBytes.of(settings)
     states = optimizer_bytes(settings)
     components: dict[Component, int] = {Component.CUBLAS_WORKSPACE: CUBLAS_WORKSPACE_BYTES}
-    if layout.profile.buffer_bytes:
-        components[Component.BUFFERS] = layout.profile.buffer_bytes
+    if model.profile.buffer_bytes:
+        components[Component.BUFFERS] = model.profile.buffer_bytes
     if zero.stage == 3:
-        trainable, _ = shares(layout, ranks)
+        trainable, _ = shares(model, ranks)
         if zero.offload_param.device == "none":
-            components[Component.PARAMETERS] = share_bytes(layout, ranks, width.parameter)
-            if second := second_copy_bytes(layout, zero, width.parameter):
+            components[Component.PARAMETERS] = share_bytes(model, ranks, element_bytes.parameter)
+            if second := second_copy_bytes(model, zero, element_bytes.parameter):
                 components[Component.SECOND_COPY] = second
-        on_gpu = sum(on_device(layout, zero, ranks))
+        on_gpu = sum(on_device(model, zero, ranks))
         if zero.offload_optimizer.device == "none":
             # a copy in fp32 training too: _create_fp32_partitions compares a device with its name, in vain
-            components[Component.MASTER_WEIGHTS] = trainable * width.master
+            components[Component.MASTER_WEIGHTS] = trainable * element_bytes.master
             components[Component.OPTIMIZER_STATES] = trainable * states
-            components[Component.GRADIENT_PARTITION] = trainable * width.accumulation
+            components[Component.GRADIENT_PARTITION] = trainable * element_bytes.accumulation
         elif on_gpu:
-            components[Component.MASTER_WEIGHTS] = on_gpu * width.master
+            components[Component.MASTER_WEIGHTS] = on_gpu * element_bytes.master
             components[Component.OPTIMIZER_STATES] = on_gpu * states
-            components[Component.FP32_GRADIENT] = on_gpu * width.master
+            components[Component.FP32_GRADIENT] = on_gpu * element_bytes.master
         if zero.contiguous_gradients:
             components[Component.GRADIENT_BUCKET] = zero.reduce_bucket_size * sum(
-                layout.bucket_widths(settings)
+                model.bucket_element_bytes(settings)
             )
         return Persistent(components=components)
-    components[Component.PARAMETERS] = layout.trainable_numel * width.parameter + layout.frozen_bytes(
-        width.parameter
+    components[Component.PARAMETERS] = model.trainable_numel * element_bytes.parameter + model.frozen_bytes(
+        element_bytes.parameter
     )
-    if first := _first_adagrad_bytes(layout, settings):
+    if first := _first_adagrad_bytes(model, settings):
         components[Component.FIRST_OPTIMIZER] = first
     if zero.stage == 0:
-        if width.parameter == 2:
-            components[Component.MASTER_WEIGHTS] = 4 * layout.trainable_numel
-        components[Component.OPTIMIZER_STATES] = states * layout.trainable_numel
+        if element_bytes.parameter == 2:
+            components[Component.MASTER_WEIGHTS] = 4 * model.trainable_numel
+        components[Component.OPTIMIZER_STATES] = states * model.trainable_numel
         return Persistent(components=components)
     if zero.offload_optimizer.device == "none":
-        components[Component.MASTER_WEIGHTS] = part.size * width.master
+        components[Component.MASTER_WEIGHTS] = part.size * element_bytes.master
         components[Component.OPTIMIZER_STATES] = part.size * states
         if runs_bf16_optimizer(settings):
             components[Component.FP32_GRADIENT] = part.size * part.count * 4
     else:
-        largest = layout.largest
-        components[Component.OFFLOAD_BUFFER] = largest * width.parameter
+        largest = model.largest
+        components[Component.OFFLOAD_BUFFER] = largest * element_bytes.parameter
     return Persistent(components=components)
 
 
-def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, ranks: int) -> int:
+def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> int:
     """The most allocated while ``deepspeed.initialize`` runs. Bytes.
 
     Below stage 3 the model comes from the CPU; at stage 3 it is built under ``deepspeed.zero.Init``.
     """
-    zero, width = settings.zero, Precision.of(settings)
-    parameters = layout.trainable_numel * width.parameter + layout.frozen_bytes(width.parameter)
-    flat = layout.trainable_numel * width.parameter
+    zero, element_bytes = settings.zero, ElementBytes.of(settings)
+    parameters = model.trainable_numel * element_bytes.parameter + model.frozen_bytes(element_bytes.parameter)
+    flat = model.trainable_numel * element_bytes.parameter
     states = optimizer_bytes(settings)
     offload = zero.offload_optimizer.device != "none"
     if zero.stage == 3:
-        return _init_stage3(layout, settings, ranks)
+        return _init_stage3(model, settings, ranks)
     if zero.stage == 0:
-        if width.parameter == 4:
+        if element_bytes.parameter == 4:
             return parameters
-        master = 4 * layout.trainable_numel
+        master = 4 * model.trainable_numel
         if settings.torch_adam:  # FP16_UnfusedOptimizer: gradients in both precisions, a foreach temporary
-            return parameters + flat + 2 * master + states * layout.trainable_numel + master
+            return parameters + flat + 2 * master + states * model.trainable_numel + master
         # clones and the flat copy of them; the flat copy cloned into fp32; gradients and Adam's first step
         return max(
             parameters + 2 * flat,
             parameters + flat + master,
             parameters + 2 * master + 2 * flat * states // 4,
         )
-    share, master = part.size * width.parameter, part.size * width.master
-    first = _first_adagrad_bytes(layout, settings)
+    share, master = part.size * element_bytes.parameter, part.size * element_bytes.master
+    first = _first_adagrad_bytes(model, settings)
     parameters += first
     if offload:
         # the clone is converted to fp32 on the GPU before it goes to the CPU
-        largest = layout.largest * width.parameter
+        largest = model.largest * element_bytes.parameter
         return max(parameters + flat, parameters + share, parameters + largest)
     if runs_bf16_optimizer(settings):
         gradients = part.size * part.count * 4
@@ -158,34 +159,38 @@ def init_peak(layout: Layout, settings: DeepSpeedSettings, part: Partition, rank
     return max(parameters + flat, parameters + share + master, parameters + 2 * master + state)
 
 
-def _init_stage3(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> int:
-    zero, width = settings.zero, Precision.of(settings)
-    trainable, _ = shares(layout, ranks)
+def _init_stage3(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> int:
+    zero, element_bytes = settings.zero, ElementBytes.of(settings)
+    trainable, _ = shares(model, ranks)
     on_gpu = zero.offload_param.device == "none"
-    weights = share_bytes(layout, ranks, width.parameter) if on_gpu else 0
-    weights += second_copy_bytes(layout, zero, width.parameter)
-    building = most_while_building(layout, ranks, on_gpu) * width.parameter
-    bucket = zero.reduce_bucket_size * sum(layout.bucket_widths(settings)) if zero.contiguous_gradients else 0
+    weights = share_bytes(model, ranks, element_bytes.parameter) if on_gpu else 0
+    weights += second_copy_bytes(model, zero, element_bytes.parameter)
+    building = most_while_building(model, ranks, on_gpu) * element_bytes.parameter
+    bucket = (
+        zero.reduce_bucket_size * sum(model.bucket_element_bytes(settings))
+        if zero.contiguous_gradients
+        else 0
+    )
     # create_reduce_and_remove_grad_hooks gathers every trainable parameter once, one after the other
-    gathered = layout.largest * width.parameter
+    gathered = model.largest * element_bytes.parameter
     if not on_gpu:
-        gathered += -(-layout.largest // ranks) * width.parameter
+        gathered += -(-model.largest // ranks) * element_bytes.parameter
     if zero.offload_optimizer.device != "none":
         return max(building, weights + bucket + gathered)
-    master = converting = trainable * width.master
-    if width.parameter != width.master:
-        converting = _most_while_converting(sub_groups(layout, zero, ranks)) * width.master
-    gradients = trainable * width.accumulation
+    master = converting = trainable * element_bytes.master
+    if element_bytes.parameter != element_bytes.master:
+        converting = _most_while_converting(sub_groups(model, zero, ranks)) * element_bytes.master
+    gradients = trainable * element_bytes.accumulation
     return max(building, weights + converting, weights + master + bucket + gradients + gathered)
 
 
-def most_while_building(layout: Layout, ranks: int, on_gpu: bool) -> int:
+def most_while_building(model: RankModel, ranks: int, on_gpu: bool) -> int:
     """Elements at most while ``zero.Init`` makes one module after the other: what is tied to another once the
     model stands is made too, after all others; adapters come last."""
-    sizes = dict(zip((p.name for p in layout.parameters), layout.sizes, strict=True))
+    sizes = dict(zip((p.name for p in model.parameters), model.sizes, strict=True))
     base = [name for name in sizes if ".lora_" not in name]
     made = [(name, sizes[name]) for name in base]
-    made += [(alias, sizes[name]) for alias, name in layout.profile.ties.items() if name in sizes]
+    made += [(alias, sizes[name]) for alias, name in model.profile.ties.items() if name in sizes]
     adapters = [(name, size) for name, size in sizes.items() if ".lora_" in name]
     kept = sum(-(-sizes[name] // ranks) for name in base) if on_gpu else 0
     return max(
@@ -205,11 +210,11 @@ def _most_while_sharing(made: Iterable[tuple[str, int]], ranks: int, on_gpu: boo
     return most
 
 
-def sub_groups(layout: Layout, zero: ZeroSettings, ranks: int) -> list[int]:
+def sub_groups(model: RankModel, zero: ZeroSettings, ranks: int) -> list[int]:
     """Elements of a rank's optimizer sub-groups, whole parameters each (``_create_fp16_sub_groups``)."""
     groups: list[int] = []
     current = 0
-    for size in layout.trainable_sizes:
+    for size in model.trainable_sizes:
         current += -(-size // ranks)
         if current >= zero.sub_group_size:
             groups.append(current)
@@ -217,10 +222,10 @@ def sub_groups(layout: Layout, zero: ZeroSettings, ranks: int) -> list[int]:
     return [*groups, current] if current else groups
 
 
-def on_device(layout: Layout, zero: ZeroSettings, ranks: int) -> list[int]:
+def on_device(model: RankModel, zero: ZeroSettings, ranks: int) -> list[int]:
     """Elements of the sub-groups whose optimizer step stays on the GPU under a partial offload
     (``ratio``, ZeRO-Offload++): the first ones, rounded down (stage3.py:1100)."""
-    groups = sub_groups(layout, zero, ranks)
+    groups = sub_groups(model, zero, ranks)
     return groups[: int((1 - zero.offload_optimizer.ratio) * len(groups))]
 
 

@@ -9,10 +9,13 @@ from zerokit.domain.activations import Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
-from zerokit.memory.rank_model import Layout, Overlay
-from zerokit.memory.replay.bf16_optimizer import Bf16Gradients, runs_bf16_optimizer
+from zerokit.memory.rank_model import Overlay, RankModel
+from zerokit.memory.replay.bf16_optimizer import Bf16OptimizerGradients, runs_bf16_optimizer
+from zerokit.memory.replay.gradient_reduction import GradientReduction
 from zerokit.memory.replay.model_states import Persistent, init_peak, persistent
-from zerokit.memory.replay.zero_1_2 import Partition, Stage12, partition, stage0_step
+from zerokit.memory.replay.partition import Partition, partition
+from zerokit.memory.replay.zero_0 import WholeGradients
+from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
 from zerokit.memory.replay.zero_3_gradients import Gradients
 from zerokit.memory.replay.zero_3_parameters import Parameters, gathers, of_gathers
 
@@ -43,6 +46,19 @@ class RankBytes:
     persistent: Persistent
 
 
+def gradient_reduction(
+    model: RankModel, settings: DeepSpeedSettings, part: Partition, ledger: Ledger
+) -> GradientReduction:
+    """How gradients are reduced under these settings, below stage 3."""
+    if runs_bf16_optimizer(settings):
+        return Bf16OptimizerGradients(model, settings, part, ledger)
+    if settings.zero.stage == 0:
+        return WholeGradients(model, settings, part, ledger)
+    if settings.zero.stage == 1:
+        return Stage1Gradients(model, settings, part, ledger)
+    return Stage2Gradients(model, settings, part, ledger)
+
+
 class _Replay:
     """Run one rank's micro-steps through a stage's bookkeeping and note every total.
 
@@ -50,31 +66,30 @@ class _Replay:
     same for every bucket size and optimizer.
     """
 
-    def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: int) -> None:
-        self.layout = layout
+    def __init__(self, model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: int) -> None:
+        self.model = model
         self.settings = settings
         self.ledger = Ledger()
-        self.part: Partition = partition(layout, rank, ranks, round_robin=settings.zero.round_robin_gradients)
-        self.state = persistent(layout, settings, self.part, ranks)
+        self.part: Partition = partition(model, rank, ranks, round_robin=settings.zero.round_robin_gradients)
+        self.state = persistent(model, settings, self.part, ranks)
         self.stage3: Gradients | None = None
-        self.stage12: Stage12 | None = None
+        self.reduction: GradientReduction | None = None
         if settings.zero.stage == 3:
-            self.stage3 = Gradients(layout, settings, ranks, self.ledger)
-            self.gathers = gathers(layout, of_gathers(settings), ranks)
+            self.stage3 = Gradients(model, settings, ranks, self.ledger)
+            self.gathers = gathers(model, of_gathers(settings), ranks)
         else:
-            kind = Bf16Gradients if runs_bf16_optimizer(settings) else Stage12
-            self.stage12 = kind(layout, settings, self.part, self.ledger)
+            self.reduction = gradient_reduction(model, settings, self.part, self.ledger)
         for name, size in self.state.components.items():
             self.ledger.set(name, size)
 
     def micro_step(self, boundary: bool, first: bool) -> MicroStep:
         """One forward and backward."""
-        if self.stage12 is None:
+        if self.reduction is None:
             return self._micro_step_of_stage3(boundary, first)
         ledger, start = self.ledger, self.ledger.total
-        backward = self.stage12.backward(boundary, first)
+        backward = self.reduction.backward(boundary, first)
         ledger.mark()
-        self.stage12.end_of_backward(boundary, first)
+        self.reduction.end_of_backward(boundary, first)
         return MicroStep(forward=None, backward=backward, start=start, end=ledger.peak, after=ledger.total)
 
     def _micro_step_of_stage3(self, boundary: bool, first: bool) -> MicroStep:
@@ -122,10 +137,8 @@ class _Replay:
         return ledger.peak
 
     def _step_below_stage3(self) -> None:
-        if self.settings.zero.stage == 0:
-            stage0_step(self.layout, self.settings, self.ledger)
-        elif self.stage12 is not None:
-            self.stage12.step()
+        if self.reduction is not None:
+            self.reduction.step()
 
 
 def micro_step_kinds(settings: DeepSpeedSettings) -> list[tuple[bool, bool]]:
@@ -137,14 +150,14 @@ def micro_step_kinds(settings: DeepSpeedSettings) -> list[tuple[bool, bool]]:
 
 
 @lru_cache(maxsize=4096)
-def rank_bytes(layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: int) -> RankBytes:
+def rank_bytes(model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: int) -> RankBytes:
     """Replay one optimizer step of one rank, in the steady state (third step on)."""
-    replay = _Replay(layout, settings, ranks, rank)
+    replay = _Replay(model, settings, ranks, rank)
     kinds = micro_step_kinds(settings)
     micro_steps = tuple(replay.micro_step(boundary, first) for boundary, first in kinds)
     step_peak = replay.step()
     return RankBytes(
-        init_peak=init_peak(layout, settings, replay.part, ranks) + layout.profile.buffer_bytes,
+        init_peak=init_peak(model, settings, replay.part, ranks) + model.profile.buffer_bytes,
         micro_steps=micro_steps,
         step_peak=step_peak,
         persistent=replay.state,
@@ -152,7 +165,7 @@ def rank_bytes(layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: in
 
 
 def compose(
-    layout: Layout,
+    model: RankModel,
     settings: DeepSpeedSettings,
     ranks: int,
     rank: int,
@@ -163,18 +176,18 @@ def compose(
 
     ``activation_at`` is (which micro-step kind, which mark, whether between the marks).
     """
-    return _Watch(layout, settings, ranks, rank).composition(phase, activation_at)
+    return _Watch(model, settings, ranks, rank).composition(phase, activation_at)
 
 
 class _Watch(_Replay):
     """A replay that stops at one instant and reads the ledger there, gathered parameters included."""
 
-    def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, rank: int) -> None:
-        super().__init__(layout, settings, ranks, rank)
+    def __init__(self, model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: int) -> None:
+        super().__init__(model, settings, ranks, rank)
         self.parameters: Parameters | None = None
         if self.stage3 is not None:
-            self.parameters = Parameters(layout, settings, ranks, self.ledger)
-            self.parameters.settle(layout, settings.gradient_accumulation > 1)
+            self.parameters = Parameters(model, settings, ranks, self.ledger)
+            self.parameters.settle(model, settings.gradient_accumulation > 1)
             self.parameters.gather_persistent()
 
     def composition(self, phase: str, at: tuple[int, int, bool] | None) -> dict[Component, int]:
@@ -205,7 +218,7 @@ class _Watch(_Replay):
         self._end_of_backward(boundary, first)
 
     def _marks(self, phase: str) -> tuple[tuple[str, str], ...]:
-        trace = self.layout.trace
+        trace = self.model.trace
         if phase == "forward":
             return trace.marks_forward
         return trace.marks_backward if self.parameters is not None else trace.marks_gradients
@@ -239,12 +252,12 @@ class _Watch(_Replay):
             self.parameters.in_backward(kind, name)
             if kind == "grad":
                 self.stage3.gradient_ready(self.stage3.modules.by_name[name], boundary)
-        elif kind == "grad" and self.stage12 is not None and name in self.layout.trainable_index:
-            self.stage12.gradient_ready(self.layout.trainable_index[name], boundary, first)
+        elif kind == "grad" and self.reduction is not None and name in self.model.trainable_index:
+            self.reduction.gradient_ready(self.model.trainable_index[name], boundary, first)
 
     def _end_of_backward(self, boundary: bool, first: bool) -> None:
-        if self.stage12 is not None:
-            self.stage12.end_of_backward(boundary, first)
+        if self.reduction is not None:
+            self.reduction.end_of_backward(boundary, first)
         if self.stage3 is not None and self.parameters is not None:
             self.stage3.flush(boundary)
             self.parameters.end_of_backward()

@@ -1,164 +1,94 @@
-"""ZeRO stages 0, 1 and 2: gradients through buckets into partitions, and the optimizer's step.
+"""ZeRO stages 1 and 2: gradients through buckets into partitions, and the optimizer's step.
 
-A parameter-by-parameter replay of ``deepspeed/runtime/zero/stage_1_and_2.py`` (0.19.8), and for
-stage 0 of ``runtime/fp16/fused_optimizer.py``. Function names of the source are given where they
-are followed.
+A parameter-by-parameter replay of ``deepspeed/runtime/zero/stage_1_and_2.py`` (0.19.8). Function names of
+the source are given where they are followed.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, chain
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
-from zerokit.memory.rank_model import FP64, Layout, Overlay, Precision
+from zerokit.memory.rank_model import FP64, Overlay, RankModel
+from zerokit.memory.replay.gradient_reduction import GradientReduction
 from zerokit.memory.replay.optimizers import optimizer_temporaries
+from zerokit.memory.replay.partition import Partition
 
-STAGE0_REDUCE_ELEMENTS = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
 
+class BucketedGradients(GradientReduction):
+    """What stages 1 and 2 share: a bucket for each precision, reduced when it is full.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Partition:
-    """What of the flat parameter buffer one data-parallel rank owns.
-
-    ``fragments[i]`` is how many elements of trainable parameter i lie in it; whole parameters that
-    touch it are held (``get_partition_info``). ``ends[i]`` is where parameter i ends in the buffer.
+    Attributes:
+        contiguous: gradients are copied into a buffer for the bucket; otherwise the bucket is a list of them.
+        compact: gradients of this rank's partition are added up in fp32, in one buffer of their own.
+        apart: every gradient is held in fp32 beside the 16-bit model (stage 1 only).
     """
-
-    rank: int
-    count: int
-    size: int
-    fragments: dict[int, int]
-    whole: int
-    ends: Sequence[int]
-
-
-@lru_cache(maxsize=1024)
-def partition(layout: Layout, rank: int, count: int, *, round_robin: bool = False) -> Partition:
-    """The partition of data-parallel ``rank`` of ``count``; padded to 2·count elements.
-
-    ``round_robin``: parameters 0, count, 2·count, … come first, then 1, … (``_round_robin_reorder``).
-    """
-    sizes = layout.trainable_sizes
-    order: Sequence[int] = range(len(sizes))
-    ends: Sequence[int] = layout.trainable_ends
-    if round_robin:
-        order = [i for first in range(count) for i in range(first, len(sizes), count)]
-        ends = list(accumulate(sizes[i] for i in order))
-    alignment = 2 * count
-    padded = -(-(ends[-1] if ends else 0) // alignment) * alignment
-    size = padded // count
-    low, high = rank * size, (rank + 1) * size
-    fragments: dict[int, int] = {}
-    place = bisect_right(ends, low)
-    while place < len(sizes):
-        index = order[place]
-        start = ends[place] - sizes[index]
-        if start >= high:
-            break
-        fragments[index] = min(ends[place], high) - max(start, low)
-        place += 1
-    if round_robin:
-        placed = dict(zip(order, ends, strict=True))
-        ends = [placed[index] for index in range(len(sizes))]
-    return Partition(rank, count, size, fragments, sum(sizes[i] for i in fragments), ends)
-
-
-class Stage12:
-    """One rank's gradients over micro-steps. Components are added to the ledger it is given."""
 
     def __init__(
-        self,
-        layout: Layout,
-        settings: DeepSpeedSettings,
-        part: Partition,
-        ledger: Ledger,
+        self, model: RankModel, settings: DeepSpeedSettings, part: Partition, ledger: Ledger
     ) -> None:
-        self.layout = layout
-        self.settings = settings
-        self.zero = settings.zero
-        self.part = part
-        self.ledger = ledger
-        self.bytes = Precision.of(settings)
-        self.sizes = layout.trainable_sizes
+        super().__init__(model, settings, part, ledger)
         self.offload = self.zero.offload_optimizer.device != "none"
         self.contiguous = self.zero.contiguous_gradients or self.offload
         # get_flat_partition keeps an fp32 partition when accumulation is wider than the model
-        self.compact = self.bytes.compact
-        self.wide = self._accumulates_apart()
-        self.gradient = self.bytes.accumulation if self.wide else self.bytes.gradient  # held, in buckets
+        self.compact = self.element_bytes.compact
+        self.apart = self._accumulates_apart()
+        self.gradient = self.element_bytes.accumulation if self.apart else self.element_bytes.gradient
         # torch_autocast: a bucket for each precision in which gradients travel (ipg_buckets), of the
         # gradients' own precision (setup_buckets)
-        autocast = settings.torch_autocast is not None
-        self.widths = tuple(
-            (p.communication_bytes or self.bytes.gradient) if autocast else self.bytes.gradient
-            for p in layout.trainable
-        )
-        self.buckets: dict[int, list[int]] = {width: [] for width in sorted(set(self.widths))}
+        self.comm_bytes = (self.element_bytes.gradient,) * len(model.trainable)
+        if settings.torch_autocast is not None:
+            own = self.element_bytes.gradient
+            self.comm_bytes = tuple(p.communication_bytes or own for p in model.trainable)
+        self.buckets: dict[int, list[int]] = {key: [] for key in sorted(set(self.comm_bytes))}
         self.elements = dict.fromkeys(self.buckets, 0)
         self.copied = False
         self.reduced = 0  # bytes of others' gradients that the next reduction lets go
 
     def _accumulates_apart(self) -> bool:
-        """``use_grad_accum_attribute``: stage 1 holds gradients in fp32 beside a 16-bit model, each made
-        of the gradient that comes and let go with the step (stage_1_and_2.py:1234)."""
-        return self.zero.stage == 1 and self.compact
+        """``use_grad_accum_attribute``."""
+        return False
+
+    @abstractmethod
+    def _in_hook(self, boundary: bool) -> bool:
+        """Whether a gradient goes into a bucket as soon as it is there."""
+
+    @abstractmethod
+    def _only_fills_buckets(self, first: bool) -> bool:
+        """Whether a gradient that has room in its bucket changes nothing else."""
+
+    @abstractmethod
+    def _release(self, size: int) -> None:
+        """A gradient of ``size`` bytes that another rank owns has been reduced outside the buffers."""
 
     # ---------------------------------------------------------------- gradients
 
     def backward(self, boundary: bool, first: bool) -> Overlay:
         """Every gradient in the order of the backward pass."""
-        indexes = self.layout.gradient_indexes
-        if self.wide or self._in_hook(boundary):
-            return self._as_they_come(indexes, boundary, first)
+        if self.apart or self._in_hook(boundary):
+            return self._as_they_come(boundary, first)
         return self._held(first)
 
-    def _in_hook(self, boundary: bool) -> bool:
-        """Whether a gradient goes into a bucket as soon as it is there."""
-        return self.zero.stage == 2 or (self.zero.stage == 1 and bool(self.zero.overlap_comm) and boundary)
-
-    def _held(self, first: bool) -> Overlay:
-        """Gradients pile up until the end of backward, or add to those that are there."""
-        ledger, marks = self.ledger, self.layout.gradient_indexes
-        start = ledger.total
-        opening = next((i for i, index in enumerate(marks) if index >= 0), len(marks))
-        if self.zero.stage and opening < len(marks):
-            self._open_buckets()
-        level = ledger.total
-        if first:
-            piled = self.layout.gradients_piled(self.bytes.gradient)
-            after = [level + size for size in piled]
-            ledger.adopt(Component.GRADIENTS, piled[-1])
-        else:
-            after = [level] * len(marks)
-        after[:opening] = [start] * opening
-        during = [*after[:opening], *chain([level], after[opening:])][: len(marks)]
-        return Overlay(start=start, during=tuple(during), after=tuple(after))
-
-    def _as_they_come(self, indexes: Sequence[int], boundary: bool, first: bool) -> Overlay:
-        ledger, sizes, widths, buckets, elements = (
-            self.ledger, self.sizes, self.widths, self.buckets, self.elements
-        )  # fmt: skip
+    def _as_they_come(self, boundary: bool, first: bool) -> Overlay:
+        ledger, sizes, buckets, elements = self.ledger, self.sizes, self.buckets, self.elements
         start, room = ledger.total, self.zero.reduce_bucket_size
         during, after = [], []
         simple = False  # nothing but the bucket changes where a gradient has room in it
-        for index in indexes:
+        for index in self.model.gradient_indexes:
             if index >= 0:
-                size, width = sizes[index], widths[index]
-                if simple and elements[width] + size <= room:
-                    buckets[width].append(index)
-                    elements[width] += size
+                size, key = sizes[index], self.comm_bytes[index]
+                if simple and elements[key] + size <= room:
+                    buckets[key].append(index)
+                    elements[key] += size
                 else:
                     ledger.mark()
                     self.gradient_ready(index, boundary, first)
                     during.append(ledger.peak)
                     after.append(ledger.total)
-                    simple = self.contiguous and (first or self.zero.stage == 2) and not self.wide
+                    simple = self._only_fills_buckets(first)
                     continue
             during.append(ledger.total)
             after.append(ledger.total)
@@ -173,33 +103,17 @@ class Stage12:
 
     def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
         """``process_gradients`` for one parameter: its gradient was made by autograd."""
-        size = self.sizes[index] * self.gradient
-        if self.zero.stage == 0:
-            if first:
-                self.ledger.adopt(Component.GRADIENTS, size)
-            return
         self._open_buckets()
-        if self.wide:
-            if first:
-                self.ledger.add(Component.GRADIENTS, size)
-            else:
-                self.ledger.burst(Component.GRADIENT_COPY, size)
-            if self._in_hook(boundary):
-                self._into_bucket(index, boundary, kept=True)
-            return
-        if not self._in_hook(boundary):
-            if first:
-                self.ledger.adopt(Component.GRADIENTS, size)
-            return
-        if self.zero.stage == 1 and not first:
-            self.ledger.add(Component.GRADIENTS, -size)  # accumulated so far; goes into the bucket now
-        self._into_bucket(index, boundary, kept=False)
+        if self._in_hook(boundary):
+            self._into_bucket(index, boundary, kept=False)
+        elif first:
+            self.ledger.adopt(Component.GRADIENTS, self.sizes[index] * self.gradient)
 
     def _into_bucket(self, index: int, boundary: bool, kept: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``; ``kept``: the gradient was held since."""
-        size, width = self.sizes[index], self.widths[index]
-        if self.elements[width] + size > self.zero.reduce_bucket_size:
-            self.flush(boundary, width)
+        size, comm_bytes = self.sizes[index], self.comm_bytes[index]
+        if self.elements[comm_bytes] + size > self.zero.reduce_bucket_size:
+            self.flush(boundary, comm_bytes)
         own = not self.contiguous or size > self.zero.reduce_bucket_size
         if own and self.contiguous and self.offload:
             # cloned, for a storage of its own while the host copies it (stage_1_and_2.py:1446)
@@ -208,12 +122,12 @@ class Stage12:
             self.ledger.adopt(Component.GRADIENTS, size * self.gradient)
         elif kept and not own:
             self.ledger.add(Component.GRADIENTS, -size * self.gradient)
-        self.buckets[width].append(index)
-        self.elements[width] += size
+        self.buckets[comm_bytes].append(index)
+        self.elements[comm_bytes] += size
 
-    def flush(self, boundary: bool, width: int | None = None) -> None:
+    def flush(self, boundary: bool, comm_bytes: int | None = None) -> None:
         """``reduce_ipg_grads``: average, reduce, and copy this rank's share out of the bucket, or of all."""
-        chosen = tuple(self.buckets) if width is None else (width,)
+        chosen = tuple(self.buckets) if comm_bytes is None else (comm_bytes,)
         for kind in chosen:
             self._reduce(kind)
         fragments, room = self.part.fragments, self.zero.reduce_bucket_size
@@ -224,13 +138,15 @@ class Stage12:
             self.buckets[kind] = []
             self.elements[kind] = 0
 
-    def _reduce(self, width: int) -> None:
-        bucket = self.buckets[width]
+    def _reduce(self, comm_bytes: int) -> None:
+        bucket = self.buckets[comm_bytes]
         if not bucket:
             return
         self._let_go_of_reduced()
-        communication = self.bytes.communication if width == self.bytes.gradient else width
-        together, flattened = self._at_a_time(bucket, self.elements[width])
+        communication = (
+            self.element_bytes.communication if comm_bytes == self.element_bytes.gradient else comm_bytes
+        )
+        together, flattened = self._at_a_time(bucket, self.elements[comm_bytes])
         copy = flat = together * self.gradient if flattened else 0
         converted = together * communication if communication != self.gradient else 0
         copy += converted
@@ -288,11 +204,8 @@ class Stage12:
         own = not self.contiguous or self.sizes[index] > self.zero.reduce_bucket_size
         fragment = self.part.fragments.get(index)
         if fragment is None:
-            if own and self.zero.stage == 2:  # stage 1 clears them at the end of backward
-                if self.zero.overlap_comm and not self.contiguous:
-                    self.reduced += size  # stage_1_and_2.py:2243: the reduction may still read them
-                else:
-                    self.ledger.add(Component.GRADIENTS, -size)
+            if own:
+                self._release(size)
             return
         if self.offload:
             if not boundary:
@@ -300,8 +213,8 @@ class Stage12:
             # set_norm_for_param_grad_in_gpu, then async_inplace_copy_grad_to_fp32_buffer
             self.ledger.burst(Component.OFFLOAD_COPY, fragment * FP64)
             if not self.compact:
-                self.ledger.burst(Component.OFFLOAD_COPY, fragment * self.bytes.master)
-        elif (self.compact and not self.wide) or not self.contiguous:
+                self.ledger.burst(Component.OFFLOAD_COPY, fragment * self.element_bytes.master)
+        elif (self.compact and not self.apart) or not self.contiguous:
             return  # held until the end of backward at least
         elif not self.compact and not self.copied:  # copy_grads_in_partition: whole parameters
             self.ledger.add(Component.GRADIENT_PARTITION, self.part.whole * self.gradient)
@@ -311,48 +224,17 @@ class Stage12:
 
     # ---------------------------------------------------------------- end of backward
 
-    def end_of_backward(self, boundary: bool, first: bool) -> None:
-        """``reduce_gradients`` (stage 1) and ``independent_gradient_partition_epilogue``."""
-        if self.zero.stage == 0:
-            if boundary:
-                elements = min(sum(self.sizes), STAGE0_REDUCE_ELEMENTS + max(self.sizes, default=0))
-                communication = self.bytes.communication
-                converted = communication if communication != self.gradient else 0  # engine.py:3801
-                self.ledger.burst(Component.REDUCE_COPY, elements * (self.gradient + converted))
-            return
-        if self.zero.stage == 1 and not boundary:
-            return  # the epilogue runs at the boundary only: an open bucket stays until then
-        if self.zero.stage == 1 and not self.zero.overlap_comm:
-            self._kept_into_buckets(boundary)
+    def _reduce_rest(self, boundary: bool) -> None:
+        """``independent_gradient_partition_epilogue``: what is left in the buckets."""
         self.flush(boundary)
         self.reduced = 0
-        if self.wide:  # others' gradients stay: those in a bucket keep it
-            room = self.zero.reduce_bucket_size
-            if all(i in self.part.fragments or size > room for i, size in enumerate(self.sizes)):
-                self.ledger.set(Component.GRADIENT_BUCKET, 0)
+        if self.apart:
             return
         # all_grad_tensors: this rank's gradients are held as they came unless they were copied; those of
         # later micro-steps are added into them
         held = not self.contiguous and not self.compact
         self.ledger.set(Component.GRADIENTS, self.part.whole * self.gradient if held else 0)
         self.ledger.set(Component.GRADIENT_BUCKET, 0)
-        if self.copied and not first and self.zero.stage == 2:
-            self.ledger.add(Component.GRADIENT_PARTITION, -self.part.whole * self.gradient)
-        self.copied = False
-
-    def _kept_into_buckets(self, boundary: bool) -> None:
-        room, gradient = self.zero.reduce_bucket_size, self.gradient
-        moved = 0  # bytes whose gradients are in a bucket now; the level counts when one is reduced
-        for index, (size, width) in enumerate(zip(self.sizes, self.widths, strict=True)):
-            if self.contiguous and self.elements[width] + size <= room:
-                self.buckets[width].append(index)
-                self.elements[width] += size
-                moved += size * gradient
-                continue
-            self.ledger.add(Component.GRADIENTS, -moved)
-            moved = 0
-            self._into_bucket(index, boundary, kept=True)
-        self.ledger.add(Component.GRADIENTS, -moved)
 
     # ---------------------------------------------------------------- optimizer step
 
@@ -363,36 +245,105 @@ class Stage12:
         ledger, part = self.ledger, self.part
         largest = max(part.fragments.values(), default=0)
         ledger.burst(Component.GRADIENT_NORM, largest * FP64)
-        if self.wide:  # free_grad_in_param_list
+        if self.apart:  # free_grad_in_param_list
             ledger.set(Component.GRADIENTS, 0)
             ledger.set(Component.GRADIENT_BUCKET, 0)
         if not self.compact:
             copies = len(part.fragments) > 1 or part.whole != part.size
-            flat = part.size * self.bytes.gradient if copies else 0
+            flat = part.size * self.element_bytes.gradient if copies else 0
             ledger.add(Component.FLAT_GRADIENT, flat)
-            if self.bytes.gradient != self.bytes.master:
-                ledger.add(Component.FP32_GRADIENT, part.size * self.bytes.master)
+            if self.element_bytes.gradient != self.element_bytes.master:
+                ledger.add(Component.FP32_GRADIENT, part.size * self.element_bytes.master)
                 ledger.add(Component.FLAT_GRADIENT, -flat)
         ledger.set(Component.GRADIENT_PARTITION, 0 if not self.compact else part.size * 4)
         ledger.set(Component.GRADIENTS, 0)
         temporaries = optimizer_temporaries(self.settings)
-        ledger.burst(Component.OPTIMIZER_TEMPORARIES, part.size * self.bytes.master * temporaries)
+        ledger.burst(Component.OPTIMIZER_TEMPORARIES, part.size * self.element_bytes.master * temporaries)
         for name in (Component.FLAT_GRADIENT, Component.FP32_GRADIENT, Component.GRADIENT_PARTITION):
             ledger.set(name, 0)
 
 
-def stage0_step(layout: Layout, settings: DeepSpeedSettings, ledger: Ledger) -> None:
-    """``FP16_Optimizer.step``: every gradient in fp32, then one flat copy of them.
+class Stage1Gradients(BucketedGradients):
+    """Gradients stay whole until the last micro-step of a step, and go through the buckets there."""
 
-    With fp32 weights DeepSpeed hands the step to the optimizer itself: nothing is copied.
-    """
-    total = layout.trainable_numel
-    if Precision.of(settings).parameter == 2:
-        ledger.add(Component.FP32_GRADIENT, 4 * total)
-        ledger.add(Component.FLAT_GRADIENT, 4 * total)
-        ledger.set(Component.FP32_GRADIENT, 0)
-        ledger.set(Component.GRADIENTS, 0)
-        ledger.set(Component.FLAT_GRADIENT, 0)
-    else:
-        ledger.burst(Component.OPTIMIZER_TEMPORARIES, 4 * total * optimizer_temporaries(settings))
-    ledger.set(Component.GRADIENTS, 0)
+    def _accumulates_apart(self) -> bool:
+        """Stage 1 holds gradients in fp32 beside a 16-bit model, each made of the gradient that comes and let
+        go with the step (stage_1_and_2.py:1234)."""
+        return self.compact
+
+    def _in_hook(self, boundary: bool) -> bool:
+        return bool(self.zero.overlap_comm) and boundary
+
+    def _only_fills_buckets(self, first: bool) -> bool:
+        return self.contiguous and first and not self.apart
+
+    def _release(self, size: int) -> None:
+        """They are cleared at the end of backward."""
+
+    def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
+        """``process_gradients``; what was accumulated so far goes into the bucket at the boundary."""
+        size = self.sizes[index] * self.gradient
+        if self.apart:
+            self._open_buckets()
+            if first:
+                self.ledger.add(Component.GRADIENTS, size)
+            else:
+                self.ledger.burst(Component.GRADIENT_COPY, size)
+            if self._in_hook(boundary):
+                self._into_bucket(index, boundary, kept=True)
+            return
+        if self._in_hook(boundary) and not first:
+            self._open_buckets()
+            self.ledger.add(Component.GRADIENTS, -size)
+        super().gradient_ready(index, boundary, first)
+
+    def end_of_backward(self, boundary: bool, first: bool) -> None:
+        """``reduce_gradients``; the epilogue runs at the boundary only: an open bucket stays until then."""
+        if not boundary:
+            return
+        if not self.zero.overlap_comm:
+            self._kept_into_buckets(boundary)
+        self._reduce_rest(boundary)
+        if self.apart:  # others' gradients stay: those in a bucket keep it
+            room = self.zero.reduce_bucket_size
+            if all(i in self.part.fragments or size > room for i, size in enumerate(self.sizes)):
+                self.ledger.set(Component.GRADIENT_BUCKET, 0)
+            return
+        self.copied = False
+
+    def _kept_into_buckets(self, boundary: bool) -> None:
+        room, gradient = self.zero.reduce_bucket_size, self.gradient
+        moved = 0  # bytes whose gradients are in a bucket now; the level counts when one is reduced
+        for index, (size, comm_bytes) in enumerate(zip(self.sizes, self.comm_bytes, strict=True)):
+            if self.contiguous and self.elements[comm_bytes] + size <= room:
+                self.buckets[comm_bytes].append(index)
+                self.elements[comm_bytes] += size
+                moved += size * gradient
+                continue
+            self.ledger.add(Component.GRADIENTS, -moved)
+            moved = 0
+            self._into_bucket(index, boundary, kept=True)
+        self.ledger.add(Component.GRADIENTS, -moved)
+
+
+class Stage2Gradients(BucketedGradients):
+    """Every gradient goes into a bucket as soon as it is there, in every micro-step."""
+
+    def _in_hook(self, boundary: bool) -> bool:
+        return True
+
+    def _only_fills_buckets(self, first: bool) -> bool:
+        return self.contiguous
+
+    def _release(self, size: int) -> None:
+        if self.zero.overlap_comm and not self.contiguous:
+            self.reduced += size  # stage_1_and_2.py:2243: the reduction may still read them
+        else:
+            self.ledger.add(Component.GRADIENTS, -size)
+
+    def end_of_backward(self, boundary: bool, first: bool) -> None:
+        """The epilogue; of a later micro-step the copy is added to the partition's."""
+        self._reduce_rest(boundary)
+        if self.copied and not first:
+            self.ledger.add(Component.GRADIENT_PARTITION, -self.part.whole * self.gradient)
+        self.copied = False

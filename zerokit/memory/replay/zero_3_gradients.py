@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
-from zerokit.memory.rank_model import FP64, Layout, Precision
+from zerokit.memory.rank_model import FP64, ElementBytes, RankModel
 from zerokit.memory.replay.model_states import on_device, sub_groups
 from zerokit.memory.replay.optimizers import optimizer_temporaries
 from zerokit.memory.replay.zero_3_modules import modules_of
@@ -16,58 +16,63 @@ _NORM_ELEMENTS = 250_000_000  # _constant_buffered_norm2
 class Gradients:
     """One rank's gradients, and the optimizer's step. Components go into the ledger given."""
 
-    def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
-        self.layout = layout
+    def __init__(self, model: RankModel, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
+        self.model = model
         self.settings = settings
         self.zero = settings.zero
         self.ranks = ranks
         self.ledger = ledger
-        self.bytes = Precision.of(settings)
-        self.modules = modules_of(layout)
-        widths = layout.widths(self.bytes.parameter)
-        self.trained_width = max(
-            (w for w, t in zip(widths, self.modules.trainable, strict=True) if t),
-            default=self.bytes.parameter,
+        self.element_bytes = ElementBytes.of(settings)
+        self.modules = modules_of(model)
+        parameter_bytes = model.element_bytes(self.element_bytes.parameter)
+        self.trained_bytes = max(
+            (w for w, t in zip(parameter_bytes, self.modules.trainable, strict=True) if t),
+            default=self.element_bytes.parameter,
         )
         self.offload_optimizer = self.zero.offload_optimizer.device != "none"
-        self.reduced = layout.reduced(settings)
-        self.buckets: dict[int, list[int]] = {width: [] for width in layout.bucket_widths(settings)}
+        self.reduced_bytes = model.reduced_element_bytes(settings)
+        self.buckets: dict[int, list[int]] = {
+            comm_bytes: [] for comm_bytes in model.bucket_element_bytes(settings)
+        }
         self.elements = dict.fromkeys(self.buckets, 0)
         self.apart = dict.fromkeys(self.buckets, 0)  # bytes of gradients that are in no buffer
 
     def gradient_ready(self, index: int, boundary: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads`` and ``__add_grad_to_ipg_bucket``."""
-        size, width = self.modules.sizes[index], self.reduced[index]
-        if self.elements[width] + size > self.zero.reduce_bucket_size and self.elements[width]:
-            self._reduce(width, boundary)
-        fits = self.zero.contiguous_gradients and self.elements[width] + size <= self.zero.reduce_bucket_size
+        size, comm_bytes = self.modules.sizes[index], self.reduced_bytes[index]
+        if self.elements[comm_bytes] + size > self.zero.reduce_bucket_size and self.elements[comm_bytes]:
+            self._reduce(comm_bytes, boundary)
+        fits = (
+            self.zero.contiguous_gradients
+            and self.elements[comm_bytes] + size <= self.zero.reduce_bucket_size
+        )
         if not fits:
-            self.ledger.adopt(Component.GRADIENTS, size * self.trained_width)
-            self.apart[width] += size * self.trained_width
-        self.buckets[width].append(index)
-        self.elements[width] += size
+            self.ledger.adopt(Component.GRADIENTS, size * self.trained_bytes)
+            self.apart[comm_bytes] += size * self.trained_bytes
+        self.buckets[comm_bytes].append(index)
+        self.elements[comm_bytes] += size
 
     def flush(self, boundary: bool) -> None:
         """What is left in the buckets at the end of backward."""
-        for width in self.buckets:
-            self._reduce(width, boundary)
+        for comm_bytes in self.buckets:
+            self._reduce(comm_bytes, boundary)
 
-    def _reduce(self, width: int, boundary: bool) -> None:
+    def _reduce(self, comm_bytes: int, boundary: bool) -> None:
         """``__reduce_and_partition_ipg_grads``: reduce-scatter, then into the partition."""
-        bucket = self.buckets[width]
+        bucket = self.buckets[comm_bytes]
         if not bucket:
             return
         sizes = [self.modules.sizes[i] for i in bucket]
         shares = [-(-size // self.ranks) for size in sizes]
         converted = interleaved = 0
         apart = not self.zero.contiguous_gradients or sum(sizes) > self.zero.reduce_bucket_size
-        if apart and width != self.trained_width:  # the bucket's precision is this already
-            converted = sum(sizes) * width
+        if apart and comm_bytes != self.trained_bytes:  # the bucket's precision is this already
+            converted = sum(sizes) * comm_bytes
         if len(sizes) > 1 or sizes[0] % self.ranks:  # reduce_scatter_coalesced interleaves
-            interleaved = sum(shares) * self.ranks * width
+            interleaved = sum(shares) * self.ranks * comm_bytes
         self.ledger.add(Component.REDUCE_COPY, converted + interleaved)
-        if self.bytes.accumulation != width:
-            kept = sum(shares) * self.bytes.accumulation
+        if self.element_bytes.accumulation != comm_bytes:
+            kept = sum(shares) * self.element_bytes.accumulation
             self.ledger.add(Component.REDUCE_COPY, kept)
         else:  # the shares are views
             kept = interleaved or converted
@@ -76,12 +81,12 @@ class Gradients:
             # .to(device); of it the norm, piece by piece, then the fp32 copy
             share = max(shares)
             norm = FP64 * min(share, _NORM_ELEMENTS)
-            self.ledger.add(Component.OFFLOAD_COPY, share * self.bytes.accumulation)
-            self.ledger.burst(Component.OFFLOAD_COPY, max(norm, share * self.bytes.master))
-            self.ledger.add(Component.OFFLOAD_COPY, -share * self.bytes.accumulation)
+            self.ledger.add(Component.OFFLOAD_COPY, share * self.element_bytes.accumulation)
+            self.ledger.burst(Component.OFFLOAD_COPY, max(norm, share * self.element_bytes.master))
+            self.ledger.add(Component.OFFLOAD_COPY, -share * self.element_bytes.accumulation)
         self.ledger.set(Component.REDUCE_COPY, 0)
-        self.ledger.add(Component.GRADIENTS, -self.apart[width])
-        self.apart[width] = self.elements[width] = 0
+        self.ledger.add(Component.GRADIENTS, -self.apart[comm_bytes])
+        self.apart[comm_bytes] = self.elements[comm_bytes] = 0
         bucket.clear()
 
     def step(self) -> None:
@@ -89,18 +94,18 @@ class Gradients:
         trainable = [s for s, t in zip(self.modules.sizes, self.modules.trainable, strict=True) if t]
         shares = [-(-size // self.ranks) for size in trainable]
         if self.offload_optimizer:
-            for elements in on_device(self.layout, self.zero, self.ranks):  # torch's AdamW (stage3.py:317)
-                self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, elements * self.bytes.master)
+            for elements in on_device(self.model, self.zero, self.ranks):  # torch's AdamW (stage3.py:317)
+                self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, elements * self.element_bytes.master)
         else:
             self.ledger.burst(Component.GRADIENT_NORM, FP64 * max(shares, default=0))
-            for elements in sub_groups(self.layout, self.zero, self.ranks):
-                flat = elements * self.bytes.accumulation if len(trainable) > 1 else 0
+            for elements in sub_groups(self.model, self.zero, self.ranks):
+                flat = elements * self.element_bytes.accumulation if len(trainable) > 1 else 0
                 self.ledger.add(Component.FLAT_GRADIENT, flat)
-                if self.bytes.accumulation != self.bytes.master:
-                    self.ledger.add(Component.FP32_GRADIENT, elements * self.bytes.master)
+                if self.element_bytes.accumulation != self.element_bytes.master:
+                    self.ledger.add(Component.FP32_GRADIENT, elements * self.element_bytes.master)
                     self.ledger.add(Component.FLAT_GRADIENT, -flat)
                     flat = 0
-                temporaries = elements * self.bytes.master * optimizer_temporaries(self.settings)
+                temporaries = elements * self.element_bytes.master * optimizer_temporaries(self.settings)
                 self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
                 self.ledger.add(Component.FLAT_GRADIENT, -flat)
                 self.ledger.set(Component.FP32_GRADIENT, 0)

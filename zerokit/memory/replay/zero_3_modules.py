@@ -5,23 +5,23 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import accumulate
 
-from zerokit.memory.rank_model import Layout
+from zerokit.memory.rank_model import RankModel
 
 
 class Modules:
     """Parameters of each module by position, in the order that DeepSpeed numbers them, and the
     modules in the order of their fetches."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.sizes = layout.sizes
-        self.trainable = tuple(p.trainable for p in layout.parameters)
-        self.by_name = {p.name: i for i, p in enumerate(layout.parameters)}
-        self.leaves = frozenset(layout.profile.leaves)
-        self.hooked = frozenset(name for kind, name in layout.trace.marks_forward if kind == "fwd_pre")
+    def __init__(self, model: RankModel) -> None:
+        self.sizes = model.sizes
+        self.trainable = tuple(p.trainable for p in model.parameters)
+        self.by_name = {p.name: i for i, p in enumerate(model.parameters)}
+        self.leaves = frozenset(model.profile.leaves)
+        self.hooked = frozenset(name for kind, name in model.trace.marks_forward if kind == "fwd_pre")
         self.of: dict[str, tuple[int, ...]] = {}
         for name, index in self.by_name.items():
             self._add(name, index)
-        for alias, name in layout.profile.ties.items():
+        for alias, name in model.profile.ties.items():
             if name in self.by_name:
                 self._add(alias, self.by_name[name])
         for name, index in self.by_name.items():
@@ -31,8 +31,8 @@ class Modules:
             if adapter:
                 self._add(f"{around}.lora_A", index)
         # forward, then backward with the forwards that are run again in it
-        forward = [name for kind, name in layout.trace.marks_forward if kind == "fwd_pre"]
-        backward = [name for kind, name in layout.trace.marks_backward if kind in ("fwd_pre", "bwd_pre")]
+        forward = [name for kind, name in model.trace.marks_forward if kind == "fwd_pre"]
+        backward = [name for kind, name in model.trace.marks_backward if kind in ("fwd_pre", "bwd_pre")]
         self.steps = forward + backward
         self.needed = [self.of.get(name, ()) for name in self.steps]
         self.queue = [(index, step) for step, needed in enumerate(self.needed) for index in needed]
@@ -40,30 +40,30 @@ class Modules:
         self.numel_before = [0, *accumulate(sum(self.sizes[i] for i in needed) for needed in self.needed)]
         self.gradients = tuple(  # marks of backward at which a gradient is complete, and whose
             (mark, self.by_name[name])
-            for mark, (kind, name) in enumerate(layout.trace.marks_backward)
+            for mark, (kind, name) in enumerate(model.trace.marks_backward)
             if kind == "grad"
         )
-        self.saved_in_forward, self.saved_again = self._saved(layout)
+        self.saved_in_forward, self.saved_again = self._saved(model)
         self.uses: list[list[int]] = [[] for _ in self.sizes]
         for index, step in self.queue:
             self.uses[index].append(step)
 
-    def _saved(self, layout: Layout) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    def _saved(self, model: RankModel) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
         """Weights that modules save for their backward in such a way that they outlive a release: in forward,
         and when they run again in backward.
 
         Views do. Under the hooks of torch/utils/checkpoint.py on what is saved every weight is one, but not
         those of frozen linear layers (linear.py:92 is a function in Python), and biases do not count.
         """
-        kinds = tuple(f".{name}" for name in layout.profile.views)
-        views = [p.name.replace(".base_layer.", ".").endswith(kinds) for p in layout.parameters]
+        kinds = tuple(f".{name}" for name in model.profile.views)
+        views = [p.name.replace(".base_layer.", ".").endswith(kinds) for p in model.parameters]
         again = list(views)
-        if layout.checkpointing == "full":
-            matrices = [len(p.shape) > (1 if p.trainable else 2) for p in layout.parameters]
+        if model.checkpointing == "full":
+            matrices = [len(p.shape) > (1 if p.trainable else 2) for p in model.parameters]
             again = [view or matrix for view, matrix in zip(views, matrices, strict=True)]
-        if layout.checkpointing in ("full", "reentrant"):  # nothing is saved the first time
+        if model.checkpointing in ("full", "reentrant"):  # nothing is saved the first time
             views = [False] * len(views)
-        with_backward = {name for kind, name in layout.trace.marks_backward if kind == "bwd_post"}
+        with_backward = {name for kind, name in model.trace.marks_backward if kind == "bwd_post"}
 
         def of_modules(chosen: list[bool]) -> dict[str, list[int]]:
             return {name: [i for i in self.of.get(name, ()) if chosen[i]] for name in with_backward}
@@ -94,6 +94,6 @@ class Modules:
 
 
 @lru_cache(maxsize=64)
-def modules_of(layout: Layout) -> Modules:
-    """The modules of a layout; cached."""
-    return Modules(layout)
+def modules_of(model: RankModel) -> Modules:
+    """The modules of what a rank holds; cached."""
+    return Modules(model)

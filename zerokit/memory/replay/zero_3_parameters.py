@@ -15,7 +15,7 @@ from functools import lru_cache
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
-from zerokit.memory.rank_model import Layout, Overlay
+from zerokit.memory.rank_model import Overlay, RankModel
 from zerokit.memory.replay.zero_3_modules import modules_of
 
 ABSENT, FLYING, HERE = 0, 1, 2
@@ -40,13 +40,13 @@ class Parameters:
     It looks at nothing of the settings but what :func:`of_gathers` keeps.
     """
 
-    def __init__(self, layout: Layout, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
+    def __init__(self, model: RankModel, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
         self.zero = settings.zero
         self.ranks = ranks
         self.ledger = ledger
-        self.modules = modules = modules_of(layout)
-        self.widths = layout.widths(settings.parameter_bytes)
-        self.travelling = layout.travelling(settings)
+        self.modules = modules = modules_of(model)
+        self.element_bytes = model.element_bytes(settings.parameter_bytes)
+        self.gathered_element_bytes = model.gathered_element_bytes(settings)
         self.offload_param = self.zero.offload_param.device != "none"
         self.persistent = self._persistent()
         self.status = [ABSENT] * len(modules.sizes)
@@ -77,7 +77,7 @@ class Parameters:
             result.append(stays)
         return result
 
-    def settle(self, layout: Layout, accumulates: bool) -> None:
+    def settle(self, model: RankModel, accumulates: bool) -> None:
         """Decide what is released when, as DeepSpeed does once, in the second forward and backward.
 
         The first, whose modules are recorded, lets go of everything. Small parameters are gathered for good
@@ -85,9 +85,9 @@ class Parameters:
         """
         if accumulates and any(self.persistent):
             self.start_of_forward()
-            for kind, name in layout.trace.marks_forward:
+            for kind, name in model.trace.marks_forward:
                 self.in_forward(kind, name)
-            for kind, name in layout.trace.marks_backward:
+            for kind, name in model.trace.marks_backward:
                 self.in_backward(kind, name)
             self.end_of_backward()
             self.let_go()
@@ -110,7 +110,7 @@ class Parameters:
         if not absent:
             return
         self.available += sum(self.modules.sizes[i] for i in absent)
-        converted = [self.travelling[i] != self.widths[i] for i in absent]
+        converted = [self.gathered_element_bytes[i] != self.element_bytes[i] for i in absent]
         alone = len(absent) == 1 and not converted[0]
         flat = self._flat_bytes(absent) if self.ranks > 1 else []
         group = _Group(absent, sum(flat), len(absent), alone)
@@ -118,7 +118,7 @@ class Parameters:
             self.status[index] = FLYING
             self.group[index] = group
             if self.ranks == 1 and self.offload_param:  # NoGatherHandle: copied whole, at once
-                self._hold(index, self.modules.sizes[index] * self.widths[index])
+                self._hold(index, self.modules.sizes[index] * self.element_bytes[index])
         for size, apart in zip(flat, self._copied_first(absent) if flat else (), strict=True):
             copied = size // self.ranks if apart else 0
             if len(absent) == 1:
@@ -136,17 +136,20 @@ class Parameters:
     def _copied_first(self, indexes: list[int]) -> list[bool]:
         """For each flat buffer whether its shares are copied first: to the device, or into the precision in
         which they travel."""
-        converted = {self.travelling[i]: self.travelling[i] != self.widths[i] for i in indexes}
-        return [self.offload_param or converted[width] for width in sorted(converted)]
+        converted = {
+            self.gathered_element_bytes[i]: self.gathered_element_bytes[i] != self.element_bytes[i]
+            for i in indexes
+        }
+        return [self.offload_param or converted[element_bytes] for element_bytes in sorted(converted)]
 
     def _flat_bytes(self, indexes: list[int]) -> list[int]:
         """Shares side by side, a buffer for each precision."""
-        sizes, widths = self.modules.sizes, self.travelling
+        sizes, element_bytes = self.modules.sizes, self.gathered_element_bytes
         elements: dict[int, int] = {}
         for index in indexes:
             share = -(-sizes[index] // self.ranks)
-            elements[widths[index]] = elements.get(widths[index], 0) + share
-        return [elements[width] * self.ranks * width for width in sorted(elements)]
+            elements[element_bytes[index]] = elements.get(element_bytes[index], 0) + share
+        return [elements[element_bytes] * self.ranks * element_bytes for element_bytes in sorted(elements)]
 
     def _hold(self, index: int, size_bytes: int) -> None:
         self.held[index] = size_bytes
@@ -172,11 +175,11 @@ class Parameters:
     def _copy_out(self, index: int, coalesced: bool) -> None:
         """Out of the flat buffer; then from the precision in which it travelled."""
         size = self.modules.sizes[index]
-        joined = size * self.travelling[index] if coalesced else 0
-        if self.travelling[index] == self.widths[index]:
+        joined = size * self.gathered_element_bytes[index] if coalesced else 0
+        if self.gathered_element_bytes[index] == self.element_bytes[index]:
             joined = 0
         self.ledger.add(Component.GATHER_COPY, joined)
-        self._hold(index, size * self.widths[index])
+        self._hold(index, size * self.element_bytes[index])
         self.ledger.add(Component.GATHER_COPY, -joined)
 
     def _release(self, index: int) -> None:
@@ -359,17 +362,17 @@ def of_gathers(settings: DeepSpeedSettings) -> DeepSpeedSettings:
 
 
 @lru_cache(maxsize=512)
-def gathers(layout: Layout, settings: DeepSpeedSettings, ranks: int) -> Gathers:
+def gathers(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> Gathers:
     """What is gathered over one step; ``settings`` from :func:`of_gathers`."""
     ledger = Ledger()
-    parameters = Parameters(layout, settings, ranks, ledger)
-    parameters.settle(layout, settings.gradient_accumulation > 1)
+    parameters = Parameters(model, settings, ranks, ledger)
+    parameters.settle(model, settings.gradient_accumulation > 1)
     ledger.mark()
     parameters.gather_persistent()
     again = ledger.peak
     parameters.start_of_forward()
-    forward = parameters.overlay(layout.trace.marks_forward, parameters.in_forward)
-    backward = parameters.overlay(layout.trace.marks_backward, parameters.in_backward)
+    forward = parameters.overlay(model.trace.marks_forward, parameters.in_forward)
+    backward = parameters.overlay(model.trace.marks_backward, parameters.in_backward)
     parameters.end_of_backward()
     after = ledger.total
     ledger.mark()
