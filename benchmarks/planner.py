@@ -37,7 +37,8 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
-from zerokit.memory.closed_form import FUSED_LOSS_BYTES, estimate_analytic
+from zerokit.memory.closed_form import estimate_analytic
+from zerokit.memory.closed_form_activations import FUSED_LOSS_BYTES
 from zerokit.timing.calibration import fit_layer_factors, layer_point
 from zerokit.timing.constants import Calibration, Constants
 from zerokit.timing.step_time import TimeModel

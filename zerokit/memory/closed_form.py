@@ -11,33 +11,42 @@ from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import NF4_BYTES, QUANTIZED_BYTES, Job
-from zerokit.domain.model_shape import ModelShape, Stack
+from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.card import rough_overhead_bytes
+from zerokit.memory.closed_form_activations import (
+    EAGER_LOSS_BYTES,
+    LAST_LOGIT_BYTES,
+    LOSS_FORWARD_SHARE,
+    activation_bytes,
+    logits,
+)
 from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
 from zerokit.memory.host import pinned
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
+from zerokit.memory.replay.optimizers import optimizer_bytes
 from zerokit.units import GIB
 
 ASSUMPTION = (
     "memory is analytic: closed forms from the model's shape, not a trace of the model; activations within "
     "about 10-25 %"
 )
-EAGER_LOSS_BYTES = 12.0
-"""Per logit at the worst instant of backward: 16-bit logits, fp32 copy, log-softmax and gradients."""
-FUSED_LOSS_BYTES = 4.0
-"""Per logit with a fused cross-entropy that writes the gradient over the 16-bit logits' copy."""
-_LOSS_FORWARD_SHARE = 5 / 6
-"""Of the bytes of a logit in backward, those at the end of forward: 10 of 12, without its 16-bit gradient."""
 _FP32 = 4.0
+_16_BIT = 2.0
+_ROUGH_PROCESS_BYTES = 4 * GIB
+"""Of a rank's host memory outside offload: four times what was measured (``host.PROCESS_BYTES``), since what
+a script loads beside the model is not known."""
 _STEP_BYTES = 6.0
 """A trainable weight's gradient flattened in 16 bits and again in fp32 (zero/stage_1_and_2.py, step)."""
 _STAGE_0_STEP_BYTES = 10.0
 """At stage 0 beside its gradients of 16 bits: every gradient in fp32 and a flat copy of them, 8
-(runtime/fp16/fused_optimizer.py, step; ``stage0_step`` of the replay), and 2 as a margin."""
+(runtime/fp16/fused_optimizer.py, step; ``WholeGradients`` of the replay), and 2 as a margin."""
 _STAGE_0_INIT_BYTES = {2: 18.0, 4: 12.0}
 """Beside the weights, by bytes of one: gradients in fp32 and Adam's two moments; in 16-bit training master
 weights and the flat copy too (runtime/fp16/fused_optimizer.py, initialize_optimizer_states)."""
+
+_REUSED_SHARE = 1 / 2
+"""Of the reuse distance, what is gathered at the worst instant on average over layers: an approximation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +96,15 @@ def estimate_analytic(
     if job.inference:
         return _inference(shape, job, strategy, cluster, sizes)
     persistent = _persistent(sizes, strategy)
-    layers_before, transient = _activations(shape, job, strategy)
+    layers_before, transient = activation_bytes(shape, job, strategy)
     gradients = _gradients(sizes, strategy)
     gathered = _gathered(sizes, strategy)
     base = sum(persistent.values())
-    loss = _logits(shape, job, strategy) * bytes_per_logit
+    loss = logits(shape, job, strategy) * bytes_per_logit
     forward = {
         **persistent,
         Component.ACTIVATIONS: layers_before + transient,
-        Component.LOSS: loss * _LOSS_FORWARD_SHARE,
+        Component.LOSS: loss * LOSS_FORWARD_SHARE,
     }
     backward = {
         **persistent,
@@ -154,12 +163,6 @@ def _offloads(strategy: Strategy) -> tuple[bool, bool]:
     return zero.offload_optimizer.device != "none", zero.offload_param.device != "none"
 
 
-def _moments(strategy: Strategy) -> int:
-    """Bytes of optimizer state a parameter, the fp32 master left out."""
-    kind = (strategy.settings.optimizer or "adamw").lower()
-    return {"sgd": 4, "lion": 4, "adagrad": 4, "muon": 4}.get(kind, 8)
-
-
 def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
     stage, ranks, element_bytes = strategy.settings.zero.stage, sizes.ranks, sizes.element_bytes
     away, parameters_away = _offloads(strategy)
@@ -170,7 +173,9 @@ def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
         sizes.weight_bytes / (ranks if stage == 3 else 1) if not parameters_away else 0.0
     )
     states[Component.MASTER_WEIGHTS] = 0.0 if away else master * sizes.trainable / shared
-    states[Component.OPTIMIZER_STATES] = 0.0 if away else _moments(strategy) * sizes.trainable / shared
+    states[Component.OPTIMIZER_STATES] = (
+        0.0 if away else optimizer_bytes(strategy.settings) * sizes.trainable / shared
+    )
     if stage == 3 and not away:
         # grad_partitions_flat_buffer, from init
         states[Component.GRADIENT_PARTITION] = element_bytes * sizes.trainable / ranks
@@ -207,7 +212,7 @@ def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
     if zero.stage != 3 or (sizes.ranks == 1 and not _offloads(strategy)[1]):
         return 0.0
     in_use = max(sizes.layer, sizes.largest)
-    kept = min(zero.max_reuse_distance, zero.max_live_parameters) / 2
+    kept = _REUSED_SHARE * min(zero.max_reuse_distance, zero.max_live_parameters)
     if strategy.checkpointing == "none":  # views of them, saved for backward (``Modules._saved``, modules.py)
         kept += sizes.experts
     elements = min(sizes.weights, in_use + 2 * zero.prefetch_bucket_size + kept)
@@ -237,100 +242,22 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
     return max(flat, first)
 
 
-def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, element_bytes: int) -> float:
-    """Saved for backward by one layer per token (Korthikanti et al., arXiv 2205.05198, without dropout).
-
-    Gated models normalise in fp32 and keep four tensors of the feed-forward width. Routed experts keep their
-    tokens sorted, what comes out of them, and that weighted, once for each expert that a token meets
-    (transformers/integrations/moe.py, ``grouped_mm_experts_forward``).
-    """
-    active = 1.0
-    routed = 0.0
-    for gemm in stack.gemms:
-        if gemm.copies > 1:
-            active = max(active, gemm.active)
-            routed = 6.0 * stack.hidden * gemm.active
-    scale = element_bytes / 2
-    if shape.gated:
-        each = 21.0 * stack.hidden + 8.0 * stack.ffn * active
-    else:
-        each = 16.0 * stack.hidden + 4.0 * stack.ffn * active
-    return scale * (each + routed) + scale * 2.0 * max(0, stack.kv_width - stack.hidden)
-
-
-def _adapted_experts(stack: Stack, job: Job, element_bytes: int) -> float:
-    """Bytes of one layer's experts with adapters on them: peft adds the product of the adapters to the
-    stacked weights, and autograd keeps the sum (``ParamWrapper``, peft/tuners/lora/layer.py, 0.21)."""
-    if (
-        job.method == "full"
-        or job.inference
-        or (job.lora is not None and "all-linear" not in job.lora.targets)
-    ):
-        return 0.0
-    return float(element_bytes * sum(gemm.parameters for gemm in stack.gemms if gemm.copies > 1))
-
-
-def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:
-    """Attention scores kept per token: 8 bytes a pair when eager (scores, fp32 softmax, copy)."""
-    if job.attention != "eager" or strategy.checkpointing == "selective":
-        return 0.0
-    return 8.0 * shape.heads * job.seq_len
-
-
-def _activations(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float, float]:
-    """Bytes kept through the forward pass, and the transient ones of the layer being worked on."""
-    tokens = strategy.settings.micro_batch * job.seq_len / strategy.sequence_parallel
-    element_bytes, tp, pp = (
-        strategy.settings.parameter_bytes,
-        strategy.tensor_parallel,
-        strategy.pipeline_parallel,
-    )
-    in_flight = min(pp, strategy.settings.gradient_accumulation)  # 1F1B, first stage
-    kept = transient = 0.0
-    for stack in shape.stacks:
-        count = stack.layers / pp * in_flight
-        stack_tokens = tokens
-        if stack.fixed_tokens is not None:
-            stack_tokens = strategy.settings.micro_batch * stack.fixed_tokens
-        full = (_layer_bytes(shape, stack, job, element_bytes) + _score_bytes(shape, job, strategy)) / tp
-        experts = _adapted_experts(stack, job, element_bytes) / tp
-        if strategy.checkpointing == "full":
-            kept += count * element_bytes * stack.hidden * stack_tokens
-            transient = max(transient, full * stack_tokens + experts)
-        else:
-            kept += count * (full * stack_tokens + experts)
-        widest = max(gemm.n * gemm.active for gemm in stack.gemms) / tp
-        if strategy.checkpointing == "full":
-            transient += element_bytes * widest * stack_tokens
-        else:
-            transient = max(transient, 2 * element_bytes * widest * stack_tokens)
-    return kept, transient
-
-
-def _logits(shape: ModelShape, job: Job, strategy: Strategy) -> float:
-    """Elements of the logits of one micro-batch."""
-    rows = strategy.settings.micro_batch
-    if shape.head != "image-classification":
-        rows *= max(1, job.seq_len // strategy.sequence_parallel)
-    return float(rows) * shape.vocab
-
-
 def _host(sizes: _Sizes, strategy: Strategy) -> dict[HostComponent, int]:
     """Bytes of one rank in host memory and on NVMe."""
     zero, ranks = strategy.settings.zero, sizes.ranks
-    parts: dict[HostComponent, int] = {HostComponent.PROCESS: 4 * GIB}
+    parts: dict[HostComponent, int] = {HostComponent.PROCESS: _ROUGH_PROCESS_BYTES}
     optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
     owned = sizes.trainable / ranks
     if optimizer == "cpu":
-        parts[HostComponent.MASTER_WEIGHTS] = pinned(int(4 * owned))
-        parts[HostComponent.GRADIENTS] = pinned(int(4 * owned))
-        parts[HostComponent.STAGING] = pinned(int(2 * owned))
-        parts[HostComponent.OPTIMIZER_STATES] = int(_moments(strategy) * owned)
+        parts[HostComponent.MASTER_WEIGHTS] = pinned(int(_FP32 * owned))
+        parts[HostComponent.GRADIENTS] = pinned(int(_FP32 * owned))
+        parts[HostComponent.STAGING] = pinned(int(_16_BIT * owned))
+        parts[HostComponent.OPTIMIZER_STATES] = int(optimizer_bytes(strategy.settings) * owned)
     elif optimizer == "nvme":
-        parts[HostComponent.NVME_OPTIMIZER] = int((4 + _moments(strategy)) * owned)
-        # four buffers, each of the largest sub-group in fp32
-        parts[HostComponent.SWAP_BUFFERS] = pinned(int(4 * 4 * min(owned, zero.sub_group_size)))
-        parts[HostComponent.GRADIENTS] = pinned(int(4 * owned))
+        parts[HostComponent.NVME_OPTIMIZER] = int((_FP32 + optimizer_bytes(strategy.settings)) * owned)
+        group = int(_FP32 * min(owned, zero.sub_group_size))
+        parts[HostComponent.SWAP_BUFFERS] = pinned(zero.offload_optimizer.buffer_count * group)
+        parts[HostComponent.GRADIENTS] = pinned(int(_FP32 * owned))
     if parameters == "cpu":
         parts[HostComponent.PARAMETERS] = pinned(int(sizes.weight_bytes / ranks))
     elif parameters == "nvme":
@@ -388,7 +315,7 @@ def _inference(
         if stack.causal
     )
     widest = max(gemm.n * gemm.active for stack in shape.stacks for gemm in stack.gemms)
-    work = 2 * element_bytes * widest / tp * tokens + 6.0 * shape.vocab * micro
+    work = 2 * element_bytes * widest / tp * tokens + LAST_LOGIT_BYTES * shape.vocab * micro
     weights = sizes.weight_bytes / (sizes.ranks if strategy.settings.zero.stage == 3 else 1)
     parts = {
         Component.PARAMETERS: weights,
