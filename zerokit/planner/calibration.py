@@ -10,7 +10,8 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy, TimeEstimate
-from zerokit.search.plan import Request, time_model
+from zerokit.search.plan import time_model
+from zerokit.search.request import Request
 from zerokit.timing.constants import Calibration
 
 OPTION = "⟨no_calibration⟩"

@@ -157,7 +157,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A memory model bound to a model (``zerokit.search.search.MemoryModel``)."""
+    """A memory model bound to a model (``zerokit.search.request.MemoryModel``)."""
 
     source: Source
     every_rank: bool = False

@@ -12,9 +12,10 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.planner.effects import refuse_beside_file
-from zerokit.search.plan import Request, choose_precision, make_space
-from zerokit.search.search import build_strategy
+from zerokit.search.plan import choose_precision, make_space
+from zerokit.search.request import Request
 from zerokit.search.space import Knobs, Layout, Pins, Placement, layout_violation
+from zerokit.search.strategies import build_strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from zerokit.planner.hardware import hardware
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.options import given
 from zerokit.planner.values import MAX_GPUS, choice, count, whole
-from zerokit.search.plan import Request
+from zerokit.search.request import Request
 from zerokit.search.space import Pins
 
 

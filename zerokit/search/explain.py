@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job, Lora
+from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.memory.components import Component
+from zerokit.search.request import MemoryModel
 from zerokit.search.space import Pins
 from zerokit.units import GIB, format_gib, format_seconds
 
-MemoryModel = Callable[..., Any]
-Works = Callable[[Any], Candidate | None]
-
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
+_LARGE_LOSS_SHARE = 0.15
+"""Of the peak, from which the loss is worth a remark: a choice."""
+_FUSED_LOSS_SAVES = 0.8
+"""At most, of the loss's memory: what Liger Kernel states for its chunked losses (README of 0.8.5)."""
+_WORTH_SAYING_SHARE = 0.01
+"""Of a step, from which the time that the allocator's retries take is worth a remark: a choice."""
 
 BOUND_WORDS = {
     "compute": "the GPUs' compute",
@@ -160,10 +163,10 @@ def advise(
     found = []
     worst = chosen.memory.worst
     loss = worst.components.get(Component.LOSS, 0)
-    if loss > 0.15 * worst.peak_allocated_bytes and not job.inference:
+    if loss > _LARGE_LOSS_SHARE * worst.peak_allocated_bytes and not job.inference:
         found.append(
             f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak; a fused "
-            f"(chunked) cross-entropy would save up to {format_gib(loss * 0.8, 1)}"
+            f"(chunked) cross-entropy would save up to {format_gib(loss * _FUSED_LOSS_SAVES, 1)}"
         )
     found += _stage_advice(chosen, job, cluster, memory)
     found += _tight_advice(chosen, cluster)
@@ -193,13 +196,10 @@ def advise(
     return tuple(found)
 
 
-_WORTH_SAYING = 0.01
-
-
 def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[str]:
     """Where a plan fits, but so narrowly that the allocator has to give memory back and map it anew."""
     seconds, step = chosen.time.parts.get("retries", 0.0), chosen.time.step_seconds
-    if seconds < _WORTH_SAYING * step:
+    if seconds < _WORTH_SAYING_SHARE * step:
         return []
     spare = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     return [
@@ -228,111 +228,3 @@ def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryM
         f"ZeRO-3 would take {format_gib(more, 1)} more here than ZeRO-{zero.stage}: its buckets and gathered "
         "weights outweigh what it divides"
     ]
-
-
-# -------------------------------------------------------------------- what would make it fit
-
-
-def _words(candidate: Candidate) -> str:
-    return f"{strategy_words(candidate.strategy)}, {format_gib(candidate.memory.min_vram_bytes, 1)} a GPU"
-
-
-def unpinned(request: Any, works: Works) -> str | None:
-    """Without the options that fix the strategy."""
-    pins = request.pins
-    free = Pins(
-        pipeline_module=pins.pipeline_module,
-        search_tensor=pins.search_tensor,
-        search_sequence=pins.search_sequence,
-        micro_batch=pins.micro_batch,
-    )
-    if pins == free:
-        return None
-    found = works(replace(request, pins=free))
-    return (
-        f"without ⟨zero⟩, ⟨offload_⟩*, ⟨tp⟩, ⟨sp⟩ or ⟨checkpointing⟩ fixed: {_words(found)}"
-        if found
-        else None
-    )
-
-
-def smaller_batch(request: Any, works: Works) -> str | None:
-    """A smaller fixed micro-batch."""
-    micro = request.pins.micro_batch
-    while micro is not None and micro > 1:
-        micro //= 2
-        found = works(replace(request, pins=replace(request.pins, micro_batch=micro)))
-        if found:
-            return f"⟨micro_batch⟩ {micro}: {_words(found)}"
-    return None
-
-
-def shorter_sequence(request: Any, works: Works) -> str | None:
-    """The longest halved sequence that fits."""
-    length = request.job.seq_len
-    while length >= 512:
-        length //= 2
-        found = works(replace(request, job=replace(request.job, seq_len=length)))
-        if found:
-            return f"⟨seq_len⟩ {length}: {_words(found)}"
-    return None
-
-
-def adapters(request: Any, works: Works) -> str | None:
-    """LoRA, or failing that QLoRA."""
-    if request.job.inference:
-        for bits in ("int8", "int4"):
-            if request.job.quantization != bits:
-                found = works(replace(request, job=replace(request.job, quantization=bits)))
-                if found:
-                    return f"⟨quant⟩ {bits}: {_words(found)}"
-        return None
-    for method in ("lora", "qlora"):
-        if request.job.method == "qlora" or request.job.method == method:
-            continue
-        job = replace(request.job, method=method, lora=request.job.lora or Lora())
-        found = works(replace(request, job=job))
-        if found:
-            return f"⟨method⟩ {method}: {_words(found)}"
-    return None
-
-
-def more_parallel(request: Any, works: Works) -> str | None:
-    """Tensor or sequence parallel, which the script must do its part for."""
-    for way in BY_SCRIPT:
-        pins = way.searched(request.pins)
-        found = works(replace(request, pins=pins)) if pins is not None else None
-        if found:
-            return f"⟨{way.option}⟩ {way.degree(found.strategy)}: {_words(found)}; {way.needs}"
-    return None
-
-
-def more_host_memory(request: Any, works: Works) -> str | None:
-    """Offload with more host RAM than there is."""
-    if request.cluster.host_ram_bytes is None or request.on_cpu:
-        return None
-    found = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=None)))
-    if not found:
-        return None
-    return f"⟨host_ram⟩ {found.memory.host_bytes_per_node / (1 << 30):.0f}GiB per node: {_words(found)}"
-
-
-def more_gpus(request: Any, works: Works) -> str | None:
-    """The next number of GPUs, doubling, on which something fits."""
-    cluster = request.cluster
-    if request.on_cpu:
-        return None
-    gpus, nodes = cluster.gpus, cluster.nodes
-    for _ in range(8):
-        gpus *= 2
-        most = cluster.gpu.max_gpus_per_node
-        nodes = max(nodes, -(-gpus // most))
-        if gpus % nodes:
-            nodes = gpus // max(d for d in range(1, most + 1) if gpus % d == 0)
-        batch = request.job.global_batch
-        job = replace(request.job, global_batch=None if batch and batch % gpus else batch)
-        found = works(replace(request, job=job, cluster=replace(cluster, gpus=gpus, nodes=nodes)))
-        if found:
-            on = f" on {nodes} nodes" if nodes > 1 else ""
-            return f"{gpus - cluster.gpus} more GPUs (⟨gpus⟩ {gpus}{on}): {_words(found)}"
-    return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import trainable_parameters
@@ -15,48 +15,21 @@ from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
 from zerokit.search import explain as advice
-from zerokit.search.search import (
-    BATCH_REASON,
-    Found,
-    LeastVram,
-    MemoryModel,
-    Space,
-    build_strategy,
-    fits,
-    search,
-)
+from zerokit.search.nearest import nearest_changes
+from zerokit.search.request import Request
+from zerokit.search.search import BATCH_REASON, Found, fits, search
 from zerokit.search.space import Layout, Pins, Placement, divisors, knobs, layout_violation
-from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
+from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
+from zerokit.units import GIB
 
 _TARGET_TOKENS = 262_144
+"""Of a step, where no global batch is given: a convention, which the answer states."""
 _MOST_SEQUENCES_PER_GPU = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a plan is wanted for. ``precision`` is ``auto`` or one of the job's.
-
-    Attributes:
-        memory: the memory model, bound to the model's profile or shape.
-        least_vram: a cheap bound from below on its ``min_vram_bytes``.
-        exact_memory: the same for every rank, not only the worst: for the plan that is shown.
-        timed: whether step times may be shown (they are not, for CPU ranks).
-    """
-
-    shape: ModelShape
-    job: Job
-    cluster: Cluster
-    memory: MemoryModel
-    least_vram: LeastVram | None = None
-    exact_memory: MemoryModel | None = None
-    pins: Pins = field(default_factory=Pins)
-    precision: str = "auto"
-    constants: Constants = HUGGING_FACE
-    calibration: Calibration | None = None
-    timed: bool = True
-    on_cpu: bool = False
-    assumptions: tuple[str, ...] = ()
+_HALFWAY = math.sqrt(2)
+"""A power of two is the nearest to a number, by ratio, up to this times itself."""
+_WORTH_SAYING_GAIN = 1.02
+"""How many times as fast a plan must be for a change of the script to be mentioned: a choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +101,7 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
         return 2 * ranks, f"global batch {2 * ranks}: two sequences a CPU rank"
     per_gpu = _TARGET_TOKENS / job.seq_len / cluster.gpus
     sequences = 1
-    while sequences * 2 <= min(per_gpu * 1.42, _MOST_SEQUENCES_PER_GPU):
+    while sequences * 2 <= min(per_gpu * _HALFWAY, _MOST_SEQUENCES_PER_GPU):
         sequences *= 2
     total = sequences * cluster.gpus
     return total, (
@@ -305,7 +278,7 @@ def _host_note(chosen: Candidate, request: Request) -> tuple[str, ...]:
     offloads = zero.offload_optimizer.device != "none" or zero.offload_param.device != "none"
     if request.cluster.host_ram_bytes is not None or not offloads:
         return ()
-    need = chosen.memory.host_bytes_per_node / (1 << 30)
+    need = chosen.memory.host_bytes_per_node / GIB
     return (
         f"host RAM was not given: this plan needs {need:,.0f} GiB per node; ⟨host_ram⟩ SIZE makes it a limit",
     )
@@ -345,12 +318,9 @@ def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple
     )
 
 
-_WORTH_SAYING = 1.02
-
-
 def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None = None) -> Candidate | None:
     """The fastest under other pins, if it is clearly faster than the choice, and than ``best``."""
-    limit = best.time.step_seconds if best is not None else chosen.time.step_seconds / _WORTH_SAYING
+    limit = best.time.step_seconds if best is not None else chosen.time.step_seconds / _WORTH_SAYING_GAIN
     ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit).ranked
     return ranked[0] if ranked else None
 
@@ -366,7 +336,7 @@ def _explain(request: Request, space: Space, found: Found) -> str:
         lines[0] += ": " + advice.lack_words(found.nearest, request.cluster)
     elif found.rejected:
         lines[0] += f": {next(iter(found.rejected))}"
-    changes = list(nearest_changes(request, space, found))
+    changes = nearest_changes(request, _best)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (this machine has no GPU; to plan for others name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     if changes:
@@ -375,19 +345,10 @@ def _explain(request: Request, space: Space, found: Found) -> str:
     return "\n".join(lines)
 
 
-def nearest_changes(request: Request, space: Space, found: Found) -> list[str]:
-    """Sentences: the smallest change of each kind after which something fits."""
-
-    def works(changed: Request) -> Candidate | None:
-        try:
-            result = search(make_space(changed)[0], top=1)
-        except InputError:
-            return None
-        return result.ranked[0] if result.ranked else None
-
-    attempts: tuple[Callable[[Request, Callable[[Request], Candidate | None]], str | None], ...] = (
-        advice.unpinned, advice.smaller_batch, advice.more_parallel, advice.shorter_sequence,
-        advice.adapters, advice.more_host_memory, advice.more_gpus,
-    )  # fmt: skip
-    sentences = (attempt(request, works) for attempt in attempts)
-    return [sentence for sentence in sentences if sentence]
+def _best(request: Request) -> Candidate | None:
+    """The fastest plan of a request, or None where nothing fits or the request cannot be."""
+    try:
+        result = search(make_space(request)[0], top=1)
+    except InputError:
+        return None
+    return result.ranked[0] if result.ranked else None

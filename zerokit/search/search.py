@@ -15,53 +15,30 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job
-from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.memory.card import EXPANDABLE_BYTES
 from zerokit.rules import first_violation
 from zerokit.search.space import (
     Knobs,
     Layout,
-    Pins,
     Placement,
-    divisors,
     knobs,
     layout_violation,
     layouts,
     placements,
 )
+from zerokit.search.strategies import Space, batches, build_strategy, checkpointings
 from zerokit.timing.allocator_retries import most_spare_bytes, spare_bytes
-from zerokit.timing.step_time import TimeModel
-
-MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]
-LeastVram = Callable[[Job, Strategy, Cluster], int]
-"""A bound from below on what the memory model will say, at a fraction of its cost."""
 
 BATCH_REASON = "global batch not divisible"
 _TOO_LARGE = "GPU memory"
 _SLOWER = "slower than the plans shown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """What is searched, and with which models."""
-
-    shape: ModelShape
-    job: Job
-    cluster: Cluster
-    pins: Pins
-    precision: str
-    global_batch: int
-    memory: MemoryModel
-    timing: TimeModel
-    least_vram: LeastVram | None = None
-    torch_adam: bool = False
+_ADAM_BYTES = 12
+"""A weight's fp32 copy and Adam's two moments (ZeRO, arXiv 1910.02054, K = 12)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,73 +95,6 @@ def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
     if cluster.host_ram_bytes is not None and memory.host_bytes_per_node > cluster.host_ram_bytes:
         return "host memory"
     return None
-
-
-def build_strategy(space: Space, layout: Layout, placement: Placement, checkpointing: str, micro_batch: int,
-                   accumulation: int, chosen: Knobs) -> Strategy:  # fmt: skip
-    """The strategy of one point of the space."""
-    nvme = space.cluster.nvme_path
-    zero = ZeroSettings(
-        stage=placement.stage,
-        overlap_comm=chosen.overlap_comm,
-        reduce_bucket_size=chosen.reduce_bucket_size,
-        allgather_bucket_size=chosen.reduce_bucket_size,
-        sub_group_size=chosen.sub_group_size,
-        prefetch_bucket_size=chosen.prefetch_bucket_size,
-        param_persistence_threshold=chosen.persistence_threshold,
-        max_reuse_distance=chosen.reuse_distance,
-        gather_16bit_weights_on_model_save=placement.stage == 3 and not space.job.inference,
-        offload_optimizer=Offload(
-            device=placement.optimizer, nvme_path=nvme if placement.optimizer == "nvme" else None
-        ),
-        offload_param=Offload(
-            device=placement.parameters,
-            nvme_path=nvme if placement.parameters == "nvme" else None,
-            buffer_count=5,
-            # one NVMe buffer must hold the largest parameter
-            buffer_size=max(
-                100_000_000, space.shape.largest_parameter if placement.parameters == "nvme" else 0
-            ),
-        ),
-    )
-    settings = DeepSpeedSettings(
-        precision=space.precision,
-        micro_batch=micro_batch,
-        gradient_accumulation=accumulation,
-        gradient_clipping=0.0 if space.job.inference else 1.0,
-        optimizer=None if space.job.inference else space.job.optimizer,
-        torch_adam=space.torch_adam,
-        autotp_size=layout.tensor,
-        zero=zero,
-    )
-    return Strategy(
-        settings=settings,
-        data_parallel=layout.data,
-        tensor_parallel=layout.tensor,
-        pipeline_parallel=layout.pipeline,
-        sequence_parallel=layout.sequence,
-        checkpointing=checkpointing,
-    )
-
-
-def batches(space: Space, layout: Layout) -> Iterator[tuple[int, int]]:
-    """(micro-batch, accumulation) pairs that meet the global batch exactly, largest micro-batch first."""
-    per_rank, rest = divmod(space.global_batch, layout.data)
-    if rest or not per_rank:
-        return
-    pinned, steps = space.pins.micro_batch, space.pins.gradient_accumulation
-    for micro in reversed(divisors(per_rank)):
-        if (pinned is None or micro == pinned) and (steps is None or micro * steps == per_rank):
-            yield micro, per_rank // micro
-
-
-def checkpointings(space: Space) -> tuple[str, ...]:
-    """Selective checkpointing recomputes attention scores: pointless where none are kept."""
-    if space.job.inference:
-        return ("none",)
-    if space.pins.checkpointing is not None:
-        return (space.pins.checkpointing,)
-    return ("none", "selective", "full") if space.job.attention == "eager" else ("none", "full")
 
 
 @dataclass(slots=True)
@@ -291,7 +201,7 @@ class _Search:
         if spot.parameters == "none":
             size += element_bytes * weights / (ranks if spot.stage == 3 else 1)
         if spot.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
-            size += 12 * weights / (ranks if spot.stage >= 1 else 1)
+            size += _ADAM_BYTES * weights / (ranks if spot.stage >= 1 else 1)
         return "GPU memory: model states alone" if size > space.cluster.gpu.driver_vram_bytes else None
 
     # ---------------------------------------------------------------- time and memory

@@ -9,7 +9,8 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
-from zerokit.search.plan import Request, check_pins, make_space
+from zerokit.search.plan import check_pins, make_space
+from zerokit.search.request import Request
 from zerokit.search.search import search
 from zerokit.search.space import Pins
 

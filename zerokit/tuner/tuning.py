@@ -20,7 +20,8 @@ from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import STYLES, read_script
 from zerokit.search.explain import strategy_words
-from zerokit.search.plan import Plan, Request, make_plan, make_space
+from zerokit.search.plan import Plan, make_plan, make_space
+from zerokit.search.request import Request
 from zerokit.tuner.trial import FEWEST_STEPS, Measured, attempt
 from zerokit.units import format_gib, format_seconds
 

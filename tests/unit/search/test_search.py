@@ -22,9 +22,11 @@ from zerokit.errors import InputError, NothingFits
 from zerokit.linter.emitted import verify
 from zerokit.planner.models import choose_model
 from zerokit.rules import first_violation
-from zerokit.search.plan import Plan, Request, choose_global_batch, make_plan, make_space
-from zerokit.search.search import Space, batches, build_strategy, checkpointings, fits, search
+from zerokit.search.plan import Plan, choose_global_batch, make_plan, make_space
+from zerokit.search.request import Request
+from zerokit.search.search import fits, search
 from zerokit.search.space import Layout, Pins, divisors, knobs, layout_violation, layouts, placements
+from zerokit.search.strategies import Space, batches, build_strategy, checkpointings
 
 GIB = 1 << 30
 

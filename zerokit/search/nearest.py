@@ -1,0 +1,134 @@
+"""What would make a plan fit, when nothing does: the smallest change of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from zerokit.domain.job import Lora
+from zerokit.domain.strategy import Candidate
+from zerokit.search.explain import BY_SCRIPT, strategy_words
+from zerokit.search.request import Request
+from zerokit.search.space import Pins
+from zerokit.units import GIB, format_gib
+
+Works = Callable[[Request], Candidate | None]
+"""The best plan of a changed request, or None."""
+
+_SHORTEST_SEQUENCE = 256
+_MOST_DOUBLINGS = 8
+"""Of the number of GPUs: 256 times as many."""
+
+
+def _words(candidate: Candidate) -> str:
+    return f"{strategy_words(candidate.strategy)}, {format_gib(candidate.memory.min_vram_bytes, 1)} a GPU"
+
+
+def unpinned(request: Request, works: Works) -> str | None:
+    """Without the options that fix the strategy."""
+    pins = request.pins
+    free = Pins(
+        pipeline_module=pins.pipeline_module,
+        search_tensor=pins.search_tensor,
+        search_sequence=pins.search_sequence,
+        micro_batch=pins.micro_batch,
+    )
+    if pins == free:
+        return None
+    found = works(replace(request, pins=free))
+    return (
+        f"without ⟨zero⟩, ⟨offload_⟩*, ⟨tp⟩, ⟨sp⟩ or ⟨checkpointing⟩ fixed: {_words(found)}"
+        if found
+        else None
+    )
+
+
+def smaller_batch(request: Request, works: Works) -> str | None:
+    """A smaller fixed micro-batch."""
+    micro = request.pins.micro_batch
+    while micro is not None and micro > 1:
+        micro //= 2
+        found = works(replace(request, pins=replace(request.pins, micro_batch=micro)))
+        if found:
+            return f"⟨micro_batch⟩ {micro}: {_words(found)}"
+    return None
+
+
+def shorter_sequence(request: Request, works: Works) -> str | None:
+    """The longest halved sequence that fits."""
+    length = request.job.seq_len
+    while length >= 2 * _SHORTEST_SEQUENCE:
+        length //= 2
+        found = works(replace(request, job=replace(request.job, seq_len=length)))
+        if found:
+            return f"⟨seq_len⟩ {length}: {_words(found)}"
+    return None
+
+
+def adapters(request: Request, works: Works) -> str | None:
+    """LoRA, or failing that QLoRA."""
+    if request.job.inference:
+        for bits in ("int8", "int4"):
+            if request.job.quantization != bits:
+                found = works(replace(request, job=replace(request.job, quantization=bits)))
+                if found:
+                    return f"⟨quant⟩ {bits}: {_words(found)}"
+        return None
+    for method in ("lora", "qlora"):
+        if request.job.method == "qlora" or request.job.method == method:
+            continue
+        job = replace(request.job, method=method, lora=request.job.lora or Lora())
+        found = works(replace(request, job=job))
+        if found:
+            return f"⟨method⟩ {method}: {_words(found)}"
+    return None
+
+
+def more_parallel(request: Request, works: Works) -> str | None:
+    """Tensor or sequence parallel, which the script must do its part for."""
+    for way in BY_SCRIPT:
+        pins = way.searched(request.pins)
+        found = works(replace(request, pins=pins)) if pins is not None else None
+        if found:
+            return f"⟨{way.option}⟩ {way.degree(found.strategy)}: {_words(found)}; {way.needs}"
+    return None
+
+
+def more_host_memory(request: Request, works: Works) -> str | None:
+    """Offload with more host RAM than there is."""
+    if request.cluster.host_ram_bytes is None or request.on_cpu:
+        return None
+    found = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=None)))
+    if not found:
+        return None
+    return f"⟨host_ram⟩ {found.memory.host_bytes_per_node / GIB:.0f}GiB per node: {_words(found)}"
+
+
+def more_gpus(request: Request, works: Works) -> str | None:
+    """The next number of GPUs, doubling, on which something fits."""
+    cluster = request.cluster
+    if request.on_cpu:
+        return None
+    gpus, nodes = cluster.gpus, cluster.nodes
+    for _ in range(_MOST_DOUBLINGS):
+        gpus *= 2
+        most = cluster.gpu.max_gpus_per_node
+        nodes = max(nodes, -(-gpus // most))
+        if gpus % nodes:
+            nodes = gpus // max(d for d in range(1, most + 1) if gpus % d == 0)
+        batch = request.job.global_batch
+        job = replace(request.job, global_batch=None if batch and batch % gpus else batch)
+        found = works(replace(request, job=job, cluster=replace(cluster, gpus=gpus, nodes=nodes)))
+        if found:
+            on = f" on {nodes} nodes" if nodes > 1 else ""
+            return f"{gpus - cluster.gpus} more GPUs (⟨gpus⟩ {gpus}{on}): {_words(found)}"
+    return None
+
+
+def nearest_changes(request: Request, works: Works) -> list[str]:
+    """Sentences: the smallest change of each kind after which something fits."""
+    attempts = (
+        unpinned, smaller_batch, more_parallel, shorter_sequence, adapters, more_host_memory, more_gpus
+    )  # fmt: skip
+    sentences = (attempt(request, works) for attempt in attempts)
+    return [sentence for sentence in sentences if sentence]

@@ -1,0 +1,43 @@
+"""What a plan is wanted for, and the memory models that it is chosen with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.strategy import MemoryEstimate, Strategy
+from zerokit.search.space import Pins
+from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
+
+MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]
+LeastVram = Callable[[Job, Strategy, Cluster], int]
+"""A bound from below on what the memory model will say, at a fraction of its cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a plan is wanted for. ``precision`` is ``auto`` or one of the job's.
+
+    Attributes:
+        memory: the memory model, bound to the model's profile or shape.
+        least_vram: a cheap bound from below on its ``min_vram_bytes``.
+        exact_memory: the same for every rank, not only the worst: for the plan that is shown.
+        timed: whether step times may be shown (they are not, for CPU ranks).
+    """
+
+    shape: ModelShape
+    job: Job
+    cluster: Cluster
+    memory: MemoryModel
+    least_vram: LeastVram | None = None
+    exact_memory: MemoryModel | None = None
+    pins: Pins = field(default_factory=Pins)
+    precision: str = "auto"
+    constants: Constants = HUGGING_FACE
+    calibration: Calibration | None = None
+    timed: bool = True
+    on_cpu: bool = False
+    assumptions: tuple[str, ...] = ()

@@ -1,0 +1,98 @@
+"""The strategies of one search: degrees, placement, batch and knobs made into DeepSpeed's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.strategy import Strategy
+from zerokit.search.request import LeastVram, MemoryModel
+from zerokit.search.space import Knobs, Layout, Pins, Placement, divisors
+from zerokit.timing.step_time import TimeModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What is searched, and with which models."""
+
+    shape: ModelShape
+    job: Job
+    cluster: Cluster
+    pins: Pins
+    precision: str
+    global_batch: int
+    memory: MemoryModel
+    timing: TimeModel
+    least_vram: LeastVram | None = None
+    torch_adam: bool = False
+
+
+def build_strategy(space: Space, layout: Layout, placement: Placement, checkpointing: str, micro_batch: int,
+                   accumulation: int, chosen: Knobs) -> Strategy:  # fmt: skip
+    """The strategy of one point of the space."""
+    nvme = space.cluster.nvme_path
+    zero = ZeroSettings(
+        stage=placement.stage,
+        overlap_comm=chosen.overlap_comm,
+        reduce_bucket_size=chosen.reduce_bucket_size,
+        allgather_bucket_size=chosen.reduce_bucket_size,
+        sub_group_size=chosen.sub_group_size,
+        prefetch_bucket_size=chosen.prefetch_bucket_size,
+        param_persistence_threshold=chosen.persistence_threshold,
+        max_reuse_distance=chosen.reuse_distance,
+        gather_16bit_weights_on_model_save=placement.stage == 3 and not space.job.inference,
+        offload_optimizer=Offload(
+            device=placement.optimizer, nvme_path=nvme if placement.optimizer == "nvme" else None
+        ),
+        offload_param=Offload(
+            device=placement.parameters,
+            nvme_path=nvme if placement.parameters == "nvme" else None,
+            buffer_count=5,
+            # one NVMe buffer must hold the largest parameter
+            buffer_size=max(
+                100_000_000, space.shape.largest_parameter if placement.parameters == "nvme" else 0
+            ),
+        ),
+    )
+    settings = DeepSpeedSettings(
+        precision=space.precision,
+        micro_batch=micro_batch,
+        gradient_accumulation=accumulation,
+        gradient_clipping=0.0 if space.job.inference else 1.0,
+        optimizer=None if space.job.inference else space.job.optimizer,
+        torch_adam=space.torch_adam,
+        autotp_size=layout.tensor,
+        zero=zero,
+    )
+    return Strategy(
+        settings=settings,
+        data_parallel=layout.data,
+        tensor_parallel=layout.tensor,
+        pipeline_parallel=layout.pipeline,
+        sequence_parallel=layout.sequence,
+        checkpointing=checkpointing,
+    )
+
+
+def batches(space: Space, layout: Layout) -> Iterator[tuple[int, int]]:
+    """(micro-batch, accumulation) pairs that meet the global batch exactly, largest micro-batch first."""
+    per_rank, rest = divmod(space.global_batch, layout.data)
+    if rest or not per_rank:
+        return
+    pinned, steps = space.pins.micro_batch, space.pins.gradient_accumulation
+    for micro in reversed(divisors(per_rank)):
+        if (pinned is None or micro == pinned) and (steps is None or micro * steps == per_rank):
+            yield micro, per_rank // micro
+
+
+def checkpointings(space: Space) -> tuple[str, ...]:
+    """Selective checkpointing recomputes attention scores: pointless where none are kept."""
+    if space.job.inference:
+        return ("none",)
+    if space.pins.checkpointing is not None:
+        return (space.pins.checkpointing,)
+    return ("none", "selective", "full") if space.job.attention == "eager" else ("none", "full")
