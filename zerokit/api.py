@@ -446,8 +446,8 @@ def _folder_of(plan: Path | PlanResult | None) -> str | None:
         return _text(plan)
     if plan.files:
         return os.path.dirname(plan.files["plan"])  # noqa: PTH120
-    from zerokit.launcher.locks import temporary_folder
+    from zerokit.temporary import make_folder
 
-    folder = temporary_folder("plans")
+    folder = make_folder("plan")
     plan.write(folder)
     return str(folder)

@@ -10,7 +10,9 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 import click
@@ -68,7 +70,15 @@ def main(argv: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "replace":
         # a terminal that has no bars or dashes shows a ?; the POSIX locale comes with "surrogateescape"
         sys.stdout.reconfigure(errors="replace")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup stays in force
+            signal.signal(number, _end)
     sys.exit(run(argv))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Leave as after an interrupt, so that processes and temporary folders of ours go too."""
+    raise SystemExit(128 + number)
 
 
 def run(argv: list[str] | None = None) -> int:

@@ -8,7 +8,6 @@ import os
 import platform
 import signal
 import subprocess
-import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,6 +17,7 @@ from zerokit.errors import RankFailed, RunHung
 from zerokit.launcher.own_process import own_process
 from zerokit.machine.detect import Detected
 from zerokit.machine.measured import SCHEMA, Measured, from_dict
+from zerokit.temporary import temporary_folder
 
 CPU_RANKS = 2
 LIMIT_SECONDS = 600.0
@@ -33,13 +33,13 @@ def measure(detected: Detected, *, limit_seconds: float = LIMIT_SECONDS) -> Meas
         RunHung: they did not end within ``limit_seconds``.
     """
     device, world = ("cuda", len(detected.gpus)) if detected.gpus else ("cpu", CPU_RANKS)
-    with tempfile.TemporaryDirectory(prefix="zerokit-measure-") as folder:
-        processes = [_start(Path(folder), rank, world, device, detected) for rank in range(world)]
+    with temporary_folder("measure") as folder:
+        processes = [_start(folder, rank, world, device, detected) for rank in range(world)]
         try:
-            _wait(Path(folder), processes, limit_seconds)
+            _wait(folder, processes, limit_seconds)
         finally:
             _end(processes)
-        result = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return from_dict(
         {
             "schema": SCHEMA,

@@ -6,12 +6,10 @@ has it open, so a dead holder's lock needs no cleaning up.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import fcntl
 import json
 import os
-import shutil
 import socket
 import stat
 import sys
@@ -108,18 +106,6 @@ def private_folder(name: str, environment: Mapping[str, str] | None = None) -> P
         if base.is_absolute() and _is_private(base) and _is_private(folder):
             return folder
     return None
-
-
-def temporary_folder(name: str) -> Path:
-    """A folder that goes with this process; those that killed ones have left go now."""
-    base = private_folder(name)
-    if base is not None:
-        for path in base.iterdir():
-            if not Path("/proc", path.name.partition("-")[0]).exists():
-                shutil.rmtree(path, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-" if base else "zerokit-", dir=base))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def _is_private(folder: Path) -> bool:

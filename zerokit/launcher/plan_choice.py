@@ -8,6 +8,7 @@ from pathlib import Path
 from zerokit.emit import plan_file
 from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
+from zerokit.temporary import make_folder
 
 _OWN = ("--deepspeed", "--deepspeed_config")
 
@@ -57,8 +58,6 @@ def choose_plan(
 
 def _planned(recipe: str, overrides: Sequence[str], plan_recipe: PlanRecipe) -> str:
     """Plan into a temporary folder; the run folder keeps a copy."""
-    from zerokit.launcher.locks import temporary_folder
-
-    folder = temporary_folder("plans")
+    folder = make_folder("plan")
     plan_recipe(recipe, overrides, folder)
     return str(folder)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from zerokit import planner
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.options import OPTIONS
 from zerokit.report.what_ran import Difference
+from zerokit.temporary import temporary_folder
 
 _FROM_THE_FILE = frozenset(
     {
@@ -47,8 +46,8 @@ def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> dict[
     accumulation = config.get("gradient_accumulation_steps", 1)
     if isinstance(micro, int) and isinstance(accumulation, int):
         config["train_batch_size"] = micro * accumulation * int(chosen.get("data_parallel") or 1)
-    with tempfile.TemporaryDirectory(prefix="zerokit-predict-") as folder:
-        path = Path(folder) / "ds_config.json"
+    with temporary_folder("predict") as folder:
+        path = folder / "ds_config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
         try:
             answer = planner.estimate(options, deepspeed=path)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import pathlib
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ from zerokit.linter.finding import Finding
 from zerokit.rules import READERS, RULES
 from zerokit.strictload import load_yaml
 from zerokit.suggest import alike
+from zerokit.temporary import temporary_folder
 
 _EXAMPLES = pathlib.Path(__file__).with_name("examples.yaml")
 _SETTINGS = ("world_size", "gpus_per_node", "key_value_heads")
@@ -59,8 +59,8 @@ def explain(rule: str) -> Explanation:
         raise InputError(f"--explain {rule}: there is no such rule; {listed}")
     files = {name: text for name, text in example.items() if "." in name or name == "hostfile"}
     numbers = {name: example[name] for name in _SETTINGS if name in example}
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {name: pathlib.Path(folder, name) for name in files}
+    with temporary_folder("explain") as folder:
+        paths = {name: folder / name for name in files}
         for name, text in files.items():
             paths[name].write_text(text, encoding="utf-8", newline="")
         checked = check_files([str(path) for path in paths.values()], Context(**numbers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from zerokit.files import write_whole
 from zerokit.planner.recipes import EXPECTED_STRATEGY, Recipe, differences, prediction_of
 from zerokit.strictload import load_yaml
 from zerokit.strictload.yamldump import dump_yaml
+from zerokit.temporary import temporary_folder
 
 
 def check_recipe(recipe: Recipe, *, write: bool = False) -> list[str]:
@@ -21,7 +21,7 @@ def check_recipe(recipe: Recipe, *, write: bool = False) -> list[str]:
         InputError: it expects nothing yet, or cannot be planned or written.
         NothingFits: no strategy fits.
     """
-    with tempfile.TemporaryDirectory(prefix="zerokit-recipe-") as folder:
+    with temporary_folder("recipe") as folder:
         chosen = planner.plan(recipe.options(), top=1, out=folder).chosen.to_dict()
     if write:
         _write_expectation(recipe, chosen)

@@ -9,9 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from zerokit.rehearsal import step_time
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
+from zerokit.temporary import temporary_folder
 from zerokit.timing.host_speed import HostSpeed
 
 BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
@@ -101,7 +101,8 @@ def rehearse(request: RehearsalRequest, progress: Callable[[str], None] | None =
     Raises:
         InputError: no such script, plan, GPU or launcher.
     """
-    with _folder() as folder:
+    with temporary_folder("rehearsal") as made:
+        folder = made.resolve()
         script = prepare(
             request.target,
             plan=request.plan,
@@ -125,15 +126,6 @@ def _timed(
     if step is None:
         return replace(found, notes=(*found.notes, why))
     return replace(found, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="zerokit-rehearsal-")).resolve()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _environment(script: PreparedScript, folder: Path) -> dict[str, str]:
@@ -162,6 +154,7 @@ def _run(
         shown=str(request.shown.resolve()) if request.shown is not None else None,
         result_path=str(result_path),
         progress_fd=writing,
+        parent_pid=os.getpid(),
         operators_path=str(folder / _OPERATORS) if request.step_time else None,
     )
     order_path = folder / "order.json"

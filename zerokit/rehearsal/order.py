@@ -18,6 +18,7 @@ class Order:
         shown: another folder whose changes remain; None: there is none.
         most_steps: optimizer steps after which the data ends.
         progress_fd: where lines about the progress go.
+        parent_pid: the process without which this one ends.
         operators_path: where the operators of one step go; None: they are not recorded.
     """
 
@@ -32,6 +33,7 @@ class Order:
     shown: str | None
     result_path: str
     progress_fd: int
+    parent_pid: int
     operators_path: str | None = None
 
     def to_dict(self) -> dict[str, Any]:

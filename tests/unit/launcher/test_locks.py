@@ -126,16 +126,6 @@ def test_a_private_folder_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.Mo
         assert found is not None and (tmp_path / "t") in found.parents
 
 
-def test_temporary_folders_of_killed_processes_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    first = locks.temporary_folder("plans")
-    dead = first.with_name("4194304-abc")  # above every process id
-    dead.mkdir()
-    (dead / "plan.yaml").write_text("")
-    second = locks.temporary_folder("plans")
-    assert first.is_dir() and second.is_dir() and not dead.exists()
-
-
 def test_a_run_that_cannot_be_moved_aside_stays_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
+from zerokit.temporary import temporary_folder
 from zerokit.units import format_seconds
 
 FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
@@ -82,10 +82,10 @@ class Supervisor:
         """Start, watch, and end; returns when no descendant is left."""
         old_wakeup, old_handlers = self._catch_signals()
         try:
-            with tempfile.TemporaryDirectory(prefix="zerokit-", ignore_cleanup_errors=True) as folder:
+            with temporary_folder("run") as folder:
                 if self.gatherer is not None:
                     self.gatherer.start()
-                self._start(Path(folder))
+                self._start(folder)
                 while not self.over:
                     self._turn()
                 self._drain()

@@ -8,12 +8,12 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from zerokit.errors import INSTALL_TRAINING, InputError
+from zerokit.temporary import temporary_folder
 
 MAX_RANKS = 8
 """Ranks tried per case; of more, the first, the last and some between."""
@@ -102,7 +102,7 @@ def run_deep(cases: Sequence[DeepCase]) -> list[DeepResult]:
         for case in cases
     ]
     limit = _START_SECONDS + _RANK_SECONDS * sum(len(case.ranks) for case in cases)
-    with tempfile.TemporaryDirectory(prefix="zerokit-deep-") as folder:
+    with temporary_folder("deep") as folder:
         try:
             done = subprocess.run(
                 [sys.executable, str(_ENGINE)],

@@ -23,6 +23,9 @@ from zerokit.rehearsal.process import sandbox
 def main(order_path: str) -> int:
     """Run the order; the exit code is 0 wherever a result was written."""
     order = Order.from_dict(json.loads(Path(order_path).read_text()))
+    sandbox.end_with_parent()
+    if os.getppid() != order.parent_pid:
+        return 1
     sandboxed, why = _enter_sandbox(order)
     return Rehearsed(order, sandboxed, why).run()
 

@@ -14,6 +14,7 @@ import ctypes
 import errno
 import os
 import shutil
+import signal
 import socket
 import struct
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
 _KEPT = ("/proc", "/sys", "/dev")
 
@@ -46,6 +48,12 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
         source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode() or None
     )
     _check(result, f"mount {kind or 'bind'} on {target}")
+
+
+def end_with_parent() -> None:
+    """The kernel kills this process when the one that started it is gone, however it went."""
+    with contextlib.suppress(OSError, AttributeError):
+        _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def enter(shared: list[Path]) -> None:
