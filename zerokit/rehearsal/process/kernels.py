@@ -63,7 +63,8 @@ class Workspaces:
 
     A handle is kept for each thread, device and stream; autograd's backward runs in a thread of its own
     (``aten/src/ATen/cuda/CublasHandlePool.cpp``). ``addmm`` with a bias of one dimension runs in cublasLt
-    (``native/cuda/Blas.cpp``, addmm_out_cuda_impl).
+    (``native/cuda/Blas.cpp``, addmm_out_cuda_impl), whose handle is cuBLAS's with its workspace
+    (``getCurrentCUDABlasLtHandle``): a thread of such products has both.
     """
 
     def __init__(self, ledger: Ledger, capability: tuple[int, int]) -> None:
@@ -74,11 +75,15 @@ class Workspaces:
 
     def product(self, name: str, args: Arguments, kwargs: dict[str, Any]) -> None:
         """A product is about to run in this thread."""
-        through_lt = name == "addmm" and _through_lt(args, kwargs)
-        which = threading.get_ident(), through_lt
+        if name == "addmm" and _through_lt(args, kwargs):
+            self._keep(True, self._lt_bytes)
+        self._keep(False, self._bytes)
+
+    def _keep(self, is_lt: bool, size: int) -> None:
+        which = threading.get_ident(), is_lt
         if which not in self._have:
             self._have.add(which)
-            self._ledger.reserve(self._lt_bytes if through_lt else self._bytes, "cuBLAS workspace")
+            self._ledger.reserve(size, "cuBLAS workspace")
 
 
 def _through_lt(args: Arguments, kwargs: dict[str, Any]) -> bool:
