@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from zerokit.rehearsal.process import answers, factories, twins
 from zerokit.rehearsal.process.attention import Attention
@@ -45,6 +47,8 @@ def install(machine: Machine, mode: FakeCuda) -> None:
     _patch_storages(machine)
     _patch_parameters(machine)
     _patch_subclasses()
+    for kinds in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        kinds.append(FakeTensor)  # a list by type: real tensors would go through the foreach kernels
     torch.nn.functional.scaled_dot_product_attention = Attention(machine).as_function()
     _keep_composites_whole()
     _collect_python_kernels(mode)
