@@ -66,11 +66,30 @@ def _patch_loader(context: Context, module: ModuleType) -> None:
         if state_dict is None:
             context.machine.stub("weights of from_pretrained")
             state_dict = _state_dict(context, model, load_config)
-            # the keys are the model's own, not the file's: nothing to rename or merge
-            load_config = dataclasses.replace(load_config, weight_mapping=[])
+            as_saved = _as_saved(context, model, state_dict, load_config)
+            if as_saved is None:  # the keys are the model's own: nothing to rename or merge
+                load_config = dataclasses.replace(load_config, weight_mapping=[])
+            state_dict = as_saved or state_dict
         return real(model, state_dict, files, load_config, expected_keys)
 
     cls._load_pretrained_model = staticmethod(load)
+
+
+def _as_saved(
+    context: Context, model: Any, state_dict: dict[str, torch.Tensor], load_config: Any
+) -> dict[str, torch.Tensor] | None:
+    """What the file would hold where its tensors are not the model's: experts one by one, which the loader
+    merges on the GPU, and splits there again for saving. None: as the model has them."""
+    mapping = getattr(load_config, "weight_mapping", None)
+    if not mapping or load_config.is_quantized:
+        return None
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return dict(revert_weight_conversion(model, state_dict))
+    except Exception as error:
+        context.machine.warn(f"weights are loaded without merging: {type(error).__name__}: {error}")
+        return None
 
 
 def _state_dict(context: Context, model: Any, load_config: Any) -> dict[str, torch.Tensor]:
