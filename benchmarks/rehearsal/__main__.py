@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rehearsal.inputs import Inputs
-from benchmarks.rehearsal.rows import MeasuredRun, grouped, planned_runs, raw_runs, timed_runs
+from benchmarks.rehearsal.rows import MeasuredRun, compared, planned_runs, raw_runs, timed_runs
 from zerokit.catalog import gpus
 from zerokit.launcher.options import Target
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
@@ -80,11 +80,8 @@ class Bench:
             print(f"{run.name:<44} no answer: {error}", flush=True)
             return
         self.versions = rehearsed.versions
-        outside = run.kind == "file"
-        measured, found = grouped(run.phases, loss_outside=outside), grouped(phases, loss_outside=outside)
         cells = []
-        for group, size in measured.items():
-            difference = found.get(group, 0) - size
+        for group, (size, difference) in compared(run, phases).items():
             cells.append(f"{group} {size} {difference:+d}")
             self.errors.append(abs(difference) / size)
         self.errors.append(abs(peak - run.peak_bytes) / run.peak_bytes)
@@ -119,6 +116,7 @@ class Bench:
             steps=100 if run.kind == "raw" else self.options.steps,
             shown=self.folder / "shown",
         )
+        os.chdir(self.inputs.folder)  # finetune_llama.py reads "tatsu-lab/alpaca", a folder there
         with allocator_of_run(allocator):
             done = rehearse(request)
         if done.stopped is not None:

@@ -125,13 +125,29 @@ GROUPS = {
 """Phases that are compared together: the measured ones know no load, generate and save."""
 
 
-def grouped(phases: Phases, *, loss_outside: bool = False) -> Phases:
-    """The largest of each group; ``loss_outside``: the loss stands under ``other``, so it joins forward."""
-    found = {
+def grouped(phases: Phases) -> Phases:
+    """The largest of each group."""
+    return {
         group: max(phases[name] for name in names if name in phases)
         for group, names in GROUPS.items()
         if any(name in phases for name in names)
     }
-    if loss_outside and "rest" in found:
-        found["forward"] = max(found.get("forward", 0), found.pop("rest"))
-    return found
+
+
+def compared(run: MeasuredRun, phases: Phases) -> dict[str, tuple[int, int]]:
+    """Measured bytes and the difference of the rehearsed ones, by group.
+
+    Rows of kind ``file`` put the loss, the time between the backward and the step, and engines after the
+    first one under ``other``; a rehearsal has them under ``forward``, ``backward`` and ``init``. There a
+    phase may lie anywhere from its measured peak up to that of ``other``.
+    """
+    measured, found = grouped(run.phases), grouped(phases)
+    outside = run.phases.get("other", 0) if run.kind == "file" else 0
+    if run.kind == "file":
+        del measured["rest"]
+        found["forward"] = max(found["forward"], phases.get("eval", 0))
+    differences = {}
+    for group, size in measured.items():
+        nearest = min(max(found.get(group, 0), size), max(size, outside))
+        differences[group] = (size, found.get(group, 0) - nearest)
+    return differences
