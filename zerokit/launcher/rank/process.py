@@ -268,7 +268,7 @@ def run_target(target: Program) -> None:
     main.__dict__.update(__loader__=loader, __spec__=None, __package__=None, __cached__=None)
     with open(path, "rb") as file:  # noqa: PTH123
         source = file.read()
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+    exec(loader.source_to_code(source, path), main.__dict__)  # noqa: S102
 
 
 def _prepend_path(folder: str) -> None:

@@ -75,7 +75,7 @@ class Rehearsed:
         import torch.distributed  # noqa: F401  (before the mode: its import makes tensors)
 
         from zerokit.instrument.post_import import PostImport
-        from zerokit.rehearsal.process import collectives, device, tensors
+        from zerokit.rehearsal.process import collectives, device, loops, tensors
         from zerokit.rehearsal.process.adapters import ADAPTERS, compiled, distributed, saving
         from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
         from zerokit.rehearsal.process.context import Context
@@ -110,6 +110,7 @@ class Rehearsed:
         tensors.install(self.machine, self.mode)
         self.phases.install()
         compiled.install(context)
+        loops.install(context)
 
     def _forget_self_test(self) -> None:
         """Its tensors are gone; its cuBLAS workspaces belong to the script's first product."""
