@@ -163,6 +163,12 @@ install() (
 )
 
 ensure() {
+    # what the commands that zerokit shows to be run next begin with
+    case $0 in
+        */*) ZEROKIT_COMMAND=$0 ;;
+        *) ZEROKIT_COMMAND=$here/launch.sh ;;
+    esac
+    export ZEROKIT_COMMAND
     ready "$1" || install "$1"
     PATH=$venv/bin:$PATH
     export PATH

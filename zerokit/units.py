@@ -85,6 +85,11 @@ def parse_positive_int(text: object, what: str, maximum: int = 10**9) -> int:
         InputError: not a whole number, below 1, or above ``maximum``.
     """
     value, suffix = _split(text, what, "8")
+    if suffix.lower() in ("k", "m") and value == int(value):
+        binary, decimal = (1 << 10, 10**3) if suffix.lower() == "k" else (1 << 20, 10**6)
+        raise InputError(
+            f"{what}: {text!r} may mean {int(value) * binary} or {int(value) * decimal}; write one of them"
+        )
     if suffix or value != int(value):
         raise InputError(f"{what}: {text!r} must be a whole number such as 8")
     if not 1 <= value <= maximum:

@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_an_error_with_its_own_class() -> None:
 
 
 def test_arguments_that_there_are_not_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"seqlen: .* did you mean 'seq_len'"):
+    with pytest.raises(InputError, match=r"seqlen: .* use seq_len TOKENS"):
         zerokit.plan(params="7b", seqlen=4096)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="tp: check does not take it"):
         zerokit.check(tmp_path / "ds.json", tp=2)

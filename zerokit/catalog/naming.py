@@ -40,8 +40,17 @@ def split(text: str) -> Words:
 
 
 def contains(label: Words, words: Words) -> bool:
-    """Whether ``words`` stand in ``label`` one after the other: an incomplete name of it."""
-    return any(label[at : at + len(words)] == words for at in range(len(label) - len(words) + 1))
+    """Whether ``words`` stand in ``label`` one after the other: an incomplete name of it.
+
+    A whole number stands for its versions too: ``llama 3`` is part of ``llama-3.1-8b``.
+    """
+    return any(
+        all(map(_begins, label[at : at + len(words)], words)) for at in range(len(label) - len(words) + 1)
+    )
+
+
+def _begins(word: str, wanted: str) -> bool:
+    return word == wanted or (wanted.isdigit() and word.startswith(f"{wanted}."))
 
 
 def incomplete(found: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from zerokit import __version__
+from zerokit.cli.say import loud
 from zerokit.errors import ReportNotWritten, ZerokitError
 from zerokit.fields import as_options
 
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("models", "List the models in the catalogue."),
     "recipes": ("recipes", "List, show, copy and check the committed recipes."),
     "doctor": ("doctor", "What this machine has, and what a DeepSpeed run here would trip over."),
+    "help": ("help", "Show this help, or that of one command."),
 }
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -54,13 +56,22 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from zerokit.cli.base import unknown_command
+
+            raise unknown_command(args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="zerokit")
+@click.version_option(__version__, "-V", "--version", prog_name="zerokit")
 def cli() -> None:
     """Know what fits and runs fastest before the GPU hours are spent."""
 
@@ -83,10 +94,16 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    loud()
     try:
         result: Any = cli.main(args=argv, prog_name="zerokit", standalone_mode=False)
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
+    except click.NoSuchOption as error:
+        from zerokit.cli.base import unknown_option
+
+        click.echo(unknown_option(error), err=True)
+        return 2
     except click.ClickException as error:
         error.show()
         return 2

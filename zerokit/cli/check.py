@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerokit.cli import options as shared_options
+from zerokit.cli.base import Command
 from zerokit.cli.say import say
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from zerokit.planner.checking import CheckResult
 
 
-@click.command("check")
+@click.command("check", cls=Command)
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]…")
 @click.option(
     "--deepspeed-version", metavar="V", help="DeepSpeed to check for; the installed one unless given."

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from zerokit.cli.base import Command
 from zerokit.doctor import Examination, Finding, examine
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable, ReportNotWritten
 from zerokit.machine import measured as measurements
@@ -17,7 +18,9 @@ _MARKS = {"ok": "✓", "note": "·", "warning": "!", "blocker": "✗"}
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "blocker": "red"}
 
 
-@click.command("doctor", short_help="What this machine has, and what a DeepSpeed run here would trip over.")
+@click.command(
+    "doctor", cls=Command, short_help="What this machine has, and what a DeepSpeed run here would trip over."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
     "--strict", is_flag=True, help="End with exit code 13 when something makes every run impossible."

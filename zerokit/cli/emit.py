@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zerokit.cli.say import say
 from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 
@@ -210,7 +211,7 @@ def _script(
 ) -> tuple[str, list[str], Path]:
     """How the script takes its configuration, its whole command, and the file that it is given."""
     from zerokit.launcher.command import script_options
-    from zerokit.script.reader import STYLES, ScriptFacts, read_script
+    from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
 
     if style not in ("auto", *STYLES):
         raise InputError(f"--style {style}: use auto, {', '.join(STYLES)}")
@@ -226,13 +227,13 @@ def _script(
             ) from None
     taken = facts.style if style == "auto" else style
     if style == "auto":
-        click.echo(f"zerokit: {path} is taken as {taken}: {facts.why}", err=True)
+        say(f"{path} is taken as {STYLE_WORDS[taken]}: {facts.why}")
     if taken == "none" and style == "auto":
         raise InputError(f"{path}: {facts.why}; say how it takes its configuration with --style")
     if taken in ("trainer", "accelerate") and plan.strategy().pipeline_parallel > 1:
         raise InputError(
-            f"{path} is taken as {taken}, which cannot run a pipeline: the plan is for a script that builds "
-            "a PipelineModule (--style raw)"
+            f"{path} is taken as {STYLE_WORDS[taken]}, which cannot run a pipeline: the plan is for a "
+            "script that builds a PipelineModule (--style raw)"
         )
     if taken == "trainer":
         text = " ".join(plan.trainer_arguments)

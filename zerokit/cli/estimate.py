@@ -8,21 +8,31 @@ from typing import Any
 import click
 
 from zerokit.cli import options as shared_options
+from zerokit.cli.base import Command
 from zerokit.cli.say import say
 from zerokit.errors import NothingFits
 
 
 @click.command(
     "estimate",
+    cls=Command,
     short_help="Memory and step time of one given configuration.",
-    epilog="Example: zerokit estimate --model llama-3.1-8b --gpus 8 --gpu h200 --deepspeed ds_config.json",
+    examples=(
+        (
+            "An existing DeepSpeed file",
+            "zerokit estimate --model llama-3.1-8b --gpus 8 --gpu h200 --deepspeed ds.json",
+        ),
+        ("LoRA on one card", "zerokit estimate --model llama-3.1-8b --method lora --gpus 1 --gpu rtx-4090"),
+        ("Serving", "zerokit estimate --model llama-3.1-8b --inference --gpus 1 --gpu l40s"),
+    ),
 )
 @shared_options.shared
 @click.option(
     "--deepspeed", "deepspeed", metavar="FILE", help="A ds_config.json, which then decides the strategy."
 )
+@shared_options.explain
 @click.option("--json", "as_json", is_flag=True, help="Print the estimate as JSON on standard output.")
-def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
+def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any) -> int:
     """Predict memory and step time of ONE configuration.
 
     What is not given takes its plain value: ZeRO-0 (or the file's stage), micro-batch 1, no
@@ -30,18 +40,12 @@ def command(deepspeed: str | None, as_json: bool, **options: Any) -> int:
     """
     from zerokit import planner
     from zerokit.cli import show
-    from zerokit.planner.documents import degrees
-    from zerokit.search.explain import cluster_words
 
     result = planner.estimate(options, deepspeed=deepspeed, say=say)
-    body = result.to_dict()
     # 3 as `plan` ends where nothing fits; the answer itself stands on standard output all the same
     code = NothingFits.exit_code if result.fits is False else 0
     if as_json:
-        click.echo(json.dumps(body, indent=1, allow_nan=False))
-        return code
-    cluster = result.planned.cluster
-    capacity = None if result.fits is None else cluster.gpu.driver_vram_bytes
-    title = f"{result.model_name} on {cluster_words(cluster)}"
-    click.echo(show.estimate(body, title, capacity, degrees(result.planned.strategy)))
+        click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
+    else:
+        click.echo(show.estimate(result, explain=explain))
     return code

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from zerokit.catalog import gpus
+from zerokit.cli.base import Command
 from zerokit.cli.columns import aligned
 from zerokit.domain.hardware import Gpu
 from zerokit.units import GIB, MIB, format_gib
@@ -15,7 +16,7 @@ from zerokit.units import GIB, MIB, format_gib
 _COLUMNS = ("NAME", "GiB", "bf16 TFLOP/s", "GB/s memory", "GB/s link", "LINK", "TITLE")
 
 
-@click.command("gpus", short_help="List the GPUs in the catalogue.")
+@click.command("gpus", cls=Command, short_help="List the GPUs in the catalogue.")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 def command(name: str | None, as_json: bool) -> None:

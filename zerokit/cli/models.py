@@ -7,13 +7,14 @@ import json
 import click
 
 from zerokit.catalog import models
+from zerokit.cli.base import Command
 from zerokit.cli.columns import aligned
 from zerokit.units import format_count
 
 _COLUMNS = ("NAME", "PARAMETERS", "FAMILY", "HEAD", "TITLE")
 
 
-@click.command("models", short_help="List the models in the catalogue.")
+@click.command("models", cls=Command, short_help="List the models in the catalogue.")
 @click.argument("name", required=False)
 @click.option("--family", help="Only the models of this family.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")

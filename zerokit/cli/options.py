@@ -20,9 +20,7 @@ def shared(command: F) -> F:
         if option.is_flag:
             command = click.option(option.option, is_flag=True, help=text)(command)
         elif option.name == "device":
-            command = click.option(
-                option.option, metavar=option.metavar, default="auto", show_default=True, help=text
-            )(command)
+            command = click.option(option.option, metavar=option.metavar, default="auto", help=text)(command)
         else:
             command = click.option(option.option, metavar=option.metavar, help=text)(command)
     return command
@@ -34,3 +32,9 @@ def of_check(command: F) -> F:
         if option.in_check is not None:
             command = click.option(option.option, metavar=option.metavar, help=option.in_check)(command)
     return command
+
+
+def explain(command: F) -> F:
+    """Adds ``--explain``: the details below the answer."""
+    text = "Show memory and time in detail, other plans and the files too."
+    return click.option("-v", "--explain", is_flag=True, help=text)(command)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerokit.cli.base import Command
 from zerokit.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "report",
+    cls=Command,
     short_help="Show a run again, or compare two.",
     epilog="A run that still lives, or whose launcher was killed, is shown from the ranks' own files.",
 )

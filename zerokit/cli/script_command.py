@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from zerokit.cli.base import Command
 
-class ScriptCommand(click.Command):
+
+class ScriptCommand(Command):
     """As with Python itself, everything after ``-m MODULE`` belongs to the module too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

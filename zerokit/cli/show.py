@@ -1,16 +1,35 @@
-"""Plans and estimates for people: plain text, aligned, no wider than a page."""
+"""Plans and estimates for people: plain text, aligned, no wider than the terminal.
+
+The answer comes first and fits a screen of 24 lines of 80 columns; the rest is for ``--explain``.
+"""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import textwrap
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from zerokit.cli.program import program
+from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.memory.components import label
+from zerokit.planner import answer
+from zerokit.planner.documents import Estimate, PlannedStrategy
+from zerokit.search.explain import cluster_words
 from zerokit.units import format_gib, format_seconds
 
-_WIDTH = 100
+if TYPE_CHECKING:
+    from zerokit.planner.plan_result import PlanResult
+
+_NARROWEST, _WIDEST = 40, 100
 _BAR = 24
+_NAMES = 13
+
+
+def width() -> int:
+    """Columns to write in: the terminal's, or COLUMNS, or 80 in a pipe; at most what is read with ease."""
+    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns))
 
 
 def heading(text: str) -> str:
@@ -22,13 +41,15 @@ def bullets(lines: Iterable[str]) -> list[str]:
     """Wrapped list items."""
     found = []
     for line in lines:
-        found += textwrap.wrap(line, _WIDTH, initial_indent="  - ", subsequent_indent="    ") or []
+        found += textwrap.wrap(
+            line, width(), initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
+        )
     return found
 
 
 def paragraph(text: str) -> list[str]:
     """Wrapped text, indented."""
-    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return textwrap.wrap(text, width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def memory_table(estimate: Mapping[str, Any], capacity_bytes: int | None, what: str = "GPU") -> list[str]:
@@ -36,21 +57,21 @@ def memory_table(estimate: Mapping[str, Any], capacity_bytes: int | None, what: 
     worst = max(estimate["per_rank"], key=lambda rank: rank["peak_allocated_bytes"])
     parts = sorted(worst["components"].items(), key=lambda item: -item[1])
     parts = [(label(name), size) for name, size in parts]
-    width = max([len(name) for name, _ in parts] + [28])
+    column = max([len(name) for name, _ in parts] + [28])
     peak = worst["peak_allocated_bytes"]
     lines = [
-        f"  {name:<{width}}  {format_gib(size):>12}  {'█' * round(_BAR * size / peak) if peak else ''}"
+        f"  {name:<{column}}  {format_gib(size):>12}  {'█' * round(_BAR * size / peak) if peak else ''}"
         for name, size in parts
     ]
     needed = estimate["min_vram_bytes"]
     rows = [
         (f"peak allocated ({worst['peak_phase']})", peak),
-        (f"needed of a {what}", needed),
+        (f"required per {what}", needed),
     ]
     if capacity_bytes:
-        rows += [(f"a {what} has", capacity_bytes)]
-    lines.append(f"  {'':<{width}}  {'-' * 12}")
-    lines += [f"  {name:<{width}}  {format_gib(size):>12}" for name, size in rows]
+        rows += [(f"available per {what}", capacity_bytes)]
+    lines.append(f"  {'':<{column}}  {'-' * 12}")
+    lines += [f"  {name:<{column}}  {format_gib(size):>12}" for name, size in rows]
     return lines
 
 
@@ -74,7 +95,7 @@ def speed(estimate: Mapping[str, Any], world_size: int) -> list[str]:
     total = estimate["step_seconds"]
     parts = sorted(estimate["time_parts"].items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {size / total:.0%}" for name, size in parts if size / total >= 0.005)
-    return [*lines, f"  where it goes: {shares}"]
+    return [*lines, *paragraph(f"where it goes: {shares}")]
 
 
 def saving(estimate: Mapping[str, Any]) -> list[str]:
@@ -92,76 +113,120 @@ def saving(estimate: Mapping[str, Any]) -> list[str]:
     return [heading("Saving"), *lines]
 
 
-def degrees(strategy: Mapping[str, Any]) -> list[str]:
-    """The strategy as a short table."""
-    batch = strategy["micro_batch"] * strategy["gradient_accumulation"] * strategy["data_parallel"]
-    rows = [
-        ("ZeRO stage", strategy["zero_stage"]),
-        ("offload optimizer / weights", f"{strategy['offload_optimizer']} / {strategy['offload_param']}"),
-        (
-            "data × tensor × pipeline × sequence",
-            " × ".join(
-                str(strategy[f"{name}_parallel"]) for name in ("data", "tensor", "pipeline", "sequence")
-            ),
-        ),
-        (
-            "micro-batch × accumulation × data",
-            f"{strategy['micro_batch']} × {strategy['gradient_accumulation']} × {strategy['data_parallel']}"
-            f" = {batch} sequences a step",
-        ),
-        ("activation checkpointing", strategy["activation_checkpointing"]),
-        ("precision", strategy["precision"]),
-    ]
-    return [f"  {name:<36} {value}" for name, value in rows]
+def rows(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Names and their values, the values wrapped beside the names."""
+    found = []
+    for name, value in pairs:
+        found += textwrap.wrap(
+            value, width(), initial_indent=f"  {name:<{_NAMES}}", subsequent_indent=" " * (_NAMES + 2),
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return found
 
 
-def plan(body: Mapping[str, Any], title: str, capacity_bytes: int, *, on_cpu: bool, next_command: str) -> str:
-    """One page: assumptions, choice, memory, speed, what was rejected, what to do next."""
-    chosen = body["chosen"]
-    estimate = chosen["estimate"]
-    world = chosen["data_parallel"] * chosen["tensor_parallel"] * chosen["pipeline_parallel"]
-    world *= chosen["sequence_parallel"]
-    lines = [title, heading("Assumed"), *bullets(body["assumptions"])]
-    lines += [heading("Chosen"), *degrees(chosen), "", *paragraph(chosen["why"])]
-    what = "CPU rank" if on_cpu else "GPU"
-    lines += [heading(f"Memory per {what} (worst rank)"), *memory_table(estimate, capacity_bytes, what)]
-    lines += ["  " + phases(estimate)]
-    lines += [heading("Host RAM per node"), f"  {format_gib(estimate['host_bytes_per_node'], 1)}"]
+def _strategy(planned: PlannedStrategy) -> list[str]:
+    """The strategy in rows: what is trained, how it is divided, the batch."""
+    strategy, job, estimate = planned.strategy, planned.job, planned.estimate
+    return rows(
+        [
+            ("trains", answer.trains(job)),
+            ("strategy", answer.strategy(strategy)),
+            ("batch", answer.batch(strategy, job, "rank" if planned.on_cpu else "GPU")),
+            ("GPU memory" if not planned.on_cpu else "memory", answer.memory(planned)),
+            ("host memory", f"{format_gib(estimate.host_bytes_per_node, 1)} per node"),
+        ]
+    )
+
+
+def _answer(planned: PlannedStrategy, title: str) -> list[str]:
+    lines = [title]
+    lines += textwrap.wrap(answer.fits(planned), width())
+    lines += textwrap.wrap(answer.pace(planned), width())
+    return [*lines, "", *_strategy(planned)]
+
+
+def _details(planned: PlannedStrategy, estimate: Mapping[str, Any]) -> list[str]:
+    """Memory by component and phase, host memory, saving and speed."""
+    what = "CPU rank" if planned.on_cpu else "GPU"
+    capacity = None if planned.fits is None else planned.cluster.gpu.driver_vram_bytes
+    lines = [heading(f"Memory per {what} (worst rank)"), *memory_table(estimate, capacity, what)]
+    lines += paragraph(phases(estimate))
+    lines += [heading("Host memory per node"), f"  {format_gib(estimate['host_bytes_per_node'], 1)}"]
     lines += saving(estimate)
-    lines += [heading("Expected speed"), *speed(estimate, world)]
+    return [*lines, heading("Expected speed"), *speed(estimate, planned.strategy.world_size)]
+
+
+def _todo(planned: PlannedStrategy) -> list[str]:
+    todo = answer.script_must(planned.strategy, planned.job)
+    return [heading("The script must"), *bullets(todo)] if todo else []
+
+
+def plan(result: PlanResult, folder: str, *, explain: bool) -> str:
+    """The answer: what fits and how fast, what was assumed, what to run next; ``explain`` adds the rest."""
+    planned, body = result.chosen, result.to_dict(whole=False)
+    lines = _answer(planned, f"Plan for {result.model_name} on {cluster_words(result.cluster)}")
+    lines += _todo(planned)
+    lines += _listed("Assumed", body["assumptions"], None if explain else answer.worth_a_look)
+    lines += _listed("Worth knowing", body["advice"], None if explain else _first_advice)
+    if explain:
+        lines += _reasons(result, body)
+    lines += [heading("Next"), *_next(result, folder, explain)]
+    if not explain:
+        lines.append("  --explain adds memory and time in detail, other plans, and every file")
+    return "\n".join(lines)
+
+
+def _first_advice(advice: Sequence[str]) -> Sequence[str]:
+    """The weightiest remark. Why a stage that was not chosen would be worse belongs to the details."""
+    return [line for line in advice if not line.startswith("ZeRO-3 would take")][:1]
+
+
+def _listed(
+    title: str, notes: Sequence[str], chosen: Callable[[Sequence[str]], Sequence[str]] | None
+) -> list[str]:
+    """Notes below a title that says how many were left out."""
+    shown = notes if chosen is None else chosen(notes)
+    left = len(notes) - len(shown)
+    more = f" ({left} more: --explain)" if left and shown else ""
+    return [heading(title + more), *bullets(shown)] if shown else []
+
+
+def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
+    lines = [heading("Chosen"), *paragraph(body["chosen"]["why"])]
+    lines += _details(result.chosen, body["chosen"]["estimate"])
     if body["alternatives"]:
         lines += [heading("Next best"), *bullets(other["why"] for other in body["alternatives"])]
     if body["faster_with"]:
         lines += [heading("Would be faster"), *bullets(body["faster_with"])]
-    if body["advice"]:
-        lines += [heading("Worth knowing"), *bullets(body["advice"])]
-    lines += [
-        heading(
-            f"Rejected, of {body['search']['candidates']:,} candidates in {body['search']['seconds']:.2f} s"
-        )
-    ]
+    search = body["search"]
+    lines += [heading(f"Rejected, of {search['candidates']:,} candidates in {search['seconds']:.2f} s")]
     lines += [f"  {count:>9,}  {reason}" for reason, count in body["rejected"].items()]
+    chosen_values = answer.starting_points(result.chosen.strategy)
+    if chosen_values and not result.job.inference:
+        lines += [heading("Written though not asked for"), *paragraph(chosen_values)]
     if body["files"]:
-        lines += [heading("Written"), *(f"  {path}" for path in body["files"].values())]
-    lines += [heading("Next"), f"  {next_command}"]
-    return "\n".join(lines)
+        lines += [heading("Files"), *(f"  {path}" for path in body["files"].values())]
+    return lines
 
 
-def estimate(
-    body: Mapping[str, Any], title: str, capacity_bytes: int | None, strategy: Mapping[str, Any]
-) -> str:
-    """One page about one configuration."""
-    verdict = {True: "fits", False: "does NOT fit", None: "no GPU memory was named"}[body["fits"]]
-    world = strategy["data_parallel"] * strategy["tensor_parallel"] * strategy["pipeline_parallel"]
-    world *= strategy["sequence_parallel"]
-    lines = [f"{title}: {verdict}", heading("Assumed"), *bullets(body["assumptions"])]
-    lines += [heading("Configuration"), *degrees(strategy)]
-    lines += [
-        heading("Memory per GPU (worst rank)"),
-        *memory_table(body, capacity_bytes),
-        "  " + phases(body),
-    ]
-    lines += [heading("Host RAM per node"), f"  {format_gib(body['host_bytes_per_node'], 1)}"]
-    lines += saving(body)
-    lines += [heading("Expected speed"), *speed(body, world)]
-    return "\n".join(lines)
+def _next(result: PlanResult, folder: str, explain: bool) -> list[str]:
+    lines = [f"  {program()} launch --plan {shlex.quote(folder)} train.py"]
+    if explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
+        added = shlex.join(trainer_arguments(result.chosen.strategy)).replace(" --", "\x00--").split("\x00")
+        lines.append("  which gives a Hugging Face Trainer script:")
+        lines += textwrap.wrap(
+            " ".join(part.replace(" ", "\xa0") for part in added), width(),
+            initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False,
+        )  # fmt: skip
+    return [line.replace("\xa0", " ") for line in lines]
+
+
+def estimate(result: Estimate, *, explain: bool) -> str:
+    """The answer for one configuration; ``explain`` adds memory and time in detail."""
+    planned, body = result.planned, result.to_dict()
+    lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
+    lines += _todo(planned)
+    lines += _listed("Assumed", body["assumptions"], None if explain else answer.worth_a_look)
+    if explain:
+        return "\n".join([*lines, *_details(planned, body)])
+    return "\n".join([*lines, "", "The same with --explain: memory and time in detail."])

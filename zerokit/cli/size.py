@@ -8,14 +8,19 @@ from typing import Any
 import click
 
 from zerokit.cli import options as shared_options
+from zerokit.cli.base import Command
 from zerokit.cli.say import say
 from zerokit.errors import NothingFits
 
 
 @click.command(
     "size",
+    cls=Command,
     short_help="How many of which GPU a model and job need.",
-    epilog="Example: zerokit size --params 175b --gpu a100-40gb --price 2.10",
+    examples=(
+        ("Which GPU for LoRA on 14B", "zerokit size --params 14b --method lora"),
+        ("How many of one kind, and the cost", "zerokit size --params 175b --gpu a100-40gb --price 2.10"),
+    ),
 )
 @shared_options.shared
 @click.option("--price", metavar="AMOUNT", help="Per GPU-hour; for several kinds NAME=AMOUNT,NAME=AMOUNT.")

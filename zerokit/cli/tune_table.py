@@ -16,7 +16,9 @@ _WIDTHS = (7, 16, 12, 9, 18, 12, 9)
 def text(body: Mapping[str, Any]) -> str:
     """One page."""
     count, gpus = len(body["trials"]), body["gpus"]
-    where = f"{gpus} CPU ranks" if body["gpu"] == "cpu" else f"{gpus} × {body['gpu']}"
+    where = (
+        f"{gpus} CPU rank{'s' if gpus != 1 else ''}" if body["gpu"] == "cpu" else f"{gpus} × {body['gpu']}"
+    )
     steps = f"{body['steps']} steps each"
     lines = [f"{body['model']} on {where}: {count} plan{'' if count == 1 else 's'}, {steps}"]
     lines += [show.heading("Assumed"), *show.bullets(body["assumptions"])]

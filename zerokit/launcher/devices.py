@@ -94,7 +94,12 @@ def resolve(
             "or run on the GPUs"
         )
     source = "asked for" if num_ranks else "as planned" if planned_ranks else "the default"
-    return Devices(kind="cpu", ranks=ranks, gpu_indexes=(), why=f"{ranks} CPU ranks ({source}): {why}")
+    return Devices(
+        kind="cpu",
+        ranks=ranks,
+        gpu_indexes=(),
+        why=f"{ranks} CPU rank{'s' if ranks != 1 else ''} ({source}): {why}",
+    )
 
 
 def _on_gpus(

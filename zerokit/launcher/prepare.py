@@ -196,7 +196,7 @@ def _style(options: LaunchOptions, facts: reader.ScriptFacts, notes: list[str], 
         if options.style not in reader.STYLES:
             raise InputError(f"⟨style⟩ {options.style}: use auto, {', '.join(reader.STYLES)}")
         return options.style
-    notes.append(f"{options.target.name} is taken as {facts.style}: {facts.why}")
+    notes.append(f"{options.target.name} is taken as {reader.STYLE_WORDS[facts.style]}: {facts.why}")
     if facts.style == "none" and has_config:
         notes.append(
             "warning: the plan's configuration does not reach this script; if it takes one, say how "

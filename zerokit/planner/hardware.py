@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +33,11 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         InputError: names the option and the fix.
     """
     device = choice(options, "device", ("cuda", "cpu"))
+    _refuse_number_with_name(options)
     gpus, nodes = whole(options, "gpus", MAX_GPUS), whole(options, "nodes", MAX_GPUS)
     host_ram = parse_bytes(options["host_ram"], "⟨host_ram⟩") if options.get("host_ram") else None
     if device == "cpu":
-        return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: ⟨device⟩ cpu",), options)
+        return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: ⟨device⟩ cpu is given",), options)
     gpu, notes, found, named = _gpu(options)
     if gpu is None:
         if gpus is None and device is None:
@@ -74,6 +76,31 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         nvme_path=options.get("nvme"),
     )
     return Hardware(cluster=cluster, notes=notes, named=named, found_here=found > 0)
+
+
+_NUMBER_AND_NAME = re.compile(r"\s*(\d+)\s*[x×*]\s*([A-Za-z0-9].*)")
+
+
+def _refuse_number_with_name(options: Mapping[str, Any]) -> None:
+    """``2x4090`` is a number and a name: two options.
+
+    Raises:
+        InputError: with both options written out.
+    """
+    for option in ("gpus", "gpu"):
+        text = str(options.get(option) or "")
+        found = _NUMBER_AND_NAME.fullmatch(text)
+        if found is not None:
+            raise InputError(f"⟨{option}⟩ {text}: write ⟨gpus⟩ {found[1]} ⟨gpu⟩ {_catalogue_name(found[2])}")
+
+
+def _catalogue_name(text: str) -> str:
+    from zerokit.catalog import gpus
+
+    try:
+        return gpus.lookup(text).name
+    except InputError:
+        return text
 
 
 def _load_gpu(name: str) -> Gpu:

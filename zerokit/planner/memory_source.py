@@ -11,12 +11,14 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.profile import ModelProfile, variants_of
-from zerokit.domain.strategy import MemoryEstimate, Strategy
+from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError
 from zerokit.memory.closed_form import estimate_analytic
+from zerokit.memory.components import Component
 from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
+from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
 
 _MOST_TRACED_IN_A_SEARCH = 4
 
@@ -163,6 +165,10 @@ class Model:
     every_rank: bool = False
 
     def __call__(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+        estimate = self._on_gpu(job, strategy, cluster)
+        return without_cublas(estimate) if cluster.gpu.name == "cpu" else estimate
+
+    def _on_gpu(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         profile = self.source.covering(job, strategy)
         if profile is not None:
             return estimate_traced(profile, job, strategy, cluster, every_rank=self.every_rank)
@@ -179,8 +185,33 @@ class Model:
     def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:
         """A bound from below on the estimate's ``min_vram_bytes``; 0 where none is known."""
         profile = self.source.covering(job, strategy)
-        return 0 if profile is None else least_vram_bytes(profile, job, strategy, cluster)
+        if profile is None:
+            return 0
+        least = least_vram_bytes(profile, job, strategy, cluster)
+        return max(0, least - CUBLAS_WORKSPACE_BYTES) if cluster.gpu.name == "cpu" else least
 
     def detailed(self) -> Model:
         """The same, with every rank up to 64 GPUs."""
         return Model(self.source, every_rank=True)
+
+
+def without_cublas(estimate: MemoryEstimate) -> MemoryEstimate:
+    """The estimate for CPU ranks, which multiply without cuBLAS and so without its workspaces."""
+
+    def rank_without(rank: RankEstimate) -> RankEstimate:
+        workspace = rank.components.get(Component.CUBLAS_WORKSPACE, 0)
+        held = {"forward": min(workspace, FORWARD_WORKSPACE_BYTES), "backward": workspace, "step": workspace}
+        return replace(
+            rank,
+            peak_allocated_bytes=rank.peak_allocated_bytes - workspace,
+            phases={name: max(0, size - held.get(name, 0)) for name, size in rank.phases.items()},
+            components={name: size for name, size in rank.components.items()
+                        if name != Component.CUBLAS_WORKSPACE},
+        )  # fmt: skip
+
+    least = min(rank.components.get(Component.CUBLAS_WORKSPACE, 0) for rank in estimate.ranks)
+    return replace(
+        estimate,
+        ranks=tuple(rank_without(rank) for rank in estimate.ranks),
+        min_vram_bytes=estimate.min_vram_bytes - least,
+    )

@@ -17,7 +17,7 @@ from zerokit.units import parse_bytes, parse_count, parse_positive_int
 
 Check = Callable[[object, str], object]
 """Raises :class:`InputError`, which names the value as it is told to, for a value that cannot be."""
-Group = Literal["Model", "Hardware", "Job", "Strategy", "Other"]
+Group = Literal["Model", "Hardware", "Job", "Strategy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,39 +106,41 @@ OPTIONS: tuple[Option, ...] = (
             f"Parameters, {_WHETHER}"),
     _option("model", "Model", "NAME|PATH", "A catalogue name, a config.json, or a folder with one.", _text,
             "Model, for tensor parallelism and whether it fits."),
-    _option("gpus", "Hardware", "N", "GPUs on all nodes together. Default: those of this machine.",
+    _option("gpus", "Hardware", "N", "GPUs on all nodes together. [default: those of this machine]",
             parse_positive_int, "GPUs on all nodes together."),
-    _option("nodes", "Hardware", "M", "Nodes they are on. Default: as few as hold them.",
+    _option("nodes", "Hardware", "M", "Nodes they are on. [default: as few as hold them]",
             parse_positive_int, "Nodes; 1 unless given."),
-    _option("gpu", "Hardware", "NAME", "Kind of GPU (zerokit gpus lists them). Default: this machine's.",
+    _option("gpu", "Hardware", "NAME", "Kind of GPU; `zerokit gpus` lists them. [default: this machine's]",
             _text, "Kind of GPU, for precision and memory."),
     _option("vram", "Hardware", "SIZE", "Memory per GPU as nvidia-smi counts it: 24GiB, 81559MiB.",
             parse_bytes, f"Memory per GPU, {_WHETHER}"),
-    _option("host_ram", "Hardware", "SIZE", "Host memory per node: 1TiB. Default: no limit, but reported.",
+    _option("host_ram", "Hardware", "SIZE", "Host memory per node: 1TiB. [default: no limit]",
             parse_bytes),
     _option("nvme", "Hardware", "DIR", "A folder on local NVMe on every node; allows NVMe offload.", _text),
     _option("network", "Hardware", "RATE",
-            "Network per node and direction, per second: 50GB. Default 50GB.", parse_bytes),
-    _option("seq_len", "Job", "TOKENS", "Tokens per sequence. Default 2048, or the model's limit.",
+            "Network bandwidth per node and direction, per second. [default: 50GB]", parse_bytes),
+    _option("seq_len", "Job", "TOKENS", "Tokens per sequence. [default: 2048, or the model's limit]",
             parse_positive_int, f"Tokens per sequence, {_WHETHER}"),
-    _option("global_batch", "Job", "N", "Sequences per optimizer step; met exactly.", parse_positive_int),
+    _option("global_batch", "Job", "N", "Sequences per optimizer step over all GPUs; met exactly.",
+            parse_positive_int),
     _option("micro_batch", "Job", "N", "Sequences per GPU and forward pass.", parse_positive_int),
-    _option("gradient_accumulation", "Job", "N", "Micro-batches per optimizer step.", parse_positive_int),
-    _option("method", "Job", "|".join(METHODS), "What is trained. Default full.", _one_of(*METHODS),
-            f"Training method, {_WHETHER}"),
-    _option("lora_rank", "Job", "R", "Rank of the adapters. Default 16.", parse_positive_int,
+    _option("gradient_accumulation", "Job", "N", "Forward passes per optimizer step.", parse_positive_int),
+    _option("method", "Job", "|".join(METHODS), "What is trained: all weights, or adapters. [default: full]",
+            _one_of(*METHODS), f"Training method, {_WHETHER}"),
+    _option("lora_rank", "Job", "R", "Rank of the adapters. [default: 16]", parse_positive_int,
             f"Rank of the adapters, {_WHETHER}"),
-    _option("lora_targets", "Job", "NAMES", "Modules with adapters, comma-separated. Default all-linear.",
+    _option("lora_targets", "Job", "NAMES", "Modules with adapters, comma-separated. [default: all-linear]",
             _targets),
-    _option("precision", "Job", "auto|" + "|".join(PRECISIONS), "Default auto: bf16 where there is it.",
+    _option("precision", "Job", "auto|" + "|".join(PRECISIONS),
+            "Training precision. [default: auto, bf16 where the hardware has it]",
             _one_of("auto", *PRECISIONS)),
-    _option("optimizer", "Job", "TYPE", "DeepSpeed optimizer type. Default AdamW.", _text),
-    _option("attention", "Job", "|".join(ATTENTIONS), "Attention implementation. Default sdpa.",
+    _option("optimizer", "Job", "TYPE", "DeepSpeed optimizer type. [default: AdamW]", _text),
+    _option("attention", "Job", "|".join(ATTENTIONS), "Attention implementation. [default: sdpa]",
             _one_of(*ATTENTIONS)),
     _option("quant", "Job", "|".join(QUANTIZATIONS), "Quantised weights when serving.",
             _one_of(*QUANTIZATIONS)),
     _option("new_tokens", "Job", "N",
-            "Of ⟨seq_len⟩, tokens that are generated when serving. Default: the prompt may take all.",
+            "Of ⟨seq_len⟩, tokens that are generated when serving. [default: the prompt may take all]",
             parse_positive_int),
     _option("zero", "Strategy", "0-3", "ZeRO stage.", _or_auto(_stage)),
     _option("offload_optimizer", "Strategy", "|".join(OFFLOAD_DEVICES), "Where the optimizer states live.",
@@ -155,18 +157,20 @@ OPTIONS: tuple[Option, ...] = (
             _or_auto(parse_positive_int)),
     _option("checkpointing", "Strategy", "|".join(CHECKPOINTINGS), "Activation checkpointing.",
             _one_of("auto", *CHECKPOINTINGS), f"What the script turns on, {_WHETHER}"),
-    _option("reduce_bucket", "Strategy", "ELEMENTS", "reduce_bucket_size.", parse_count),
-    _option("prefetch_bucket", "Strategy", "ELEMENTS", "stage3_prefetch_bucket_size.", parse_count),
-    _option("persistence", "Strategy", "ELEMENTS", "stage3_param_persistence_threshold.", parse_count),
-    _option("sub_group", "Strategy", "ELEMENTS", "sub_group_size.", parse_count),
-    _option("overlap_comm", "Strategy", "on|off", "overlap_comm.", _switch),
-    _option("device", "Other", "auto|cuda|cpu",
-            "cpu: plan for CPU ranks of this machine (⟨gpus⟩ is then their number).",
+    _option("reduce_bucket", "Strategy", "ELEMENTS", "DeepSpeed's reduce_bucket_size.", parse_count),
+    _option("prefetch_bucket", "Strategy", "ELEMENTS", "DeepSpeed's stage3_prefetch_bucket_size.",
+            parse_count),
+    _option("persistence", "Strategy", "ELEMENTS", "DeepSpeed's stage3_param_persistence_threshold.",
+            parse_count),
+    _option("sub_group", "Strategy", "ELEMENTS", "DeepSpeed's sub_group_size.", parse_count),
+    _option("overlap_comm", "Strategy", "on|off", "DeepSpeed's overlap_comm.", _switch),
+    _option("device", "Hardware", "auto|cuda|cpu",
+            "cpu: plan for CPU ranks of this machine; ⟨gpus⟩ is then their number. [default: auto]",
             _one_of("auto", "cuda", "cpu")),
-    _option("inference", "Other", "", "No training: weights, KV cache and the working set.", _flag),
-    _option("no_calibration", "Other", "",
+    _option("inference", "Job", "", "No training: weights, KV cache and the working set.", _flag),
+    _option("no_calibration", "Hardware", "",
             "Ignore what `doctor --measure` and `tune` measured on this machine.", _flag),
-    _option("pipeline_module", "Other", "",
+    _option("pipeline_module", "Strategy", "",
             "The script builds a DeepSpeed PipelineModule: searches pipelines too.", _flag),
 )  # fmt: skip
 """Every argument that ``plan``, ``estimate``, ``size`` and ``tune`` take, in the order of the help."""
@@ -260,7 +264,10 @@ def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def meant(name: str, *more: str) -> str:
     """The key that was meant, or all there are."""
+    from zerokit.planner.other_names import OTHER_NAMES
     from zerokit.suggest import alike
 
+    if name in OTHER_NAMES:
+        return OTHER_NAMES[name]
     close = alike(name, [*BY_NAME, *more])
     return f"did you mean {close[0]!r}?" if close else f"use {', '.join(BY_NAME)}"

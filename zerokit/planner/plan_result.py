@@ -98,6 +98,8 @@ class PlanResult:
 
     def to_dict(self, *, whole: bool = True) -> dict[str, Any]:
         """What ``plan --json`` prints. Not ``whole``: of the alternatives only why they come next."""
+        from zerokit.planner.answer import script_must
+
         plan = self.plan
         return {
             "schema": PLAN_SCHEMA,
@@ -113,5 +115,6 @@ class PlanResult:
             "assumptions": list(all_as_options(plan.assumptions)),
             "faster_with": list(all_as_options(plan.faster_with)),
             "advice": list(all_as_options(plan.advice)),
+            "script_must": list(script_must(self.plan.chosen.strategy, self.job)),
             "files": dict(self.files),
         }

@@ -137,7 +137,7 @@ class _Planned:
         self._plan, config = read
         self._launcher = "deepspeed" if launcher in ("auto", "none") else launcher
         self._folder = folder
-        notes.append(f"{target.name} is taken as {facts.style}: {facts.why}")
+        notes.append(f"{target.name} is taken as {script_reader.STYLE_WORDS[facts.style]}: {facts.why}")
         self._agreed = agreement.agree(
             script_arguments.ScriptOptions.read(facts, facts.style, target.arguments),
             self._plan.chosen,

@@ -22,6 +22,13 @@ from pathlib import Path
 from zerokit.errors import InputError
 
 STYLES = ("raw", "accelerate", "trainer", "none")
+STYLE_WORDS = {
+    "raw": "a script that calls deepspeed.initialize",
+    "accelerate": "an Accelerate script",
+    "trainer": "a Hugging Face Trainer script",
+    "none": "a script that sets up no DeepSpeed engine",
+}
+"""Style → what a script of it is called in messages."""
 _MOST_FILES = 60
 _LARGEST_SOURCE_BYTES = 4 << 20
 _MICRO_BATCH = "train_micro_batch_size_per_gpu"

@@ -78,7 +78,10 @@ BY_SCRIPT = (
 
 
 def cluster_words(cluster: Cluster) -> str:
-    """``8 × h100-sxm-80gb``."""
+    """``8 × h100-sxm-80gb``; ``2 CPU ranks``."""
+    if cluster.gpu.name == "cpu":
+        ranks = f"{cluster.gpus} CPU rank{'s' if cluster.gpus != 1 else ''}"
+        return f"{ranks} ({format_gib(cluster.gpu.driver_vram_bytes, 1)} each)"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     return f"{cluster.gpus} × {cluster.gpu.name} ({format_gib(cluster.gpu.driver_vram_bytes, 1)} each){nodes}"
 
@@ -168,31 +171,13 @@ def advise(
             f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak; a fused "
             f"(chunked) cross-entropy would save up to {format_gib(loss * _FUSED_LOSS_SAVES, 1)}"
         )
-    found += _stage_advice(chosen, job, cluster, memory)
-    found += _tight_advice(chosen, cluster)
-    strategy = chosen.strategy
-    if strategy.tensor_parallel > 1:
-        found.append(
-            "tensor parallel peers must read the same batch: the Trainer and Accelerate see to it; a raw "
-            "DeepSpeed script must shard its data over data-parallel ranks only"
-        )
-    if strategy.pipeline_parallel > 1:
-        found.append(
-            "`zerokit launch` tells the script its number of stages in ZEROKIT_PIPELINE_STAGES: "
-            'PipelineModule(…, num_stages=int(os.environ["ZEROKIT_PIPELINE_STAGES"]))'
-        )
-    if strategy.sequence_parallel > 1:
-        found.append(
-            "sequence parallel runs through accelerate's parallelism_config: launch with accelerate.yaml, "
-            "batches with position_ids"
-        )
-    if strategy.checkpointing != "none":
-        found.append("the script must turn checkpointing on: model.gradient_checkpointing_enable()")
+    found = [*_tight_advice(chosen, cluster), *found]
     if chosen.time.bound_by == "launch":
         found.append(
             f"kernel launches bound the step: fewer, larger kernels help (torch.compile, or a micro-batch "
-            f"above {strategy.settings.micro_batch})"
+            f"above {chosen.strategy.settings.micro_batch})"
         )
+    found += _stage_advice(chosen, job, cluster, memory)
     return tuple(found)
 
 

@@ -98,16 +98,16 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
             "data-parallel ranks"
         )
     if on_cpu:
-        return 2 * ranks, f"global batch {2 * ranks}: two sequences a CPU rank"
+        return 2 * ranks, f"global batch {2 * ranks}: two sequences per CPU rank"
     per_gpu = _TARGET_TOKENS / job.seq_len / cluster.gpus
     sequences = 1
     while sequences * 2 <= min(per_gpu * _HALFWAY, _MOST_SEQUENCES_PER_GPU):
         sequences *= 2
     total = sequences * cluster.gpus
     return total, (
-        f"global batch {total} sequences, {total * job.seq_len:,} tokens a step: not given; the multiple of "
-        f"{cluster.gpus} GPUs nearest to a quarter of a million tokens, with 1 to {_MOST_SEQUENCES_PER_GPU} "
-        "sequences a GPU"
+        f"global batch {total} sequences, {total * job.seq_len:,} tokens a step: ⟨global_batch⟩ not given; "
+        f"{sequences} sequence{'s' if sequences > 1 else ''} per GPU come nearest to {_TARGET_TOKENS:,} "
+        f"tokens with 1 to {_MOST_SEQUENCES_PER_GPU} sequences per GPU"
     )
 
 

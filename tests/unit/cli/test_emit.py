@@ -15,6 +15,7 @@ from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.emitted import verify
 from zerokit.linter.files import check_files
+from zerokit.script.reader import STYLE_WORDS
 
 REQUESTS = {
     "stage 1": ("--params", "8b", "--gpus", "8", "--gpu", "h100-sxm-80gb"),
@@ -105,7 +106,7 @@ def test_sbatch_gives_the_script_its_configuration(style: str, capsys: pytest.Ca
     if style == "none":
         assert code == 2 and "--style" in err
         return
-    assert code == 0 and f"taken as {style}" in err
+    assert code == 0 and f"taken as {STYLE_WORDS[style]}" in err
     assert "#SBATCH --nodes=4\n" in out and "export A='b c'\n" in out and "PYTORCH_CUDA_ALLOC_CONF" in out
     last = out.splitlines()[-1].strip()
     if style == "raw":

@@ -92,11 +92,19 @@ def answer(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) ->
 
 def test_every_option_is_here() -> None:
     of_all = {f"--{name.replace('_', '-')}" for name in (p.name or "" for p in estimate.command.params)}
-    assert of_all - {"--deepspeed", "--as-json"} == EFFECTS.keys()
+    assert of_all - {"--deepspeed", "--as-json", "--explain", "--quiet"} == EFFECTS.keys()
     shared = {option.option for option in OPTIONS}
     for command in (plan.command, size.command):
         names = {opt for p in command.params for opt in p.opts if opt.startswith("--")}
-        assert names - shared - {"--device"} <= {"--json", "--recipe", "--out", "--top", "--price"}
+        assert names - shared - {"--device"} <= {
+            "--json",
+            "--recipe",
+            "--out",
+            "--top",
+            "--price",
+            "--explain",
+            "--quiet",
+        }
 
 
 @pytest.mark.parametrize("command", ["plan", "estimate", "size"])

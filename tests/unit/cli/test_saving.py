@@ -44,7 +44,7 @@ def test_a_zero3_plan_gathers_the_weights_and_counts_what_that_takes(
     assert takes["weights_bytes"] == takes["host_bytes"] == 2 * WEIGHTS
     assert takes["checkpoint_bytes"] == 12 * WEIGHTS  # fp32 weights and Adam's two moments
     assert 1 < takes["seconds"] < 30
-    assert run(["plan", *ASKED]) == 0
+    assert run(["plan", *ASKED, "-v"]) == 0
     assert "gathered on rank 0: 15.0 GiB of its host's RAM" in capsys.readouterr().out
 
 

@@ -1,0 +1,142 @@
+"""What somebody types who comes from other tools, and what fits a terminal of 80 columns and 24 lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+import pytest
+
+from zerokit.cli import COMMANDS, cli, run
+
+QLORA = ("plan", "--model", "llama-3.1-8b", "--method", "qlora", "--gpus", "1", "--gpu", "rtx-4090",
+         "--seq-len", "2048", "--global-batch", "16")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "answered"),
+    [
+        ("plan --dtype bf16", "use --precision bf16|fp16|fp32"),
+        ("plan --bs 4", "use --micro-batch N (sequences per GPU) or --global-batch N"),
+        ("plan --batch-size 4", "use --micro-batch N (sequences per GPU) or --global-batch N"),
+        ("plan --stage 2", "use --zero 0|1|2|3"),
+        ("plan --lora", "use --method lora"),
+        ("estimate --gradient-checkpointing", "use --checkpointing full"),
+        ("plan --modle x", "did you mean --model?"),
+        ("plan --nothing-like-it", "`zerokit plan --help` lists them"),
+        ("launch --zero 3 x.py", "it is an option of `zerokit plan`"),
+        ("-v", "use -V for the version; -v and -q go after a command"),
+        ("plam", "did you mean `zerokit plan`?"),
+        ("run train.py", "use `zerokit launch SCRIPT`"),
+        ("help plam", "did you mean `zerokit plan`?"),
+        ("plan --model gpt2 --seq-len 8k", "--seq-len: '8k' may mean 8192 or 8000; write one of them"),
+        ("plan --model gpt2 --gpus 2x4090", "write --gpus 2 --gpu rtx-4090"),
+        ("plan --model gpt2 --gpu 2x4090", "write --gpus 2 --gpu rtx-4090"),
+        ("plan --model llama3 --gpus 1", "llama-3.1-8b"),
+    ],
+)
+def test_what_was_meant_is_said(typed: str, answered: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(typed.split()) == 2
+    out, err = capsys.readouterr()
+    assert answered in err and not out and len(err.splitlines()) == 1
+
+
+def test_help_and_the_version_are_commands_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["-V"]) == 0 and "zerokit, version" in capsys.readouterr().out
+    assert run(["help"]) == 0 and "Commands:" in capsys.readouterr().out
+    assert run(["help", "plan"]) == 0
+    by_word = capsys.readouterr().out
+    assert run(["plan", "--help"]) == 0
+    assert capsys.readouterr().out == by_word
+
+
+def test_the_help_of_a_plan_is_grouped_and_has_examples_that_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--help"]) == 0
+    text = capsys.readouterr().out
+    at = [
+        text.index(f"\n{title}:\n")
+        for title in ("Model", "Hardware", "Job", "Strategy", "Output", "Examples")
+    ]
+    assert at == sorted(at)
+    examples = [line.split() for line in text[at[-1] :].splitlines() if line.startswith("    zerokit ")]
+    assert len(examples) == 3
+    for example in examples:
+        assert run(example[1:]) == 0, example
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_line_of_any_help_is_wider_than_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    help_, _, _ = (capsys.readouterr().out + "\nExamples:\n").partition("\nExamples:\n")
+    assert max(map(len, help_.splitlines())) <= 80
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None and (isinstance(command, click.Group) or "--quiet" in help_)
+
+
+def test_the_answer_of_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(list(QLORA)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    for words in ("Fits: ", "headroom", "Step: ", "LoRA adapters of rank 16 on all linear layers",
+                  "4 bits (NF4)", "load_in_4bit=True",
+                  'peft.LoraConfig(r=16, target_modules="all-linear")',
+                  "zerokit launch --plan zerokit-plan train.py"):  # fmt: skip
+        assert words in text
+    assert run([*QLORA, "--explain"]) == 0
+    more = capsys.readouterr().out
+    assert max(map(len, more.splitlines())) <= 80
+    for words in (
+        "learning rate 2e-05, betas 0.9/0.95",
+        "gradient clipping 1.0",
+        "Rejected, of",
+        "accelerate.yaml",
+    ):
+        assert words in more
+
+
+def test_the_next_command_is_the_one_that_the_user_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROKIT_COMMAND", "./launch.sh")
+    assert run(list(QLORA)) == 0
+    assert "\n  ./launch.sh launch --plan zerokit-plan train.py\n" in capsys.readouterr().out
+    monkeypatch.setenv("ZEROKIT_COMMAND", "rm -rf x;")
+    assert run(list(QLORA)) == 0
+    assert "\n  zerokit launch --plan" in capsys.readouterr().out
+
+
+def test_cpu_ranks_have_no_cublas(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["estimate", "--model", "gpt2", "--device", "cpu", "--gpus", "1", "--seq-len", "512", "--json"]
+    assert run(asked) == 0
+    rank = json.loads(capsys.readouterr().out)["per_rank"][0]
+    assert "cublas_workspace" not in rank["components"]
+    assert sum(rank["components"].values()) == rank["peak_allocated_bytes"] == max(rank["phases"].values())
+
+
+def test_one_of_a_thing_is_not_several(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--model", "gpt2", "--device", "cpu", "--gpus", "1", "-v"]) == 0
+    out = capsys.readouterr().out
+    assert "1 CPU ranks" not in out and "1 GPUs" not in out
+    assert run(["plan", "--model", "gpt2", "--gpus", "1", "--gpu", "t4", "-v"]) == 0
+    assert "1 GPUs" not in capsys.readouterr().out
+
+
+def test_quiet_leaves_out_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    (Path("config.json")).write_text(
+        json.dumps({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500})
+    )
+    asked = ["estimate", "--model", "config.json", "--gpus", "1", "--gpu", "t4"]
+    assert run([*asked, "-q"]) == 0
+    assert capsys.readouterr().err == ""
+    assert run([*asked, "--checkpointing", "full"]) == 0  # another trace
+    assert "tracing" in capsys.readouterr().err

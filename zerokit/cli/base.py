@@ -1,0 +1,112 @@
+"""What every command has: help in groups, ``-q``, and an answer to options that do not exist."""
+
+from __future__ import annotations
+
+import click
+
+from zerokit.cli import say
+from zerokit.errors import InputError
+from zerokit.fields import as_options
+from zerokit.fields import first as first_argument
+from zerokit.planner.options import BY_NAME, Group
+
+GROUPS: tuple[Group, ...] = ("Model", "Hardware", "Job", "Strategy")
+_QUIET = ("-q", "--quiet")
+
+
+class Command(click.Command):
+    """A command whose help shows the arguments of a plan by group, and its own as Output (or Options).
+
+    ``examples`` are shown last: a line of what for, then the command.
+    """
+
+    examples: tuple[tuple[str, str], ...] = ()
+
+    def __init__(self, *args: object, examples: tuple[tuple[str, str], ...] = (), **named: object) -> None:
+        super().__init__(*args, **named)  # type: ignore[arg-type]
+        self.examples = examples
+        self.params.append(quiet_option())
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        own: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            option = BY_NAME.get(parameter.name or "")
+            if record is not None:
+                (own if option is None else groups[option.group]).append(record)
+        for title, rows in groups.items():
+            if rows:
+                _section(formatter, title, rows)
+        if own:
+            _section(formatter, "Output" if any(groups.values()) else "Options", own)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if not self.examples:
+            return
+        formatter.write_paragraph()
+        formatter.write("Examples:\n")
+        for what, command in self.examples:
+            formatter.write(f"  {what}:\n    {command}\n")
+
+
+def _section(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, str]]) -> None:
+    with formatter.section(title):
+        formatter.write_dl(rows, col_max=26)
+
+
+def quiet_option() -> click.Option:
+    """``-q``: progress and notes are left out; errors and results are not."""
+
+    def hush(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+        if value:
+            say.quiet()
+
+    return click.Option(
+        list(_QUIET), is_flag=True, expose_value=False, callback=hush,
+        help="No progress and no notes on standard error.",
+    )  # fmt: skip
+
+
+def unknown_option(error: click.NoSuchOption) -> str:
+    """What to say of an option that a command does not have: what is written instead, or where it belongs."""
+    from zerokit.planner.other_names import instead
+
+    context, name = error.ctx, error.option_name
+    path = context.command_path if context is not None else "zerokit"
+    key = name.strip("-").replace("-", "_")
+    if context is not None and isinstance(context.command, click.Group):
+        help_ = "use -V for the version; -v and -q go after a command" if name in ("-v", "-q") else None
+        return f"{path}: there is no option {name}; {help_ or f'`{path} --help` lists them'}"
+    known = {parameter.name or "" for parameter in context.command.params} if context is not None else set()
+    hint = instead(name, known)
+    if hint is not None and first_argument(hint) not in {*known, None}:
+        hint = None
+    if hint is None and key in BY_NAME:
+        hint = "it is an option of `zerokit plan`"
+    return as_options(f"{path}: there is no option {name}; {hint or f'`{path} --help` lists them'}")
+
+
+_OTHER_COMMANDS = {
+    "version": "use `zerokit --version`",
+    "run": "use `zerokit launch SCRIPT`",
+    "train": "use `zerokit launch SCRIPT`",
+    "lint": "use `zerokit check FILE`",
+    "validate": "use `zerokit check FILE`",
+    "show": "use `zerokit report RUN`",
+    "compare": "use `zerokit report RUN RUN`",
+    "predict": "use `zerokit estimate`",
+    "search": "use `zerokit plan`",
+    "simulate": "use `zerokit rehearse SCRIPT`",
+    "list": "use `zerokit gpus`, `zerokit models` or `zerokit recipes list`",
+}
+
+
+def unknown_command(name: str, known: list[str]) -> InputError:
+    """What to say of a command that there is not."""
+    from zerokit.suggest import alike
+
+    close = alike(name, known)
+    hint = _OTHER_COMMANDS.get(name) or (f"did you mean `zerokit {close[0]}`?" if close else None)
+    return InputError(f"there is no command {name!r}; {hint or '`zerokit help` lists them'}")

@@ -1,0 +1,25 @@
+"""``zerokit help``: the same as ``--help``, for those who write it as a command."""
+
+from __future__ import annotations
+
+import click
+
+from zerokit.cli.base import Command, unknown_command
+
+
+@click.command("help", cls=Command, short_help="Show the help of zerokit, or of one command.")
+@click.argument("name", required=False, metavar="[COMMAND]")
+@click.pass_context
+def command(context: click.Context, name: str | None) -> None:
+    """Show the help of zerokit, or of COMMAND."""
+    above = context.parent
+    if above is None or not isinstance(above.command, click.Group):
+        raise AssertionError("help is a command of zerokit")
+    if name is None:
+        click.echo(above.get_help())
+        return
+    found = above.command.get_command(above, name)
+    if found is None:
+        raise unknown_command(name, above.command.list_commands(above))
+    with click.Context(found, info_name=name, parent=above) as inner:
+        click.echo(found.get_help(inner))

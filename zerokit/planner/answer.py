@@ -1,0 +1,172 @@
+"""A plan or an estimate in short sentences: what is trained, whether it fits, what the script must do.
+
+The terminal, the page and a notebook show the same sentences. Arguments are marked (:mod:`zerokit.fields`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
+from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
+from zerokit.memory.components import label
+from zerokit.planner.documents import PlannedStrategy
+from zerokit.units import format_gib, format_seconds
+
+_QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
+_MOST_PARTS = 4
+
+
+def fits(planned: PlannedStrategy) -> str:
+    """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``."""
+    required = planned.candidate.memory.min_vram_bytes
+    available = planned.cluster.gpu.driver_vram_bytes
+    what = "CPU rank" if planned.on_cpu else "GPU"
+    if planned.fits is None:
+        return f"{format_gib(required, 1)} required per {what}; no GPU memory was named"
+    room = available - required
+    amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {what}"
+    if planned.fits:
+        return f"Fits: {amounts}, {format_gib(room, 1)} headroom"
+    short = f", {format_gib(-room, 1)} too much" if room < 0 else "; the host's memory does not suffice"
+    return f"Does NOT fit: {amounts}{short}"
+
+
+def pace(planned: PlannedStrategy) -> str:
+    """``Step: 15.0 s, 2,187 tokens/s per GPU, 5.3 d per 1e9 tokens``."""
+    estimate = planned.estimate
+    seconds, rate = estimate.step_seconds, estimate.tokens_per_second_per_gpu
+    if seconds is None or not rate:
+        return "Step time: not predicted for CPU ranks" if planned.on_cpu else "Step time: not predicted"
+    per_billion = 1e9 / (rate * planned.strategy.world_size)
+    return (
+        f"Step: {format_seconds(seconds)}, {rate:,.0f} tokens/s per GPU, {format_seconds(per_billion)} "
+        "per 1e9 tokens"
+    )
+
+
+def trains(job: Job) -> str:
+    """``LoRA adapters of rank 16 on all linear layers; base weights in 4 bits (NF4)``."""
+    if job.inference:
+        weights = _QUANTIZED.get(job.quantization, "weights as they are")
+        return f"nothing: inference, {weights}"
+    if job.lora is None:
+        return "all weights"
+    targets = job.lora.targets
+    where = "all linear layers" if targets == ("all-linear",) else ", ".join(targets)
+    base = "; base weights in 4 bits (NF4)" if job.method == "qlora" else "; base weights frozen"
+    return f"LoRA adapters of rank {job.lora.rank} on {where}{base}"
+
+
+def strategy(chosen: Strategy) -> str:
+    """``ZeRO-3, optimizer offload to cpu, data parallel 8, full checkpointing, bf16``: all but the batch."""
+    zero = chosen.settings.zero
+    words = [f"ZeRO-{zero.stage}"]
+    if zero.offload_optimizer.device != "none":
+        words.append(f"optimizer offload to {zero.offload_optimizer.device}")
+    if zero.offload_param.device != "none":
+        words.append(f"weight offload to {zero.offload_param.device}")
+    if len(words) == 1:
+        words.append("no offload")
+    for name in ("data", "tensor", "pipeline", "sequence"):
+        degree = getattr(chosen, f"{name}_parallel")
+        if degree > 1:
+            words.append(f"{name} parallel {degree}")
+    kind = "no" if chosen.checkpointing == "none" else chosen.checkpointing
+    return ", ".join([*words, f"{kind} checkpointing", chosen.settings.precision])
+
+
+def batch(chosen: Strategy, job: Job, what: str = "GPU") -> str:
+    """``2 per GPU × 4 accumulation × 8 GPUs = 64 sequences of 4,096 tokens``."""
+    settings, ranks = chosen.settings, chosen.data_parallel
+    whole = chosen.world_size == ranks
+    many = f"{ranks} {what}{'s' if ranks != 1 else ''}" if whole else f"{ranks} data parallel"
+    return (
+        f"{settings.micro_batch} per {what} × {settings.gradient_accumulation} accumulation × {many} = "
+        f"{chosen.global_batch} × {job.seq_len:,} tokens"
+    )
+
+
+def memory(planned: PlannedStrategy) -> str:
+    """``peak 20.2 GiB in backward: activations 11.3, frozen parameters 5.3, loss 2.9, others 0.7 GiB``."""
+    worst = planned.candidate.memory.worst
+    parts = sorted(worst.components.items(), key=lambda item: -item[1])
+    shown = [(label(name), size) for name, size in parts[:_MOST_PARTS]]
+    rest = sum(size for _, size in parts[_MOST_PARTS:])
+    shown += [("others", rest)] if rest else []
+    words = ", ".join(f"{name} {size / (1 << 30):.1f}" for name, size in shown)
+    return f"peak {format_gib(worst.peak_allocated_bytes, 1)} in {worst.peak_phase}: {words} GiB"
+
+
+_REASSURING = (
+    ": given",
+    "it needs no loss scaling",
+    "the training loop keeps only the loss of a forward pass",
+)
+
+
+def worth_a_look(assumptions: Iterable[str]) -> tuple[str, ...]:
+    """Of what was assumed, all but what confirms what was given or is so whenever it can be."""
+    return tuple(note for note in assumptions if not note.endswith(_REASSURING))
+
+
+def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
+    """What the figures count on and only the training script can do, each as a sentence with its Python."""
+    todo: list[str] = []
+    if job.method == "qlora":
+        todo.append(
+            "load the base model in 4 bits: BitsAndBytesConfig(load_in_4bit=True, "
+            'bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
+            f"bnb_4bit_compute_dtype=torch.{_TORCH_NAMES[strategy.settings.precision]})"
+        )
+    if job.lora is not None:
+        targets = job.lora.targets
+        named = '"all-linear"' if targets == ("all-linear",) else json.dumps(list(targets))
+        todo.append(f"add the adapters: peft.LoraConfig(r={job.lora.rank}, target_modules={named})")
+    if job.attention != "sdpa" and not job.inference:
+        todo.append(f'load the model with attn_implementation="{job.attention}"')
+    if strategy.checkpointing == "full":
+        todo.append("turn checkpointing on: model.gradient_checkpointing_enable()")
+    elif strategy.checkpointing == "selective":
+        todo.append("turn checkpointing on: zerokit.selective_checkpointing(model)")
+    if strategy.tensor_parallel > 1:
+        todo.append(
+            "give tensor parallel peers the same batch: the Trainer and Accelerate see to it; a raw "
+            "DeepSpeed script must shard its data over data-parallel ranks only"
+        )
+    if strategy.pipeline_parallel > 1:
+        todo.append(
+            "build its pipeline with the number of stages that `zerokit launch` tells it: "
+            'PipelineModule(…, num_stages=int(os.environ["ZEROKIT_PIPELINE_STAGES"]))'
+        )
+    if strategy.sequence_parallel > 1:
+        todo.append(
+            "run through Accelerate (its parallelism_config, from accelerate.yaml), with position_ids in its "
+            "batches"
+        )
+    return tuple(todo)
+
+
+_TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def starting_points(strategy: Strategy) -> str | None:
+    """The values that are written though nobody chose them; None where there are none."""
+    kind = strategy.settings.optimizer
+    params = OPTIMIZER_PARAMS.get((kind or "").lower())
+    if not params:
+        return None
+    named = {"lr": "learning rate", "betas": "betas", "momentum": "momentum", "weight_decay": "weight decay"}
+    values = [
+        f"{words} {'/'.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, words in named.items()
+        if (value := params.get(key)) is not None
+    ]
+    clipping = strategy.settings.gradient_clipping
+    values.append(f"gradient clipping {clipping}" if clipping else "no gradient clipping")
+    return (
+        f"{', '.join(values)}: starting points in ds_config.json, not tuned; neither memory nor step time "
+        "depends on them, and a Trainer or Accelerate script keeps its own"
+    )

@@ -1,0 +1,111 @@
+"""What other tools call an argument of a plan, and what is written here instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+_PER_GPU_OR_GLOBAL = "⟨micro_batch⟩ N (sequences per GPU) or ⟨global_batch⟩ N (per optimizer step, all GPUs)"
+_IN_THE_SCRIPT = "set it in the training script: neither memory nor step time depends on it"
+
+OTHER_NAMES: Mapping[str, str] = {
+    "dtype": "use ⟨precision⟩ bf16|fp16|fp32",
+    "torch_dtype": "use ⟨precision⟩ bf16|fp16|fp32",
+    "mixed_precision": "use ⟨precision⟩ bf16|fp16|fp32",
+    "bf16": "use ⟨precision⟩ bf16",
+    "fp16": "use ⟨precision⟩ fp16",
+    "fp32": "use ⟨precision⟩ fp32",
+    "bs": f"use {_PER_GPU_OR_GLOBAL}",
+    "batch": f"use {_PER_GPU_OR_GLOBAL}",
+    "batch_size": f"use {_PER_GPU_OR_GLOBAL}",
+    "train_batch_size": f"use {_PER_GPU_OR_GLOBAL}",
+    "micro_batch_size": "use ⟨micro_batch⟩ N",
+    "per_device_train_batch_size": "use ⟨micro_batch⟩ N",
+    "train_micro_batch_size_per_gpu": "use ⟨micro_batch⟩ N",
+    "global_batch_size": "use ⟨global_batch⟩ N",
+    "gas": "use ⟨gradient_accumulation⟩ N",
+    "grad_accum": "use ⟨gradient_accumulation⟩ N",
+    "accumulation": "use ⟨gradient_accumulation⟩ N",
+    "gradient_accumulation_steps": "use ⟨gradient_accumulation⟩ N",
+    "stage": "use ⟨zero⟩ 0|1|2|3",
+    "zero_stage": "use ⟨zero⟩ 0|1|2|3",
+    "lora": "use ⟨method⟩ lora",
+    "qlora": "use ⟨method⟩ qlora",
+    "peft": "use ⟨method⟩ lora",
+    "full": "use ⟨method⟩ full",
+    "rank": "use ⟨lora_rank⟩ R",
+    "r": "use ⟨lora_rank⟩ R",
+    "lora_r": "use ⟨lora_rank⟩ R",
+    "target_modules": "use ⟨lora_targets⟩ NAMES",
+    "load_in_4bit": "use ⟨method⟩ qlora to train, or ⟨inference⟩ ⟨quant⟩ int4 to serve",
+    "load_in_8bit": "use ⟨inference⟩ ⟨quant⟩ int8; training on 8-bit weights is not modelled",
+    "num_gpus": "use ⟨gpus⟩ N",
+    "n_gpus": "use ⟨gpus⟩ N",
+    "ngpus": "use ⟨gpus⟩ N",
+    "num_processes": "use ⟨gpus⟩ N",
+    "nproc_per_node": "use ⟨gpus⟩ N, all nodes together",
+    "num_nodes": "use ⟨nodes⟩ M",
+    "nnodes": "use ⟨nodes⟩ M",
+    "num_machines": "use ⟨nodes⟩ M",
+    "gpu_type": "use ⟨gpu⟩ NAME",
+    "gpu_memory": "use ⟨vram⟩ SIZE",
+    "memory": "use ⟨vram⟩ SIZE (per GPU) or ⟨host_ram⟩ SIZE (per node)",
+    "ram": "use ⟨host_ram⟩ SIZE",
+    "cpu_memory": "use ⟨host_ram⟩ SIZE",
+    "cpu": "use ⟨device⟩ cpu",
+    "seq": "use ⟨seq_len⟩ TOKENS",
+    "seqlen": "use ⟨seq_len⟩ TOKENS",
+    "seq_length": "use ⟨seq_len⟩ TOKENS",
+    "sequence_length": "use ⟨seq_len⟩ TOKENS",
+    "max_seq_len": "use ⟨seq_len⟩ TOKENS",
+    "max_seq_length": "use ⟨seq_len⟩ TOKENS",
+    "max_length": "use ⟨seq_len⟩ TOKENS",
+    "context": "use ⟨seq_len⟩ TOKENS",
+    "gradient_checkpointing": "use ⟨checkpointing⟩ full",
+    "activation_checkpointing": "use ⟨checkpointing⟩ full|selective",
+    "offload": "use ⟨offload_optimizer⟩ cpu, and with ZeRO-3 ⟨offload_param⟩ cpu",
+    "cpu_offload": "use ⟨offload_optimizer⟩ cpu, and with ZeRO-3 ⟨offload_param⟩ cpu",
+    "tensor_parallel": "use ⟨tp⟩ N",
+    "tensor_parallel_size": "use ⟨tp⟩ N",
+    "pipeline_parallel": "use ⟨pp⟩ N",
+    "sequence_parallel": "use ⟨sp⟩ N",
+    "flash_attention": "use ⟨attention⟩ flash_attention_2",
+    "flash_attn": "use ⟨attention⟩ flash_attention_2",
+    "attn_implementation": "use ⟨attention⟩ sdpa|eager|flash_attention_2",
+    "optim": "use ⟨optimizer⟩ TYPE",
+    "name": "use ⟨model⟩ NAME",
+    "model_name": "use ⟨model⟩ NAME",
+    "model_name_or_path": "use ⟨model⟩ NAME|PATH",
+    "size": "use ⟨params⟩ COUNT",
+    "parameters": "use ⟨params⟩ COUNT",
+    "lr": _IN_THE_SCRIPT,
+    "learning_rate": _IN_THE_SCRIPT,
+    "epochs": _IN_THE_SCRIPT,
+    "max_steps": _IN_THE_SCRIPT,
+    "weight_decay": _IN_THE_SCRIPT,
+    "max_grad_norm": _IN_THE_SCRIPT,
+    "kv_cache": "use ⟨inference⟩",
+    "serve": "use ⟨inference⟩",
+    "output": "use ⟨out⟩ DIR",
+    "output_dir": "use ⟨out⟩ DIR",
+    "verbose": "use ⟨explain⟩",
+    "format": "use ⟨json⟩",
+    "config": "for an existing file use `zerokit estimate ⟨deepspeed⟩ FILE` or `zerokit check FILE`",
+}
+"""Name elsewhere, with underscores → what to write, arguments marked (:mod:`zerokit.fields`)."""
+
+
+def instead(name: str, known: Iterable[str]) -> str | None:
+    """What to write instead of an argument that does not exist here; None where nothing is near.
+
+    Args:
+        name: with or without dashes.
+        known: the arguments that there are, with underscores.
+    """
+    from zerokit.suggest import alike
+
+    key = name.strip("-").replace("-", "_").lower()
+    if key in OTHER_NAMES:
+        return OTHER_NAMES[key]
+    names = list(known)
+    close = alike(key, names) if len(key) > 2 else []
+    return f"did you mean ⟨{close[0]}⟩?" if close else None
