@@ -77,6 +77,15 @@ def test_a_rank_fails_by_itself(launch: Launch, deed: str, said: str) -> None:
     assert not run.left()
 
 
+@pytest.mark.parametrize("who", [0, 1])  # whose output is on the terminal already, and whose is not
+def test_a_traceback_is_shown_once(launch: Launch, who: int) -> None:
+    run = launch("all:work", f"{who}:raise")
+    code, out, err = run.end()
+    assert code == 10
+    assert (out + err).count("Traceback (most recent call last)") == 1
+    assert f"its output: {run.run_dir}/logs/rank-0000{who}.err.log" in err
+
+
 def test_a_rank_runs_out_of_memory(launch: Launch) -> None:
     run = launch("all:work", "1:memory")
     code, _, err = run.end()

@@ -163,7 +163,7 @@ def _show(report: RunReport) -> None:
     from zerokit.report.render import print_report
 
     try:
-        print_report(report)
+        print_report(report, traceback=False)  # the failed rank's own output is on the terminal
         sys.stdout.flush()
     except (OSError, SystemExit):  # rich ends the process with 1 at a broken pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

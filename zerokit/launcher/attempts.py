@@ -235,6 +235,8 @@ class _Session:
         if ended.failure_tail.strip():
             self.listener.failure(ended.failure_tail.rstrip("\n"))
         self.say(f"{ended.verdict.outcome}: {ended.verdict.why}")
+        if ended.verdict.first_failure is not None:
+            self.say(f"its output: {run_dir}/logs/rank-{ended.verdict.first_failure.rank:05d}.err.log")
         self.say(f"run folder: {run_dir}")
         for lock in stale_locks(os.environ, home_folder()):
             self.say(f"warning: {lock.what}; remove it: {lock.command}")

@@ -20,13 +20,20 @@ PHASE_ORDER = ("load", "init", "forward", "backward", "step", "eval", "generate"
 NOT_MEASURED = "not measured"
 MOST_RANKS = 64
 _PIPE_WIDTH = 160
+_WIDE = 132  # columns that the table of ranks takes with everything in it
 _STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
                 "lost": "bold red", "terminated": "yellow"}  # fmt: skip
 
 
-def print_report(report: RunReport | Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a report to ``console`` (standard output by default); the first failure comes last."""
-    (console or wide_console()).print(Group(*parts(report)), highlight=False)
+def print_report(
+    report: RunReport | Mapping[str, Any], console: Console | None = None, *, traceback: bool = True
+) -> None:
+    """Print a report to ``console`` (standard output by default); the first failure comes last.
+
+    ``traceback``: whether the failure's is printed whole, or its last line alone.
+    """
+    console = console or wide_console()
+    console.print(Group(*parts(report, traceback=traceback, width=console.width)), highlight=False)
 
 
 def wide_console() -> Console:
@@ -35,10 +42,12 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
 
-def parts(report: RunReport | Mapping[str, Any]) -> list[RenderableType]:
-    """The report as renderables, in the order they are read."""
+def parts(
+    report: RunReport | Mapping[str, Any], *, traceback: bool = True, width: int = _PIPE_WIDTH
+) -> list[RenderableType]:
+    """The report as renderables, in the order they are read, for a terminal of ``width`` columns."""
     run = RunReport.model_validate(report)
-    shown: list[RenderableType] = [_rank_table(run)]
+    shown: list[RenderableType] = [_rank_table(run)] if width >= _WIDE else _narrow_rank_tables(run)
     predicted = run.predicted_vs_measured
     if predicted:
         shown.append(_predicted_table(predicted))
@@ -51,7 +60,7 @@ def parts(report: RunReport | Mapping[str, Any]) -> list[RenderableType]:
     shown.append(outcome_line(run))
     shown += [Text(line) for line in retry_lines(run)]
     if run.first_failure is not None:  # last, where people look
-        shown += _failure(run.first_failure)
+        shown += _failure(run.first_failure, traceback)
     return shown
 
 
@@ -127,6 +136,34 @@ def _rank_table(run: RunReport) -> RenderableType:
             str(rank.steps), step_time,
         )  # fmt: skip
     return _titled(title, table)
+
+
+def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
+    """The same in two tables, neither wider than 80 columns: memory in GiB, then steps."""
+    ranks, omitted = shown_ranks(run)
+    hosts = {rank.host for rank in run.ranks}
+    on = f" on {next(iter(hosts))}" if len(hosts) == 1 else ""
+    more = f" ({omitted} more finished ranks in report.json)" if omitted else ""
+    memory, steps = new_table(), new_table()
+    named = ["rank"] if on else ["rank", "host"]
+    for name in (*named, "state"):
+        memory.add_column(name, justify="right" if name == "rank" else "left", max_width=14, no_wrap=True)
+    for name in _memory_columns(run):
+        if name != "retries":
+            memory.add_column(name.replace("device used", "device").replace(" memory", ""), justify="right")
+    for name in ("rank", "peak in", "steps", "step time", *(["retries"] if run.on_gpu else [])):
+        steps.add_column(name, justify="left" if name == "peak in" else "right")
+    expected = run.expected_bytes
+    for rank in ranks:
+        state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
+        cells = _memory_cells(run, rank, expected.get(rank.rank))
+        retries = [cells.pop(4)] if run.on_gpu else []
+        first = [str(rank.rank)] if on else [str(rank.rank), escape(rank.host)]
+        memory.add_row(*first, Text(state, style=_STATE_STYLE.get(rank.state, "")),
+                       *(cell.removesuffix(" GiB") for cell in cells))  # fmt: skip
+        steps.add_row(str(rank.rank), escape(rank.peak_phase or "–"), str(rank.steps),
+                      seconds(rank.median_step_seconds), *retries)  # fmt: skip
+    return [_titled(f"Peak memory by rank, GiB{on}{more}", memory), _titled("Steps", steps)]
 
 
 def _memory_columns(run: RunReport) -> list[str]:
@@ -241,13 +278,14 @@ def _leak_text(rank: RankReport, leak: Leak) -> str:
     return text
 
 
-def _failure(failure: Failure) -> list[RenderableType]:
+def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
     shown: list[RenderableType] = [
         Text(""),
         Text(f"First failure: {failure_place(failure)}", style="bold red"),
     ]
     shown += [Text("  " + line) for line in failure_lines(failure)]
-    shown.append(Text((failure.traceback or failure.error or "").rstrip()))
+    text = (failure.traceback or failure.error or "").rstrip()
+    shown.append(Text(text if traceback else "  " + text.rpartition("\n")[2]))
     return shown
 
 

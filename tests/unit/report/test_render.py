@@ -516,3 +516,18 @@ def test_wrong_use_is_explained(tmp_path, capsys):
         write_html(tmp_path / "no" / "x.html", report_of(tmp_path, 1))
     with pytest.raises(FileInputError, match="is no file"):
         load_report(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("ranks", [2, 8])  # of one host, and of two
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_no_table_breaks_at_80_columns(tmp_path, ranks, on_gpu):
+    for rank in range(ranks):
+        write_rank(
+            tmp_path, rank, on_gpu=on_gpu, state="failed" if rank else "finished", exit_code=int(rank > 0)
+        )
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    print_report(report_of(tmp_path, ranks), console)
+    text = console.export_text()
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+    assert sum(line.split()[:1] == ["1"] for line in text.splitlines()) == 2  # memory, and steps
+    assert "GiB" in text and "step time" in text

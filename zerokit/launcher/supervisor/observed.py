@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from zerokit.launcher.verdict.why_hung import Cause
 from zerokit.report.outcome import Outcome, RankState
 
 _CLOCK_SLACK_SECONDS = 1.0  # what keeping a clock right moves it by
+
+_LINE_PREFIX = re.compile(r"^\[rank\d+\]:\s*")  # torch's own, of an uncaught exception
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +80,8 @@ class Ended:
 
     Attributes:
         survivors: processes that could not be killed.
-        failure_tail: the end of what was printed by the rank that explains the failure.
+        failure_tail: the end of what was printed by the rank that explains the failure; empty where the
+            terminal has it already.
         dropped_bytes: of output that could not be written.
         cause: why it hung, where the ranks' records tell.
         elapsed_seconds: by a clock that nobody sets, where this machine's was set meanwhile.
@@ -105,7 +109,7 @@ def conclude(
         files=files,
         verdict=verdict,
         survivors=seen.survivors,
-        failure_tail=_failure_tail(verdict, tails),
+        failure_tail=_failure_tail(verdict, tails, launch.options.show_ranks),
         dropped_bytes=dropped_bytes,
         elapsed_seconds=_elapsed_if_clock_was_set(progress),
         cause=seen.cause,
@@ -118,14 +122,30 @@ def _elapsed_if_clock_was_set(progress: Progress) -> float | None:
     return elapsed if moved > _CLOCK_SLACK_SECONDS else None
 
 
-def _failure_tail(verdict: Verdict, tails: Mapping[str, str]) -> str:
-    """The end of what explains the failure: the failed rank's errors, or the launcher's."""
+def _failure_tail(verdict: Verdict, tails: Mapping[str, str], shown: str) -> str:
+    """The end of what explains the failure: the failed rank's errors, or the launcher's.
+
+    ``shown``: whose output went on to the terminal (``first``, ``all``, ``none``). What stands there, or
+    ends with the same words as what stands there, is not said again.
+    """
     if verdict.exit_code == 0 or verdict.outcome in (Outcome.INTERRUPTED, Outcome.NOT_AS_PLANNED):
         return ""
     failed = [end.rank for end in verdict.ends if end.state is RankState.FAILED]
     first = [verdict.first_failure.rank] if verdict.first_failure is not None else []
     for rank in [*first, *failed]:
-        tail = tails.get(f"rank-{rank:05d}.err", "")
+        tail = _errors_of(rank, tails)
         if tail.strip():
-            return tail
+            seen = shown == "all" or (
+                shown == "first" and _last_line(tail) == _last_line(_errors_of(0, tails))
+            )
+            return "" if seen else tail
     return tails.get("launcher.err") or tails.get("launcher.out") or ""
+
+
+def _errors_of(rank: int, tails: Mapping[str, str]) -> str:
+    return tails.get(f"rank-{rank:05d}.err", "")
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return _LINE_PREFIX.sub("", lines[-1]) if lines else ""
