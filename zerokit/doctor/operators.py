@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.doctor.finding import Finding, Surroundings, note, ok, warning
-from zerokit.doctor.software import TorchBuild, installed, package_file, torch_build
+from zerokit.doctor.software import TorchBuild, package_file, torch_build
 from zerokit.launcher.build_locks import stale_locks
 from zerokit.machine.tools import ask
+from zerokit.machine.versions import installed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from zerokit import __version__
 from zerokit.doctor.finding import Finding, Surroundings, blocker, note, ok, warning
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.errors import INSTALL_TRAINING
+from zerokit.machine.versions import installed
 
 # the versions that zerokit's rules and memory model were read from and checked against
 READ_FROM = {
@@ -39,14 +40,6 @@ class TorchBuild:
     version: str
     cuda: str | None
     hip: str | None
-
-
-def installed(name: str) -> str | None:
-    """The installed version of a distribution; ``None``: not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def package_file(distribution: str, path: str) -> Path | None:

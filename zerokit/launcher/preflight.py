@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable
 from zerokit.launcher.nodes.cluster import ssh_command
 from zerokit.launcher.nodes.hostfile import Host
+from zerokit.machine.versions import installed
 
 NODES_SECONDS = 9.0  # for all nodes together
 _PACKAGES = ("torch", "deepspeed", "accelerate", "transformers")
@@ -64,19 +64,12 @@ def check_packages(launcher: str) -> None:
     Raises:
         InputError: something is missing; names the command that installs it.
     """
-    missing = [name for name in _NEEDED.get(launcher, ()) if _version(name) is None]
+    missing = [name for name in _NEEDED.get(launcher, ()) if installed(name) is None]
     if missing:
         raise InputError(
             f"⟨launcher⟩ {launcher}: {' and '.join(missing)} not installed for {sys.executable}; "
             f"{INSTALL_TRAINING}"
         )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def ask_node(host: Host, seconds: float, port: int = 0, token: Path | None = None) -> NodeFacts:
@@ -150,7 +143,7 @@ def _differences(host: Host, fact: NodeFacts, *, need_gpus: bool) -> str | None:
     if fact.python != here:
         return f"Python {fact.python}, here {here}"
     for package in _PACKAGES:
-        mine, theirs = _version(package), (fact.versions or {}).get(package)
+        mine, theirs = installed(package), (fact.versions or {}).get(package)
         if mine is not None and theirs != mine:
             return f"{package} {theirs or 'is not installed'}, here {mine}"
     if need_gpus and fact.gpus < host.slots:

@@ -1,9 +1,10 @@
-"""Which DeepSpeed is installed here, against the one that the memory tables were read from."""
+"""Which versions of packages are installed here, without importing them."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from pathlib import Path
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 
@@ -11,19 +12,18 @@ from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 def installed(name: str) -> str | None:
     """The version of an installed distribution, without importing it; ``None``: not installed.
 
-    Read from the name of its ``.dist-info`` folder: ``importlib.metadata`` would take 30 ms to import, a
-    tenth of what a plan takes.
+    Read from the name of its ``.dist-info`` folder on ``sys.path``: ``importlib.metadata`` would take 30 ms
+    to import, a tenth of what a plan takes.
     """
+    pattern = re.compile(re.sub(r"[-_.]+", "[-_.]+", name) + r"-([^-]+)\.(dist|egg)-info", re.IGNORECASE)
     for folder in sys.path:
-        if not folder.endswith(("site-packages", "dist-packages")):
-            continue
         try:
-            names = [entry.name for entry in Path(folder).iterdir()]
-        except OSError:
+            entries = os.listdir(folder or ".")  # noqa: PTH208
+        except OSError:  # a zip file, or a folder that is not there
             continue
-        for entry in names:
-            if entry.startswith(f"{name}-") and entry.endswith(".dist-info"):
-                return entry[len(name) + 1 : -len(".dist-info")]
+        for entry in entries:
+            if match := pattern.fullmatch(entry):
+                return match[1]
     return None
 
 

@@ -99,17 +99,17 @@ def for_versions(deepspeed: str | None, accelerate: str | None) -> Iterator[None
     Raises:
         InputError: no tables of a version that is named.
     """
-    from importlib import metadata
-
     from zerokit.linter.accelerate import keys
     from zerokit.linter.deepspeed import tables
+    from zerokit.machine.versions import installed
 
     with ExitStack() as stack:
         for name, named, room in (("deepspeed", deepspeed, tables), ("accelerate", accelerate, keys)):
-            try:
-                stack.callback(room.restore, room.choose(named or metadata.version(name)))
-            except metadata.PackageNotFoundError:
+            version = named or installed(name)
+            if version is None:
                 continue  # the newest
+            try:
+                stack.callback(room.restore, room.choose(version))
             except InputError:
                 if named:
                     raise

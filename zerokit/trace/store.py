@@ -17,6 +17,7 @@ from zerokit.domain.profile import ModelProfile
 from zerokit.domain.profile_check import check
 from zerokit.domain.profile_json import FORMAT, from_json, to_json
 from zerokit.files import cache_folder, write_whole
+from zerokit.machine.versions import installed
 
 _CACHE_FORMAT = b"zerokit.profile-cache/1"
 _LARGEST_BYTES = 1 << 30
@@ -56,9 +57,7 @@ def _write(data: bytes, place: Path) -> None:
 
 def cache_place(hf_config: Mapping[str, Any], head: str | None) -> Path:
     """The cache file of a config: named by what decides the trace."""
-    from importlib.metadata import version
-
-    facts = [FORMAT, _RECORDED, dict(hf_config), head, version("torch"), version("transformers")]
+    facts = [FORMAT, _RECORDED, dict(hf_config), head, installed("torch"), installed("transformers")]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     return cache_folder() / "profiles" / f"{digest[:32]}.profile"
 
