@@ -24,9 +24,9 @@ from typing import Any
 from benchmarks.rehearsal.__main__ import Bench, allocator_of_run
 from benchmarks.rehearsal.rows import DATA, MeasuredRun, timed_runs
 from zerokit.catalog import gpus
-from zerokit.launcher.options import Target
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.script import PlanUse
+from zerokit.script.entry_points import Target
 from zerokit.timing import operators
 from zerokit.timing.host_speed import HostSpeed
 from zerokit.timing.recorded_step import StepTime, step_time

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from zerokit.launcher.attempts import DryRun, LaunchResult
-    from zerokit.launcher.options import Target
     from zerokit.planner.checking import CheckResult
     from zerokit.planner.documents import Estimate
     from zerokit.planner.fewest import SizeResult
     from zerokit.planner.memory_source import Say
     from zerokit.planner.plan_result import PlanResult
     from zerokit.rehearsal.result import Rehearsal
+    from zerokit.script.entry_points import Target
     from zerokit.tuner.result import TuneResult
 
 __all__ = ["check", "estimate", "launch", "plan", "rehearse", "size", "tune"]
@@ -430,7 +430,7 @@ def _target(script: Path | None, module: str | None, arguments: Sequence[str]) -
         InputError: neither or both are named.
     """
     from zerokit.errors import InputError
-    from zerokit.launcher.consoles import target_of
+    from zerokit.script.entry_points import target_of
 
     if (script is None) == (module is None):
         raise InputError("⟨script⟩ or ⟨module⟩: name one of them")

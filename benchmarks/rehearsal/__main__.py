@@ -26,10 +26,10 @@ from typing import Any
 from benchmarks.rehearsal.inputs import Inputs
 from benchmarks.rehearsal.rows import MeasuredRun, compared, planned_runs, raw_runs, timed_runs
 from zerokit.catalog import gpus
-from zerokit.launcher.options import Target
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
+from zerokit.script.entry_points import Target
 
 HERE = Path(__file__).resolve().parent
 

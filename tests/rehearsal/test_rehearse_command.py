@@ -8,7 +8,7 @@ import pytest
 
 import zerokit
 from tests.support.rehearsals import SCRIPTS, rehearse
-from zerokit.rehearsal.result import PHASES
+from zerokit.domain.phases import PHASES
 
 WORKSPACES = 2 * (32 << 20) + (1 << 20)
 """cuBLAS's in the main and in autograd's thread, cublasLt's for the products with a bias. Bytes."""

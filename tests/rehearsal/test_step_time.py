@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from zerokit.catalog import gpus
 from zerokit.cli.rehearse import command
-from zerokit.launcher.options import Target
 from zerokit.machine import measured
 from zerokit.machine.measured import Measured
 from zerokit.rehearsal import step_time
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.script.entry_points import Target
 from zerokit.timing import operators
 from zerokit.timing.host_speed import HostSpeed
 

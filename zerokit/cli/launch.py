@@ -98,10 +98,11 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     The run folder holds the plan, the configuration and command used, the output of every rank, and
     the report: predicted beside measured.
     """
-    from zerokit.launcher import attempts, consoles
+    from zerokit.launcher import attempts
     from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
     from zerokit.planner import plan_into, plan_recipe_into
+    from zerokit.script import entry_points
 
     module = options["module"]
     overrides: tuple[str, ...] = ()
@@ -109,7 +110,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         overrides, arguments = _overrides(arguments)
     if module is None and not arguments:
         raise InputError("launch: name a script, for example: zerokit launch --plan DIR train.py")
-    resolved = consoles.target_of(module, arguments)
+    resolved = entry_points.target_of(module, arguments)
     if resolved.note is not None:
         say(resolved.note)
     plan = choose_plan(

@@ -58,15 +58,15 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     No GPU, no weights and no arithmetic: every allocation goes through a model of PyTorch's caching
     allocator. Nothing is written, downloaded or pushed.
     """
-    from zerokit.launcher import consoles
     from zerokit.rehearsal.conduct import rehearse
     from zerokit.rehearsal.request import request_of
+    from zerokit.script import entry_points
 
     module, out = options.pop("module"), options["out"]
     as_json = options.pop("as_json")
     if module is None and not arguments:
         raise InputError("rehearse: name a script, for example: zerokit rehearse --gpu h200 train.py")
-    resolved = consoles.target_of(module, arguments)
+    resolved = entry_points.target_of(module, arguments)
     if resolved.note is not None:
         say(resolved.note)
     done = rehearse(request_of(resolved.target, say=say, **options), say)

@@ -59,7 +59,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     loop is not reached.
     """
     from zerokit import tuner
-    from zerokit.launcher.consoles import target_of
+    from zerokit.script.entry_points import target_of
     from zerokit.tuner.tuning import TuneSettings
 
     names = ("recipe", "top", "steps", "timeout", "out", "run_dir", "launcher", "style", "heartbeat", "grace",

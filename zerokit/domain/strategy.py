@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 
-PHASES = ("init", "forward", "backward", "step")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:

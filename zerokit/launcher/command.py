@@ -23,6 +23,7 @@ from zerokit.launcher.placement import Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.run_folder import ACCELERATE_FILE, DEEPSPEED_ENV_FILE
+from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
 
 # Left by an outer launcher (a notebook, a pod's torchrun): would make our ranks believe they are others.
@@ -121,7 +122,7 @@ def build(
         command.set_variables[deadman.VARIABLE] = f"{placement.alive_seconds:g}"
     if options.stop_after_steps is not None:
         command.set_variables[STOP_VARIABLE] = str(options.stop_after_steps)
-    script = options.target.bootstrap_argv(setup.arguments)
+    script = bootstrap_argv(options.target, setup.arguments)
     if (options.launcher != "deepspeed" or placement.slurm is not None) and any("$" in w for w in script):
         # torch's agent takes every argument for a template: $$ is $, ${local_rank} a number
         # (torch/distributed/elastic/agent/server/local_elastic_agent.py:452 of 2.13).
@@ -316,3 +317,17 @@ def _for_the_ranks(command: Command, base: Mapping[str, str]) -> dict[str, str |
         command.set_variables.pop(name, None)
         command.unset_variables.append(name)
     return variables_of_ranks
+
+
+def bootstrap_argv(target: Target, extra: list[str]) -> list[str]:
+    """The bootstrap with the target; ``extra`` goes after the user's own arguments.
+
+    Before a ``--`` among them, after which a parser sees no options.
+    """
+    cut = target.arguments.index("--") if "--" in target.arguments else len(target.arguments)
+    arguments = [*target.arguments[:cut], *extra, *target.arguments[cut:]]
+    # Twice: DeepSpeed parses the command line twice, and each time argparse drops a ``--``; what comes
+    # after it is never taken for an abbreviated option of the launcher's.
+    if target.script is None:
+        return [str(BOOTSTRAP), "--", "--", "-m", str(target.module), *arguments]
+    return [str(BOOTSTRAP), "--", "--", target.script, *arguments]

@@ -6,43 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.errors import InputError
+from zerokit.script.entry_points import Target
 
 LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
 SHOWN_RANKS = ("first", "all", "none")
 BOOTSTRAP = Path(__file__).with_name("rank") / "bootstrap.py"
 AGENT = Path(__file__).with_name("agent.py")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What the user wants run: a script or a module, and its arguments verbatim.
-
-    Attributes:
-        source: the module that holds a console command's code.
-    """
-
-    script: str | None
-    module: str | None
-    arguments: tuple[str, ...]
-    source: str | None = None
-
-    @property
-    def name(self) -> str:
-        """For showing and for the run folder's name."""
-        return self.script if self.script is not None else str(self.module)
-
-    def bootstrap_argv(self, extra: list[str]) -> list[str]:
-        """The bootstrap with the target; ``extra`` goes after the user's own arguments.
-
-        Before a ``--`` among them, after which a parser sees no options.
-        """
-        cut = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
-        arguments = [*self.arguments[:cut], *extra, *self.arguments[cut:]]
-        # Twice: DeepSpeed parses the command line twice, and each time argparse drops a ``--``; what comes
-        # after it is never taken for an abbreviated option of the launcher's.
-        if self.script is None:
-            return [str(BOOTSTRAP), "--", "--", "-m", str(self.module), *arguments]
-        return [str(BOOTSTRAP), "--", "--", self.script, *arguments]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.hardware import Gpu
-from zerokit.launcher.options import Target
 from zerokit.memory import card
 from zerokit.rehearsal import result as results
 from zerokit.rehearsal import step_time
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
+from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
 from zerokit.timing.host_speed import HostSpeed
 

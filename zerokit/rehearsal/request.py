@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerokit.domain.hardware import Gpu
-from zerokit.launcher.options import Target
 from zerokit.rehearsal.conduct import DEFAULT_STEPS, RehearsalRequest
 from zerokit.rehearsal.script import PlanUse
+from zerokit.script.entry_points import Target
 from zerokit.timing.host_speed import HostSpeed
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from zerokit.domain.phases import PHASES
 from zerokit.errors import NothingFits
 from zerokit.timing.recorded_step import StepTime
 
 SCHEMA = "zerokit.rehearsal/1"
 
-PHASES = ("load", "init", "forward", "backward", "step", "eval", "generate", "save", "other")
 
 INCOMPLETE_EXIT_CODE = 14
 

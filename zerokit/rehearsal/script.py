@@ -15,12 +15,13 @@ from zerokit.fields import all_as_options
 from zerokit.launcher import command as commands
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
-from zerokit.launcher.options import LaunchOptions, Target
+from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.prepare import read_plan
 from zerokit.script import adapt_config, agreement
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
+from zerokit.script.entry_points import Target
 
 LAUNCHERS = ("auto", "none", *LAUNCHERS_OF_A_RUN)
 _PORT = 29500

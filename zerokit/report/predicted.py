@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from zerokit.domain.phases import ESTIMATED_PHASES
 from zerokit.report.measured import init_bytes, on_gpu, reached_end_of
 from zerokit.report.what_ran import Difference, differences
 
 Report = Mapping[str, Any]
 Plan = Mapping[str, Any]
-_PHASES = ("init", "forward", "backward", "step")
 
 
 def chosen_of(plan: Plan | None) -> Mapping[str, Any]:
@@ -122,7 +122,7 @@ def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
         "kind": "gpu_memory",
         "rank": worst["rank"],
         "peak_bytes": _peak(worst, worst["predicted_peak_allocated_bytes"], worst["peak_allocated_bytes"]),
-        "phases": _phases(worst, 0, _PHASES),
+        "phases": _phases(worst, 0, ESTIMATED_PHASES),
         "per_rank": [
             {"rank": rank["rank"],
              **(_peak(rank, rank["predicted_peak_allocated_bytes"], rank["peak_allocated_bytes"]) or {})}
@@ -177,7 +177,7 @@ def _offloaded_bytes(plan: Plan | None) -> int:
 def _phases(rank: Mapping[str, Any], baseline_bytes: int, compared: tuple[str, ...]) -> dict[str, Any]:
     predicted: Mapping[str, int] = rank["predicted_phases"]
     seen: dict[str, int] = rank["phases"]
-    names = [*_PHASES, *(name for name in seen if name not in _PHASES)]
+    names = [*ESTIMATED_PHASES, *(name for name in seen if name not in ESTIMATED_PHASES)]
     pairs = {}
     for name in names:
         expected = predicted.get(name) if name in compared else None

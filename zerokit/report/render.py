@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from zerokit.domain.phases import PHASES
 from zerokit.memory.components import label
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.units import MIB, format_gib, format_seconds
 
-PHASE_ORDER = ("load", "init", "forward", "backward", "step", "eval", "generate", "save", "other")
 NOT_MEASURED = "not measured"
 MOST_RANKS = 64
 _PIPE_WIDTH = 160
@@ -247,7 +247,7 @@ def seconds(value: float | None) -> str:
 def ordered_phases(names: Iterable[str]) -> list[str]:
     """Phases as a step runs through them, then those the script named."""
     present = list(names)
-    return [name for name in PHASE_ORDER if name in present] + [n for n in present if n not in PHASE_ORDER]
+    return [name for name in PHASES if name in present] + [n for n in present if n not in PHASES]
 
 
 def warnings(run: RunReport) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zerokit.launcher.options import Target
     from zerokit.planner.memory_source import Say
+    from zerokit.script.entry_points import Target
     from zerokit.tuner.result import TuneResult
     from zerokit.tuner.tuning import TuneSettings
 

@@ -11,13 +11,14 @@ from typing import Any
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
-from zerokit.launcher.options import LaunchOptions, Target, check_launcher
+from zerokit.launcher.options import LaunchOptions, check_launcher
 from zerokit.launcher.rank.step_limit import WARM_UP_STEPS
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
 from zerokit.planner.plan_folder import DEFAULT_FOLDER, check_folder, write_plan
 from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.script.arguments import ScriptOptions
+from zerokit.script.entry_points import Target
 from zerokit.script.reader import STYLES, read_script
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, make_plan, make_space

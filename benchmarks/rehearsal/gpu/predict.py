@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.rehearsal.__main__ import allocator_of_run
 from benchmarks.rehearsal.gpu.cases import CASES, STEPS, Case, CaseInputs, script_path
 from zerokit.catalog import gpus
-from zerokit.launcher.options import Target
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.script.entry_points import Target
 
 
 def predict(case: Case, inputs: CaseInputs) -> dict[str, object]:

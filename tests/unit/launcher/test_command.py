@@ -14,12 +14,14 @@ from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.launcher import command as commands
 from zerokit.launcher import packed
+from zerokit.launcher.command import bootstrap_argv
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.nodes.cluster import slurm_job
 from zerokit.launcher.nodes.hostfile import Host
-from zerokit.launcher.options import BOOTSTRAP, LaunchOptions, Target
+from zerokit.launcher.options import BOOTSTRAP, LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.planner.documents import environment
+from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
 
 GPUS = Devices(kind="cuda", ranks=2, gpu_indexes=(1, 3), why="")
@@ -118,9 +120,9 @@ def test_a_plan_sets_what_the_user_has_not(tmp_path: Path) -> None:
 
 def test_our_options_go_before_a_double_dash() -> None:
     target = Target(script="t.py", module=None, arguments=("a", "--", "b"))
-    assert target.bootstrap_argv(["--x"])[1:] == ["--", "--", "t.py", "a", "--x", "--", "b"]
+    assert bootstrap_argv(target, ["--x"])[1:] == ["--", "--", "t.py", "a", "--x", "--", "b"]
     module = Target(script=None, module="p.t", arguments=("a",))
-    assert module.bootstrap_argv(["--x"])[1:] == ["--", "--", "-m", "p.t", "a", "--x"]
+    assert bootstrap_argv(module, ["--x"])[1:] == ["--", "--", "-m", "p.t", "a", "--x"]
 
 
 def test_local_rank_only_for_scripts_that_take_it(tmp_path: Path) -> None:

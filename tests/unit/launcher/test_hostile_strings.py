@@ -20,9 +20,10 @@ from zerokit.launcher import command as commands
 from zerokit.launcher import packed
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.nodes.hostfile import Host
-from zerokit.launcher.options import BOOTSTRAP, LaunchOptions, Target
+from zerokit.launcher.options import BOOTSTRAP, LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.rank.process import parse_arguments
+from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
 
 STRINGS = strings(500)

@@ -349,9 +349,10 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     from zerokit.launcher.command import Command
     from zerokit.launcher.devices import Devices
     from zerokit.launcher.launch import Launch
-    from zerokit.launcher.options import LaunchOptions, Target
+    from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.placement import Placement
     from zerokit.launcher.supervisor import observed
+    from zerokit.script.entry_points import Target
 
     launch = Launch(
         options=LaunchOptions(target=Target(script="train.py", module=None, arguments=())),

@@ -13,8 +13,9 @@ from zerokit.domain.activations import Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
+from zerokit.domain.phases import ESTIMATED_PHASES
 from zerokit.domain.profile import Variant
-from zerokit.domain.strategy import PHASES, MemoryEstimate, Strategy
+from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import Overlay, rank_model
@@ -86,7 +87,7 @@ def test_components_are_the_peak(kind: Strategy, job: Job) -> None:
     for rank in estimate(kind, job, every_rank=True).ranks:
         assert sum(rank.components.values()) == rank.peak_allocated_bytes
         assert min(rank.components.values()) > 0
-        assert set(rank.phases) == set(PHASES)
+        assert set(rank.phases) == set(ESTIMATED_PHASES)
         assert rank.peak_allocated_bytes == max(rank.phases.values()) == rank.phases[rank.peak_phase]
 
 

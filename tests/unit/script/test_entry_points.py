@@ -10,7 +10,7 @@ import pytest
 from tests.support.plans import write_plan
 from zerokit.cli import run
 from zerokit.errors import InputError
-from zerokit.launcher.consoles import resolve
+from zerokit.script.entry_points import resolve
 from zerokit.script.reader import read_script
 
 LAUNCHER = """

@@ -1,4 +1,4 @@
-"""Console commands (``trl sft``, ``llamafactory-cli train``): what their workers run.
+"""What the user wants run: a file, a module or a console command (``trl sft``, ``llamafactory-cli train``).
 
 Tools that fine-tune start ranks of their own, through accelerate or torchrun: under ``zerokit launch`` every
 rank would start all ranks again. So those that are known are resolved to what one of their workers runs.
@@ -15,7 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.errors import InputError
-from zerokit.launcher.options import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the user wants run: a script or a module, and its arguments verbatim.
+
+    Attributes:
+        source: the module that holds a console command's code.
+    """
+
+    script: str | None
+    module: str | None
+    arguments: tuple[str, ...]
+    source: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For showing and for the run folder's name."""
+        return self.script if self.script is not None else str(self.module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
