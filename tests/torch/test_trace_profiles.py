@@ -41,7 +41,7 @@ def count_by_torch(
         model = auto.from_config(
             loaded,
             dtype=torch.bfloat16,
-            attn_implementation="eager" if loaded.model_type == "gemma2" else "sdpa",
+            attn_implementation="eager" if loaded.model_type in ("gemma2", "mamba2") else "sdpa",
         ).train()
         if checkpointing:
             options = {"use_reentrant": False, "determinism_check": "none", "preserve_rng_state": False}
@@ -124,6 +124,49 @@ def test_polynomials_of_a_cut_model_are_the_whole_model(
     assert abs(timeline.forward_peak - forward) <= inputs
     assert abs(timeline.after_forward - level) <= inputs
     assert abs(max(timeline.backward.peaks) - backward) <= inputs
+
+
+CHUNKED = {
+    "mamba2": {"model_type": "mamba2", "hidden_size": 64, "state_size": 16, "num_hidden_layers": 6,
+               "head_dim": 16, "num_heads": 8, "n_groups": 1, "chunk_size": 64, "vocab_size": 777},
+    "falcon_h1": {"model_type": "falcon_h1", "hidden_size": 64, "intermediate_size": 160,
+                  "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+                  "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1,
+                  "mamba_d_state": 16, "mamba_chunk_size": 64, **SMALL},
+    "qwen3_next": {"model_type": "qwen3_next", "hidden_size": 64, "intermediate_size": 160,
+                   "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+                   "num_hidden_layers": 12, "num_attention_heads": 4, "num_key_value_heads": 2,
+                   "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                   "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_experts": 4,
+                   "num_experts_per_tok": 2, **SMALL},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointing"),
+    [
+        pytest.param(name, checkpointing, marks=() if (name, checkpointing) == ("mamba2", False) else SLOW)
+        for name in CHUNKED
+        for checkpointing in (False, True)
+    ],
+)
+def test_state_space_and_linear_attention_layers_are_traced_at_their_length(
+    name: str, checkpointing: bool
+) -> None:
+    """At a length that is no whole number of chunks, and at no other: chunks are padded."""
+    config, variant = CHUNKED[name], Variant(checkpointing="full" if checkpointing else "none")
+    found = profile_from_config(dict(config), [variant], name=name, seq_len=200)
+    assert found.trace(variant, 199) is None and found.trace(variant, 201) is None
+    trace = found.trace(variant, 200)
+    assert trace is not None
+    timeline = trace.timeline(5, 200)
+    forward, level, backward = count_by_torch("causal", dict(config), 5, 200, checkpointing)
+    inputs = 2 * 8 * 5 * 200
+    assert abs(timeline.forward_peak - forward) <= inputs
+    assert abs(timeline.after_forward - level) <= inputs
+    assert abs(max(timeline.backward.peaks) - backward) <= inputs
+    again = from_json(json.loads(json.dumps(to_json(found))))
+    assert again.trace(variant, 199) is None and again.trace(variant, 200) is not None
 
 
 @pytest.mark.slow

@@ -76,12 +76,16 @@ class ActivationTrace:
     ``gradients`` is the backward pass below ZeRO-3, one mark a gradient: the autograd functions that ZeRO-3
     puts around every module (runtime/zero/parameter_offload.py:501) keep gradients of inputs longer. Where
     it is empty, the marks of ``backward`` at gradients stand for it.
+
+    It holds for sequences of ``min_seq_len`` to ``max_seq_len`` tokens; where the model runs more operators
+    the longer the sequence is, these are one length.
     """
 
     segments: tuple[tuple[Mark, ...], ...]
     forward: tuple[Run, ...]
     backward: tuple[Run, ...]
     max_seq_len: int | None = None  # beyond it (a sliding window) another trace holds
+    min_seq_len: int = 0
     cache: tuple[Run, ...] = ()
     gradients: tuple[Run, ...] = ()
 

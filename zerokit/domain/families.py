@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zerokit.domain.hf_classes import outputs_of
 from zerokit.domain.hf_config import HfConfig
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.errors import InputError
@@ -71,12 +72,17 @@ class _Config(HfConfig):
 
 
 def from_config(
-    hf_config: Mapping[str, Any], *, name: str = "config.json", parameters: int | None = None
+    hf_config: Mapping[str, Any],
+    *,
+    name: str = "config.json",
+    parameters: int | None = None,
+    head: str | None = None,
 ) -> ModelShape:
     """The shape of the model that ``hf_config`` describes.
 
     Args:
         parameters: the exact count, where it is known; else the sum of the shapes.
+        head: one of :data:`zerokit.domain.hf_classes.HEADS`; ``None``: its family's.
 
     Raises:
         InputError: no transformer can be read out of it; names the missing key.
@@ -84,7 +90,7 @@ def from_config(
     if not isinstance(hf_config, Mapping):
         raise InputError(f"{name}: expected a configuration with named values")
     if isinstance(hf_config.get("text_config"), Mapping):
-        return _with_vision(hf_config, name, parameters)
+        return _with_vision(hf_config, name, parameters, head)
     model_type = str(hf_config.get("model_type", ""))
     if not model_type:
         raise InputError(f"{name}: model_type is missing; is it a Hugging Face config.json?")
@@ -95,7 +101,8 @@ def from_config(
     vocab = config.whole("vocab_size")
     heads = _heads(config)
     tied = config.flag("tie_word_embeddings", family.tied)
-    head = family.head
+    head = head or family.head
+    outputs = outputs_of(config, head, vocab)
     positions = family.positions(config) if family.positions is not None else 0
     embedding = 0 if head == "image-classification" else vocab * hidden
     extra = hidden * hidden if head == "mlm" else 0  # transform before the decoder
@@ -111,8 +118,8 @@ def from_config(
         heads=heads,
         kv_heads=_kv_heads(config, heads),
         head_dim=_head_dim(config, hidden, heads),
-        vocab=vocab,
-        tied=tied,
+        vocab=outputs,
+        tied=tied and outputs == vocab,
         embedding_parameters=embedding + positions * hidden,
         parameters=0,
         experts=_experts(config),
@@ -120,24 +127,22 @@ def from_config(
         gated=family.gated,
         latent_attention=family.latent_attention,
     )
-    separate_head = 0 if tied and head != "image-classification" else shape.head_parameters
+    separate_head = 0 if head == "embedding" or (shape.tied and not family.images) else shape.head_parameters
     total = shape.block_parameters + shape.embedding_parameters + separate_head + extra
     return replace(shape, parameters=parameters if parameters is not None else total)
 
 
-def _with_vision(hf_config: Mapping[str, Any], name: str, parameters: int | None) -> ModelShape:
+def _with_vision(config: Mapping[str, Any], name: str, count: int | None, head: str | None) -> ModelShape:
     """A text model with an image tower: the tower's weights count, its rare work does not."""
-    text = from_config(hf_config["text_config"], name=name)
-    vision = hf_config.get("vision_config")
+    text = from_config(config["text_config"], name=name, head=head)
+    vision = config.get("vision_config")
     tower = 0
     if isinstance(vision, Mapping) and "hidden_size" in vision:
-        h, f = (
-            int(vision["hidden_size"]),
-            int(vision.get("intermediate_size", 4 * int(vision["hidden_size"]))),
-        )
+        h = int(vision["hidden_size"])
+        f = int(vision.get("intermediate_size", 4 * h))
         tower = int(vision.get("num_hidden_layers", 0)) * (4 * h * h + 2 * h * f)
         tower += h * text.hidden
-    return replace(text, parameters=parameters if parameters is not None else text.parameters + tower)
+    return replace(text, parameters=count if count is not None else text.parameters + tower)
 
 
 def _heads(config: _Config) -> int:

@@ -1,23 +1,54 @@
-"""Which models of a config.json are modelled: by its class, and by the layers that it has.
+"""Which models of a config.json are modelled, and with which head: by its class.
 
 What is not is refused by name; its closed form would be that of another model.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from zerokit.domain.hf_config import HfConfig
 from zerokit.errors import InputError
+
+__all__ = ["CLASSIFIERS", "HEADS", "MOST_LAYERS", "Head", "check_modelled", "has_other_layers", "named_head",
+           "outputs_of"]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a model ends with.
+
+    Attributes:
+        auto_class: of Transformers, which builds it.
+        endings: of class names in ``architectures``.
+    """
+
+    auto_class: str
+    endings: tuple[str, ...]
+
+
+HEADS: Mapping[str, Head] = {
+    "causal": Head("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
+    "mlm": Head("AutoModelForMaskedLM", ("ForMaskedLM", "ForPreTraining")),
+    "seq2seq": Head("AutoModelForSeq2SeqLM", ("ForConditionalGeneration",)),
+    "speech-seq2seq": Head("AutoModelForSpeechSeq2Seq", ("WhisperForConditionalGeneration",)),
+    "image-classification": Head("AutoModelForImageClassification", ("ForImageClassification",)),
+    "sequence-classification": Head("AutoModelForSequenceClassification", ("ForSequenceClassification",)),
+    "token-classification": Head("AutoModelForTokenClassification", ("ForTokenClassification",)),
+    "question-answering": Head("AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
+    "embedding": Head("AutoModel", ("Model",)),
+}
+CLASSIFIERS = ("sequence-classification", "token-classification", "question-answering")
+"""Heads with a few outputs in place of the vocabulary."""
 
 _SEQ2SEQ = frozenset(
     {"t5", "mt5", "umt5", "bart", "mbart", "switch_transformers", "longt5", "pegasus", "marian"}
 )
-_MODELLED = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining", "ForImageClassification")
+_NO_TEXT = frozenset({"vit"})
 _MEANS: Mapping[str, str] = {
-    "ForSequenceClassification": "it has a classifier in place of the vocabulary's head",
-    "ForTokenClassification": "it has a classifier in place of the vocabulary's head",
-    "ForQuestionAnswering": "it has two outputs a token in place of the vocabulary's head",
     "ForMultipleChoice": "it has one output in place of the vocabulary's head",
     "ForConditionalGeneration": "it joins a text model with a tower for images, video or sound",
 }
@@ -32,6 +63,36 @@ _OTHER_LAYERS = (
     "linear_num_key_heads", "linear_num_value_heads", "linear_attn_config", "attention_hidden_size",
 )  # fmt: skip
 
+_OTHER_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "lightning_attention"})
+
+
+def named_head(hf_config: Mapping[str, Any]) -> str | None:
+    """The head that the classes under ``architectures`` have; ``None``: none is named, or it is not known."""
+    for architecture in hf_config.get("architectures") or ():
+        found = _head_of_class(str(architecture), hf_config.get("model_type"))
+        if found is not None:
+            return found
+    return None
+
+
+def _head_of_class(architecture: str, model_type: object) -> str | None:
+    if architecture == "WhisperForConditionalGeneration":
+        return "speech-seq2seq"
+    for name, head in HEADS.items():
+        if name == "seq2seq" and model_type not in _SEQ2SEQ:
+            continue
+        if name == "embedding":
+            continue
+        if architecture.endswith(head.endings):
+            return name
+    return "embedding" if _is_bare(architecture, str(model_type)) else None
+
+
+def _is_bare(architecture: str, model_type: str) -> bool:
+    """Whether the class is the model without a head: ``BertModel`` of ``bert``."""
+    letters = re.sub("[^a-z0-9]", "", model_type.lower())
+    return architecture.lower() == f"{letters}model" and model_type not in _NO_TEXT
+
 
 def check_modelled(hf_config: Mapping[str, Any], name: str) -> None:
     """Refuse a user's own configuration of a model that is not modelled.
@@ -40,33 +101,42 @@ def check_modelled(hf_config: Mapping[str, Any], name: str) -> None:
         InputError: names the file, the key and what is missing.
     """
     _check_numbers(hf_config, name, "")
-    model_type = hf_config.get("model_type")
     architectures = hf_config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(one, str) for one in architectures):
         raise InputError(f"{name}: architectures is {architectures!r}; expected a list of class names")
     for architecture in architectures:
-        speech = architecture == "WhisperForConditionalGeneration"
-        seq2seq = architecture.endswith("ForConditionalGeneration") and model_type in _SEQ2SEQ
-        if not (architecture.endswith(_MODELLED) or speech or seq2seq):
+        if _head_of_class(architecture, hf_config.get("model_type")) is None:
             why = next((words for ending, words in _MEANS.items() if architecture.endswith(ending)), "")
-            modelled = ", ".join(f"…{ending}" for ending in _MODELLED)
+            endings = [end for key, head in HEADS.items() if "seq2seq" not in key for end in head.endings]
             raise InputError(
                 f"{name}: architectures: {architecture} is not modelled{': ' + why if why else ''}; modelled "
-                f"are {modelled} and encoder-decoders of text and speech"
+                f"are {', '.join(f'…{end}' for end in endings)} and encoder-decoders of text and speech"
             )
     if any(isinstance(hf_config.get(key), Mapping) for key in ("vision_config", "audio_config")):
         raise InputError(
             f"{name}: vision_config, audio_config: a model of text with a tower for images or sound is not "
-            "modelled; give the config.json of its text model to estimate that part alone"
+            "modelled; give the config.json of its text model to estimate that part alone, or run the script "
+            "through `zerokit rehearse`"
         )
-    if model_type == "vit":  # its classes count as labels
-        return
-    for key in _OTHER_LAYERS:
-        if hf_config.get(key) is not None:
-            raise InputError(
-                f"{name}: {key}: the state-space or linear-attention layers of model_type {model_type!r} are "
-                "not modelled"
-            )
+
+
+def outputs_of(config: HfConfig, head: str, vocab: int) -> int:
+    """Width of what the head gives for a token; 1 where there is no head."""
+    if head == "embedding":
+        return 1
+    if head == "question-answering":
+        return 2
+    if head not in CLASSIFIERS:
+        return vocab
+    labels = config.values.get("id2label")
+    return config.whole("num_labels", default=len(labels) if isinstance(labels, Mapping) and labels else 2)
+
+
+def has_other_layers(hf_config: Mapping[str, Any]) -> bool:
+    """Whether it has state-space or linear-attention layers, whose closed form is not known."""
+    kinds = hf_config.get("layer_types")
+    named = {str(kind) for kind in kinds} if isinstance(kinds, list) else set()
+    return bool(named & _OTHER_KINDS) or any(hf_config.get(key) is not None for key in _OTHER_LAYERS)
 
 
 def _check_numbers(value: object, name: str, path: str) -> None:

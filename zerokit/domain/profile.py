@@ -109,6 +109,11 @@ def variants_of(job: Job, strategy: Strategy, head: str | None = None) -> tuple[
     return tuple(Variant.of(job, strategy, phase) for phase in phases)
 
 
+def tokens_of_a_rank(job: Job, strategy: Strategy) -> int:
+    """Tokens of a sequence on one rank: Ulysses divides them."""
+    return max(1, job.seq_len // strategy.sequence_parallel)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One parameter tensor of the full model.
@@ -176,10 +181,18 @@ class ModelProfile:
         """Whether this very variant was traced."""
         return variant.key in self.traces
 
+    def has_all(self, job: Job, strategy: Strategy) -> bool:
+        """Whether the variants that this job and strategy need were traced, for sequences so long."""
+        wanted = variants_of(job, strategy, self.head)
+        if job.inference:
+            return all(self.has(variant) for variant in wanted)
+        tokens = tokens_of_a_rank(job, strategy)
+        return all(self.trace(variant, tokens) is not None for variant in wanted)
+
     def trace(self, variant: Variant, seq_len: int) -> ActivationTrace | None:
         """The trace that holds for this variant and sequence length, if there is one."""
         for trace in self.traces.get(variant.key, ()):
-            if trace.max_seq_len is None or seq_len <= trace.max_seq_len:
+            if trace.min_seq_len <= seq_len and (trace.max_seq_len is None or seq_len <= trace.max_seq_len):
                 return trace
         return None
 

@@ -81,6 +81,7 @@ def _trace(trace: Mapping[str, Any], segments: int, what: str) -> None:
     limit = trace.get("max_seq_len")
     if limit is not None:
         _whole(limit, f"{what}.max_seq_len")
+    _whole(trace.get("min_seq_len", 0), f"{what}.min_seq_len")
     own = _list(trace.get("segments"), what)
     for number in own:
         _whole(number, what, below=segments)

@@ -81,6 +81,7 @@ def to_json(profile: ModelProfile) -> dict[str, Any]:
         traces[key] = [
             {
                 "max_seq_len": trace.max_seq_len,
+                **({"min_seq_len": trace.min_seq_len} if trace.min_seq_len else {}),
                 "segments": [segment(marks) for marks in trace.segments],
                 "forward": _pack_runs(trace.forward),
                 "backward": _pack_runs(trace.backward),
@@ -185,6 +186,7 @@ class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
                     forward=_unpack_runs(row["forward"]),
                     backward=_unpack_runs(row["backward"]),
                     max_seq_len=row["max_seq_len"],
+                    min_seq_len=row.get("min_seq_len", 0),
                     cache=_unpack_runs(row.get("cache", ())),
                     gradients=_unpack_runs(row.get("gradients", ())),
                 )

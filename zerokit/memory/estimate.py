@@ -13,7 +13,7 @@ from zerokit.domain.activations import ActivationTrace, Timeline
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile, Variant
+from zerokit.domain.profile import ModelProfile, Variant, tokens_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
 from zerokit.memory.components import Component, in_ram, on_nvme
@@ -68,7 +68,7 @@ def usable_trace(
 ) -> tuple[Variant, ActivationTrace, tuple[int, int] | None] | None:
     """The variant to use, its trace, and (traced, wanted) LoRA rank where these differ: the widths
     of the adapters hardly move the activations, whose terms in the model's width dwarf them."""
-    tokens = _tokens(job, strategy)
+    tokens = tokens_of_a_rank(job, strategy)
     variant = Variant.of(job, strategy)
     trace = profile.trace(variant, tokens)
     if trace is not None:
@@ -78,11 +78,6 @@ def usable_trace(
     variant = replace(variant, lora_rank=CATALOGUE_LORA_RANK)
     trace = profile.trace(variant, tokens)
     return None if trace is None else (variant, trace, (CATALOGUE_LORA_RANK, job.lora.rank))
-
-
-def _tokens(job: Job, strategy: Strategy) -> int:
-    """Tokens of a sequence on one rank: Ulysses divides them."""
-    return max(1, job.seq_len // strategy.sequence_parallel)
 
 
 @lru_cache(maxsize=2048)
@@ -125,7 +120,7 @@ def estimate_traced(
         model = rank_model(profile, variant, trace, adapters)
     if strategy.pipeline_parallel > 1:
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
-    timeline = trace.timeline(strategy.settings.micro_batch, _tokens(job, strategy))
+    timeline = trace.timeline(strategy.settings.micro_batch, tokens_of_a_rank(job, strategy))
     scene = _scene(model, _as_it_runs(strategy, cluster), _Degrees.of(strategy, cluster), every_rank)
     ranks = _ranks(scene, timeline)
     peak = max(rank.peak_allocated_bytes for rank in ranks)
@@ -165,7 +160,7 @@ def _pipeline(
     adapters: tuple[int, int] | None,
 ) -> MemoryEstimate:
     """Every stage as a model of its own; ranks in the order of ``PipeModelDataParallelTopology``."""
-    settings, tokens = strategy.settings, _tokens(job, strategy)
+    settings, tokens = strategy.settings, tokens_of_a_rank(job, strategy)
     degrees = _Degrees.of(strategy, cluster)
     cut = stages(model, strategy.pipeline_parallel)
     ranks: list[RankEstimate] = []

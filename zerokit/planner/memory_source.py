@@ -113,8 +113,7 @@ class Source:
         """Whether a trace is at hand: for a user's own model exactly the one that is needed."""
         if self.catalogued:
             return covers(profile, job, strategy)
-        wanted = variants_of(job, strategy, profile.head)
-        return covers(profile, job, strategy) and all(profile.has(variant) for variant in wanted)
+        return covers(profile, job, strategy) and profile.has_all(job, strategy)
 
     def _may_trace(self, job: Job, strategy: Strategy) -> bool:
         key = variants_of(job, strategy, self.head)[0].key
@@ -144,7 +143,7 @@ class Source:
         key = variants_of(job, strategy, self.head)[0].key
         assert self.hf_config is not None
         kept = cached(self.hf_config, self.head, self.say)
-        if kept is None or key not in kept.traces:
+        if kept is None or not kept.has_all(job, strategy):
             self.say(f"tracing {self.name} ({key}), once; then it comes from a cache")
         try:
             self.profile = complete(

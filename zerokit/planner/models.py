@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from zerokit.domain.families import FAMILIES, from_config
-from zerokit.domain.hf_classes import check_modelled
+from zerokit.domain.hf_classes import check_modelled, has_other_layers, named_head
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.errors import FileInputError, InputError
@@ -21,6 +21,13 @@ from zerokit.units import format_count, parse_count
 # "7b" is what people call 6.74e9: a figure of so many digits within this names the model
 _SAME_SIZE = (0.0, 0.06, 0.06, 0.015)
 _CLOSED_FORM_WITHIN = 0.02  # of Transformers' count: a closed form that is further off is of another model
+_ROUGH = {
+    False: "step times are those of the products in the model that transformers builds; how many kernels its "
+    "layers launch is a guess",
+    True: "step times count the products of state-space and linear-attention layers, not their scans: no "
+    "more than a rough guide; memory is that of Transformers' own PyTorch code, and the kernels of "
+    "mamba-ssm, causal-conv1d or flash-linear-attention take less",
+}
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -72,11 +79,12 @@ def _chosen(
     *,
     trace: str,
     head: str | None = None,
+    shape: ModelShape | None = None,
     catalogued: bool = False,
     closed_form: bool = True,
     say: Say = silent,
 ) -> Chosen:
-    shape = from_config(config, name=name, parameters=parameters)
+    shape = shape or from_config(config, name=name, parameters=parameters)
     source = Source(shape=shape, name=name, head=head, hf_config=config, trace=trace, closed_form=closed_form,
                     say=say)  # fmt: skip
     if catalogued:
@@ -153,40 +161,55 @@ def _from_file(place: Path, single: bool, say: Say) -> Chosen:
     if document.problems:
         first = document.problems[0]
         raise FileInputError(str(place), f"{first.message}; {first.fix}", *first.place)
-    shape = from_config(config, name=str(place))
-    counted = _counted(config, place, shape)
-    how = "counted from the configuration" if counted is None else "as transformers builds it"
-    note = f"{place}: {format_count(counted or shape.parameters)} parameters, {how}"
-    alike = counted is None or abs(shape.parameters / counted - 1) <= _CLOSED_FORM_WITHIN
-    notes: tuple[str, ...] = (note,)
-    if not alike:
-        notes += (
-            f"step times are those of the layers read from {place}, {format_count(shape.parameters)} of "
-            f"{format_count(counted or 0)} parameters: no more than a rough guide",
-        )
+    found = _shape(config, place)
     trace = "always" if single else "some"
-    return _chosen(config, str(place), counted, notes, trace=trace, closed_form=alike, say=say)
+    return _chosen(config, str(place), None, found.notes, trace=trace, head=found.head,
+                   shape=found.shape, closed_form=found.closed_form, say=say)  # fmt: skip
 
 
-def _counted(config: Mapping[str, Any], place: Path, shape: ModelShape) -> int | None:
-    """Transformers' own count, where it is installed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What a configuration's model is; ``closed_form``: whether its family's formulas hold for it."""
+
+    shape: ModelShape
+    head: str
+    closed_form: bool
+    notes: tuple[str, ...]
+
+
+def _shape(config: Mapping[str, Any], place: Path) -> _Read:
+    """The model as Transformers builds it, where that is installed; else as its family's table says.
 
     Raises:
         InputError: Transformers cannot build it; or it is not here, and the family's shape is not known.
     """
-    if find_spec("torch") is not None and find_spec("transformers") is not None:
-        from zerokit.trace.count import count_parameters
+    known = str(config.get("model_type")) in FAMILIES and not has_other_layers(config)
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        head = named_head(config)
+        if not known:
+            raise InputError(
+                f"{place}: model_type {config.get('model_type')!r} is counted and traced by Transformers, "
+                "which is not installed here; install torch and transformers, or give ⟨params⟩"
+            )
+        shape = from_config(config, name=str(place), head=head)
+        note = f"{place}: {format_count(shape.parameters)} parameters, counted from the configuration"
+        return _Read(shape=shape, head=head or shape.head, closed_form=True, notes=(note,))
+    from zerokit.trace.shape import shape_of
 
-        try:
-            return count_parameters(config)
-        except InputError as error:
-            raise InputError(f"{place}: {error.marked}") from None
-    if shape.family not in FAMILIES:
-        raise InputError(
-            f"{place}: model_type {shape.family!r} is counted and traced by Transformers, which is not "
-            "installed here; install torch and transformers, or give ⟨params⟩"
-        )
-    return None
+    # what its keys do not say is an error with the key's name here, before Transformers speaks
+    table = from_config(config, name=str(place), head=named_head(config)) if known else None
+    try:
+        built = shape_of(config, str(place))
+    except InputError as error:
+        raise InputError(f"{place}: {error.marked}") from None
+    notes = [f"{place}: {format_count(built.parameters)} parameters, as transformers builds it"]
+    if built.head == "embedding":
+        notes.append("a model without a head: traced with a loss of the mean of its last hidden states")
+    if table is not None and abs(table.parameters / built.parameters - 1) <= _CLOSED_FORM_WITHIN:
+        shape = replace(table, parameters=built.parameters, head=built.head)
+        return _Read(shape=shape, head=built.head, closed_form=True, notes=tuple(notes))
+    notes.append(_ROUGH[has_other_layers(config)])
+    return _Read(shape=built, head=built.head, closed_form=False, notes=tuple(notes))
 
 
 def _sized(params: str, single: bool, say: Say) -> Chosen:

@@ -305,7 +305,10 @@ class TimeModel:
         saves its own after it (peft/tuners/lora/layer.py, ``Linear.forward``)."""
         if self.job.use_reentrant_checkpointing or self._adapter_share() == 1.0:
             return 0.0
-        last = [gemm for gemm in stack.gemms if gemm.kind == "mlp" and gemm.split == "row"][-1]
+        rows = [gemm for gemm in stack.gemms if gemm.kind == "mlp" and gemm.split == "row"]
+        if not rows:
+            return 0.0
+        last = rows[-1]
         peak = self.peak(strategy.settings.precision)
         return self._product(last, self._tokens(stack, strategy), strategy.tensor_parallel, peak)
 

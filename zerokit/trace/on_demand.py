@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile, variants_of
+from zerokit.domain.profile import ModelProfile, tokens_of_a_rank, variants_of
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.trace import store
@@ -49,7 +49,7 @@ def complete(
     place = store.cache_place(hf_config, head)
     known = [p for p in (profile, cached(hf_config, head)) if p is not None]
     merged = store.merged(known) if known else None
-    if merged is not None and all(merged.has(variant) for variant in variants_of(job, strategy, merged.head)):
+    if merged is not None and merged.has_all(job, strategy):
         return merged
     added = _traced(hf_config, job, strategy, name, head)
     result = store.merged([*([merged] if merged is not None else []), added])
@@ -72,7 +72,9 @@ def _traced(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return profile_from_config(config, variants, name=name, head=head)
+            return profile_from_config(
+                config, variants, name=name, head=head, seq_len=tokens_of_a_rank(job, strategy)
+            )
         except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"{name} could not be traced ({variants[0].key}): {line}") from error

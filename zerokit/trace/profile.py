@@ -9,14 +9,18 @@ from typing import Any
 import torch
 
 from zerokit.domain.activations import ActivationTrace
+from zerokit.domain.hf_classes import has_other_layers
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, build
-from zerokit.trace.recording.fit import fit, plain_point, points
+from zerokit.trace.recording.fit import MICRO_BATCHES, fit, plain_point, points
 from zerokit.trace.recording.record import leaf_modules, record, saved_views
 from zerokit.trace.recording.serving import record_serving
 
 _LENGTHS = (128, 256, 512)
+_SHORT = (16, 80)
+_MOST_EVENTS = 50_000
+"""Allocations and frees of a step that are traced: about 40 seconds in all."""
 
 
 def windows(hf_config: Mapping[str, Any]) -> int | None:
@@ -57,6 +61,43 @@ def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
     return tuple(traces)
 
 
+def _of_one_length(
+    hf_config: Mapping[str, Any], head: str | None, variant: Variant, seq_len: int
+) -> ActivationTrace:
+    """A trace that holds for sequences of this length alone: state-space and linear-attention layers pad it
+    to whole chunks, and run more operators the longer it is.
+
+    Raises:
+        InputError: these are too many.
+    """
+    short = [(MICRO_BATCHES[0], length) for length in _SHORT]
+    hooked = replace(variant, zero3_linear=True)  # one pass
+    brief, longer = (
+        len(record(_attention(hf_config, head, hooked), hooked, [point], point)[0][0]) for point in short
+    )
+    more = max(0, longer - brief) * seq_len // (_SHORT[1] - _SHORT[0])
+    if more > _MOST_EVENTS:
+        raise InputError(
+            f"its layers run one operator after the other over {seq_len:,} tokens, too many to trace "
+            f"(some {more:,} allocations)"
+        )
+    built, sizes = _attention(hf_config, head, variant), points((seq_len,))
+    events, plain = record(built, variant, sizes, sizes[-1])
+    return fit(
+        events, (seq_len,), built.stacks, seq_len, autocast=variant.autocast, plain=plain, min_seq_len=seq_len
+    )
+
+
+def _traces(
+    hf_config: Mapping[str, Any], head: str | None, variant: Variant, built: BuiltModel, seq_len: int | None
+) -> tuple[ActivationTrace, ...]:
+    if variant.phase == "train" and has_other_layers(built.config.get_text_config().to_dict()):
+        if seq_len is None:
+            raise InputError("state-space and linear-attention layers are traced for one sequence length")
+        return (_of_one_length(hf_config, head, variant, seq_len),)
+    return _trace(built, variant)
+
+
 def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant) -> BuiltModel:
     """Build with the attention asked for, or eager where the model has no other (as Transformers does)."""
     try:
@@ -80,8 +121,12 @@ def profile_from_config(
     name: str,
     family: str = "",
     head: str | None = None,
+    seq_len: int | None = None,
 ) -> ModelProfile:
     """Trace a model from its config: no weights, no GPU, no network, no remote code.
+
+    Args:
+        seq_len: for which to trace a model whose operators depend on the length; ``None``: it is refused.
 
     Raises:
         InputError: Transformers cannot build the model.
@@ -123,7 +168,7 @@ def profile_from_config(
             parameters = mine
         leaves |= {name.rpartition(".")[2] for name in leaf_modules(built.model)}
         ties |= built.ties  # under adapters the names are others
-        traces[variant.key] = _trace(built, variant)
+        traces[variant.key] = _traces(hf_config, head, variant, built, seq_len)
     return ModelProfile(
         name=name,
         family=family or str(hf_config.get("model_type", "")),

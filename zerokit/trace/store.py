@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.profile_check import check
 from zerokit.domain.profile_json import FORMAT, from_json, to_json
@@ -21,7 +22,7 @@ from zerokit.machine.versions import installed
 
 _CACHE_FORMAT = b"zerokit.profile-cache/1"
 _LARGEST_BYTES = 1 << 30
-_RECORDED = "leaves"
+_RECORDED = "leaves, one length"
 """Changed when traces begin to record what cached profiles of the same format lack."""
 
 
@@ -98,12 +99,23 @@ def _read_regular(place: Path) -> bytes:
         return file.read()
 
 
+def _traces(profiles: Sequence[ModelProfile]) -> dict[str, tuple[ActivationTrace, ...]]:
+    """Of each variant the last profile's; but those that hold for one length stand side by side."""
+    found: dict[str, dict[tuple[int, int | None], ActivationTrace]] = {}
+    for profile in profiles:
+        for key in profile.traces:
+            traces = {(one.min_seq_len, one.max_seq_len): one for one in profile.traces[key]}
+            keep = found.get(key, {}) if all(start for start, _ in traces) else {}
+            found[key] = {**keep, **traces}
+    return {key: tuple(traces.values()) for key, traces in found.items()}
+
+
 def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:
     """One profile with the traces of all; of the same model."""
     first = profiles[0]
     return replace(
         first,
-        traces={k: p.traces[k] for p in profiles for k in p.traces},
+        traces=_traces(profiles),
         ties={k: v for p in profiles for k, v in p.ties.items()},
         parameter_sets={k: v for p in profiles for k, v in p.parameter_sets.items()},
     )

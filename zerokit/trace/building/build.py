@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zerokit.domain.hf_classes import CLASSIFIERS, HEADS, named_head
 from zerokit.domain.profile import Variant
 from zerokit.errors import InputError
 
@@ -20,13 +21,7 @@ KEEP_PER_RUN = 4
 """Layers kept of a run of equal ones: what the first two and the last leave alive at their borders
 differs (a loop variable still holds the embedding's output); from the third on it repeats."""
 
-AUTO_CLASSES = {
-    "causal": "AutoModelForCausalLM",
-    "mlm": "AutoModelForMaskedLM",
-    "seq2seq": "AutoModelForSeq2SeqLM",
-    "image-classification": "AutoModelForImageClassification",
-    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
-}
+AUTO_CLASSES = {name: head.auto_class for name, head in HEADS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +79,26 @@ def read_config(hf_config: Mapping[str, Any]) -> Any:
         )
     values.pop("quantization_config", None)
     try:
-        return AutoConfig.for_model(model_type, **values)
+        return AutoConfig.for_model(model_type, **_with_infinities(values))
     except Exception as error:  # transformers checks values with classes of its own, one for each mistake
         what = " ".join(str(error).split())[:300]
         raise InputError(f"the model's config ({model_type}) is not usable: {what}") from error
 
 
+def _with_infinities(value: Any) -> Any:
+    """A copy with numbers that JSON has not as numbers: Transformers writes ``{"__float__": "Infinity"}``."""
+    if isinstance(value, Mapping):
+        if list(value) == ["__float__"]:
+            return float(value["__float__"])
+        return {key: _with_infinities(inner) for key, inner in value.items()}
+    return [_with_infinities(inner) for inner in value] if isinstance(value, list) else value
+
+
 def head_of(hf_config: Mapping[str, Any]) -> str:
     """Which head a config.json asks for: its ``architectures``, else what its type is used for."""
-    names = " ".join(str(name) for name in hf_config.get("architectures") or ())
-    for mark, head in (
-        ("ForCausalLM", "causal"),
-        ("LMHeadModel", "causal"),
-        ("ForMaskedLM", "mlm"),
-        ("ForPreTraining", "mlm"),
-        ("ForImageClassification", "image-classification"),
-        ("WhisperForConditional", "speech-seq2seq"),
-        ("ForConditionalGeneration", "seq2seq"),
-    ):
-        if mark in names:
-            return head
+    named = named_head(hf_config)
+    if named is not None:
+        return named
     from transformers.models.auto import modeling_auto as auto
 
     model_type = hf_config.get("model_type")
@@ -116,6 +111,37 @@ def head_of(hf_config: Mapping[str, Any]) -> str:
         if model_type in mapping and model_type not in ("bert", "roberta", "electra"):
             return head
     return "mlm"
+
+
+def prepared_config(hf_config: Mapping[str, Any], head: str) -> Any:
+    """The configuration object with what training with this head sets.
+
+    Raises:
+        InputError: it cannot be used with the installed Transformers, or the head is not known.
+    """
+    if head not in AUTO_CLASSES:
+        raise InputError(f"head {head!r}: use one of {', '.join(AUTO_CLASSES)}")
+    config = read_config(hf_config)
+    text = config.get_text_config(decoder=True)
+    config.use_cache = text.use_cache = False  # also of the text model inside one of images and text
+    if head == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    if head in CLASSIFIERS and getattr(text, "pad_token_id", None) is None:
+        # a decoder's classifier looks for the last token that is no padding (modeling_layers.py)
+        config.pad_token_id = text.pad_token_id = 0
+    return config
+
+
+@contextmanager
+def usable() -> Iterator[None]:
+    """Turn whatever a model's constructor raises on values that do not go together into an InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        what = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InputError(f"transformers cannot build this model: {what}") from error
 
 
 def _signature(layer: nn.Module) -> tuple[Any, ...]:
@@ -198,22 +224,13 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
     import transformers
 
     dtype = torch.bfloat16 if variant.precision == "16" else torch.float32  # fp16 allocates as bf16 does
-    config = read_config(hf_config)
-    config.use_cache = False
-    config.get_text_config(decoder=True).use_cache = False  # of a model of images and text
     head = head or head_of(hf_config)
-    if head == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
-    if head not in AUTO_CLASSES:
-        raise InputError(f"head {head!r}: use one of {', '.join(AUTO_CLASSES)}")
+    config = prepared_config(hf_config, head)
     auto = getattr(transformers, AUTO_CLASSES[head])
-    try:
+    with usable():
         with torch.device("meta"):
             model = auto.from_config(config, dtype=dtype, attn_implementation=variant.attention)
         config = model.config
-    except Exception as error:  # whatever a constructor raises on values that do not go together
-        what = " ".join(str(error).split())[:300]
-        raise InputError(f"transformers cannot build this model: {what}") from error
     if variant.tensor_parallel > 1:
         from zerokit.trace.building.tensor_parallel import shard
 

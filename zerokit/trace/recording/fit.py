@@ -285,6 +285,7 @@ def fit(
     kept: frozenset[int] = frozenset(),
     autocast: bool = False,
     plain: Sequence[Event] = (),
+    min_seq_len: int = 0,
 ) -> ActivationTrace:
     """One activation trace from traces at ``points(lengths)``, for the full number of layers.
 
@@ -313,6 +314,7 @@ def fit(
         forward=forward_runs,
         backward=backward_runs,
         max_seq_len=max_seq_len,
+        min_seq_len=min_seq_len,
         cache=cache,
         gradients=gradients,
     )

@@ -141,6 +141,10 @@ class Hooks:
         module.register_forward_hook(post_forward)
 
 
+LABELS = ("labels", "start_positions", "end_positions")
+"""Of a batch, what only the loss reads."""
+
+
 def make_inputs(built: BuiltModel, micro_batch: int, seq_len: int, padding: bool) -> dict[str, torch.Tensor]:
     """A training batch of the kind the head takes. Shapes (micro_batch, seq_len) of int64, or images."""
     config = built.config
@@ -158,10 +162,22 @@ def make_inputs(built: BuiltModel, micro_batch: int, seq_len: int, padding: bool
         dtype = next(built.model.parameters()).dtype
         features = torch.zeros(micro_batch, config.num_mel_bins, frames, dtype=dtype)
         return {"input_features": features, "labels": tokens}
-    inputs = {"input_ids": tokens, "labels": tokens}
+    inputs = {"input_ids": tokens, **_labels(built.head, tokens)}
     if padding:
         inputs["attention_mask"] = torch.ones(micro_batch, seq_len, dtype=torch.long)
     return inputs
+
+
+def _labels(head: str, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the head compares its outputs with. Int64 of shape (micro_batch,), or that of the tokens."""
+    if head == "embedding":
+        return {}
+    one_each = torch.zeros(tokens.shape[0], dtype=torch.long)
+    if head == "sequence-classification":
+        return {"labels": one_each}
+    if head == "question-answering":
+        return {"start_positions": one_each, "end_positions": one_each.clone()}
+    return {"labels": tokens}
 
 
 def materialise(model: nn.Module) -> None:
@@ -279,7 +295,7 @@ def _step(model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor], autoc
         # autocast_if_enabled around the module's forward, engine.py:3006
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             outputs = model(**inputs)
-        loss = outputs.loss
+        loss = outputs.loss if "loss" in outputs else outputs[0].mean()  # of a model without a head
         del outputs
         tracker.mark("phase", "backward")
         loss.backward()

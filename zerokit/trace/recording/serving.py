@@ -20,7 +20,7 @@ from zerokit.domain.profile import Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.recording.kernels import cuda_kernels
-from zerokit.trace.recording.record import Hooks, make_inputs, materialise, replace_model
+from zerokit.trace.recording.record import LABELS, Hooks, make_inputs, materialise, replace_model
 from zerokit.trace.recording.storage import Event, StorageTracker
 
 
@@ -123,7 +123,7 @@ class _Tracer:
     def prompt(self, batch: int, length: int) -> tuple[list[Event], frozenset[int]]:
         """The pass over the prompt, up to the first token; and the storages of the cache."""
         inputs = make_inputs(self.built, batch, length, self.variant.padding)
-        inputs.pop("labels")
+        inputs = {key: value for key, value in inputs.items() if key not in LABELS}
         if self.built.head != "causal":
             with self._tracker() as tracker:
                 tracker.count(inputs.values())
@@ -165,7 +165,7 @@ def record_serving(
     Raises:
         InputError: the model generates in another way than by a decoder over its own cache.
     """
-    if built.head not in ("causal", "mlm", "image-classification"):
+    if "seq2seq" in built.head:
         raise InputError(f"inference of a {built.head} model is not traced")
     with (
         FakeTensorMode(allow_non_fake_inputs=True),

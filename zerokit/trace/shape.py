@@ -1,0 +1,168 @@
+"""The matrices of the model that Transformers builds from a config.json, on no device.
+
+What :mod:`zerokit.domain.families` reads out of the configuration of a family that it knows, this reads out
+of the modules of any: their exact count, and for the time model the products of each layer.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerokit.domain.model_shape import Gemm, ModelShape, Stack
+from zerokit.errors import InputError
+from zerokit.trace.building.build import AUTO_CLASSES, head_of, prepared_config, usable
+
+_EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "experts_per_token",
+    "moe_top_k", "num_selected_experts",
+)  # fmt: skip
+_NUMBERED = re.compile(r"\.\d+(?=\.)")
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+
+
+def shape_of(hf_config: Mapping[str, Any], name: str, head: str | None = None) -> ModelShape:
+    """The shape of the model, ``parameters`` counted exactly: all of them, tied ones once.
+
+    Raises:
+        InputError: the installed Transformers cannot build a model of this configuration.
+    """
+    import transformers
+
+    head = head or head_of(hf_config)
+    config = prepared_config(hf_config, head)
+    auto = getattr(transformers, AUTO_CLASSES[head])
+    with usable(), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: nn.Module = auto.from_config(config)
+    return _read(model, config, name, head)
+
+
+def _read(model: nn.Module, config: Any, name: str, head: str) -> ModelShape:
+    text = config.get_text_config().to_dict()  # attributes that differ by layer cannot be asked for
+    hidden = _whole(text, "hidden_size", "d_model", "n_embd", "dim") or _widest(model)
+    heads = _whole(text, "num_attention_heads", "n_head", "n_heads", "num_heads") or 1
+    kv_heads = _whole(text, "num_key_value_heads", "num_kv_heads") or heads
+    head_dim = _whole(text, "head_dim", "d_kv") or max(1, hidden // heads)
+    experts = _whole(text, "num_experts", "num_local_experts", "n_routed_experts") or 1
+    active = min(experts, _whole(text, *_EXPERTS_PER_TOKEN) or experts)
+    widths = (heads * head_dim, 2 * kv_heads * head_dim)
+    causal = head in ("causal", "sequence-classification")
+    stacks = tuple(_stacks(model, hidden, widths, float(active), causal))
+    if not stacks:
+        raise InputError(f"model_type {config.model_type!r}: no list of layers is in the model")
+    outputs, inputs = _call(model, "get_output_embeddings"), _call(model, "get_input_embeddings")
+    return ModelShape(
+        name=name,
+        family=str(config.model_type),
+        head=head,
+        stacks=stacks,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=_outputs(outputs, config, text, head),
+        tied=outputs is not None and getattr(inputs, "weight", None) is getattr(outputs, "weight", 0),
+        embedding_parameters=sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        experts=experts,
+        experts_per_token=active,
+        gated=any("gate" in gate for gate, _ in model.named_modules()),
+    )
+
+
+def _whole(values: Mapping[str, Any], *keys: str) -> int | None:
+    for key in keys:
+        value = values.get(key)
+        value = max(value) if isinstance(value, list | tuple) and value else value
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _call(model: Any, name: str) -> Any:
+    try:
+        return getattr(model, name)()
+    except (AttributeError, NotImplementedError, TypeError):
+        return None
+
+
+def _widest(model: nn.Module) -> int:
+    found = next((m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding)), None)
+    return int(found) if found else max(parameter.shape[-1] for parameter in model.parameters())
+
+
+def _outputs(head_module: Any, config: Any, text: Mapping[str, Any], head: str) -> int:
+    if head == "embedding":
+        return 1
+    if head == "question-answering":
+        return 2
+    if head in ("sequence-classification", "token-classification", "image-classification"):
+        return int(config.num_labels)
+    width = getattr(head_module, "out_features", None)
+    return int(width or _whole(text, "vocab_size") or 1)
+
+
+def _stacks(
+    model: nn.Module, hidden: int, widths: tuple[int, int], active: float, causal: bool
+) -> Iterator[Stack]:
+    """One for each kind of layer in the outermost lists of layers."""
+    taken: list[str] = []
+    for path, layers in model.named_modules():
+        if not isinstance(layers, nn.ModuleList) or any(path.startswith(f"{other}.") for other in taken):
+            continue
+        if not any(True for _ in layers.parameters()):
+            continue
+        taken.append(path)
+        counts: dict[tuple[Any, ...], int] = {}
+        kinds: dict[tuple[Any, ...], Stack] = {}
+        for layer in layers:
+            kind = tuple((key, tuple(p.shape)) for key, p in layer.named_parameters())
+            counts[kind] = counts.get(kind, 0) + 1
+            if kind not in kinds:
+                kinds[kind] = _stack(layer, hidden, widths, active, causal)
+        for kind, stack in kinds.items():
+            yield replace(stack, layers=counts[kind])
+
+
+def _stack(layer: nn.Module, hidden: int, widths: tuple[int, int], active: float, causal: bool) -> Stack:
+    gemms = tuple(_gemms(layer, hidden, active))
+    attends = any(_ATTENTION.search(type(module).__name__) for module in layer.modules())
+    own = sum(parameter.numel() for parameter in layer.parameters())
+    ffn = max((g.k for g in gemms if g.kind == "mlp" and g.split == "row"), default=hidden)
+    return Stack(
+        layers=1, gemms=gemms, hidden=hidden, ffn=ffn, attention_width=widths[0] if attends else 0,
+        kv_width=widths[1] if attends else 0, causal=causal,
+        other=max(0, own - sum(gemm.parameters for gemm in gemms)),
+    )  # fmt: skip
+
+
+def _gemms(layer: nn.Module, hidden: int, active: float) -> Iterator[Gemm]:
+    """The products of a layer: of linear modules, and of experts, stacked or in a list."""
+    from transformers.pytorch_utils import Conv1D
+
+    found: dict[tuple[str, int, int], int] = {}
+    for path, module in layer.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            rows, columns = module.weight.shape
+            n, k = (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
+            place = _NUMBERED.sub(".*", f".{path}")
+            found[place, n, k] = found.get((place, n, k), 0) + 1
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() == 3 and parameter.shape[0] > 1 and "conv" not in path:
+                copies, n, k = parameter.shape
+                found[f".{path}.{name}.*", n, k] = copies
+    for (place, n, k), copies in found.items():
+        many = copies > 1 and "*" in place
+        yield Gemm(
+            n=n, k=k, split="row" if n == hidden else "column", copies=copies,
+            active=min(active, copies) if many else float(copies),
+            kind="attention" if _ATTENTION.search(place) else "mlp",
+        )  # fmt: skip
