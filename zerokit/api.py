@@ -65,7 +65,11 @@ def _shows_options(function: F) -> F:
 
 @_shows_options
 def plan(
+    script: Path | None = None,
+    arguments: Sequence[str] = (),
     *,
+    module: str | None = None,
+    rehearsal_seconds: float | None = None,
     recipe: Path | None = None,
     out: Path | None = None,
     top: int = 5,
@@ -74,7 +78,13 @@ def plan(
 ) -> PlanResult:
     """Choose the fastest DeepSpeed strategy that fits, and say why.
 
+    With a script the plan is for what the script really allocates: it is rehearsed on GPUs that are not
+    there, as are the best three strategies before one is chosen.
+
     Args:
+        script: its path, or ``module``: its name, as ``python -m`` takes it; its model need not be named.
+        arguments: the script's own.
+        rehearsal_seconds: with a script, after so long no further rehearsal is begun; None: 600.
         recipe: a recipe's name or file, or a ``plan.yaml``, whose options hold where none is given here.
         out: a folder for ``ds_config.json``, ``accelerate.yaml`` and ``plan.yaml``; None: nothing is written
             (``PlanResult.write`` does it later).
@@ -95,13 +105,21 @@ def plan(
     >>> plan.chosen.micro_batch * plan.chosen.gradient_accumulation * plan.chosen.data_parallel
     64
     """
-    from zerokit import planner
+    from zerokit import planner, script_planner
+    from zerokit.errors import InputError
 
-    return planner.plan(
-        normalized(options),
+    given = normalized(options)
+    if script is None and module is None:
+        if arguments or rehearsal_seconds is not None:
+            raise InputError("⟨arguments⟩, ⟨rehearsal_seconds⟩: only with ⟨script⟩ or ⟨module⟩")
+        return planner.plan(given, recipe=_text(recipe), out=_text(out), top=top, say=say)
+    return script_planner.plan_script(
+        _target(script, module, arguments),
+        given,
         recipe=_text(recipe),
         out=_text(out),
         top=top,
+        seconds=script_planner.DEFAULT_SECONDS if rehearsal_seconds is None else rehearsal_seconds,
         say=say,
     )
 
@@ -279,6 +297,7 @@ def launch(
     from zerokit.launcher import attempts
     from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
+    from zerokit.rehearsal.of_launch import rehearse_launch
 
     target = _target(script, module, arguments)
     chosen = choose_plan(
@@ -297,6 +316,7 @@ def launch(
         options,
         retries=attempts.MOST_RETRIES if retry_smaller else 0,
         plan_again=planner.plan_into,
+        rehearse=rehearse_launch,
         listener=attempts.Listener(say=say),
     )
 

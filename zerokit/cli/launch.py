@@ -102,6 +102,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
     from zerokit.planner import plan_into, plan_recipe_into
+    from zerokit.rehearsal.of_launch import rehearse_launch
     from zerokit.script import entry_points
 
     module = options["module"]
@@ -131,6 +132,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         launch_options,
         retries=attempts.MOST_RETRIES if options["retry_smaller"] else 0,
         plan_again=plan_into,
+        rehearse=rehearse_launch,
         listener=attempts.Listener(say=say, show=_show, failure=_print_failure),
     )
     return result.exit_code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,10 +14,29 @@ from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.units import parse_positive_int
 
+if TYPE_CHECKING:
+    from zerokit.script.entry_points import Target
+
+
+_SCRIPT = "zerokit.script"
+
+
+class PlanCommand(Command):
+    """Everything after ``--`` is a script and its own arguments."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            cut = args.index("--")
+            args, ctx.meta[_SCRIPT] = args[:cut], tuple(args[cut + 1 :])
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- SCRIPT [ARGS]...]"]
+
 
 @click.command(
     "plan",
-    cls=Command,
+    cls=PlanCommand,
     short_help="Choose the fastest DeepSpeed strategy that fits, and write its files.",
     examples=(
         (
@@ -36,6 +55,12 @@ from zerokit.units import parse_positive_int
 @click.option("--out", metavar="DIR", help=f"Where the files go. Default: {DEFAULT_FOLDER}.")
 @click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")
 @shared_options.explain
+@click.option(
+    "--rehearsal-seconds",
+    type=click.FloatRange(1, 1e6),
+    metavar="SECONDS",
+    help="With a script: begin no rehearsal after so long. Default: 600.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 def command(
@@ -43,6 +68,7 @@ def command(
     out: str | None,
     top: str,
     explain: bool,
+    rehearsal_seconds: float | None,
     as_json: bool,
     overrides: tuple[str, ...],
     **options: Any,
@@ -52,6 +78,10 @@ def command(
     What is not given of the strategy and the batch is searched.
 
     KEY=VALUE changes a key of the recipe: gpus=16 nodes=2; `key=` takes it out.
+
+    With a script after `--` (plan --gpus 8 -- train.py ARGS), the script is rehearsed on GPUs that are not there: the plan is for what it
+    really allocates, and the best three strategies are rehearsed before one is chosen. Its model need not
+    be named.
     """
     from zerokit import planner
     from zerokit.cli import show
@@ -60,8 +90,38 @@ def command(
         raise InputError(f"{overrides[0]}: only with --recipe; write options as --name VALUE")
     folder = out or DEFAULT_FOLDER
     count = parse_positive_int(top, "⟨top⟩", 100)
-    result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=count, say=say)
+    words = click.get_current_context().meta.get(_SCRIPT)
+    if words is None:
+        if rehearsal_seconds is not None:
+            raise InputError("⟨rehearsal_seconds⟩: only with a script: zerokit plan … -- train.py ARGS")
+        result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=count, say=say)
+    else:
+        from zerokit.script_planner import DEFAULT_SECONDS, plan_script
+
+        result = plan_script(
+            _target(words), options, recipe=recipe, overrides=overrides, out=folder, top=count,
+            seconds=rehearsal_seconds or DEFAULT_SECONDS, say=say,
+        )  # fmt: skip
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
         return
-    click.echo(show.plan(result, folder, explain=explain))
+    click.echo(show.plan(result, folder, explain=explain, script=words))
+
+
+def _target(words: tuple[str, ...]) -> Target:
+    """What stands after ``--``.
+
+    Raises:
+        InputError: nothing, or no script.
+    """
+    from zerokit.script import entry_points
+
+    module, arguments = None, words
+    if words[:1] in (("-m",), ("--module",)):
+        module, arguments = (words[1] if len(words) > 1 else ""), words[2:]
+    if not words or module == "":
+        raise InputError("plan --: name a script, for example: zerokit plan --gpus 8 -- train.py")
+    resolved = entry_points.target_of(module, arguments)
+    if resolved.note is not None:
+        say(resolved.note)
+    return resolved.target

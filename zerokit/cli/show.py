@@ -16,7 +16,7 @@ from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.memory.components import label
 from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
-from zerokit.search.explain import cluster_words
+from zerokit.search.explain import cluster_words, strategy_words
 from zerokit.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
@@ -161,16 +161,22 @@ def _todo(planned: PlannedStrategy) -> list[str]:
     return [heading("The script must"), *bullets(todo)] if todo else []
 
 
-def plan(result: PlanResult, folder: str, *, explain: bool) -> str:
-    """The answer: what fits and how fast, what was assumed, what to run next; ``explain`` adds the rest."""
+def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str] | None = None) -> str:
+    """The answer: what fits and how fast, what was assumed, what to run next; ``explain`` adds the rest.
+
+    Args:
+        script: the words of the script that was planned for, with its arguments.
+    """
     planned, body = result.chosen, result.to_dict(whole=False)
     lines = _answer(planned, f"Plan for {result.model_name} on {cluster_words(result.cluster)}")
-    lines += _todo(planned)
+    if planned.estimate.basis != "rehearsed":  # else the script does it
+        lines += _todo(planned)
+    lines += _rehearsed(result)
     lines += _listed("Assumed", body["assumptions"], None if explain else answer.worth_a_look)
     lines += _listed("Worth knowing", body["advice"], None if explain else _first_advice)
     if explain:
         lines += _reasons(result, body)
-    lines += [heading("Next"), *_next(result, folder, explain)]
+    lines += [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if not explain:
         lines.append("  --explain adds memory and time in detail, other plans, and every file")
     return "\n".join(lines)
@@ -209,8 +215,24 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _next(result: PlanResult, folder: str, explain: bool) -> list[str]:
-    lines = [f"  {program()} launch --plan {shlex.quote(folder)} train.py"]
+def _rehearsed(result: PlanResult) -> list[str]:
+    """The rehearsals of a plan for a script, one line each."""
+    if not result.rehearsals:
+        return []
+    lines = [heading(f"Rehearsed: {result.script.name if result.script else ''}")]
+    for each in result.rehearsals:
+        told = f"stopped: {each.stopped}"
+        if each.min_vram_bytes is not None:
+            told = f"{format_gib(each.min_vram_bytes, 1)} required"
+        if each.step_seconds is not None:
+            told += f", {format_seconds(each.step_seconds)} a step"
+        lines += bullets([f"{strategy_words(each.strategy)}: {told}"])
+    return lines
+
+
+def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] | None) -> list[str]:
+    command = shlex.join(script) if script else "train.py"
+    lines = [f"  {program()} launch --plan {shlex.quote(folder)} {command}"]
     if explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
         added = shlex.join(trainer_arguments(result.chosen.strategy)).replace(" --", "\x00--").split("\x00")
         lines.append("  which gives a Hugging Face Trainer script:")

@@ -70,7 +70,8 @@ class MemoryEstimate:
 
     Attributes:
         min_vram_bytes: smallest per-GPU memory on which the launched run succeeds.
-        basis: ``traced`` or ``analytic``: how the activations were found.
+        basis: ``traced`` or ``analytic``: how the activations were found; ``rehearsed``: the user's own
+            script ran on a GPU that is not there.
     """
 
     ranks: tuple[RankEstimate, ...]

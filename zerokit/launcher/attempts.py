@@ -103,10 +103,22 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
         )
 
 
+Rehearse = Callable[[Launch, RunReport, Say], "schema.RehearsedRun | None"]
+"""Rehearses the command of a launch that ran out of memory."""
+
+
 def launch(
-    options: LaunchOptions, *, retries: int = 0, plan_again: PlanAgain, listener: Listener | None = None
+    options: LaunchOptions,
+    *,
+    retries: int = 0,
+    plan_again: PlanAgain,
+    rehearse: Rehearse | None = None,
+    listener: Listener | None = None,
 ) -> LaunchResult:
     """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed.
+
+    Args:
+        rehearse: says after an out-of-memory what a rehearsal of the command says; None: nobody does.
 
     Raises:
         InputError, NodeUnusable: it cannot be launched.
@@ -116,6 +128,7 @@ def launch(
             options=options,
             retries=retries,
             plan_again=plan_again,
+            rehearse=rehearse,
             listener=listener or Listener(),
             locks=locks,
         )
@@ -144,6 +157,7 @@ class _Session:
     options: LaunchOptions
     retries: int
     plan_again: PlanAgain
+    rehearse: Rehearse | None
     listener: Listener
     locks: ExitStack
     say: Say = field(init=False)
@@ -249,6 +263,8 @@ class _Session:
             changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}
         except NoNextPlan as error:
             following, changed = error, {"no_next_plan": as_options(str(error))}
+        if self.rehearse is not None:
+            changed["rehearsed"] = self.rehearse(launch, report, self.say)
         if report.first_failure is not None:
             failure = report.first_failure.model_copy(update=changed)
             report = report.model_copy(update={"first_failure": failure})

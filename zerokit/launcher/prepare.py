@@ -24,6 +24,7 @@ from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_S
 from zerokit.launcher.secrets import Secrets
 from zerokit.script import adapt_config, agreement, reader
 from zerokit.script import arguments as script_arguments
+from zerokit.script.entry_points import Target
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
 
@@ -77,6 +78,12 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
     elif config is not None and plan is not None:
         configured = _from_plan(options, plan, config, facts, style, placement)
     notes += configured.notes
+    other = _rehearsed_otherwise(plan, target) if plan is not None else None
+    if other is not None:
+        notes.append(
+            f"warning: the plan was rehearsed with {other} and other arguments, so its prediction is of that "
+            f"run: `zerokit plan … -- {target.name} ARGS` predicts this one"
+        )
     stale = build_locks.stale_locks(os.environ, home_folder())
     notes += [f"warning: {lock.what}; remove it: {lock.command}" for lock in stale]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
@@ -101,7 +108,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
         run_dir=run_dir,
         host=socket.gethostname(),
         config=configured.config,
-        plan=_content(plan) if plan is not None else None,
+        plan=_content(plan, target) if plan is not None else None,
         plan_file=plan.path if plan is not None else None,
         planned_ranks=plan.world_size if plan is not None else None,
         held_to=configured.held_to,
@@ -164,7 +171,7 @@ def _from_plan(
     adapted = adapted_for(style)
     return _Configured(
         config=adapted.config,
-        held_to={**_content(plan), "chosen": {**plan.chosen, "precision": precision}},
+        held_to={**_content(plan, options.target), "chosen": {**plan.chosen, "precision": precision}},
         added_arguments=agreed.added,
         notes=(*agreed.notes, *_adapted_notes(CONFIG_FILE, adapted)),
     )
@@ -175,8 +182,20 @@ def _adapted_notes(name: str, adapted: adapt_config.Adapted) -> tuple[str, ...]:
     return (*changes, *(f"warning: {warning}" for warning in adapted.warnings))
 
 
-def _content(plan: PlanFile) -> dict[str, Any]:
-    return {"request": plan.request, "chosen": plan.chosen, "cluster": plan.cluster}
+def _content(plan: PlanFile, target: Target) -> dict[str, Any]:
+    """``chosen.rehearsed`` only where it was this command that was rehearsed."""
+    chosen = plan.chosen
+    if _rehearsed_otherwise(plan, target):
+        chosen = {name: value for name, value in chosen.items() if name != "rehearsed"}
+    return {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
+
+
+def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
+    """The script that the plan was rehearsed with, where this is another command."""
+    known = plan.chosen.get("rehearsed")
+    if not isinstance(known, dict) or known.get("command") == target.digest:
+        return None
+    return str(known.get("script"))
 
 
 def _mapping(value: object) -> dict[str, object]:

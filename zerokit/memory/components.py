@@ -56,6 +56,7 @@ class Component(str, Enum):
     # the model at work
     ACTIVATIONS = "activations", "what the layers keep for backward, and their temporaries"
     LOSS = "loss", "logits, the loss over them and their gradients"
+    SCRIPT = "script", "what a script holds beside the model: other models, outputs that it keeps"
     KV_CACHE = "kv_cache", "keys and values of the tokens so far", "KV cache"
     # before the first step
     INITIALISATION = (
@@ -113,8 +114,8 @@ _LABELS = {component.value: component.label for component in Component}
 
 
 def label(key: str) -> str:
-    """A component's name for people; of a key that is none, such as an older report's, the key itself."""
-    return _LABELS.get(key, key)
+    """A component's name for people; of a key that is none (a rehearsal's, an older report's) its words."""
+    return _LABELS.get(key, key.replace("_", " "))
 
 
 def by_key(parts: Mapping[Component, int] | Mapping[HostComponent, int]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
+from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, RankEstimate, Saving, Strategy
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
@@ -59,6 +60,7 @@ class PlannedStrategy:
         fits: whether the GPUs hold it; None where no memory was named.
         timed: whether a step time is predicted (it is not for CPU ranks).
         parameters: the model's, where they are said beside the strategy.
+        script: the one that was planned for; None: a plain loop of the model.
     """
 
     candidate: Candidate
@@ -69,6 +71,7 @@ class PlannedStrategy:
     timed: bool = True
     on_cpu: bool = False
     parameters: int | None = None
+    script: ScriptProfile | None = None
 
     @property
     def strategy(self) -> Strategy:
@@ -146,6 +149,20 @@ class PlannedStrategy:
         return Estimate(planned=self)
 
     @property
+    def _rehearsed(self) -> dict[str, Any] | None:
+        """Which command was rehearsed with this strategy; None: none was."""
+        known = None if self.script is None else self.script.of(self.strategy)
+        if known is None or self.script is None:
+            return None
+        return {
+            "script": self.script.name,
+            "command": self.script.command,
+            "step_seconds_range": None
+            if known.step_seconds_range is None
+            else list(known.step_seconds_range),
+        }
+
+    @property
     def why(self) -> str:
         """In a sentence, why it was chosen, or what it lacks."""
         return plain(self.candidate.why)
@@ -159,6 +176,7 @@ class PlannedStrategy:
             "estimate": self.estimate.to_dict(),
             "why": as_options(self.candidate.why),
             **({} if self.parameters is None else {"parameters": self.parameters}),
+            **({} if self._rehearsed is None else {"rehearsed": self._rehearsed}),
         }
 
 

@@ -10,12 +10,40 @@ from typing import Any
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.strategy import Candidate
+from zerokit.domain.script_profile import ScriptProfile
+from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.fields import all_as_options, as_options, plain
-from zerokit.planner.documents import PlannedStrategy
+from zerokit.planner.documents import PlannedStrategy, degrees
 from zerokit.search.plan import Plan
 
 PLAN_SCHEMA = "zerokit.plan/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalRecord:
+    """One rehearsal that a plan for a script made. Bytes; ``seconds``: what it took.
+
+    Attributes:
+        stopped: why it did not go to the end; None: it did.
+    """
+
+    strategy: Strategy
+    seconds: float
+    peak_allocated_bytes: int | None
+    min_vram_bytes: int | None
+    step_seconds: float | None
+    stopped: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """An entry of ``rehearsals``."""
+        return {
+            **degrees(self.strategy),
+            "seconds": round(self.seconds, 1),
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "min_vram_bytes": self.min_vram_bytes,
+            "step_seconds": self.step_seconds,
+            "stopped": self.stopped,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +56,8 @@ class PlanResult:
         job, cluster: what was planned for; the job with the batch that was settled on.
         parameters: the model's.
         files: kind → path of the files that were written.
+        script: what was learnt of the script that is planned for; None: there is none.
+        rehearsals: those that were made.
     """
 
     request: Mapping[str, Any]
@@ -39,11 +69,13 @@ class PlanResult:
     timed: bool = True
     on_cpu: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
+    script: ScriptProfile | None = None
+    rehearsals: tuple[RehearsalRecord, ...] = ()
 
     def _planned(self, candidate: Candidate) -> PlannedStrategy:
         return PlannedStrategy(
             candidate=candidate, job=self.job, cluster=self.cluster, notes=self.plan.assumptions,
-            timed=self.timed, on_cpu=self.on_cpu,
+            timed=self.timed, on_cpu=self.on_cpu, script=self.script,
         )  # fmt: skip
 
     @cached_property
@@ -117,4 +149,5 @@ class PlanResult:
             "advice": list(all_as_options(plan.advice)),
             "script_must": list(script_must(self.plan.chosen.strategy, self.job)),
             "files": dict(self.files),
+            **({} if self.script is None else {"rehearsals": [each.to_dict() for each in self.rehearsals]}),
         }

@@ -75,6 +75,8 @@ class RehearsalRequest:
         step_time: whether the operators of a step are recorded and priced.
         host: the speed of the run's host; None: as measured on this machine, where it has such a GPU.
         operators: a file for the recorded operators (``zerokit.timing.operators.from_rows``).
+        limit_seconds: after which it is ended; None: never.
+        more_micro_steps: so many micro-batches more than are rehearsed are in the step that is timed.
     """
 
     target: Target
@@ -89,6 +91,8 @@ class RehearsalRequest:
     shown: Path | None = None
     step_time: bool = True
     operators: Path | None = None
+    limit_seconds: float | None = None
+    more_micro_steps: int = 0
     host: HostSpeed | None = None
 
 
@@ -122,7 +126,9 @@ def _timed(
     if not request.step_time:
         return found
     path = folder / _OPERATORS
-    step, why = step_time.of_file(path, request.gpu, found.gpus, request.host, too_long=too_long)
+    step, why = step_time.of_file(
+        path, request.gpu, found.gpus, request.host, too_long=too_long, more=request.more_micro_steps
+    )
     if step is None:
         return replace(found, notes=(*found.notes, why))
     return replace(found, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)
@@ -173,7 +179,11 @@ def _run(
     reader = threading.Thread(target=_pass_on, args=(reading, progress), daemon=True)
     reader.start()
     try:
-        code = process.wait()
+        code = process.wait(timeout=request.limit_seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None, f"it did not end within {request.limit_seconds:g} s"
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -237,6 +247,8 @@ def _result(
         notes=tuple(notes),
         versions=report.get("versions", {}),
         sandboxed=report.get("sandboxed", True),
+        engine=report.get("engine"),
+        model=report.get("model"),
         seconds=report.get("seconds", 0.0),
         cpu_seconds=report.get("cpu_seconds", 0.0),
     )

@@ -87,6 +87,8 @@ class Rehearsal:
         step_seconds_range: on the fastest and the slowest host measured; the same twice where the speed of
             the run's host is known.
         step: where the time goes.
+        engine: what the DeepSpeed engine that trains ran with, as a launch's report has it; None: there was
+            none. ``model``: which model it trains, and how (``config``, ``method``, adapters).
     """
 
     complete: bool
@@ -109,6 +111,8 @@ class Rehearsal:
     step_seconds: float | None = None
     step_seconds_range: tuple[float, float] | None = None
     step: StepTime | None = None
+    engine: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:

@@ -15,13 +15,14 @@ from zerokit.timing.recorded_step import StepTime, step_time
 
 
 def of_file(
-    path: Path, gpu: Gpu, ranks: int, host: HostSpeed | None, *, too_long: bool = False
+    path: Path, gpu: Gpu, ranks: int, host: HostSpeed | None, *, too_long: bool = False, more: int = 0
 ) -> tuple[StepTime | None, str]:
     """The step time of what a rehearsed process recorded, and why there is none.
 
     Args:
         host: the speed of the machine that the run is for; None: this machine's, where it has such a GPU
             and was measured.
+        more: micro-batches of the step beyond those that were rehearsed.
     """
     if too_long:
         return None, "no step time: a step has more operators than are recorded"
@@ -32,7 +33,12 @@ def of_file(
     if not events:
         return None, "no step time: fewer than three optimizer steps were seen"
     known, calibration = machine(gpu)
-    found = step_time(events, gpu, ranks, host=host or known, calibration=calibration)
+    try:
+        found = step_time(
+            events, gpu, ranks, host=host or known, calibration=calibration, more_micro_steps=more
+        )
+    except ValueError as error:
+        return None, f"no step time: {error}"
     return found, found.note
 
 

@@ -12,6 +12,8 @@ from zerokit.report.what_ran import Difference, differences
 
 Report = Mapping[str, Any]
 Plan = Mapping[str, Any]
+_OF_A_SCRIPT = ("eval", "generate", "save", "other")
+"""Phases that only a rehearsal of the script predicts."""
 
 
 def chosen_of(plan: Plan | None) -> Mapping[str, Any]:
@@ -122,7 +124,7 @@ def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
         "kind": "gpu_memory",
         "rank": worst["rank"],
         "peak_bytes": _peak(worst, worst["predicted_peak_allocated_bytes"], worst["peak_allocated_bytes"]),
-        "phases": _phases(worst, 0, ESTIMATED_PHASES),
+        "phases": _phases(worst, 0, (*ESTIMATED_PHASES, *_OF_A_SCRIPT)),
         "per_rank": [
             {"rank": rank["rank"],
              **(_peak(rank, rank["predicted_peak_allocated_bytes"], rank["peak_allocated_bytes"]) or {})}
@@ -181,6 +183,8 @@ def _phases(rank: Mapping[str, Any], baseline_bytes: int, compared: tuple[str, .
     pairs = {}
     for name in names:
         expected = predicted.get(name) if name in compared else None
+        if name == "init" and name in compared and "load" in predicted:  # measured init holds both, too
+            expected = max(predicted["load"], predicted.get("init", 0))
         shifted = expected + baseline_bytes if isinstance(expected, int) else None
         measured = init_bytes(seen) if name == "init" else seen.get(name)
         pair = _pair(shifted, measured, whole=reached_end_of(rank, name))

@@ -326,6 +326,7 @@ def failure_lines(failure: Failure) -> list[str]:
         lines.append(" ".join(["live block", size(block.bytes), *(text for text in about if text)]))
     if oom.killer:
         lines.append("the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's")
+    lines += _rehearsed_lines(failure)
     following = failure.next_plan
     if following is not None:
         lines.append(f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}")
@@ -334,6 +335,22 @@ def failure_lines(failure: Failure) -> list[str]:
     elif failure.no_next_plan:
         lines.append(f"no next plan: {failure.no_next_plan}")
     return lines + [f"to need less: {text}" for text in failure.try_next]
+
+
+def _rehearsed_lines(failure: Failure) -> list[str]:
+    """What a rehearsal of the command says."""
+    told = failure.rehearsed
+    if told is None:
+        return []
+    if told.peak_allocated_bytes is None:
+        return [f"a rehearsal of this command has no answer: {told.stopped}"]
+    verdict = {True: "it would fit", False: "it does not fit", None: "the card is not known"}[told.fits]
+    part = f" until it stopped ({told.stopped})" if told.stopped else ""
+    return [
+        f"a rehearsal of this command: peak allocated {size(told.peak_allocated_bytes)} in {told.peak_phase}"
+        f"{part}, {size(told.min_vram_bytes)} required, {verdict}"
+        + ("; another process, or fragmentation, took the rest" if told.fits else "")
+    ]
 
 
 def retry_lines(run: RunReport) -> list[str]:

@@ -125,6 +125,16 @@ class NextPlan(_Part):
     strategy: dict[str, Any] = {}
 
 
+class RehearsedRun(_Part):
+    """A rehearsal of the command that ran out of memory. ``stopped``: why it has no whole answer."""
+
+    peak_allocated_bytes: Bytes | None = None
+    peak_phase: str | None = None
+    min_vram_bytes: Bytes | None = None
+    fits: bool | None = None
+    stopped: str | None = None
+
+
 class Failure(_Part):
     """The failure that came first."""
 
@@ -142,6 +152,7 @@ class Failure(_Part):
     next_plan: NextPlan | None = None
     no_next_plan: str | None = None
     try_next: list[str] = []
+    rehearsed: RehearsedRun | None = None
 
 
 class Retry(_Part):

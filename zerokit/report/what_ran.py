@@ -62,7 +62,13 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
 
 
 def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> list[Difference]:
-    """Where what an engine ran with is not the plan's choice, nor the job that was asked for."""
+    """Where what an engine ran with is not the plan's choice, nor the job that was asked for.
+
+    A plan that was rehearsed with this very command (``chosen.rehearsed``) predicts what the script does:
+    its lengths, models and adapters are no difference.
+    """
+    if isinstance(chosen.get("rehearsed"), Mapping):
+        engine, request = {**engine, "batch_rows": None, "batch_columns": None, "engines": 1}, None
     found = [*_of_batch(chosen, engine, request)]
     for what, option, name in (
         ("ZeRO stage", "zero", "zero_stage"),

@@ -6,8 +6,10 @@ rank would start all ranks again. So those that are known are resolved to what o
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -34,6 +36,12 @@ class Target:
     def name(self) -> str:
         """For showing and for the run folder's name."""
         return self.script if self.script is not None else str(self.module)
+
+    @property
+    def digest(self) -> str:
+        """By which a plan knows the command again: the file's name or the module's, and the arguments."""
+        name = Path(self.script).name if self.script is not None else f"-m {self.module}"
+        return hashlib.sha256(json.dumps([name, *self.arguments]).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,6 +261,7 @@ class Calibration:
         allreduce_bytes_per_second: bus bandwidth inside a node for large messages.
         layer_factors: measured layers; they speak for layers of nearly the same sizes only.
         tuned: factors of the very job that is timed; they go before the layers'.
+        rehearsed: the same of its script's rehearsals; ``tuned`` goes before them.
     """
 
     matmul_flops: float | None = None
@@ -272,11 +273,12 @@ class Calibration:
     nvme_bytes_per_second: float | None = None
     layer_factors: tuple[LayerFactor, ...] = ()
     tuned: JobFactors | None = None
+    rehearsed: JobFactors | None = None
     source: str = ""
 
     def layer_factor(self, hidden: int, tensor_parallel: int, tokens: float) -> float:
         """The factor for a layer of these sizes, from the measured ones near it; 1 far from all."""
-        if not self.layer_factors or self.tuned is not None:
+        if not self.layer_factors or self.tuned is not None or self.rehearsed is not None:
             return 1.0
         total, weight = 0.0, 0.0
         for point in self.layer_factors:

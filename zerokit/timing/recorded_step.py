@@ -45,6 +45,7 @@ def step_time(
     *,
     host: HostSpeed | None = None,
     calibration: Calibration | None = None,
+    more_micro_steps: int = 0,
 ) -> StepTime:
     """Price the events and play them.
 
@@ -52,13 +53,19 @@ def step_time(
         ranks: of the whole job; GPUs of one node up to ``gpu.max_gpus_per_node``, nodes beyond.
         host: the machine's speed; None gives a range over hosts measured.
         calibration: rates measured on the machine.
+        more_micro_steps: the step has so many micro-batches more than were recorded, each like the first.
 
     Raises:
-        ValueError: there are no events.
+        ValueError: there are no events, or no micro-batch among them to repeat.
     """
+    longer = _with_repeated(events) if more_micro_steps else events
 
     def at(factor: float) -> lanes.Played:
-        return lanes.play(events, prices(gpu, ranks, factor, calibration))
+        priced = prices(gpu, ranks, factor, calibration)
+        played = lanes.play(events, priced)
+        if not more_micro_steps:
+            return played
+        return _extended(played, lanes.play(longer, priced), more_micro_steps / _REPEATED)
 
     played = at(host.factor if host else 1.0)
     low, high = (played, played) if host else (at(FASTEST), at(SLOWEST))
@@ -76,6 +83,52 @@ def step_time(
         parts=_parts(played),
         host_factor=host.factor if host else None,
         note=note,
+    )
+
+
+_REPEATED = 2
+
+
+def _with_repeated(events: Sequence[Event]) -> list[Event]:
+    """The step with its first micro-batch :data:`_REPEATED` times more: from one forward's begin to the
+    next one's.
+
+    Raises:
+        ValueError: fewer than two micro-batches were recorded.
+    """
+    phases = [event.phase for event in events]
+    begins, was_backward = [], True
+    for index, phase in enumerate(phases):
+        if phase == "forward" and was_backward:
+            begins.append(index)
+            was_backward = False
+        elif phase == "backward":
+            was_backward = True
+    if len(begins) < 2:
+        raise ValueError("its micro-batches could not be told apart")
+    first = events[begins[0] : begins[1]]
+    return [*events[: begins[1]], *(list(first) * _REPEATED), *events[begins[1] :]]
+
+
+def _extended(short: lanes.Played, longer: lanes.Played, times: float) -> lanes.Played:
+    """What grows from one to the other, so many times."""
+
+    def at(one: float, other: float) -> float:
+        return max(0.0, one + times * (other - one))
+
+    def each(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+        return {name: at(one.get(name, 0.0), took) for name, took in other.items()}
+
+    return lanes.Played(
+        seconds=at(short.seconds, longer.seconds),
+        host_seconds=at(short.host_seconds, longer.host_seconds),
+        waited_seconds=at(short.waited_seconds, longer.waited_seconds),
+        gpu_seconds=at(short.gpu_seconds, longer.gpu_seconds),
+        collective_seconds=at(short.collective_seconds, longer.collective_seconds),
+        copy_seconds=at(short.copy_seconds, longer.copy_seconds),
+        cpu_adam_seconds=at(short.cpu_adam_seconds, longer.cpu_adam_seconds),
+        parts=each(short.parts, longer.parts),
+        host_phases=each(short.host_phases, longer.host_phases),
     )
 
 

@@ -114,9 +114,8 @@ class TimeModel:
     def estimate(self, strategy: Strategy) -> TimeEstimate:
         """Time of one optimizer step (or of one forward pass, when serving)."""
         parts = self.traffic.step(strategy, self.work(strategy))
-        factor = 1.0
-        if self.calibration.tuned is not None:
-            factor = self.calibration.tuned.of(strategy.family)
+        known = self.calibration.tuned or self.calibration.rehearsed
+        factor = known.of(strategy.family) if known is not None else 1.0
         return self._estimate(strategy, {name: value * factor for name, value in parts.items() if value > 0})
 
     def with_retries(

@@ -19,6 +19,7 @@ from zerokit.planner.plan_folder import DEFAULT_FOLDER, check_folder, write_plan
 from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
+from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import STYLES, read_script
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, make_plan, make_space
@@ -145,14 +146,9 @@ class Tuning:
         if not request.on_cpu and not read.found_here:
             raise InputError("tune runs here, and no GPU was found; ⟨device⟩ cpu tunes on CPU ranks")
         script_options = ScriptOptions.read(facts, style, arguments)
-        pins, notes = script_options.pins(request.pins)
-        precision, more = script_options.precision(request.precision)
-        assumptions = (*request.assumptions, *notes, *more)
-        request = replace(request, pins=pins, precision=precision, assumptions=assumptions)
-        made = make_plan(request, top=settings.top * _LOOKED_THROUGH)
-        if more:  # given by the script, not by the user
-            said = [note for note in made.assumptions if note != f"precision {precision}: given"]
-            made = replace(made, assumptions=tuple(said))
+        planned = PlannedFor.of(request, script_options)
+        request = planned.request
+        made = planned.told(make_plan(request, top=settings.top * _LOOKED_THROUGH))
         job = make_space(request)[0].job
         candidates = distinct([made.chosen, *made.alternatives], settings.top)
         memory = request.exact_memory or request.memory
@@ -172,7 +168,7 @@ class Tuning:
         )  # fmt: skip
         return cls(
             target=target, read=replace(read, request=request),
-            given={**read.given, **_decided(read.request, request)},
+            given={**read.given, **planned.decided},
             made=made, job=job, trials=trials, launch_options=launch_options, out=settings.out, say=say,
         )  # fmt: skip
 
@@ -350,17 +346,6 @@ def _result(found: Measured) -> str:
     kind = "host" if found.memory == "host" else "GPU"
     memory = f", {format_gib(found.peak_bytes)} {kind} memory" if found.peak_bytes else ""
     return f"{format_seconds(found.step_seconds or 0.0)} a step{memory}"
-
-
-def _decided(asked: Request, decided: Request) -> dict[str, str]:
-    """What the script decided, as options of ``plan``: planning again from plan.yaml keeps it."""
-    pairs: list[tuple[str, object, object]] = [
-        ("precision", asked.precision, decided.precision),
-        ("micro-batch", asked.pins.micro_batch, decided.pins.micro_batch),
-        ("gradient-accumulation", asked.pins.gradient_accumulation, decided.pins.gradient_accumulation),
-        ("checkpointing", asked.pins.checkpointing, decided.pins.checkpointing),
-    ]
-    return {option: str(value) for option, before, value in pairs if value != before}
 
 
 def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from zerokit.instrument.engine_facts import Observed
 from zerokit.rehearsal.process.guesses import script_line
 from zerokit.rehearsal.process.ledger import Origin
 from zerokit.rehearsal.process.machine import Machine, StopRehearsal
@@ -47,6 +48,8 @@ class Phases:
     Attributes:
         steps: optimizer steps so far.
         enough: whether every phase's peak repeated, or ``most_steps`` were done.
+        engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
+            model it trains.
     """
 
     def __init__(self, machine: Machine, most_steps: int) -> None:
@@ -58,6 +61,9 @@ class Phases:
         self.repeats = False
         self.repeats_end = True  # whether peaks that repeat are enough
         self.has_engine = False
+        self.engines = 0
+        self.observed = Observed()
+        self.model: dict[str, Any] | None = None
         self.modules = Modules()
         self.on_step: Callable[[int], None] | None = None
         self.recorder: Recorder | None = None

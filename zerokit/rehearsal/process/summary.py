@@ -52,6 +52,8 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "guesses": [*_guesses(machine.guesses.shapes, True), *_guesses(machine.guesses.values, False)],
         "stubbed": sorted(machine.stubbed),
         "warnings": sorted(machine.warnings),
+        "engine": phases.observed.news(),
+        "model": phases.model,
     }
 
 

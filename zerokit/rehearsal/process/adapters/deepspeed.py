@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zerokit.rehearsal.process import twins
+from zerokit.rehearsal.process import model_facts, twins
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.timing import operators as kinds
@@ -101,6 +101,7 @@ def engine(context: Context, module: ModuleType) -> None:
         phases.step_done()
 
     _wrap(cls, "forward", enter_forward, leave_forward)
+    _observe(context, cls)
     _wrap(cls, "backward", lambda self: phases.enter("backward"))
     _wrap(cls, "_backward_prologue", lambda self: phases.enter("backward"))
     _wrap(cls, "step", lambda self: phases.enter("step"), lambda self: phases.enter("other"))
@@ -128,12 +129,28 @@ def _wrap(
     setattr(cls, name, wrapped)
 
 
+def _observe(context: Context, cls: Any) -> None:
+    """What the engine that trains runs with, and the largest batch that it is fed."""
+    forward, phases = cls.forward, context.phases
+
+    @functools.wraps(forward)
+    def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training and torch.is_grad_enabled():
+            if phases.model is None:
+                phases.model = model_facts.describe(self.module)
+            phases.observed.training_forward(self, args, kwargs, phases.engines)
+        return forward(self, *args, **kwargs)
+
+    cls.forward = observed
+
+
 def _inside_init(context: Context, cls: Any) -> None:
     original = cls.__init__
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         context.phases.has_engine = True
+        context.phases.engines += 1
         with context.phases.inside("init", after="other"):
             original(self, *args, **kwargs)
 

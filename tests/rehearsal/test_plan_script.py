@@ -1,0 +1,84 @@
+"""``zerokit plan … -- SCRIPT``: the script is rehearsed, and what cannot be rehearsed is said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerokit
+from tests.support.rehearsals import SCRIPTS, rehearse
+from zerokit.cli import run
+from zerokit.errors import InputError
+
+MIB = 1 << 20
+PARAMETERS = 2 * 1000 * 256 + 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256) + 256
+
+
+def plan(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", "plan", "--json", *words],
+        cwd=folder, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_script_holds_what_the_script_holds(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    script = str(SCRIPTS / "teacher.py")
+    code, body, said = plan(
+        tmp_path, "--gpus", "2", "--gpu", "h200", "--zero", "2", "--global-batch", "8", "--out", "plan",
+        "--", script,
+    )  # fmt: skip
+    assert code == 0, said
+    chosen = body["chosen"]
+    estimate = chosen["estimate"]
+    assert (estimate["basis"], estimate["fits"]) == ("rehearsed", True)
+    assert chosen["parameters"] == PARAMETERS  # nobody named the model
+    assert body["request"]["seq-len"] == "128"
+    assert all(each["stopped"] is None for each in body["rehearsals"])
+    # the teacher's weights are in every phase but the first two
+    plain = zerokit.estimate(
+        model=body["request"]["model"], gpus=2, gpu="h200", zero=2, seq_len=128,
+        micro_batch=chosen["micro_batch"], gradient_accumulation=chosen["gradient_accumulation"],
+    )  # fmt: skip
+    more = estimate["per_rank"][0]["phases"]["forward"] - plain.per_rank[0].phases["forward"]
+    assert abs(more - 512 * MIB) < 16 * MIB
+    # the plan's files, rehearsed by themselves, tell the same
+    _, again, _ = rehearse(tmp_path, "--plan", "plan", script)
+    assert again["ranks"][0]["phases"] == estimate["per_rank"][0]["phases"]
+    assert again["min_vram_bytes"] == estimate["min_vram_bytes"]
+
+
+def test_a_script_that_no_plan_reaches_is_planned_without(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "plain_loop.py")
+    found = zerokit.plan(script, ["2"], params="350m", gpus=2, gpu="h200", out=tmp_path / "plan")
+    assert found.chosen.estimate.basis == "traced"
+    assert any("plain_loop.py could not be rehearsed: no plan's" in note for note in found.assumptions)
+    assert found.rehearsals == ()
+    with pytest.raises(InputError, match=r"could not be rehearsed.*name the model"):
+        zerokit.plan(script, ["2"], gpus=2, gpu="h200")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--params", "1b", "--"), "name a script"),
+        (("--params", "1b", "--", "-m"), "name a script"),
+        (("--params", "1b", "--", "missing.py"), "missing.py"),
+        (("--params", "1b", "--rehearsal-seconds", "9"), "only with a script"),
+        (("--gpus", "2", "--gpu", "mi300x", "--", str(SCRIPTS / "teacher.py")), "NVIDIA's GPUs only"),
+        (("--params", "1b", "--gpus", "2", "--", "torchrun", "train.py"), "torchrun"),
+    ],
+)
+def test_bad_input_names_it(
+    words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["plan", "--out", str(tmp_path), *words]) == 2
+    assert named in capsys.readouterr().err

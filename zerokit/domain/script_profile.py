@@ -1,0 +1,63 @@
+"""What is known of somebody's script: its rehearsals. A value, which the planner takes as an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from zerokit.domain.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsedStrategy:
+    """One rehearsal of the script, with one strategy, as rank 0. Bytes, seconds.
+
+    Attributes:
+        phases: peak allocated by phase, as ``zerokit rehearse`` tells them.
+        min_vram_bytes: the smallest card, as nvidia-smi counts its memory, on which this rank runs.
+        components: what is live at the peak, by what it is; they sum to the peak.
+        step_seconds: of an optimizer step with the strategy's own accumulation, on the host that is known,
+            else on the reference host; None: not known.
+        step_seconds_range: on the fastest and the slowest host measured.
+    """
+
+    strategy: Strategy
+    phases: Mapping[str, int]
+    min_vram_bytes: int
+    components: Mapping[str, int]
+    step_seconds: float | None = None
+    step_seconds_range: tuple[float, float] | None = None
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The largest of all phases."""
+        return max(self.phases.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptProfile:
+    """A script's rehearsals, in the order in which they were made.
+
+    Attributes:
+        name: of the script, for people.
+        command: a digest of the script's name and arguments, by which a launch knows it again.
+    """
+
+    name: str
+    command: str
+    rehearsed: tuple[RehearsedStrategy, ...] = ()
+
+    def of(self, strategy: Strategy) -> RehearsedStrategy | None:
+        """The rehearsal that holds for a strategy: accumulation beyond two micro-batches moves no memory."""
+        wanted = same_memory(strategy)
+        return next((each for each in self.rehearsed if same_memory(each.strategy) == wanted), None)
+
+    def with_rehearsed(self, found: RehearsedStrategy) -> ScriptProfile:
+        """With one more."""
+        return replace(self, rehearsed=(*self.rehearsed, found))
+
+
+def same_memory(strategy: Strategy) -> Strategy:
+    """The strategy with at most two micro-batches a step: from the second on every one is alike."""
+    accumulation = min(strategy.settings.gradient_accumulation, 2)
+    return replace(strategy, settings=replace(strategy.settings, gradient_accumulation=accumulation))

@@ -1,0 +1,188 @@
+"""The memory of a script: its rehearsals where there is one of the strategy, else the model's replay with
+what rehearsals of other strategies showed beside it.
+
+The replay knows one model in a plain loop. A script holds more, or less: a reference model, logits that it
+keeps, a fused loss. What a rehearsal shows above the replay of the same strategy is taken to be the
+script's own: a constant and a part for each sequence of the micro-batch, by phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
+from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.memory.components import Component
+from zerokit.search.search import LeastVram, MemoryModel
+
+REHEARSED = "rehearsed"
+_REPLAYED = {
+    "load": "init", "init": "init", "forward": "forward", "backward": "backward", "step": "step",
+    "eval": "forward", "generate": "forward", "other": "step", "save": "step",
+}  # fmt: skip
+"""The phase of the replay that holds the same states as a phase of a script."""
+
+
+@dataclass(slots=True)
+class ScriptMemory:
+    """A memory model (``zerokit.search.search.MemoryModel``) of one script.
+
+    Attributes:
+        model: the replay of the model that the script trains.
+        script: its rehearsals.
+    """
+
+    model: MemoryModel
+    script: ScriptProfile
+    _replays: dict[tuple[Job, Strategy], MemoryEstimate] = field(default_factory=dict)
+
+    def __call__(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+        replayed = self._replay(job, strategy, cluster)
+        known = self.script.of(strategy)
+        if known is not None:
+            return _rehearsed(known, replayed, self.script.name)
+        extra = self._extra(job, strategy, cluster)
+        return replayed if extra is None else _with_extra(replayed, extra, self.script.name)
+
+    def least(self, bound: LeastVram) -> LeastVram:
+        """A bound from below, given one for the replay."""
+
+        def least_vram(job: Job, strategy: Strategy, cluster: Cluster) -> int:
+            known = self.script.of(strategy)
+            if known is not None:
+                return known.min_vram_bytes
+            found = bound(job, strategy, cluster)
+            extra = self._extra(job, strategy, cluster) or {}
+            return max(0, found + min(0, *extra.values(), 0))
+
+        return least_vram
+
+    def _replay(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+        key = job, strategy
+        if key not in self._replays:
+            self._replays[key] = self.model(job, strategy, cluster)
+        return self._replays[key]
+
+    # ---------------------------------------------------------------- beside the replay
+
+    def _extra(self, job: Job, strategy: Strategy, cluster: Cluster) -> dict[str, int] | None:
+        """Bytes by the script's phases that a strategy takes above the replay; None: not known."""
+        near = self._nearest(strategy)
+        if near is None:
+            return None
+        start = self._observed(job, near, cluster)
+        slope = self._per_sequence(job, near, cluster)
+        more = strategy.settings.micro_batch - near.strategy.settings.micro_batch
+        return {phase: round(size + more * slope.get(phase, 0.0)) for phase, size in start.items()}
+
+    def _nearest(self, strategy: Strategy) -> RehearsedStrategy | None:
+        """The rehearsal that is most like a strategy; of those alike the one with the nearest batch."""
+        stage, micro = strategy.settings.zero.stage, strategy.settings.micro_batch
+        offload = strategy.settings.zero.offload_optimizer.device
+
+        def unlike(each: RehearsedStrategy) -> tuple[object, ...]:
+            other = each.strategy
+            zero = other.settings.zero
+            return (
+                other.checkpointing != strategy.checkpointing,
+                other.tensor_parallel != strategy.tensor_parallel,
+                (zero.stage == 3) != (stage == 3),
+                zero.stage != stage,
+                zero.offload_optimizer.device != offload,
+                abs(other.settings.micro_batch - micro),
+            )
+
+        return min(self.script.rehearsed, key=unlike, default=None)
+
+    def _per_sequence(self, job: Job, near: RehearsedStrategy, cluster: Cluster) -> dict[str, float]:
+        """Bytes by phase for one more sequence, of two rehearsals that differ in nothing else."""
+        for same_checkpointing in (True, False):
+            for one in reversed(self.script.rehearsed):
+                if same_checkpointing and one.strategy.checkpointing != near.strategy.checkpointing:
+                    continue
+                for other in self.script.rehearsed:
+                    more = one.strategy.settings.micro_batch - other.strategy.settings.micro_batch
+                    if more > 0 and _but_batch(one.strategy) == _but_batch(other.strategy):
+                        high, low = self._observed(job, one, cluster), self._observed(job, other, cluster)
+                        return {name: (high[name] - low[name]) / more for name in high if name in low}
+        return {}
+
+    def _observed(self, job: Job, rehearsed: RehearsedStrategy, cluster: Cluster) -> dict[str, int]:
+        replayed = self._replay(job, rehearsed.strategy, cluster)
+        first = replayed.ranks[0].phases
+        return {phase: size - first[_REPLAYED[phase]] for phase, size in rehearsed.phases.items()}
+
+
+def _but_batch(strategy: Strategy) -> Strategy:
+    return replace(strategy, settings=replace(strategy.settings, micro_batch=1, gradient_accumulation=1))
+
+
+def _rehearsed(known: RehearsedStrategy, replayed: MemoryEstimate, name: str) -> MemoryEstimate:
+    """Rank 0 as rehearsed; the others differ from it as they do in the replay."""
+    first = replayed.ranks[0]
+    ranks = []
+    for rank in replayed.ranks:
+        phases = {
+            phase: size + rank.phases[_REPLAYED[phase]] - first.phases[_REPLAYED[phase]]
+            for phase, size in known.phases.items()
+        }
+        worst = max(phases, key=phases.__getitem__)
+        parts = dict(known.components)
+        rest = phases[worst] - known.peak_allocated_bytes
+        if rest > 0:
+            parts["other_ranks_share"] = rest
+        elif rest < 0:
+            parts = _less(parts, -rest)
+        ranks.append(_rank(rank, phases, parts))
+    worst_rank = max(rank.peak_allocated_bytes for rank in ranks)
+    more = max(0, worst_rank - known.peak_allocated_bytes)
+    note = f"memory rehearsed: {name} ran with this very strategy on a GPU that is not there, as rank 0"
+    return replace(
+        replayed,
+        ranks=tuple(ranks),
+        min_vram_bytes=known.min_vram_bytes + more,
+        basis=REHEARSED,
+        assumptions=(note,),
+    )
+
+
+def _less(parts: Mapping[str, int], size: int) -> dict[str, int]:
+    """The parts with so many bytes fewer, taken from the largest first."""
+    kept = dict(parts)
+    for key in sorted(kept, key=kept.__getitem__, reverse=True):
+        taken = min(size, kept[key])
+        kept[key] -= taken
+        size -= taken
+    return {key: value for key, value in kept.items() if value}
+
+
+def _with_extra(replayed: MemoryEstimate, extra: Mapping[str, int], name: str) -> MemoryEstimate:
+    ranks = []
+    for rank in replayed.ranks:
+        phases = {phase: max(0, rank.phases[_REPLAYED[phase]] + more) for phase, more in extra.items()}
+        phases = {phase: phases.get(phase, rank.phases.get(phase, 0)) for phase in (*phases, *rank.phases)}
+        more = max(phases.values()) - rank.peak_allocated_bytes
+        parts = dict(rank.components)
+        if more > 0:
+            parts[Component.SCRIPT.value] = more
+        elif more < 0:
+            parts = _less(parts, -more)
+        ranks.append(_rank(rank, phases, parts))
+    more = max(r.peak_allocated_bytes for r in ranks) - replayed.worst.peak_allocated_bytes
+    note = f"what {name} holds beside the model is taken from rehearsals of other strategies"
+    return replace(
+        replayed,
+        ranks=tuple(ranks),
+        min_vram_bytes=replayed.min_vram_bytes + more,
+        assumptions=(*replayed.assumptions, note),
+    )
+
+
+def _rank(rank: RankEstimate, phases: Mapping[str, int], parts: Mapping[str, int]) -> RankEstimate:
+    worst = max(phases, key=phases.__getitem__)
+    return replace(
+        rank, phases=phases, peak_phase=worst, peak_allocated_bytes=phases[worst], components=parts
+    )

@@ -1,0 +1,51 @@
+"""Which model an engine trains and how, in the planner's words: its configuration, adapters, quantisation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+
+def describe(module: Any) -> dict[str, Any]:
+    """``config``: Hugging Face's, None of another model; ``method``; adapters' ``lora_rank`` and targets."""
+    adapters = getattr(module, "peft_config", None)
+    base = module
+    if adapters:
+        with contextlib.suppress(Exception):  # another peft
+            base = module.get_base_model()
+    config = _config(base)
+    found: dict[str, Any] = {"config": config, "method": "full"}
+    lora = next(iter(adapters.values()), None) if isinstance(adapters, dict) else None
+    if lora is not None and getattr(lora, "r", None):
+        found |= {"method": "lora", "lora_rank": int(lora.r), "lora_targets": _targets(lora, base)}
+        if getattr(base, "is_loaded_in_4bit", False):
+            found["method"] = "qlora"
+    return found
+
+
+def _config(module: Any) -> dict[str, Any] | None:
+    config = getattr(module, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        return None
+    try:
+        values: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
+    except (TypeError, ValueError):
+        return None
+    return values
+
+
+def _targets(lora: Any, module: Any) -> list[str]:
+    """The names of the modules that have adapters, by their last part; ``all-linear`` where all but the
+    head have one."""
+    wanted = getattr(lora, "target_modules", None)
+    if isinstance(wanted, str):
+        return [wanted] if wanted == "all-linear" else []
+    names = sorted(wanted or ())
+    linear = {
+        name.rpartition(".")[2]
+        for name, part in module.named_modules()
+        if type(part).__name__ == "Linear" or hasattr(part, "base_layer")
+    }
+    linear -= {"base_layer", "lm_head", "score", "default"}
+    return ["all-linear"] if names and linear and linear <= set(names) else names

@@ -1,0 +1,48 @@
+"""A request with what a script decides: its batch, checkpointing and precision are no longer to be chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zerokit.script.arguments import ScriptOptions
+from zerokit.search.plan import Plan, Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFor:
+    """What is to be planned for one script.
+
+    Attributes:
+        request: with what the script decides, and a note for each.
+        decided: the same as options of ``plan``: planning again from plan.yaml keeps it.
+    """
+
+    request: Request
+    decided: dict[str, str]
+
+    @classmethod
+    def of(cls, asked: Request, script: ScriptOptions) -> PlannedFor:
+        """Of what the user asks for and what the script leaves open."""
+        pins, notes = script.pins(asked.pins)
+        precision, more = script.precision(asked.precision)
+        request = replace(
+            asked, pins=pins, precision=precision, assumptions=(*asked.assumptions, *notes, *more)
+        )
+        return cls(request=request, decided=_decided(asked, request))
+
+    def told(self, made: Plan) -> Plan:
+        """A plan of the request without the note that the user gave what the script decides."""
+        if "precision" not in self.decided:
+            return made
+        given = f"precision {self.request.precision}: given"
+        return replace(made, assumptions=tuple(note for note in made.assumptions if note != given))
+
+
+def _decided(asked: Request, decided: Request) -> dict[str, str]:
+    pairs: list[tuple[str, object, object]] = [
+        ("precision", asked.precision, decided.precision),
+        ("micro-batch", asked.pins.micro_batch, decided.pins.micro_batch),
+        ("gradient-accumulation", asked.pins.gradient_accumulation, decided.pins.gradient_accumulation),
+        ("checkpointing", asked.pins.checkpointing, decided.pins.checkpointing),
+    ]
+    return {option: str(value) for option, before, value in pairs if value != before}

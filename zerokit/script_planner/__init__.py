@@ -1,0 +1,49 @@
+"""A plan for somebody's script: its rehearsals as a value for the planner, and the best plans rehearsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerokit.planner.memory_source import Say
+    from zerokit.planner.plan_result import PlanResult
+    from zerokit.script.entry_points import Target
+
+__all__ = ["DEFAULT_SECONDS", "plan_script"]
+
+DEFAULT_SECONDS = 600.0
+
+
+def plan_script(
+    target: Target,
+    options: Mapping[str, Any],
+    *,
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    top: int = 5,
+    seconds: float = DEFAULT_SECONDS,
+    say: Say | None = None,
+) -> PlanResult:
+    """Choose the fastest strategy for a script, and rehearse the best before it is said to fit.
+
+    Args:
+        options: of a plan; where they name no model, the script's is taken from its first rehearsal.
+        seconds: after so long no further rehearsal is begun.
+        say: hears of each rehearsal.
+
+    Raises:
+        InputError: an argument that cannot be, or contradicts the script.
+        NothingFits: names the nearest changes that would fit.
+    """
+    from dataclasses import replace
+
+    from zerokit.planner.memory_source import silent
+    from zerokit.planner.recipes import merged
+    from zerokit.script_planner.planning import ScriptPlanning
+
+    asked = merged(recipe, options, overrides) if recipe is not None else options
+    result = ScriptPlanning(target=target, options=asked, seconds=seconds, say=say or silent).plan(top)
+    return result if out is None else replace(result, files=result.write(out))

@@ -1,0 +1,104 @@
+"""One strategy of a script, rehearsed exactly as a launch with its plan would run it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zerokit.domain.script_profile import RehearsedStrategy, same_memory
+from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Strategy, TimeEstimate
+from zerokit.planner.documents import PlannedStrategy
+from zerokit.planner.plan_folder import write_plan
+from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.rehearsal.result import Rehearsal
+from zerokit.rehearsal.script import PlanUse
+from zerokit.script.arguments import ScriptOptions
+from zerokit.script.entry_points import Target
+from zerokit.search.plan import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsedScript:
+    """A rehearsal, and what of it the planner takes. ``found`` is None where it did not go to the end."""
+
+    strategy: Strategy
+    done: Rehearsal
+    found: RehearsedStrategy | None
+
+    @property
+    def why_not(self) -> str:
+        """Why it is of no use, in a sentence."""
+        stop = self.done.stopped
+        if stop is None:
+            return "no optimizer step was seen"
+        return f"it stopped{f' at {stop.location}' if stop.location else ''}: {_last_line(stop.reason)}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def rehearse_strategy(
+    target: Target, options: ScriptOptions, request: Request, strategy: Strategy, limit_seconds: float
+) -> RehearsedScript:
+    """Rehearse the script with a strategy. Of its accumulation two micro-batches are run, and the time of
+    the others added: from the second on every one is alike.
+
+    Raises:
+        InputError: the script cannot be prepared for the plan.
+    """
+    # a number that the script decides is run as it says
+    short = strategy if request.pins.gradient_accumulation else same_memory(strategy)
+    more = strategy.settings.gradient_accumulation - short.settings.gradient_accumulation
+    with tempfile.TemporaryDirectory(prefix="zerokit-plan-") as folder:
+        _write(Path(folder), request, short)
+        done = rehearse(
+            RehearsalRequest(
+                target=replace(target, arguments=options.arguments(short)),
+                gpu=request.cluster.gpu,
+                gpus=short.world_size,
+                # what the plan adds is among the arguments already, as for a trial of `zerokit tune`
+                plan=PlanUse(folder=folder, no_arguments=True, accept_mismatch=True),
+                more_micro_steps=more,
+                limit_seconds=limit_seconds,
+            )
+        )
+    rank = done.ranks[0]
+    if not done.complete or not done.steps or not rank.phases or done.min_vram_bytes is None:
+        return RehearsedScript(strategy=strategy, done=done, found=None)
+    parts: Counter[str] = Counter()
+    for row in rank.at_peak:
+        parts[row.what.replace(" ", "_")] += row.bytes
+    found = RehearsedStrategy(
+        strategy=strategy,
+        phases=rank.phases,
+        min_vram_bytes=done.min_vram_bytes,
+        components=dict(parts),
+        step_seconds=done.step_seconds,
+        step_seconds_range=done.step_seconds_range,
+    )
+    return RehearsedScript(strategy=strategy, done=done, found=found)
+
+
+def _write(folder: Path, request: Request, strategy: Strategy) -> None:
+    """The plan's files; its prediction is what the rehearsal is to find, and nobody reads it."""
+    none = MemoryEstimate(
+        ranks=(
+            RankEstimate(
+                first=0, last=0, peak_allocated_bytes=0, peak_phase="init", phases={}, components={}
+            ),
+        ),
+        min_vram_bytes=0,
+        host_bytes_per_node=0,
+    )
+    time = TimeEstimate(step_seconds=1.0, tokens_per_second_per_gpu=1.0, parts={}, bound_by="compute")
+    planned = PlannedStrategy(
+        candidate=Candidate(strategy=strategy, memory=none, time=time),
+        job=replace(request.job, global_batch=strategy.global_batch),
+        cluster=request.cluster,
+        timed=False,
+    )
+    write_plan(folder, planned, {}, assumptions=())

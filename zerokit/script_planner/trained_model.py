@@ -1,0 +1,104 @@
+"""The planner's words for what a script trains, as its first rehearsal showed it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.errors import InputError
+from zerokit.files import cache_folder, write_whole
+from zerokit.rehearsal.result import Rehearsal
+
+_SAME_PARAMETERS = 0.02
+_SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
+
+
+def options_of(done: Rehearsal, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Arguments of a plan that the script decides and nobody gave, and a note for each.
+
+    Raises:
+        InputError: the script trains no model of Transformers, and none was named.
+    """
+    model, engine = done.model or {}, done.engine or {}
+    found: dict[str, Any] = {}
+    notes: list[str] = []
+    if not given.get("model") and not given.get("params"):
+        found["model"] = _model(model.get("config"), engine)
+        notes.append(f"model {found['model']}: the script trains it")
+    method = model.get("method", "full")
+    if not given.get("method") and method != "full":
+        found["method"] = method
+        notes.append(f"⟨method⟩ {method}: the script trains adapters")
+        if not given.get("lora_rank") and model.get("lora_rank"):
+            found["lora_rank"] = str(model["lora_rank"])
+        if not given.get("lora_targets") and model.get("lora_targets"):
+            found["lora_targets"] = ",".join(model["lora_targets"])
+    length = sequence_tokens(engine)
+    if not given.get("seq_len") and length:
+        found["seq_len"] = str(length)
+        notes.append(f"sequences of {length} tokens: the longest that the script fed its model")
+    return found, tuple(notes)
+
+
+def sequence_tokens(engine: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest sequence; rows that are joined into one count as those that were asked for."""
+    rows, columns, micro = (engine.get(name) for name in ("batch_rows", "batch_columns", "micro_batch"))
+    if not columns:
+        return None
+    return int(-(-columns // micro) if rows == 1 and micro else columns)
+
+
+def contradiction(done: Rehearsal, parameters: int, method: str) -> str | None:
+    """Why the model that was named is not the one that the script trains."""
+    engine = done.engine or {}
+    ran, trained = engine.get("parameters"), engine.get("trainable_parameters")
+    if not ran or not trained or method == "qlora":  # packed weights count half
+        return None
+    ran -= trained if trained < ran and method == "lora" else 0
+    if abs(ran / parameters - 1) <= _SAME_PARAMETERS:
+        return None
+    return f"the script trains a model of {ran:,} parameters, the one named has {parameters:,}"
+
+
+def _model(config: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> str:
+    """A name of the catalogue, or the path of the configuration among our cached files.
+
+    Raises:
+        InputError: there is no configuration.
+    """
+    if config is None:
+        raise InputError(
+            "the script's model is not one of Transformers, so its configuration is not known: "
+            "name one of its size with ⟨model⟩ or ⟨params⟩"
+        )
+    known = _catalogued(config, engine)
+    if known is not None:
+        return known
+    text = json.dumps(config, indent=1, sort_keys=True)
+    name = f"{config.get('model_type', 'model')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    path = cache_folder() / "script-models" / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written: {error.strerror}; name the script's model with ⟨model⟩"
+        ) from None
+    return str(path)
+
+
+def _catalogued(config: Mapping[str, Any], engine: Mapping[str, Any]) -> str | None:
+    """The model of the catalogue with these very shapes."""
+    from zerokit.catalog import models
+
+    count = engine.get("parameters") or 0
+    if engine.get("trainable_parameters", count) < count:
+        count -= engine["trainable_parameters"]
+    for entry in models.index():
+        if entry.model_type == config.get("model_type") and abs(entry.parameters - count) <= count // 1000:
+            shape = models.load(entry.name).hf_config
+            if all(shape.get(key, config.get(key)) == config.get(key) for key in _SHAPE):
+                return entry.name
+    return None
