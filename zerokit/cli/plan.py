@@ -79,9 +79,9 @@ def command(
 
     KEY=VALUE changes a key of the recipe: gpus=16 nodes=2; `key=` takes it out.
 
-    With a script after `--` (plan --gpus 8 -- train.py ARGS), the script is rehearsed on GPUs that are not there: the plan is for what it
-    really allocates, and the best three strategies are rehearsed before one is chosen. Its model need not
-    be named.
+    With a script after `--` (zerokit plan --gpus 8 -- train.py ARGS), the script is rehearsed on GPUs that
+    are not there: the plan is for what it really allocates, and the best three strategies are rehearsed
+    before one is chosen. Its model need not be named.
     """
     from zerokit import planner
     from zerokit.cli import show

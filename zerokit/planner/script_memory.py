@@ -16,7 +16,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.components import Component
-from zerokit.search.search import LeastVram, MemoryModel
+from zerokit.search.request import LeastVram, MemoryModel
 
 REHEARSED = "rehearsed"
 _REPLAYED = {
@@ -28,7 +28,7 @@ _REPLAYED = {
 
 @dataclass(slots=True)
 class ScriptMemory:
-    """A memory model (``zerokit.search.search.MemoryModel``) of one script.
+    """A memory model (``zerokit.search.request.MemoryModel``) of one script.
 
     Attributes:
         model: the replay of the model that the script trains.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zerokit.script.arguments import ScriptOptions
-from zerokit.search.plan import Plan, Request
+from zerokit.search.plan import Plan
+from zerokit.search.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ from zerokit.script.reader import read_script
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy
 from zerokit.script_planner.trained_model import contradiction, options_of
 from zerokit.search.explain import strategy_words
-from zerokit.search.plan import Plan, Request, make_plan, make_space, time_model
+from zerokit.search.plan import Plan, make_plan, make_space, time_model
+from zerokit.search.request import Request
 from zerokit.timing.constants import Calibration, JobFactors
 from zerokit.tuner.tuning import distinct
 from zerokit.units import format_gib, format_seconds

@@ -16,7 +16,7 @@ from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
-from zerokit.search.plan import Request
+from zerokit.search.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+_OF_COMMANDS = {
+    "--json", "--recipe", "--out", "--top", "--price", "--explain", "--quiet", "--rehearsal-seconds",
+}  # fmt: skip
+
+
 def answer(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> tuple[int, Any, str]:
     """The exit code, what the answer says of strategy, memory and time, and the error."""
     code = run([command, *arguments, "--json"])
@@ -96,15 +101,7 @@ def test_every_option_is_here() -> None:
     shared = {option.option for option in OPTIONS}
     for command in (plan.command, size.command):
         names = {opt for p in command.params for opt in p.opts if opt.startswith("--")}
-        assert names - shared - {"--device"} <= {
-            "--json",
-            "--recipe",
-            "--out",
-            "--top",
-            "--price",
-            "--explain",
-            "--quiet",
-        }
+        assert names - shared - {"--device"} <= _OF_COMMANDS
 
 
 @pytest.mark.parametrize("command", ["plan", "estimate", "size"])
