@@ -331,9 +331,11 @@ def rehearse(
     gpu: str | None = None,
     vram: str | int | None = None,
     rank: int = 0,
+    ranks: str | Sequence[int] | None = None,
     steps: int = 5,
     launcher: str = "auto",
     host_speed: float | None = None,
+    versions: Path | None = None,
     no_arguments: bool = False,
     accept_mismatch: bool = False,
     out: Path | None = None,
@@ -347,11 +349,13 @@ def rehearse(
         plan: a folder (or ``plan.yaml``) of a plan, which the script gets as :func:`launch` would give it.
         gpus: ranks in all; None: the plan's, or 1. gpu: a name of the catalogue. vram: memory per GPU, bytes
             or such as ``"24GiB"``.
-        rank: which rank to run.
+        rank: which rank to run; ``ranks``: several, one after another, such as ``(0, 7)`` or ``"0,last"``.
         steps: optimizer steps at most; fewer where the peaks of all phases repeat.
         launcher: whose environment the script gets: ``auto``, ``none``, ``deepspeed``, ``torchrun`` or
             ``accelerate``.
         host_speed: the run's host over the reference host, as ``zerokit doctor --measure`` prints it there.
+        versions: a lock file, requirements or a report of ``zerokit doctor --json`` with the versions that
+            the run will have: differences from the ones here are among the warnings.
         no_arguments: add no arguments of the plan to the script's.
         accept_mismatch: run a script that contradicts its plan.
         out: a folder for what the script prints.
@@ -364,15 +368,13 @@ def rehearse(
     Raises:
         InputError: an argument that cannot be, or a script that contradicts its plan.
     """
-    from zerokit.rehearsal import conduct
-    from zerokit.rehearsal.request import request_of
+    from zerokit.rehearsal import request
 
-    request = request_of(
+    return request.rehearse(
         _target(script, module, arguments), say=say, plan=_text(plan), gpus=gpus, gpu=gpu, vram=vram,
-        rank=rank, steps=steps, launcher=launcher, host_speed=host_speed, no_arguments=no_arguments,
-        accept_mismatch=accept_mismatch, out=out,
+        rank=rank, ranks=ranks, steps=steps, launcher=launcher, host_speed=host_speed, versions=versions,
+        no_arguments=no_arguments, accept_mismatch=accept_mismatch, out=out,
     )  # fmt: skip
-    return conduct.rehearse(request, say)
 
 
 @_shows_options

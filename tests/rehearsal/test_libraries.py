@@ -45,6 +45,8 @@ def test_weights_are_not_read_and_two_ranks_reduce_gradients(tmp_path: Path, mod
         tmp_path,
         "--gpus",
         "2",
+        "--ranks",
+        "0,last",
         "--gpu",
         "a100-80gb",
         str(CASES / "language_model.py"),
@@ -56,6 +58,8 @@ def test_weights_are_not_read_and_two_ranks_reduce_gradients(tmp_path: Path, mod
     # weights, gradients in DDP's buckets, Adam's two moments: four times fp32
     assert rank["phases"]["step"] >= 4 * 4 * PARAMETERS
     assert any("from_pretrained" in each for each in said["stubbed"])
+    assert [each["rank"] for each in said["ranks"]] == [0, 1]
+    assert said["ranks"][1]["phases"] == rank["phases"]  # DDP's ranks hold the same
     assert code == 0
 
 

@@ -59,9 +59,19 @@ def test_what_stands_behind_long_loops_is_reached(tmp_path: Path) -> None:
 
 
 def test_values_that_come_from_data_are_known(tmp_path: Path) -> None:
-    code, said, _ = rehearse(tmp_path, "--vram", "24GiB", str(SCRIPTS / "known_values.py"))
+    (tmp_path / "requirements.txt").write_text("torch==2.4.0\n")
+    page = tmp_path / "page.html"
+    code, said, _ = rehearse(
+        tmp_path, "--vram", "24GiB", "--versions", "requirements.txt", "--html", str(page),
+        str(SCRIPTS / "known_values.py"),
+    )  # fmt: skip
     assert said["stopped"] is None
     assert code == 0
+    assert "2.4.0 in requirements.txt" in said["warnings"][0]
+    shown = page.read_text()
+    assert "known_values.py" in shown
+    assert "Fits: " in shown
+    assert said["warnings"][0] in shown
 
 
 def test_the_library_says_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

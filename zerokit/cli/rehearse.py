@@ -24,6 +24,7 @@ from zerokit.files import write_whole
 @click.option("--gpu", metavar="NAME", help="A GPU of `zerokit gpus`.")
 @click.option("--vram", metavar="SIZE", help="Memory per GPU, such as 24GiB.")
 @click.option("--rank", default=0, show_default=True, type=click.IntRange(0), help="Which rank to run.")
+@click.option("--ranks", metavar="LIST", help="Several ranks, one after another, such as 0,7 or 0,last.")
 @click.option(
     "--steps",
     default=5,
@@ -44,9 +45,16 @@ from zerokit.files import write_whole
     metavar="FACTOR",
     help="The run's host over the reference host, as `zerokit doctor --measure` prints it on that machine.",
 )
+@click.option(
+    "--versions",
+    metavar="FILE",
+    help="Versions of the run: a lock file, requirements, or `zerokit doctor --json` of its machine. "
+    "Differences are warned of.",
+)
 @click.option("--no-arguments", is_flag=True, help="Add no option from the plan to the script's own.")
 @click.option("--accept-mismatch", is_flag=True, help="Run a script that contradicts the plan all the same.")
 @click.option("--out", metavar="DIR", help="Write rehearsal.json and the script's output there.")
+@click.option("--html", metavar="FILE", help="Write the result as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option(
     "-m", "--module", metavar="PKG.MOD", help="Run a module, as python -m does, instead of a script."
@@ -58,21 +66,24 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     No GPU, no weights and no arithmetic: every allocation goes through a model of PyTorch's caching
     allocator. Nothing is written, downloaded or pushed.
     """
-    from zerokit.rehearsal.conduct import rehearse
-    from zerokit.rehearsal.request import request_of
+    from zerokit.rehearsal.request import rehearse
     from zerokit.script import entry_points
 
     module, out = options.pop("module"), options["out"]
-    as_json = options.pop("as_json")
+    as_json, html = options.pop("as_json"), options.pop("html")
     if module is None and not arguments:
         raise InputError("rehearse: name a script, for example: zerokit rehearse --gpu h200 train.py")
     resolved = entry_points.target_of(module, arguments)
     if resolved.note is not None:
         say(resolved.note)
-    done = rehearse(request_of(resolved.target, say=say, **options), say)
+    done = rehearse(resolved.target, say=say, **options)
     text = json.dumps(done.to_dict(), indent=1)
     if out is not None:
         write_whole(Path(out) / "rehearsal.json", text)
+    if html is not None:
+        from zerokit.rehearsal.html import write_html
+
+        write_html(Path(html), done, module or arguments[0])
     if as_json:
         click.echo(text)
     else:

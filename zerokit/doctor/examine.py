@@ -12,6 +12,7 @@ from typing import Any
 from zerokit.doctor import environment, operators, software, system
 from zerokit.doctor.finding import STATES, Finding, Surroundings
 from zerokit.machine.detect import Detected, detect
+from zerokit.machine.versions import DECIDING, installed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class Examination:
                 "host_ram_available_bytes": host.ram_available_bytes,
                 "cores": host.cores,
             },
+            "packages": {name: installed(name) for name in DECIDING},
             "findings": [
                 {"check": item.check, "state": item.state, "what": item.what, "mend": item.mend}
                 for item in self.findings

@@ -8,6 +8,21 @@ import sys
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 
+DECIDING = (
+    "torch",
+    "transformers",
+    "deepspeed",
+    "accelerate",
+    "trl",
+    "peft",
+    "bitsandbytes",
+    "triton",
+    "liger_kernel",
+    "flash_attn",
+    "datasets",
+)
+"""Packages whose versions decide what a training script allocates, or which code it takes."""
+
 
 def installed(name: str) -> str | None:
     """The version of an installed distribution, without importing it; ``None``: not installed.

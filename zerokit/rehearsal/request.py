@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.hardware import Gpu
 from zerokit.rehearsal.conduct import DEFAULT_STEPS, RehearsalRequest
+from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.script.entry_points import Target
 from zerokit.timing.host_speed import HostSpeed
 
 if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
+
+
+def rehearse(
+    target: Target,
+    *,
+    say: Say,
+    ranks: str | Sequence[int] | None = None,
+    versions: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Rehearsal:
+    """Rehearse what these words ask for. See :func:`zerokit.rehearse` for the arguments.
+
+    Raises:
+        InputError: as :func:`request_of`; ranks that are not there; versions that cannot be read.
+    """
+    from zerokit.rehearsal import conduct
+    from zerokit.rehearsal import ranks as several
+    from zerokit.rehearsal import versions as compared
+
+    there = compared.read(Path(versions)) if versions is not None else {}
+    chosen = several.parse(ranks) if isinstance(ranks, str) else tuple(ranks or ())
+    request = request_of(target, say=say, **options)
+    if chosen:
+        done = several.rehearse_ranks(request, chosen, say)
+    else:
+        done = conduct.rehearse(request, say)
+    differences = compared.differences(done.versions, there, str(versions))
+    return replace(done, warnings=(*differences, *done.warnings))
 
 
 def request_of(

@@ -232,20 +232,10 @@ def _versions() -> dict[str, str]:
     """Of the packages that decide what is allocated, as imported or installed."""
     from importlib import metadata
 
+    from zerokit.machine.versions import DECIDING
+
     found = {"python": sys.version.split()[0]}
-    for name in (
-        "torch",
-        "transformers",
-        "deepspeed",
-        "accelerate",
-        "trl",
-        "peft",
-        "bitsandbytes",
-        "triton",
-        "liger_kernel",
-        "flash_attn",
-        "datasets",
-    ):
+    for name in DECIDING:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
