@@ -39,10 +39,7 @@ def rehearse(
     there = compared.read(Path(versions)) if versions is not None else {}
     chosen = several.parse(ranks) if isinstance(ranks, str) else tuple(ranks or ())
     request = request_of(target, say=say, **options)
-    if chosen:
-        done = several.rehearse_ranks(request, chosen, say)
-    else:
-        done = conduct.rehearse(request, say)
+    done = several.rehearse_ranks(request, chosen, say) if chosen else conduct.rehearse(request, say)
     differences = compared.differences(done.versions, there, str(versions))
     return replace(done, warnings=(*differences, *done.warnings))
 

@@ -35,13 +35,13 @@ def read(path: Path) -> dict[str, str]:
     elif _BLOCK.search(text):
         pairs = _of_lock(text)
     else:
-        pairs = {name: version for name, version in _PINNED.findall(text)}
+        pairs = dict(_PINNED.findall(text))
     wanted = {_key(name): name for name in DECIDING}
     found = {wanted[_key(name)]: version for name, version in pairs.items() if _key(name) in wanted}
     if not found:
         raise InputError(
-            f"⟨versions⟩ {path}: no exact version of {', '.join(DECIDING[:4])} or the like: give a lock file, "
-            "requirements with ==, or what `zerokit doctor --json` printed on the machine of the run"
+            f"⟨versions⟩ {path}: no exact version of {', '.join(DECIDING[:4])} or the like: give a lock "
+            "file, requirements with ==, or what `zerokit doctor --json` printed on the machine of the run"
         )
     return found
 

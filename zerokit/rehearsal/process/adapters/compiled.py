@@ -106,6 +106,8 @@ def _configure() -> None:
             setattr(config, name, value)
     config.triton.cudagraphs = False
     functorch_config.enable_autograd_cache = False
+    # a generator's state on the GPU would be kept by its index: the fake one's is on the host
+    functorch_config.graphsafe_rng_functionalization = False
 
 
 def _silence_triton() -> None:
