@@ -78,7 +78,9 @@ def _both(one: Rehearsal, other: Rehearsal) -> Rehearsal:
         one,
         complete=one.complete and other.complete,
         fits=fits,
-        min_vram_bytes=max((size for size in (one.min_vram_bytes, other.min_vram_bytes) if size), default=None),
+        min_vram_bytes=max(
+            (size for size in (one.min_vram_bytes, other.min_vram_bytes) if size), default=None
+        ),
         steps=max(one.steps, other.steps),
         repeats=one.repeats and other.repeats,
         ranks=(*one.ranks, *other.ranks),

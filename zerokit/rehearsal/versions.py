@@ -11,7 +11,9 @@ from typing import Any
 from zerokit.errors import InputError
 from zerokit.machine.versions import DECIDING
 
-_PINNED = re.compile(r"^\s*([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*===?\s*([^\s;,#\\*]+)\s*(?:$|[;#\\])", re.MULTILINE)
+_PINNED = re.compile(
+    r"^\s*([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*===?\s*([^\s;,#\\*]+)\s*(?:$|[;#\\])", re.MULTILINE
+)
 _BLOCK = re.compile(r"^\[\[packages?\]\]\s*$", re.MULTILINE)
 _NAME = re.compile(r"^name\s*=\s*\"([^\"]+)\"", re.MULTILINE)
 _VERSION = re.compile(r"^version\s*=\s*\"([^\"]+)\"", re.MULTILINE)
