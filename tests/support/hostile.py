@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from typing import Any
 
 MARKER = "zerokit-was-here"
 
@@ -31,3 +33,51 @@ def strings(count: int, seed: int = 23) -> list[str]:
         if text not in found:
             found.append(text)
     return found[:count]
+
+
+_ODD: list[Any] = [
+    None, True, False, 0, -1, 3, 0.5, 1e308, float("inf"), float("nan"), 10**18, 10**30, -(10**30), "",
+    "auto", "x", "1e5", [], [1], [[]], [{}], {}, {"a": [1]}, {"": None}, "\0", "\x1b[31mx",
+    "<script>alert(1)</script>", "x" * 5000, "../../etc/passwd", f"$(touch {MARKER})",
+]  # fmt: skip
+
+
+def odd(value: Any, draw: random.Random) -> Any:
+    """Plain data with one to three values replaced, keys renamed or taken out."""
+    value = copy.deepcopy(value)
+    for _ in range(draw.randint(1, 3)):
+        places = _containers(value)
+        if not places or draw.random() < 0.03:
+            return copy.deepcopy(draw.choice(_ODD))
+        place = draw.choice(places)
+        key = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if draw.random() < 0.8:
+            place[key] = copy.deepcopy(draw.choice(_ODD))
+        elif isinstance(place, dict) and draw.random() < 0.5:
+            place[f"{key}x"] = place.pop(key)
+        else:
+            del place[key]
+    return value
+
+
+def _containers(value: Any) -> list[Any]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    own = [value] if isinstance(value, dict | list) and value else []
+    return own + [found for each in inner for found in _containers(each)]
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    """The bytes with some changed, taken out or added, or cut off."""
+    found = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(found) + 1)
+        what = draw.choice(["change", "remove", "add", "cut"])
+        if what == "change":
+            found[at : at + 1] = draw.randbytes(1)
+        elif what == "remove":
+            del found[at : at + draw.randint(1, 40)]
+        elif what == "add":
+            found[at:at] = draw.randbytes(draw.randint(1, 5))
+        elif draw.random() < 0.3:
+            del found[at:]
+    return bytes(found)

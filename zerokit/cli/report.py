@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -57,6 +57,7 @@ def _compare(runs: tuple[str, ...], reports: list[RunReport], as_json: bool) -> 
 
 
 def _load(place: Path) -> RunReport:
+    from zerokit.emit.plan_file import read_of_run
     from zerokit.launcher.rank_file import find_rank_files
     from zerokit.launcher.run_folder import REPORT_FILE
     from zerokit.launcher.verdict.report import report_of_folder
@@ -71,16 +72,5 @@ def _load(place: Path) -> RunReport:
         return load_report(written)
     if not find_rank_files(place):
         raise InputError(f"{place} is no run folder: it holds neither report.json nor rank-*.jsonl")
-    return report_of_folder(place, _plan_of(place))
-
-
-def _plan_of(folder: Path) -> dict[str, Any] | None:
-    from zerokit.emit.plan_file import FILE_NAME
-
-    path = folder / FILE_NAME
-    if not path.is_file():
-        return None
-    from zerokit.strictload import load_yaml
-
-    plan = load_yaml(path).value
-    return plan if isinstance(plan, dict) else None
+    plan, problems = read_of_run(place)
+    return report_of_folder(place, plan, problems)

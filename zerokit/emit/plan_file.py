@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml
 
 FILE_NAME = "plan.yaml"
+_MOST = 1 << 20  # of ranks, nodes or sequences: more than any run has
 SCHEMA = "zerokit.planfile/1"
 
 _CHOSEN_REQUIRED: Mapping[str, type] = {
@@ -28,6 +30,25 @@ _CHOSEN_REQUIRED: Mapping[str, type] = {
     "precision": str,
     "deepspeed_config": dict,
 }
+_AT_LEAST_ONE = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
+                 "gradient_accumulation")  # fmt: skip
+_OPTIONAL: Mapping[tuple[str, ...], type] = {
+    ("assumptions",): list,
+    ("reasons",): dict,
+    ("files",): dict,
+    ("cluster",): dict,
+    ("trainer_arguments",): list,
+    ("chosen", "activation_checkpointing"): str,
+    ("chosen", "offload_optimizer"): str,
+    ("chosen", "offload_param"): str,
+    ("chosen", "parameters"): int,
+    ("chosen", "environment"): dict,
+    ("chosen", "estimate"): dict,
+    ("chosen", "estimate", "peak_allocated_bytes"): int,
+    ("chosen", "estimate", "host_bytes_per_node"): int,
+    ("chosen", "estimate", "per_rank"): list,
+}
+_NAMES: Mapping[type, str] = {dict: "a mapping", int: "a whole number", str: "text", list: "a list"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,15 +179,20 @@ def read(place: str | pathlib.Path) -> PlanFile:
         _expect(document, (name,), dict)
     for name, kind in _CHOSEN_REQUIRED.items():
         _expect(document, ("chosen", name), kind)
-    for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch"):
-        value = body["chosen"].get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise document.error(("chosen", name), f"{name}: {value!r} must be a whole number of at least 1")
+    for where, kind in _OPTIONAL.items():
+        if _at(document, where) is not None:
+            _expect(document, where, kind)
     cluster = body.get("cluster") or {}
-    nodes = cluster.get("nodes", 1) if isinstance(cluster, dict) else None
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        raise document.error(("cluster", "nodes"), "cluster.nodes must be a whole number of at least 1")
+    for where, value in [
+        *((("chosen", name), body["chosen"].get(name, 1)) for name in _AT_LEAST_ONE),
+        (("cluster", "nodes"), cluster.get("nodes", 1)),
+    ]:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+            name = ".".join(where)
+            raise document.error(where, f"{name}: {value!r:.60} must be a whole number from 1 to {_MOST:,}")
     _check_environment(document)
+    _check_estimate(document)
+    check_config(document, ("chosen", "deepspeed_config"))
     return PlanFile(
         path=path,
         request=body["request"],
@@ -182,22 +208,73 @@ def read(place: str | pathlib.Path) -> PlanFile:
 
 
 def _check_environment(document: Document) -> None:
-    given = document.value["chosen"].get("environment")
-    if given is None:
-        return
-    _expect(document, ("chosen", "environment"), dict)
-    for name, value in given.items():
+    for name, value in (document.value["chosen"].get("environment") or {}).items():
         problem = variables.problem_of(name, value)
         if problem is not None:
             raise document.error(("chosen", "environment", name), f"chosen.environment.{problem}")
 
 
-def _expect(document: Document, path: tuple[str, ...], kind: type) -> None:
+def _check_estimate(document: Document) -> None:
+    """What the report sets beside the measured: bytes by phase and component, for a rank or some alike."""
+    for number, entry in enumerate(_at(document, ("chosen", "estimate", "per_rank")) or ()):
+        where = ("chosen", "estimate", "per_rank", number)
+        if not isinstance(entry, dict):
+            raise document.error(where, f"{_dotted(where)} must be a mapping, not {entry!r:.60}")
+        span = entry.get("ranks", [0, 0])
+        if not isinstance(span, list) or [type(end) for end in span] != [int, int]:
+            raise document.error((*where, "ranks"), f"{_dotted(where)}.ranks must be two whole numbers")
+        for name in ("phases", "components"):
+            sizes = entry.get(name) or {}
+            if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
+                raise document.error((*where, name), f"{_dotted(where)}.{name} must be bytes by name")
+        for name in ("peak_allocated_bytes", "rank"):
+            if entry.get(name) is not None:
+                _expect(document, (*where, name), int)
+
+
+def check_config(document: Document, where: tuple[str, ...] = ()) -> None:
+    """The blocks of a DeepSpeed configuration at ``where`` that a launch changes.
+
+    Raises:
+        FileInputError: one is no mapping, with line and column.
+    """
+    for block in (("optimizer",), ("optimizer", "params"), ("scheduler",), ("scheduler", "params")):
+        if _at(document, (*where, *block)) is not None:
+            _expect(document, (*where, *block), dict)
+
+
+def _at(document: Document, path: Sequence[str | int]) -> Any:
+    """The value there; None where there is none."""
     value: Any = document.value
     for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, list) and isinstance(name, int):
+            value = value[name]
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path).removeprefix(".")
+
+
+def _expect(document: Document, path: tuple[str | int, ...], kind: type) -> None:
+    value = _at(document, path)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        names = {dict: "a mapping", int: "a whole number", str: "text"}
-        what = "is missing" if value is None else f"must be {names[kind]}, not {value!r:.60}"
-        error: FileInputError = document.error(path, f"{'.'.join(path)} {what}")
+        what = "is missing" if value is None else f"must be {_NAMES[kind]}, not {value!r:.60}"
+        error: FileInputError = document.error(path, f"{_dotted(path)} {what}")
         raise error
+
+
+def read_of_run(folder: pathlib.Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """The plan that a run folder keeps, for its report: ``request``, ``chosen`` and ``cluster``.
+
+    One that cannot be read is a problem of the report, not its end.
+    """
+    if not os.path.lexists(folder / FILE_NAME):
+        return None, []
+    try:
+        plan = read(folder)
+    except InputError as error:
+        return None, [f"the plan is not used: {error}"]
+    return {"request": plan.request, "chosen": plan.chosen, "cluster": plan.cluster}, []

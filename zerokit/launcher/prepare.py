@@ -50,10 +50,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     """
     from zerokit.strictload import load_json
 
-    value = load_json(path).value
-    if not isinstance(value, dict):
+    document = load_json(path)
+    if not isinstance(document.value, dict):
         raise InputError(f"{path}: expected an object")
-    return value
+    plan_file.check_config(document)
+    return dict(document.value)
 
 
 def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:

@@ -36,7 +36,8 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
     import socket
     import time
 
-    from zerokit.launcher.run_folder import COMMAND_FILE, PLAN_FILE
+    from zerokit.emit import plan_file
+    from zerokit.launcher.run_folder import COMMAND_FILE
     from zerokit.launcher.verdict.evidence import read_rank_files
     from zerokit.launcher.verdict.rank_end import RankExit
     from zerokit.launcher.verdict.report import build_report, write_report
@@ -56,13 +57,8 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
         stopped_at=0.0,  # nobody knows when: no failure of a rank goes before it
         last_words=files.last_words,
     )
-    plan = None
-    if (run_dir / PLAN_FILE).exists():
-        from zerokit.emit import plan_file
-
-        read = plan_file.read(run_dir)
-        plan = {"request": read.request, "chosen": read.chosen}
-    write_report(run_dir, build_report(evidence, plan=plan, problems=files.problems))
+    plan, problems = plan_file.read_of_run(run_dir)
+    write_report(run_dir, build_report(evidence, plan=plan, problems=[*files.problems, *problems]))
 
 
 if __name__ == "__main__":

@@ -94,15 +94,17 @@ def build_report(
     )
 
 
-def report_of_folder(run_dir: Path, plan: Mapping[str, Any] | None = None) -> RunReport:
+def report_of_folder(
+    run_dir: Path, plan: Mapping[str, Any] | None = None, problems: Sequence[str] = ()
+) -> RunReport:
     """The report of a run without ``report.json``: still running, or its launcher was killed.
 
-    ``outcome`` is then also ``running``, which is never written to a file.
+    ``outcome`` is then also ``running``, which is never written to a file. ``problems``: known already.
     """
     files = read_rank_files(run_dir)
-    expected, problems = _expected_ranks(files.logs)
+    expected, unlikely = _expected_ranks(files.logs)
     evidence = Evidence(expected_ranks=expected, logs=files.logs, last_words=files.last_words)
-    report = build_report(evidence, plan=plan, problems=[*files.problems, *problems])
+    report = build_report(evidence, plan=plan, problems=[*problems, *files.problems, *unlikely])
     heard = max((_last_time(log) for log in files.logs.values()), default=0.0)
     unfinished = any(rank.state is RankState.LOST for rank in report.ranks)
     if unfinished and report.first_failure is None and time.time() - heard < _LIVE_SECONDS:
