@@ -149,7 +149,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
 
     from zerokit.launcher.rank import hooks
-    from zerokit.launcher.rank.probe import Identity, Probe
+    from zerokit.launcher.rank.phase_record import Identity
+    from zerokit.launcher.rank.probe import Probe
     from zerokit.launcher.rank_file import TICK_SECONDS
 
     probe = Probe(

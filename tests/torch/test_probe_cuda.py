@@ -17,11 +17,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import zerokit.launcher.rank.probe as probe_module  # noqa: E402
+from zerokit.launcher.rank import split_budget  # noqa: E402
 from zerokit.launcher.rank.cuda_memory import CudaMemory  # noqa: E402
 from zerokit.launcher.rank.growth import GrowthWatch  # noqa: E402
 from zerokit.launcher.rank.oom import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
-from zerokit.launcher.rank.probe import Identity, Probe  # noqa: E402
+from zerokit.launcher.rank.phase_record import Identity  # noqa: E402
+from zerokit.launcher.rank.probe import Probe  # noqa: E402
 
 MIB = 1 << 20
 
@@ -125,9 +126,9 @@ def test_each_phase_has_its_own_peak_and_the_run_the_greatest(probe, allocator):
 @pytest.fixture
 def unsplit(probe, monkeypatch):
     """A probe that has no time to read memory inside a step."""
-    monkeypatch.setattr(probe_module, "_ALWAYS_READ", 0)
-    monkeypatch.setattr(probe_module, "SPLIT_SHARE", 0.0)
-    probe._spare_seconds = -1.0
+    monkeypatch.setattr(split_budget, "_ALWAYS_READ", 0)
+    monkeypatch.setattr(split_budget, "SPLIT_SHARE", 0.0)
+    probe._budget._spare_seconds = -1.0
     return probe
 
 
@@ -137,7 +138,7 @@ def test_the_peak_of_a_step_that_is_not_split_is_the_runs_and_no_phases(unsplit,
     unsplit.watch()  # the ticker: nothing known is older than its period
     assert peaks(unsplit)["backward"] == 0
     assert unsplit.account("tick")["peak_allocated_bytes"] == 40 * MIB
-    unsplit._spare_seconds = 1.0
+    unsplit._budget._spare_seconds = 1.0
     train_step(unsplit, allocator, 21, 25, 6)
     assert peaks(unsplit) == {"load": 0, "forward": 31, "backward": 35, "step": 16, "other": 0}
     account = unsplit.account("tick")
@@ -158,10 +159,10 @@ def test_named_phases_are_measured_in_steps_that_are_not_split(unsplit, allocato
 
 
 def test_reading_memory_takes_its_share_of_the_time_and_no_more(probe, allocator, monkeypatch):
-    monkeypatch.setattr(probe_module, "_ALWAYS_READ", 0)
+    monkeypatch.setattr(split_budget, "_ALWAYS_READ", 0)
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(probe_module.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(probe_module.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(split_budget.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(split_budget.time, "perf_counter", lambda: clock.now)
     reads = []
 
     def stats(device):
@@ -172,13 +173,13 @@ def test_reading_memory_takes_its_share_of_the_time_and_no_more(probe, allocator
     monkeypatch.setattr(probe.cuda, "_read", stats)
     allocator.allocate(10 * MIB)
     probe.enter("forward")
-    probe._spare_seconds, probe._split_decided, began = 0.0, clock.now, clock.now
+    probe._budget._spare_seconds, probe._budget._decided, began = 0.0, clock.now, clock.now
     reads.clear()
     for _ in range(5000):
         train_step(probe, allocator, 20, 30, 5)
         clock.now += 0.02
     share = len(reads) * 100e-6 / (clock.now - began)
-    assert 0.8 * probe_module.SPLIT_SHARE < share < 1.2 * probe_module.SPLIT_SHARE
+    assert 0.8 * split_budget.SPLIT_SHARE < share < 1.2 * split_budget.SPLIT_SHARE
     assert peaks(probe)["backward"] == 40
 
 
@@ -355,10 +356,10 @@ def test_a_forked_child_gets_pytorchs_own_functions_back(probe, allocator):
 
 def test_gpu_allocations_count_as_movement(probe, allocator, monkeypatch):
     allocator.allocate(MIB)
-    monkeypatch.setattr(probe, "_main_thread_place", lambda: "a collective")
+    monkeypatch.setattr(probe._movement, "_main_thread", lambda: [(1, 2)])
     probe.watch()
     probe.watch()
-    probe._moved -= 100
+    probe._movement.seconds -= 100
     probe.watch()
     assert probe.account("tick")["idle_seconds"] >= 100
     allocator.spike(MIB)
@@ -454,7 +455,7 @@ def test_no_leak_is_named_where_there_is_none(values):
 
 
 def test_a_leak_reaches_the_account_of_its_rank(probe, allocator, monkeypatch):
-    monkeypatch.setattr(probe_module, "_ALWAYS_READ", 1000)  # steps without duration leave no time to read
+    monkeypatch.setattr(split_budget, "_ALWAYS_READ", 1000)  # steps without duration leave no time to read
     allocator.allocate(MIB)
     for _ in range(80):
         allocator.allocate(MIB)

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from zerokit.launcher.rank_file import Record
+
+GPU_LEAK_BYTES = 8 << 20
+HOST_LEAK_BYTES = 64 << 20
+
 _POINTS = 256
 _WARM_UP_STEPS = 10  # allocator caches, autotuning and lazily made optimizer states settle in these
 _WINDOWS = 8
@@ -68,3 +73,27 @@ class GrowthWatch:
             first_step=steps[0],
             last_step=used[-1][0],
         )
+
+
+class LeakWatch:
+    """Growth of the memory of the GPU and of the host over the steps of a run."""
+
+    def __init__(self) -> None:
+        self._gpu = GrowthWatch(GPU_LEAK_BYTES)
+        self._host = GrowthWatch(HOST_LEAK_BYTES)
+
+    def observe(self, steps: int, host_bytes: int, gpu_bytes: int | None) -> None:
+        """What is in use after so many steps; ``gpu_bytes``: None without a GPU."""
+        self._host.observe(steps, host_bytes)
+        if gpu_bytes is not None:
+            self._gpu.observe(steps, gpu_bytes)
+
+    def leaks(self) -> list[Record]:
+        """What grows, as the rank file has it."""
+        watched = (("gpu", self._gpu.growth()), ("host", self._host.growth()))
+        return [
+            {"memory": memory, "bytes_per_step": round(growth.bytes_per_step),
+             "growth_bytes": growth.growth_bytes, "first_step": growth.first_step,
+             "last_step": growth.last_step}
+            for memory, growth in watched if growth is not None
+        ]  # fmt: skip

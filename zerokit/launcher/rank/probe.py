@@ -3,10 +3,8 @@
 Runs inside the training process, so it is standard library only, never raises into the script, and
 does its work at phase boundaries (microseconds) and in the ticker thread.
 
-Reading the allocator's peaks at a boundary takes some tens of microseconds, which a step of a few
-milliseconds would feel. So the first steps are split into their phases one and all, and later ones as
-often as :data:`SPLIT_SHARE` of the time allows. A step that is not split is measured whole: its peak
-reaches the run's, and is no phase's, because nobody saw in which one it was.
+Not every step is split into its phases (:mod:`zerokit.launcher.rank.split_budget`). One that is not is
+measured whole: its peak reaches the run's, and is no phase's, because nobody saw in which one it was.
 
 Phases: ``load`` until the first engine is made; ``init`` while one is; ``forward`` from the engine's
 forward to the backward, so with a loss computed outside the model; ``backward`` until the optimizer
@@ -17,7 +15,6 @@ names with ``zerokit.phase``, which are measured beside these.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import threading
@@ -25,62 +22,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zerokit.instrument import engine_facts
-from zerokit.launcher.rank.activity import Activity, waits_for_child
-from zerokit.launcher.rank.children import ChildWatch
 from zerokit.launcher.rank.cuda_memory import CudaMemory, Peaks
-from zerokit.launcher.rank.growth import GrowthWatch
+from zerokit.launcher.rank.growth import LeakWatch
 from zerokit.launcher.rank.host_memory import HostMemory
-from zerokit.launcher.rank_file import SCHEMA, RankWriter, Record, rank_file
+from zerokit.launcher.rank.movement import Movement
+from zerokit.launcher.rank.phase_record import Identity, PhaseRecord
+from zerokit.launcher.rank.split_budget import SplitBudget
+from zerokit.launcher.rank_file import RankWriter, Record, rank_file
 
-_MIB = 1 << 20
 _RECENT_STEPS = 64
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
 _MAX_NOTES = 200
-_STILL_SECONDS = 2.0  # without a move, before the processes below are looked at
-_MOVES_BYTES = 1 << 18  # between two looks: a checkpoint that is written; our own lines are far below
-GPU_LEAK_BYTES = 8 * _MIB
-HOST_LEAK_BYTES = 64 * _MIB
 _CLEAN_EXIT = ("finished", 0)
 _TRAINING = ("forward", "backward", "step")
 _NOBODYS = ("load", "init", "other")  # phases that one which the script names replaces
-SPLIT_SHARE = 0.0005
-"""Of the training thread's time, at most so much goes into reading memory at phase boundaries."""
-_MOST_SPARE_SECONDS = 0.02  # what a long wait may save up
-_ALWAYS_READ = 128  # boundaries: some thirty steps, so that a short run is split throughout
-
-
-@dataclass(slots=True, kw_only=True)
-class PhaseRecord:
-    """What one phase reached so far."""
-
-    peak_allocated_bytes: int = 0
-    peak_reserved_bytes: int = 0
-    peak_host_rss_bytes: int = 0
-    seconds: float = 0.0
-    count: int = 0
-
-    def add(self, peaks: Peaks) -> None:
-        """Raise the allocator's peaks."""
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, peaks.allocated_bytes)
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, peaks.reserved_bytes)
-
-
-@dataclass(slots=True, kw_only=True)
-class Identity:
-    """Which rank this process is."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    host: str
-    device: str
-    script: str
-    pid: int = field(default_factory=os.getpid)
 
 
 class Probe:
@@ -97,8 +56,7 @@ class Probe:
         self._parts: list[str] = []  # init, eval, generate, save that are under way, outermost first
         self._left_by: tuple[int, str] | None = None  # the last exception that left one, and which
         self.named: list[str] = []  # phases that the script opened, outermost first
-        self.steps = 0
-        self.micro_steps = 0
+        self.steps = self.micro_steps = 0
         self.skipped_steps = 0  # whose gradients were not finite: DeepSpeed leaves the weights as they are
         self.progress = 0
         self.baseline_host_rss_bytes: int | None = None
@@ -111,39 +69,22 @@ class Probe:
         self.peak = PhaseRecord()
         self.peak_device_used_bytes = 0
         self._lock = threading.RLock()
-        self._started = self._phase_began = self._moved = self._split_decided = time.monotonic()
+        self._started = self._phase_began = time.monotonic()
         self._last_step_end: float | None = None
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._gpu_growth = GrowthWatch(GPU_LEAK_BYTES)
-        self._host_growth = GrowthWatch(HOST_LEAK_BYTES)
+        self._growth = LeakWatch()
         self._host_rss_bytes, self._host_mark_bytes = self.host.read()
         self._main_thread = threading.get_ident()
-        self._last_place: object = None
-        self._moved_bytes = 0
-        self._children = ChildWatch()
-        self._activity = Activity()
-        self._doing: str | None = None  # a long phase's name, while it lasts
+        self._movement = Movement(self._main_thread, self.host)
+        self._budget = SplitBudget()
         self.ending = False  # the script ran to its end; its threads and exit handlers may not have
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
-        self._splitting = True  # whether memory is read at the engine's phase boundaries now
-        self._split_step = 0  # the steps done when that was decided
-        self._spare_seconds = 0.0  # that may go into reading memory at boundaries
-        self._reads = 0  # boundaries at which it was read
         self._mixed = False  # whether a boundary was passed unread since the last reading
         self._mine = True
         self.last_words: Callable[[], Record] | None = None
         """What else is to be written before the last line."""
 
     # -- life ------------------------------------------------------------------------------------
-
-    def start_record(self) -> Record:
-        """The first line of the file."""
-        who = self.identity
-        return {
-            "type": "start", "schema": SCHEMA, "rank": who.rank, "local_rank": who.local_rank,
-            "world_size": who.world_size, "host": who.host, "pid": who.pid, "device": who.device,
-            "script": who.script, "python": sys.version.split()[0], "time": time.time(),
-        }  # fmt: skip
 
     def disown(self) -> None:
         """In a forked child: it is no rank. Everything here becomes a pass-through."""
@@ -181,8 +122,8 @@ class Probe:
             return
         with self._lock:
             if phase in ("forward", "eval") and not again:
-                self._decide_split(phase)
-            if self._splitting:
+                self._budget.decide(phase, self.steps)
+            if self._budget.splitting:
                 self._settle()
             else:
                 self._note_time()
@@ -222,16 +163,6 @@ class Probe:
             return self._left_by[1]
         return self.named[-1] if self.named else self.phase
 
-    def _decide_split(self, phase: str) -> None:
-        """At the first forward of a step, and at each without gradients: is there time to split it?"""
-        if phase == "forward" and self.steps == self._split_step and self.steps:
-            return  # a further micro-batch of the same step
-        now = time.monotonic()
-        earned_seconds = SPLIT_SHARE * (now - self._split_decided)
-        self._split_step, self._split_decided = self.steps, now
-        self._spare_seconds = min(_MOST_SPARE_SECONDS, self._spare_seconds + earned_seconds)
-        self._splitting = self._spare_seconds > 0 or self._reads < _ALWAYS_READ
-
     @contextmanager
     def named_phase(self, name: str) -> Iterator[None]:
         """A phase that the script names; it may hold others and the engine's own phases."""
@@ -262,10 +193,10 @@ class Probe:
             self._step_ended = True
 
     def _watch_growth(self) -> None:
-        self._host_growth.observe(self.steps, self._host_rss_bytes)
+        used: int | None = None
         if self.cuda is not None and self.cuda.devices:
             used = sum(state.allocated_bytes for state in self.cuda.devices.values())
-            self._gpu_growth.observe(self.steps, used)
+        self._growth.observe(self.steps, self._host_rss_bytes, used)
 
     def sample_host(self) -> None:
         """Between phase changes: charge resident memory to the running phases."""
@@ -293,7 +224,7 @@ class Probe:
         now = time.monotonic()
         for record in self._running():
             record.seconds += now - self._phase_began
-        self._phase_began = self._moved = now
+        self._phase_began = self._movement.seconds = now
 
     def _settle(self) -> None:
         """Charge the time and the peaks since the last boundary to the phases that were running."""
@@ -308,9 +239,7 @@ class Probe:
         if self._step_ended:
             self._step_ended = False
             self._watch_growth()
-        self._reads += 1
-        if self._reads > _ALWAYS_READ:
-            self._spare_seconds -= time.perf_counter() - began
+        self._budget.spend(time.perf_counter() - began)
 
     def _charge(self, peaks: Peaks) -> None:
         """To what was running since the last reading: the phases the script named were all the while."""
@@ -333,6 +262,7 @@ class Probe:
 
     def watch(self) -> None:
         """Called by the ticker: read what costs more, and see whether the main thread moved."""
+        allocated = False
         if self.cuda is not None and self.cuda.ready():
             before = sum(state.allocations for state in self.cuda.devices.values())
             self.cuda.look_for_devices()
@@ -343,28 +273,13 @@ class Probe:
             states = list(self.cuda.devices.values())
             used = max((state.device_used_bytes or 0 for state in states), default=0)
             self.peak_device_used_bytes = max(self.peak_device_used_bytes, used)
-            if sum(state.allocations for state in states) != before:
-                self._moved = time.monotonic()
-        place, moved_bytes = self._main_thread_place(), self.host.moved_bytes()
-        if place != self._last_place or moved_bytes - self._moved_bytes > _MOVES_BYTES:
-            self._last_place, self._moved = place, time.monotonic()
-        self._moved_bytes = moved_bytes
-        frame = sys._current_frames().get(self._main_thread)
-        self._doing = self._activity.of(frame)
-        if time.monotonic() - self._moved > _STILL_SECONDS and self._children.working(waits_for_child(frame)):
-            self._moved = time.monotonic()
-
-    def _main_thread_place(self) -> object:
-        frame = sys._current_frames().get(self._main_thread)
-        places: list[tuple[int, int]] = []
-        while frame is not None and len(places) < 32:
-            places.append((id(frame.f_code), frame.f_lasti))
-            frame = frame.f_back
-        return places
+            allocated = sum(state.allocations for state in states) != before
+        self._movement.look(allocated)
 
     def account(self, type_: str) -> Record:
         """Everything known now, as a record of type ``type_`` (``tick`` or ``end``)."""
         now = time.monotonic()
+        on_gpu = self.cuda is not None and bool(self.cuda.devices)
         with self._lock:
             self._note_host()
             record: Record = {
@@ -372,17 +287,17 @@ class Probe:
                 "uptime_seconds": round(now - self._started, 3),
                 "phase": self.named[-1] if self.named else self.phase,
                 "progress": self.progress,
-                "idle_seconds": round(now - self._moved, 3),
+                "idle_seconds": round(now - self._movement.seconds, 3),
                 "cpu_seconds": round(time.process_time(), 3),
-                "ending": self.ending, "activity": self._doing,
+                "ending": self.ending, "activity": self._movement.doing,
                 "steps": self.steps, "micro_steps": self.micro_steps,
                 "host_rss_bytes": self._host_rss_bytes,
                 "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,
                 "baseline_host_rss_bytes": self.baseline_host_rss_bytes,
                 **self._gpu_account(), **self._step_account(),
-                "phases": {name: self._phase_account(record) for name, record in self.phases.items()},
+                "phases": {name: record.account(on_gpu) for name, record in self.phases.items()},
             }  # fmt: skip
-            leaks = self._leaks()
+            leaks = self._growth.leaks()
         if self.skipped_steps:
             record["skipped_steps"] = self.skipped_steps
         if leaks:
@@ -422,25 +337,6 @@ class Probe:
             "step_seconds": round(self._step_seconds[-1], 6),
             "median_step_seconds": round(statistics.median(self._step_seconds), 6),
         }
-
-    def _phase_account(self, record: PhaseRecord) -> Record:
-        on_gpu = self.cuda is not None and bool(self.cuda.devices)
-        return {
-            "peak_allocated_bytes": record.peak_allocated_bytes if on_gpu else None,
-            "peak_reserved_bytes": record.peak_reserved_bytes if on_gpu else None,
-            "peak_host_rss_bytes": record.peak_host_rss_bytes,
-            "seconds": round(record.seconds, 3),
-            "count": record.count,
-        }
-
-    def _leaks(self) -> list[Record]:
-        found = (("gpu", self._gpu_growth.growth()), ("host", self._host_growth.growth()))
-        return [
-            {"memory": memory, "bytes_per_step": round(growth.bytes_per_step),
-             "growth_bytes": growth.growth_bytes, "first_step": growth.first_step,
-             "last_step": growth.last_step}
-            for memory, growth in found if growth is not None
-        ]  # fmt: skip
 
     # -- records beside the ticks ----------------------------------------------------------------
 

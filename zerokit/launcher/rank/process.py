@@ -24,7 +24,8 @@ from zerokit.launcher.rank import hooks
 from zerokit.launcher.rank import probe as probe_module
 from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.oom import error_record
-from zerokit.launcher.rank.probe import Identity, Probe
+from zerokit.launcher.rank.phase_record import Identity
+from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank.ticker import Ticker
 from zerokit.launcher.rank_file import STACKS_SIGNAL, stacks_file
 from zerokit.launcher.secrets import redact

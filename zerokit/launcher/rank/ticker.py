@@ -83,7 +83,7 @@ class Ticker:
         # the C-level handler writes the signal's number here at once, even while the main thread sits
         # in a collective and cannot run a Python handler
         signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        self._probe.writer.write(self._probe.start_record())
+        self._probe.writer.write(self._probe.identity.start_record())
         self._thread.start()
 
     def stop(self) -> None:
@@ -163,7 +163,7 @@ class Ticker:
         if probe.writer.size_bytes() > COMPACT_BYTES:
             who = probe.identity
             probe.writer.compact(
-                [probe.start_record(), *probe.events, *probe.notes,
+                [probe.identity.start_record(), *probe.events, *probe.notes,
                  self._timeline.record(who.rank, who.pid), self._calls.record(), record]
             )  # fmt: skip
 

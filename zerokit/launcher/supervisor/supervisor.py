@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,14 +23,14 @@ from typing import Any
 from zerokit.launcher import packed, processes, rank_pipes
 from zerokit.launcher import run_folder as folder_module
 from zerokit.launcher.launch import Launch
-from zerokit.launcher.nodes import cluster
-from zerokit.launcher.nodes.gather import Gatherer
 from zerokit.launcher.rank_file import STACKS_SIGNAL
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
 from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
-from zerokit.launcher.supervisor.output import Log, Terminal
+from zerokit.launcher.supervisor.output import Terminal
 from zerokit.launcher.supervisor.progress import Progress
+from zerokit.launcher.supervisor.remote import RemoteProcesses
+from zerokit.launcher.supervisor.streams import Streams
 from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.rank_end import RankExit
@@ -46,7 +45,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks on this machine: a script saves on them
 _POLL_SECONDS = 0.5
 _PLAIN_STATUS_SECONDS = 30.0
-_LARGEST_READ = 1 << 18
 
 
 class Supervisor:
@@ -54,18 +52,16 @@ class Supervisor:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.secrets = Secrets(launch.environment, launch.options.target.arguments)
         self.terminal = Terminal()
         self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.options.heartbeat_seconds)
         self.seen = Observed()
         self.selector = selectors.DefaultSelector()
-        self.logs: dict[str, Log] = {}
+        self.streams = Streams(
+            launch.run_dir / folder_module.LOGS_FOLDER, self.selector, self.terminal,
+            Secrets(launch.environment, launch.options.target.arguments), launch.options.show_ranks,
+        )  # fmt: skip
         self.guard: subprocess.Popen[bytes] | None = None
-        self.gatherer: Gatherer | None = None
-        if launch.placement.remote_hosts:
-            self.gatherer = Gatherer(
-                launch.run_dir, launch.placement.unshared_hosts, launch.placement.alive_seconds
-            )
+        self.remote = RemoteProcesses(launch)
         self.connection: socket.socket | None = None
         self.buffer = b""
         self.stopping = False
@@ -83,25 +79,23 @@ class Supervisor:
         old_wakeup, old_handlers = self._catch_signals()
         try:
             with temporary_folder("run") as folder:
-                if self.gatherer is not None:
-                    self.gatherer.start()
+                self.remote.start()
                 self._start(folder)
                 while not self.over:
                     self._turn()
-                self._drain()
+                self.streams.drain(but=self.connection)
+                self.progress.poll()
                 self._end_remote()
         finally:
             self._end_guard()
-            if self.gatherer is not None:
-                self.gatherer.stop()
+            self.remote.stop()
             self.terminal.status("")
             self.terminal.close()
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
-        tails = {name: log.tail.decode("utf-8", "replace") for name, log in self.logs.items()}
-        dropped = sum(log.dropped_bytes for log in self.logs.values()) + self.terminal.dropped_bytes
-        ended = conclude(self.launch, self.seen, self.progress, tails, dropped)
+        dropped = self.streams.dropped_bytes + self.terminal.dropped_bytes
+        ended = conclude(self.launch, self.seen, self.progress, self.streams.tails, dropped)
         self.progress.close()
         return ended
 
@@ -141,12 +135,12 @@ class Supervisor:
             logs.mkdir(mode=0o700, exist_ok=True)
         environment[rank_pipes.VARIABLE] = str(folder)
         for (rank, stream), fd in rank_pipes.make(folder, self.launch.placement.local_ranks).items():
-            self._follow(fd, f"rank-{rank:05d}.{stream}", rank, stream)
+            self.streams.follow(fd, rank, stream)
         inherited = {}
         for stream in ("out", "err"):
             read_fd, write_fd = os.pipe()
             os.set_blocking(read_fd, False)
-            self._follow(read_fd, f"launcher.{stream}", None, stream)
+            self.streams.follow(read_fd, None, stream)
             inherited[stream] = write_fd
         lock = folder_module.lock_of(self.launch.run_dir)
         ours, theirs = socket.socketpair()
@@ -182,42 +176,6 @@ class Supervisor:
         self.connection = ours
         self.selector.register(ours, selectors.EVENT_READ, self._hear_guard)
         self._next_poll = time.monotonic()
-
-    def _follow(self, fd: int, name: str, rank: int | None, stream: str) -> None:
-        log = self.logs[name] = Log(
-            self.launch.run_dir / folder_module.LOGS_FOLDER / f"{name}.log", self.secrets
-        )
-        show = self._shower(rank, stream)
-        prefix = (
-            b""
-            if rank in (None, 0) or self.launch.options.show_ranks != "all"
-            else f"[rank {rank}] ".encode()
-        )
-
-        def read() -> None:
-            try:
-                data = os.read(fd, _LARGEST_READ)
-            except BlockingIOError:
-                return
-            if not data:
-                self.selector.unregister(fd)
-                os.close(fd)
-                data = b""
-            lines = log.feed(data)
-            if show is not None and lines:
-                show(b"".join(prefix + line for line in lines.splitlines(keepends=True)) if prefix else lines)
-
-        self.selector.register(fd, selectors.EVENT_READ, read)
-
-    def _shower(self, rank: int | None, stream: str) -> Callable[[bytes], None] | None:
-        """Where a stream is passed on to. The launcher's own chatter stays in its log."""
-        if rank is None:
-            return None
-        if self.launch.options.show_ranks == "none" or (
-            self.launch.options.show_ranks == "first" and rank != 0
-        ):
-            return None
-        return self.terminal.out if stream == "out" else self.terminal.error
 
     # ---- hearing
 
@@ -288,28 +246,14 @@ class Supervisor:
         self.seen.survivors = processes.kill_descendants(os.getpid())
         self.over = True
 
-    def _sweep_remote(self, number: int) -> None:
-        """Signal the run's processes on the other machines, without holding up the loop."""
-        hosts = list(self.launch.placement.remote_hosts)
-        if hosts:
-            arguments = (hosts, str(self.launch.run_dir), number, self.launch.placement.slurm_job)
-            threading.Thread(target=cluster.sweep, args=arguments, daemon=True).start()
-
     def _end_remote(self) -> None:
-        """Kill what is left on the other machines; says which could not be asked."""
-        hosts = list(self.launch.placement.remote_hosts)
-        run_dir, job = str(self.launch.run_dir), self.launch.placement.slurm_job
-        answers = cluster.sweep(hosts, run_dir, int(signal.SIGKILL), job)
-        silent = [host for host, met in answers.items() if met is None]
-        if silent:
+        """Kill what is left on the other machines; say which could not be asked."""
+        if silent := self.remote.end():
             self.terminal.say(
                 f"warning: no answer from {', '.join(silent)}: ranks that are alive there end themselves "
                 f"{self.launch.placement.alive_seconds:.0f} s after they last heard from here"
             )
-        if self.gatherer is not None:
-            self.gatherer.stop()
-            self.gatherer.fetch([host for host in self.launch.placement.unshared_hosts if host not in silent])
-            self.progress.poll()
+        self.progress.poll()
 
     def _heed_signals(self) -> None:
         while self.signals:
@@ -386,7 +330,7 @@ class Supervisor:
             self.seen.before_waking = self.progress.records("calls")
         self.terminal.say(f"hung: {why}; saving the Python stacks of every rank")
         self._command(do="signal", signal=int(STACKS_SIGNAL), wake=True)
-        self._sweep_remote(int(STACKS_SIGNAL))
+        self.remote.sweep(int(STACKS_SIGNAL))
         self.stop_after_stacks = time.monotonic() + STACKS_SECONDS
 
     def _explain_hang(self) -> None:
@@ -411,30 +355,13 @@ class Supervisor:
         self.stopping = True
         self.seen.stop(grace_seconds)
         if grace_seconds > 0:
-            self._sweep_remote(int(signal.SIGTERM))
+            self.remote.sweep(int(signal.SIGTERM))
         self._command(do="stop", grace_seconds=grace_seconds)
 
     def _command(self, **command: Any) -> None:
         assert self.connection is not None
         with suppress(OSError):
             self.connection.sendall(json.dumps(command).encode() + b"\n")
-
-    def _drain(self) -> None:
-        """Read what the dead have written."""
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            ready = self.selector.select(0)
-            readers = [key for key, _ in ready if key.fileobj is not self.connection]
-            if not readers:
-                break
-            for key in readers:
-                key.data()
-        for name, log in self.logs.items():
-            rest = log.close()
-            show = self._shower(int(name[5:10]) if name.startswith("rank-") else None, name[-3:])
-            if rest and show is not None:
-                show(rest)
-        self.progress.poll()
 
     def _end_guard(self) -> None:
         if self.connection is not None:

@@ -1,0 +1,58 @@
+"""What one phase reached, and which rank it was: the values that a probe keeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+
+from zerokit.launcher.rank.cuda_memory import Peaks
+from zerokit.launcher.rank_file import SCHEMA, Record
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseRecord:
+    """What one phase reached so far."""
+
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    peak_host_rss_bytes: int = 0
+    seconds: float = 0.0
+    count: int = 0
+
+    def add(self, peaks: Peaks) -> None:
+        """Raise the allocator's peaks."""
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, peaks.allocated_bytes)
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, peaks.reserved_bytes)
+
+    def account(self, on_gpu: bool) -> Record:
+        """As the rank file has it; without a GPU its figures are None."""
+        return {
+            "peak_allocated_bytes": self.peak_allocated_bytes if on_gpu else None,
+            "peak_reserved_bytes": self.peak_reserved_bytes if on_gpu else None,
+            "peak_host_rss_bytes": self.peak_host_rss_bytes,
+            "seconds": round(self.seconds, 3),
+            "count": self.count,
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Identity:
+    """Which rank this process is."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    host: str
+    device: str
+    script: str
+    pid: int = field(default_factory=os.getpid)
+
+    def start_record(self) -> Record:
+        """The first line of the rank's file."""
+        return {
+            "type": "start", "schema": SCHEMA, "rank": self.rank, "local_rank": self.local_rank,
+            "world_size": self.world_size, "host": self.host, "pid": self.pid, "device": self.device,
+            "script": self.script, "python": sys.version.split()[0], "time": time.time(),
+        }  # fmt: skip
