@@ -18,52 +18,30 @@ True
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from zerokit.api_scripts import launch, rehearse, tune
 from zerokit.planner.memory_source import silent
-from zerokit.planner.options import OPTIONS, PlanOptions, normalized
+from zerokit.planner.options import PlanOptions, normalized
+from zerokit.planner.signatures import shows_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from zerokit.launcher.attempts import DryRun, LaunchResult
     from zerokit.planner.checking import CheckResult
     from zerokit.planner.documents import Estimate
     from zerokit.planner.fewest import SizeResult
     from zerokit.planner.memory_source import Say
     from zerokit.planner.plan_result import PlanResult
-    from zerokit.rehearsal.result import Rehearsal
-    from zerokit.script.entry_points import Target
-    from zerokit.tuner.result import TuneResult
 
 __all__ = ["check", "estimate", "launch", "plan", "rehearse", "size", "tune"]
 
 Path = str | os.PathLike[str]
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _shows_options(function: F) -> F:
-    """What ``help()`` and tab completion show: the options by name, as the table has them."""
-    signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    kinds = PlanOptions.__annotations__
-    named = [
-        inspect.Parameter(
-            option.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False if option.is_flag else "auto" if option.name == "device" else None,
-            annotation=kinds[option.name],
-        )
-        for option in OPTIONS
-    ]
-    function.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
-    return function
-
-
-@_shows_options
+@shows_options
 def plan(
     script: Path | None = None,
     arguments: Sequence[str] = (),
@@ -107,6 +85,7 @@ def plan(
     """
     from zerokit import planner, script_planner
     from zerokit.errors import InputError
+    from zerokit.script.entry_points import named_target
 
     given = normalized(options)
     if script is None and module is None:
@@ -114,7 +93,7 @@ def plan(
             raise InputError("⟨arguments⟩, ⟨rehearsal_seconds⟩: only with ⟨script⟩ or ⟨module⟩")
         return planner.plan(given, recipe=_text(recipe), out=_text(out), top=top, say=say)
     return script_planner.plan_script(
-        _target(script, module, arguments),
+        named_target(script, module, arguments),
         given,
         recipe=_text(recipe),
         out=_text(out),
@@ -124,7 +103,7 @@ def plan(
     )
 
 
-@_shows_options
+@shows_options
 def estimate(*, deepspeed: Path | None = None, say: Say = silent, **options: Unpack[PlanOptions]) -> Estimate:
     """Predict memory and step time of one strategy.
 
@@ -152,7 +131,7 @@ def estimate(*, deepspeed: Path | None = None, say: Say = silent, **options: Unp
     return planner.estimate(normalized(options), deepspeed=_text(deepspeed), say=say)
 
 
-@_shows_options
+@shows_options
 def size(
     *, price: float | str | None = None, say: Say = silent, **options: Unpack[PlanOptions]
 ) -> SizeResult:
@@ -234,242 +213,5 @@ def check(
     return check_paths([os.fspath(path) for path in paths], given, settings, say=say)
 
 
-def launch(
-    script: Path | None = None,
-    arguments: Sequence[str] = (),
-    *,
-    plan: Path | PlanResult | None = None,
-    recipe: Path | None = None,
-    deepspeed: Path | None = None,
-    no_plan: bool = False,
-    module: str | None = None,
-    device: str = "auto",
-    launcher: str = "deepspeed",
-    style: str = "auto",
-    run_dir: Path | None = None,
-    num_ranks: int | None = None,
-    nodes: int | None = None,
-    hostfile: Path | None = None,
-    master_port: int | None = None,
-    grace: float = 10.0,
-    heartbeat: float | None = None,
-    show: str = "first",
-    no_arguments: bool = False,
-    accept_mismatch: bool = False,
-    retry_smaller: bool = False,
-    dry_run: bool = False,
-    say: Say = silent,
-) -> LaunchResult | DryRun:
-    """Run a training script with a plan, supervised and measured, and wait for its end.
-
-    Args:
-        script: its path, or ``module``: its name, as ``python -m`` takes it.
-        arguments: the script's own, passed on as they are.
-        plan: a folder (or ``plan.yaml``) of a plan, or what :func:`plan` returned; None: ``zerokit-plan``,
-            where there is one in this folder.
-        recipe: plan from a recipe first, and run that. deepspeed: a DeepSpeed JSON of your own, in place of a
-            plan. no_plan: run without a plan, though there is a ``zerokit-plan``.
-        device: ``auto`` (CUDA where there is a GPU, else CPU), ``cuda`` or ``cpu``.
-        launcher: ``deepspeed``, ``accelerate`` or ``torchrun``.
-        style: how the script takes its DeepSpeed configuration; ``auto`` reads its source.
-        run_dir: where the report and all output go; None: ``runs/<timestamp>-<script>``.
-        num_ranks: instead of the plan's number. nodes: the first so many hosts of the hostfile.
-        hostfile: machines to run on. master_port: where the ranks meet; None: a free port.
-        grace: seconds from SIGTERM to SIGKILL.
-        heartbeat: seconds without progress after which the run counts as hung; 0: never; None: what the
-            run has shown decides.
-        show: which ranks' output to pass on: ``first``, ``all`` or ``none``.
-        no_arguments: add no arguments of the plan to the script's.
-        accept_mismatch: run a script that contradicts its plan.
-        retry_smaller: after an out-of-memory run the next plan that would fit, at most 3 times.
-        dry_run: return the command and its environment, and run nothing.
-        say: hears, line by line, how it goes.
-
-    Returns:
-        The report (``report.json``) with the exit code that the command would end with; of a dry run, the
-        command. A run that failed is no exception: see ``exit_code`` and ``outcome``.
-
-    Raises:
-        InputError: an argument that cannot be, or a script that contradicts its plan.
-        NodeUnusable: a port or machine cannot be used.
-    """
-    from zerokit import planner
-    from zerokit.launcher import attempts
-    from zerokit.launcher.options import LaunchOptions
-    from zerokit.launcher.plan_choice import choose_plan
-    from zerokit.rehearsal.of_launch import rehearse_launch
-
-    target = _target(script, module, arguments)
-    chosen = choose_plan(
-        plan=_folder_of(plan), recipe=_text(recipe), deepspeed=_text(deepspeed), no_plan=no_plan,
-        overrides=(), arguments=target.arguments, plan_recipe=planner.plan_recipe_into, say=say,
-    )  # fmt: skip
-    options = LaunchOptions(
-        target=target, plan=chosen, deepspeed=_text(deepspeed), device=device, launcher=launcher, style=style,
-        run_dir=_text(run_dir), grace_seconds=grace, heartbeat_seconds=heartbeat, num_ranks=num_ranks,
-        nodes=nodes, hostfile=_text(hostfile), master_port=master_port, show_ranks=show,
-        no_arguments=no_arguments, accept_mismatch=accept_mismatch,
-    )  # fmt: skip
-    if dry_run:
-        return attempts.dry_run(options, say)
-    return attempts.launch(
-        options,
-        retries=attempts.MOST_RETRIES if retry_smaller else 0,
-        plan_again=planner.plan_into,
-        rehearse=rehearse_launch,
-        listener=attempts.Listener(say=say),
-    )
-
-
-def rehearse(
-    script: Path | None = None,
-    arguments: Sequence[str] = (),
-    *,
-    plan: Path | None = None,
-    module: str | None = None,
-    gpus: int | None = None,
-    gpu: str | None = None,
-    vram: str | int | None = None,
-    rank: int = 0,
-    ranks: str | Sequence[int] | None = None,
-    steps: int = 5,
-    launcher: str = "auto",
-    host_speed: float | None = None,
-    versions: Path | None = None,
-    no_arguments: bool = False,
-    accept_mismatch: bool = False,
-    out: Path | None = None,
-    say: Say = silent,
-) -> Rehearsal:
-    """Run a training script, unmodified, as one rank of N on a GPU that is not there.
-
-    Args:
-        script: its path, or ``module``: its name, as ``python -m`` takes it.
-        arguments: the script's own, passed on as they are.
-        plan: a folder (or ``plan.yaml``) of a plan, which the script gets as :func:`launch` would give it.
-        gpus: ranks in all; None: the plan's, or 1. gpu: a name of the catalogue. vram: memory per GPU, bytes
-            or such as ``"24GiB"``.
-        rank: which rank to run; ``ranks``: several, one after another, such as ``(0, 7)`` or ``"0,last"``.
-        steps: optimizer steps at most; fewer where the peaks of all phases repeat.
-        launcher: whose environment the script gets: ``auto``, ``none``, ``deepspeed``, ``torchrun`` or
-            ``accelerate``.
-        host_speed: the run's host over the reference host, as ``zerokit doctor --measure`` prints it there.
-        versions: a lock file, requirements or a report of ``zerokit doctor --json`` with the versions that
-            the run will have: differences from the ones here are among the warnings.
-        no_arguments: add no arguments of the plan to the script's.
-        accept_mismatch: run a script that contradicts its plan.
-        out: a folder for what the script prints.
-        say: hears, line by line, how it goes.
-
-    Returns:
-        Peaks by phase in bytes, what is live at the peak, the step time in seconds, and each value that was
-        guessed. ``complete`` is false, and ``stopped`` says where and why, where it could not go to the end.
-
-    Raises:
-        InputError: an argument that cannot be, or a script that contradicts its plan.
-    """
-    from zerokit.rehearsal import request
-
-    return request.rehearse(
-        _target(script, module, arguments), say=say, plan=_text(plan), gpus=gpus, gpu=gpu, vram=vram,
-        rank=rank, ranks=ranks, steps=steps, launcher=launcher, host_speed=host_speed, versions=versions,
-        no_arguments=no_arguments, accept_mismatch=accept_mismatch, out=out,
-    )  # fmt: skip
-
-
-@_shows_options
-def tune(
-    script: Path | None = None,
-    arguments: Sequence[str] = (),
-    *,
-    module: str | None = None,
-    recipe: Path | None = None,
-    top: int = 3,
-    steps: int = 10,
-    timeout: float = 900.0,
-    out: Path = "zerokit-plan",
-    run_dir: Path | None = None,
-    launcher: str = "deepspeed",
-    style: str = "auto",
-    heartbeat: float = 60.0,
-    grace: float = 10.0,
-    show: str = "none",
-    dry_run: bool = False,
-    say: Say = silent,
-    **options: Unpack[PlanOptions],
-) -> TuneResult:
-    """Run a script with each of the planner's best plans for some steps on this machine; keep the fastest.
-
-    Args:
-        script: its path, or ``module``: its name, as ``python -m`` takes it.
-        arguments: the script's own; ``{micro_batch}``, ``{gradient_accumulation}`` and ``{checkpointing}`` in
-            them are filled in from each plan.
-        recipe: a recipe's name or file, or a ``plan.yaml``, whose options hold where none is given here.
-        top: how many plans to run.
-        steps: optimizer steps of each, two of them to warm up.
-        timeout: seconds for each, loading included.
-        out: where the fastest plan's files go.
-        run_dir: where the trials go; None: ``runs/<timestamp>-tune-<script>``.
-        launcher: ``deepspeed``, ``accelerate`` or ``torchrun``.
-        style: how the script takes its DeepSpeed configuration; ``auto`` reads its source.
-        heartbeat: seconds without progress that count as hung; 0: never.
-        grace: seconds from SIGTERM to SIGKILL.
-        show: which ranks' output to pass on: ``first``, ``all`` or ``none``.
-        dry_run: say what would be run, and run nothing.
-        say: hears, line by line, how it goes.
-        **options: see :data:`zerokit.planner.options.OPTIONS`.
-
-    Returns:
-        The trials with their seconds of a step and bytes; ``error`` says why none counts.
-
-    Raises:
-        InputError: an argument that cannot be, or a script that no plan reaches.
-        NothingFits: no plan fits.
-        NodeUnusable: no trial can run here. ReportNotWritten: the disk is full.
-    """
-    from zerokit import tuner
-    from zerokit.tuner.tuning import TuneSettings
-
-    target = _target(script, module, arguments)
-    settings = TuneSettings(
-        top=top, steps=steps, timeout=timeout, out=os.fspath(out), launcher=launcher, style=style,
-        heartbeat=heartbeat, grace=grace, show=show,
-    )  # fmt: skip
-    return tuner.tune(
-        target, normalized(options), settings,
-        recipe=_text(recipe), run_dir=_text(run_dir), dry_run=dry_run, say=say,
-    )  # fmt: skip
-
-
 def _text(path: Path | None) -> str | None:
     return None if path is None else os.fspath(path)
-
-
-def _target(script: Path | None, module: str | None, arguments: Sequence[str]) -> Target:
-    """What to run.
-
-    Raises:
-        InputError: neither or both are named.
-    """
-    from zerokit.errors import InputError
-    from zerokit.script.entry_points import target_of
-
-    if (script is None) == (module is None):
-        raise InputError("⟨script⟩ or ⟨module⟩: name one of them")
-    words = [] if script is None else [os.fspath(script)]
-    return target_of(module, (*words, *map(str, arguments))).target
-
-
-def _folder_of(plan: Path | PlanResult | None) -> str | None:
-    """The folder of a plan; one that was not written yet is written to a temporary folder."""
-    from zerokit.planner.plan_result import PlanResult
-
-    if not isinstance(plan, PlanResult):
-        return _text(plan)
-    if plan.files:
-        return os.path.dirname(plan.files["plan"])  # noqa: PTH120
-    from zerokit.temporary import make_folder
-
-    folder = make_folder("plan")
-    plan.write(folder)
-    return str(folder)

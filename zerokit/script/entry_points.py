@@ -10,9 +10,10 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,20 @@ def target_of(module: str | None, words: tuple[str, ...]) -> Resolved:
     if module:
         return Resolved(target=Target(script=None, module=module, arguments=words))
     return resolve(words[0], words[1:])
+
+
+def named_target(
+    script: str | os.PathLike[str] | None, module: str | None, arguments: Sequence[object]
+) -> Target:
+    """What a program asks for: a script or console command, or a module, with its arguments.
+
+    Raises:
+        InputError: neither or both are named; otherwise as :func:`resolve`.
+    """
+    if (script is None) == (module is None):
+        raise InputError("⟨script⟩ or ⟨module⟩: name one of them")
+    words = [] if script is None else [os.fspath(script)]
+    return target_of(module, (*words, *map(str, arguments))).target
 
 
 def resolve(word: str, arguments: tuple[str, ...]) -> Resolved:
