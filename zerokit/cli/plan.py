@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,6 +55,7 @@ class PlanCommand(Command):
 @click.option("--recipe", metavar="NAME|FILE", help="Options from a recipe or a plan.yaml; others given win.")
 @click.option("--out", metavar="DIR", help=f"Where the files go. Default: {DEFAULT_FOLDER}.")
 @click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")
+@click.option("--html", metavar="FILE", help="Write the plan as one self-contained HTML page too.")
 @shared_options.explain
 @click.option(
     "--rehearsal-seconds",
@@ -67,6 +69,7 @@ def command(
     recipe: str | None,
     out: str | None,
     top: str,
+    html: str | None,
     explain: bool,
     rehearsal_seconds: float | None,
     as_json: bool,
@@ -85,16 +88,20 @@ def command(
     """
     from zerokit import planner
     from zerokit.cli import show
+    from zerokit.cli.program import program
+    from zerokit.planner import page
+    from zerokit.report.html import write_page
 
     if overrides and recipe is None:
         raise InputError(f"{overrides[0]}: only with --recipe; write options as --name VALUE")
     folder = out or DEFAULT_FOLDER
     count = parse_positive_int(top, "⟨top⟩", 100)
+    plotted = count if html is None else page.MOST_PLOTTED
     words = click.get_current_context().meta.get(_SCRIPT)
     if words is None:
         if rehearsal_seconds is not None:
             raise InputError("⟨rehearsal_seconds⟩: only with a script: zerokit plan … -- train.py ARGS")
-        result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=count, say=say)
+        result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=plotted, say=say)
     else:
         from zerokit.script_planner import DEFAULT_SECONDS, plan_script
 
@@ -102,6 +109,11 @@ def command(
             _target(words), options, recipe=recipe, overrides=overrides, out=folder, top=count,
             seconds=rehearsal_seconds or DEFAULT_SECONDS, say=say,
         )  # fmt: skip
+    others = result.plan.alternatives
+    result = result.with_alternatives(count - 1)
+    if html is not None:
+        write_page(Path(html), page.plan_page(result, folder, others=others, program=program()))
+        say(f"wrote {html}")
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zerokit.cli.base import Command
+from zerokit.cli.say import say
 from zerokit.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,20 +24,21 @@ if TYPE_CHECKING:
 )
 @click.argument("runs", metavar="RUN [RUN]", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
-@click.option("--html", "html", metavar="FILE", help="Write the report as one self-contained HTML page.")
+@click.option(
+    "--html",
+    "html",
+    metavar="FILE",
+    help="Write the report, or the comparison, as one self-contained HTML page.",
+)
 def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
     """Show RUN, a run folder or a report.json, again; with two runs, compare them."""
     if len(runs) > 2:
         raise InputError(f"report takes one run, or two to compare; got {len(runs)}")
-    if len(runs) == 2 and html is not None:
-        raise InputError("--html: shows one run; a comparison is printed, or given as JSON with --json")
     reports = [_load(Path(run)) for run in runs]
     if html is not None:
-        from zerokit.report.html import write_html
-
-        write_html(Path(html), reports[0])
-        click.echo(f"wrote {html}", err=True)
-    if len(reports) == 2:
+        _write_page(Path(html), [Path(run) for run in runs], reports)
+        say(f"wrote {html}")
+    if len(reports) == 2 and (html is None or as_json):
         _compare(runs, reports, as_json)
     elif as_json:
         click.echo(json.dumps(reports[0].to_dict(), indent=1, allow_nan=False))
@@ -44,6 +46,19 @@ def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
         from zerokit.report.render import print_report
 
         print_report(reports[0])
+
+
+def _write_page(path: Path, runs: list[Path], reports: list[RunReport]) -> None:
+    from zerokit.report import html
+    from zerokit.report.context import read_context
+
+    folders = [run if run.is_dir() else run.parent for run in runs]
+    if len(runs) == 1:
+        html.write_html(path, reports[0], folders[0])
+        return
+    contexts = (read_context(folders[0]), read_context(folders[1]))
+    names = (str(runs[0]), str(runs[1]))
+    html.write_page(path, html.render_comparison((reports[0], reports[1]), names, contexts))
 
 
 def _compare(runs: tuple[str, ...], reports: list[RunReport], as_json: bool) -> None:

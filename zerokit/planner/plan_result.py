@@ -118,6 +118,10 @@ class PlanResult:
         """What is worth knowing, in sentences."""
         return tuple(plain(note) for note in self.plan.advice)
 
+    def with_alternatives(self, most: int) -> PlanResult:
+        """The same with at most so many of the next best."""
+        return replace(self, plan=replace(self.plan, alternatives=self.plan.alternatives[:most]))
+
     def write(self, folder: str | Path) -> dict[str, str]:
         """Write ``ds_config.json``, ``accelerate.yaml``, ``plan.yaml`` and variants; returns kind → path.
 

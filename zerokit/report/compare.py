@@ -33,7 +33,7 @@ def compare_reports(
     mixed = len({_has_load(run) for run in runs}) > 1
     if mixed:
         phases = render.ordered_phases(dict.fromkeys(_OLDER.get(name, name) for name in phases))
-    rows = {name: (_most(runs[0], name), _most(runs[1], name)) for name in _NAMES if name != "step_seconds"}
+    rows = {name: (_most(runs[0], name), _most(runs[1], name)) for name in FIGURES if name != "step_seconds"}
     times = (_step_seconds(runs[0]), _step_seconds(runs[1]))
     return {
         "schema": SCHEMA,
@@ -77,7 +77,7 @@ def _change(before: float | None, after: float | None) -> dict[str, Any]:
     }
 
 
-_NAMES = {
+FIGURES = {
     "peak_allocated_bytes": "allocated",
     "peak_reserved_bytes": "reserved",
     "peak_device_used_bytes": "device used",
@@ -99,7 +99,7 @@ def print_comparison(
     for key, pair in comparison["figures"].items():
         shown = render.seconds if key == "step_seconds" else render.size
         if pair["first"] is not None or pair["second"] is not None:
-            table.add_row(_NAMES[key], shown(pair["first"]), shown(pair["second"]),
+            table.add_row(FIGURES[key], shown(pair["first"]), shown(pair["second"]),
                           render.percent(pair["change_fraction"]))  # fmt: skip
     for key, pair in comparison["phases"].items():
         table.add_row(f"  {escape(key)}", render.size(pair["first"]), render.size(pair["second"]),

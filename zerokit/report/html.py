@@ -1,4 +1,4 @@
-"""A run's report as one self-contained HTML page."""
+"""A run's report, and two runs side by side, as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -9,40 +9,161 @@ from typing import Any
 
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.report import render
+from zerokit.report import charts, render, run_charts
+from zerokit.report.compare import FIGURES, compare_reports
+from zerokit.report.context import RunContext, facts, read_context
 from zerokit.report.schema import RankReport, RunReport
-from zerokit.report.timeline import timeline_svg
 from zerokit.resources import folder
+from zerokit.units import format_gib
 
-_TEMPLATE = "report.html.j2"
+_GOOD = ("ok", "stopped", "running")
+_ROOMY = 0.25  # of the card: a run that leaves more than this may be made faster
 
 
-def render_html(report: RunReport | Mapping[str, Any]) -> str:
-    """The page. It holds its own style, runs no script and loads nothing; every text is escaped."""
+def render_html(report: RunReport | Mapping[str, Any], context: RunContext | None = None) -> str:
+    """The page. It holds its own style, runs no script and loads nothing; every text is escaped.
+
+    ``context``: the plan and command of the run, where its folder is at hand.
+    """
     run = RunReport.model_validate(report)
+    context = context or RunContext()
     ranks, omitted = render.shown_ranks(run)
-    page: str = _template().render(
+    predicted, failure = run.predicted_vs_measured, run.first_failure
+    return fill(
+        "report.html.j2",
         run=run,
+        good=run.outcome in _GOOD,
         outcome_text=run.outcome.text,
+        answer=answer(run),
+        facts=facts(run, context),
         ranks=[_row(run, rank) for rank in ranks],
         omitted=omitted,
         phases=render.ordered_phases(dict.fromkeys(name for rank in run.ranks for name in rank.phases)),
-        predicted=run.predicted_vs_measured,
-        predicted_rows=render.predicted_rows(run.predicted_vs_measured) if run.predicted_vs_measured else [],
-        differences=render.difference_lines(run.predicted_vs_measured) if run.predicted_vs_measured else [],
+        predicted=predicted,
+        predicted_rows=render.predicted_rows(predicted) if predicted else [],
+        differences=render.difference_lines(predicted) if predicted else [],
         warnings=render.warnings(run),
         retries=render.retry_lines(run),
-        failure=run.first_failure,
-        failure_place=render.failure_place(run.first_failure) if run.first_failure else "",
-        failure_lines=render.failure_lines(run.first_failure) if run.first_failure else [],
+        failure=failure,
+        failure_place=render.failure_place(failure) if failure else "",
+        failure_lines=render.failure_lines(failure) if failure else [],
         elapsed=render.seconds(run.elapsed_seconds),
-        chart=timeline_svg(run),
+        chart=run_charts.memory_over_time(run),
+        components=run_charts.components(run),
+        small=run_charts.ranks_side_by_side(run),
+        phase_bars=run_charts.phases(run),
+        events=run_charts.events(run),
+        settings=context.settings,
     )
-    return page
+
+
+def answer(run: RunReport) -> list[str]:
+    """What a reader wants first: how it ended, how far from limit and prediction, what to do."""
+    lines = [run.outcome.text.capitalize() + (f": {run.why}" if run.why and run.outcome not in _GOOD else "")]
+    rank = run_charts.fullest(run)
+    free = None
+    if rank is not None:
+        lines.append(_how_full(run, rank))
+        if run.gpu_measured and rank.device_total_bytes and rank.peak_device_used_bytes:
+            free = rank.device_total_bytes - rank.peak_device_used_bytes
+    pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
+    if pair and pair.predicted and pair.measured:
+        off = f", {render.percent(pair.error_fraction)}" if pair.error_fraction is not None else ""
+        lines.append(
+            f"Predicted peak {format_gib(pair.predicted, 1)}, measured {format_gib(pair.measured, 1)}{off}"
+        )
+    return lines + _what_to_do(run, rank, free)
+
+
+def _how_full(run: RunReport, rank: RankReport) -> str:
+    peak = format_gib(render.measured(rank) or 0, 1)
+    if not run.gpu_measured:
+        return f"Host memory of the fullest rank ({rank.rank}): {peak}"
+    total, used = rank.device_total_bytes, rank.peak_device_used_bytes
+    if not total or not used:
+        return f"Peak allocated {peak}, rank {rank.rank}"
+    return (
+        f"Peak allocated {peak}; the device had {format_gib(used, 1)} of {format_gib(total, 1)} in use, "
+        f"{format_gib(total - used, 1)} headroom (rank {rank.rank})"
+    )
+
+
+def _what_to_do(run: RunReport, rank: RankReport | None, free: int | None) -> list[str]:
+    if run.hang is not None:
+        return [f"Likely cause: {run.hang.what}", f"Fix: {run.hang.fix}"]
+    failure = run.first_failure
+    if failure is not None:
+        following = failure.next_plan
+        if following is not None and following.why:
+            return [f"Next plan that would fit: {following.why}"]
+        return [f"To need less: {text}" for text in failure.try_next[:2]]
+    if any(rank.alloc_retries for rank in run.ranks):
+        return ["The allocator ran full and retried: a little less memory would make the steps faster"]
+    if free is not None and rank is not None and free > _ROOMY * (rank.device_total_bytes or 0):
+        return [
+            f"{format_gib(free, 1)} were never used: a larger batch per GPU, or less sharding, may be faster"
+        ]
+    return []
+
+
+def render_comparison(
+    runs: tuple[RunReport, RunReport], names: tuple[str, str], contexts: tuple[RunContext, RunContext]
+) -> str:
+    """The page of two runs side by side."""
+    compared = compare_reports(*runs)
+    figures = compared["figures"]
+    rows: list[tuple[str, ...]] = [
+        ("outcome", *compared["outcomes"], ""),
+        ("ranks", *map(str, compared["ranks"]), ""),
+        ("steps", *map(str, compared["steps"]), ""),
+    ]
+    for key, pair in figures.items():
+        shown = render.seconds if key == "step_seconds" else render.size
+        if pair["first"] is not None or pair["second"] is not None:
+            change = render.percent(pair["change_fraction"])
+            rows.append((FIGURES[key], shown(pair["first"]), shown(pair["second"]), change))
+    bars = [
+        charts.Bar(label=phase if first else "", parts=[(name, pair[which], style)])
+        for phase, pair in compared["phases"].items()
+        for first, name, which, style in ((True, names[0], "first", "c0"), (False, names[1], "second", "m0"))
+        if pair[which]
+    ]
+    facts_of = [dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True)]
+    settings = [{key: value for key, value, _ in context.settings} for context in contexts]
+    both = [{**told, **chosen} for told, chosen in zip(facts_of, settings, strict=True)]
+    drawn = [(name, run_charts.memory_over_time(run)) for name, run in zip(names, runs, strict=True)]
+    return fill(
+        "comparison.html.j2",
+        names=names,
+        answer=_comparison_answer(figures, names),
+        rows=rows,
+        bars=charts.bars("Peak memory by phase", bars) if bars else None,
+        charts=[(name, chart) for name, chart in drawn if chart is not None],
+        differing=[
+            (name, both[0].get(name, "–"), both[1].get(name, "–"))
+            for name in dict.fromkeys([*both[0], *both[1]])
+            if both[0].get(name) != both[1].get(name)
+        ],
+    )
+
+
+def _comparison_answer(figures: Mapping[str, Any], names: tuple[str, str]) -> list[str]:
+    lines = []
+    for key, words in (("step_seconds", "step time"), ("peak_allocated_bytes", "peak allocated"),
+                       ("peak_host_rss_bytes", "host memory")):  # fmt: skip
+        change = figures[key]["change_fraction"]
+        if change is not None:
+            lines.append(f"{names[1]} against {names[0]}: {words} {render.percent(change)}")
+    return lines[:2] or ["The runs have no figure in common"]
+
+
+def fill(name: str, **values: Any) -> str:
+    """A page out of one of the package's templates; everything put into it is escaped."""
+    return str(_template(name).render(**values))
 
 
 @functools.cache
-def _template() -> Any:
+def _template(name: str) -> Any:
     import jinja2
 
     environment = jinja2.Environment(
@@ -52,7 +173,7 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(_TEMPLATE)
+    return environment.get_template(name)
 
 
 def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
@@ -73,13 +194,21 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
     }
 
 
-def write_html(path: Path, report: RunReport | Mapping[str, Any]) -> None:
-    """Write the page to ``path``, whole or not at all.
+def write_html(path: Path, report: RunReport | Mapping[str, Any], run_dir: Path | None = None) -> None:
+    """Write the page of a run to ``path``, whole or not at all. ``run_dir``: where its plan lies.
 
     Raises:
         ReportNotWritten: the folder is missing, cannot be written, or the disk is full.
     """
-    text = render_html(report)
+    write_page(path, render_html(report, read_context(run_dir) if run_dir is not None else None))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page to ``path``, whole or not at all.
+
+    Raises:
+        ReportNotWritten: the folder is missing, cannot be written, or the disk is full.
+    """
     try:
         write_whole(path, text, through_links=True)
     except OSError as error:

@@ -137,6 +137,6 @@ def test_quiet_leaves_out_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
     )
     asked = ["estimate", "--model", "config.json", "--gpus", "1", "--gpu", "t4"]
     assert run([*asked, "-q"]) == 0
-    assert capsys.readouterr().err == ""
+    assert "zerokit: " not in capsys.readouterr().err
     assert run([*asked, "--checkpointing", "full"]) == 0  # another trace
     assert "tracing" in capsys.readouterr().err

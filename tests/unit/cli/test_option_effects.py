@@ -80,7 +80,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _OF_COMMANDS = {
-    "--json", "--recipe", "--out", "--top", "--price", "--explain", "--quiet", "--rehearsal-seconds",
+    "--json", "--recipe", "--out", "--top", "--price", "--explain", "--quiet", "--html",
+    "--rehearsal-seconds",
 }  # fmt: skip
 
 

@@ -141,11 +141,12 @@ def write_report(run_dir: Path, report: RunReport) -> None:
     Raises:
         ReportNotWritten: the disk is full or the folder cannot be written; what was there stays.
     """
+    from zerokit.report.context import read_context
     from zerokit.report.html import render_html
 
     texts = {
         REPORT_FILE: json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n",
-        REPORT_PAGE: render_html(report),
+        REPORT_PAGE: render_html(report, read_context(run_dir)),
     }
     failed: ReportNotWritten | None = None
     for name, text in texts.items():

@@ -1,0 +1,171 @@
+"""The pages in a real browser: on a phone, a tablet and a desk, light and dark, and for everybody (axe)."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.cli import run
+from zerokit.report.context import RunContext
+from zerokit.report.html import render_comparison, render_html
+from zerokit.report.schema import RunReport
+
+GIB = 1 << 30
+FIELDS = ["uptime_seconds", "phase", "steps", "allocated_bytes", "reserved_bytes", "device_used_bytes",
+          "host_rss_bytes"]  # fmt: skip
+SMALLEST_TEXT_PX = 11
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+SMALLEST = """Math.min(...[...document.querySelectorAll('figure *')].filter(e => e.childElementCount === 0 &&
+  e.textContent.trim() && e.getClientRects().length && !e.closest('svg'))
+  .map(e => parseFloat(getComputedStyle(e).fontSize)))"""
+
+
+def phase_at(number: int, points: int) -> str:
+    share = number / points
+    if share < 0.1:
+        return "load"
+    if share < 0.2:
+        return "init"
+    if share > 0.95:
+        return "save"
+    return "eval" if 0.6 < share < 0.65 else ("forward", "backward", "step")[number % 3]
+
+
+def rank(number: int, points: int, *, peak: int = 40 * GIB) -> dict[str, Any]:
+    timeline = [
+        [at * 0.5, phase_at(at, points), at // 3,
+         round(peak * (0.6 + 0.4 * abs(math.sin(at / 9))) * min(1, at / 50)),
+         peak + GIB, peak + 3 * GIB, 6 * GIB]
+        for at in range(points)
+    ]  # fmt: skip
+    timeline[points // 2][3] = peak
+    return {
+        "rank": number, "host": f"node-{number // 8}", "state": "finished", "device": "cuda",
+        "peak_allocated_bytes": peak, "peak_reserved_bytes": peak + GIB,
+        "peak_device_used_bytes": peak + 3 * GIB,
+        "device_total_bytes": 80 * GIB, "peak_host_rss_bytes": 6 * GIB,
+        "alloc_retries": 3 if number == 1 else 0,
+        "peak_phase": "backward", "phases": {"load": GIB, "init": 9 * GIB, "forward": 38 * GIB,
+                                           "backward": peak},
+        "predicted_components": {"activations": 20 * GIB, "parameters": 12 * GIB, "loss": 9 * GIB},
+        "steps": 100, "median_step_seconds": 1.4 if number == 5 else 1.0, "timeline": timeline,
+        "timeline_fields": FIELDS,
+        "engine": {"zero_stage": 2, "micro_batch": 4, "gradient_accumulation": 8,
+                   "parameters": 8_000_000_000},
+    }  # fmt: skip
+
+
+def report(ranks: int, points: int = 300, **more: Any) -> RunReport:
+    pair = {"predicted": 41 * GIB, "measured": 40 * GIB, "error_fraction": 0.025}
+    body = {
+        "schema": "zerokit.report/1", "outcome": "ok", "exit_code": 0, "script": "train.py", "device": "cuda",
+        "started_at": 1.79e9, "elapsed_seconds": 150.0, "zerokit": "0.1.0", "expected_ranks": ranks,
+        "ranks": [rank(n, points, peak=(46 if n == 3 else 40) * GIB) for n in range(ranks)],
+        "predicted_vs_measured": {
+            "kind": "gpu_memory", "rank": 3 if ranks > 3 else 0, "peak_bytes": pair,
+            "phases": {"forward": pair, "backward": pair},
+        },
+    }  # fmt: skip
+    return RunReport.model_validate({**body, **more})
+
+
+PLAN = {
+    "request": {"model": "llama-3.1-8b", "method": "full"},
+    "chosen": {"zero_stage": 2, "data_parallel": 8, "deepspeed_config": {"zero_optimization": {"stage": 2}}},
+    "reasons": {"zero_optimization.stage": "optimizer states and gradients are divided " * 4},
+    "cluster": {"gpu": "h100-sxm-80gb"},
+}
+CONTEXT = RunContext(plan=PLAN, command=("--model", "x" * 300, "--epochs", "1"))
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One of each kind: a good run, a failed one, two runs, and a plan."""
+    folder = tmp_path_factory.mktemp("pages")
+    failure = {
+        "rank": 3, "host": "node-0", "kind": "oom", "phase": "backward", "step": 7, "at": 1.79e9 + 80,
+        "error": "CUDA out of memory", "traceback": "Traceback\n  File train.py\n" + "y" * 300,
+        "oom": {"asked_bytes": 2 * GIB, "device_free_bytes": GIB},
+        "try_next": ["--zero 3", "a smaller batch"],
+    }  # fmt: skip
+    texts = {
+        "run": render_html(report(8), CONTEXT),
+        "failed": render_html(report(8, outcome="oom", exit_code=10, first_failure=failure), CONTEXT),
+        "two": render_comparison((report(2), report(8)), ("runs/a", "runs/b"), (CONTEXT, RunContext())),
+    }
+    found = {name: folder / f"{name}.html" for name in (*texts, "plan")}
+    for name, text in texts.items():
+        found[name].write_text(text)
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert (
+            run(
+                [
+                    "plan",
+                    "--model",
+                    "llama-3.1-8b",
+                    "--gpus",
+                    "8",
+                    "--gpu",
+                    "h200",
+                    "-q",
+                    "--html",
+                    "plan.html",
+                ]
+            )
+            == 0
+        )
+    finally:
+        os.chdir(here)
+    return found
+
+
+@pytest.mark.parametrize("name", ["run", "failed", "two", "plan"])
+def test_a_page_is_readable_everywhere(
+    browser: Any, pages: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for width, scheme in ((390, "dark"), (390, "light"), (800, "light"), (1440, "dark")):
+        # the pages forbid scripts; axe is one
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True, offline=True
+        )
+        page = context.new_page()
+        said: list[str] = []
+        page.on("console", lambda message, said=said: said.append(message.text))
+        page.on(
+            "request", lambda request, said=said: request.url.startswith("file:") or said.append(request.url)
+        )
+        page.goto(pages[name].as_uri())
+        assert page.evaluate(OVERFLOW) <= 0, f"{name} is wider than {width} pixels"
+        assert page.evaluate(SMALLEST) >= SMALLEST_TEXT_PX
+        for chart in page.query_selector_all(".plot svg"):
+            box = chart.bounding_box()
+            assert box["x"] >= 0 and box["width"] > 150 and box["x"] + box["width"] <= width
+        found = axe.run(page)
+        assert not found.response["violations"], found.generate_report()
+        page.screenshot(path=tmp_path / f"{name}-{width}-{scheme}.png", full_page=True)
+        assert not said
+        context.close()
+
+
+def test_the_odd_ranks_are_marked(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page()
+    page.goto(pages["run"].as_uri())
+    odd = [part.inner_text() for part in page.query_selector_all(".odd p")]
+    assert odd == ["peak +15% of the median", "1.40 times the median step time"]
+    assert page.query_selector("main .answer p").inner_text() == "Every rank finished"
+    spans = {part.text_content() for part in page.query_selector_all("svg rect title")}
+    assert spans == {"load", "init", "training", "eval", "save"}
+    page.close()
+
+
+def test_a_large_run_makes_a_small_page() -> None:
+    text = render_html(report(64, 1000), CONTEXT)
+    assert len(text.encode()) < 1_000_000
+    assert text.count('class="chart small"') == 64

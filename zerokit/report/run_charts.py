@@ -1,0 +1,220 @@
+"""The charts of one run: memory over time, ranks side by side, components, phases."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING
+
+from zerokit.memory.components import label
+from zerokit.report import charts, render
+from zerokit.report.schema import RankReport, RunReport
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+_TIME, _PHASE, _ALLOCATED, _RESERVED, _DEVICE, _HOST = 0, 1, 3, 4, 5, 6  # positions in a timeline point
+_TRAINING = ("forward", "backward", "step", "other")
+_SPAN_STYLES = {
+    "load": "p-load",
+    "init": "p-init",
+    "eval": "p-eval",
+    "generate": "p-generate",
+    "save": "p-save",
+}
+_MOST_POINTS, _MOST_SMALL_POINTS = 1000, 60
+_ODD = 0.05  # of the median peak: a rank that is further off stands out
+_MOST_PARTS = 6
+_PREDICTED = "c"  # classes c0, c1, …: colours of predicted components
+
+
+def memory_over_time(run: RunReport) -> Markup | None:
+    """The fullest rank: what was allocated, reserved and used of the device, phases behind it."""
+    rank = fullest(run)
+    if rank is None:
+        return None
+    wanted = (
+        [("allocated", _ALLOCATED, "s0"), ("reserved by the allocator", _RESERVED, "s1"),
+         ("used of the device", _DEVICE, "s2")]
+        if run.gpu_measured else [("host memory (resident)", _HOST, "s0")]
+    )  # fmt: skip
+    lines = [
+        charts.Line(label=name, points=charts.thinned(points, _MOST_POINTS), style=style)
+        for name, field, style in wanted
+        if len(points := _points(rank, field)) > 1
+    ]
+    if not lines:
+        return None
+    levels = []
+    pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
+    if pair and pair.predicted and run.on_gpu == run.gpu_measured:
+        levels.append(charts.Level(label="predicted peak allocated", value=pair.predicted, style="predicted"))
+    if run.gpu_measured and rank.device_total_bytes:
+        levels.append(charts.Level(label="the card's memory", value=rank.device_total_bytes, style="limit"))
+    what = "GPU memory" if run.gpu_measured else "Host memory"
+    several = f", the fullest of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
+    return charts.over_time(
+        f"{what} over time, rank {rank.rank}{several}", lines, levels=levels, spans=phase_spans(rank)
+    )
+
+
+def ranks_side_by_side(run: RunReport) -> list[tuple[str, Markup]]:
+    """A small chart for each rank on one scale of its own; the odd ones are marked. Empty for one rank."""
+    shown, _ = render.shown_ranks(run)
+    if len(run.ranks) < 2:
+        return []
+    odd = odd_ranks(run)
+    field = _ALLOCATED if run.gpu_measured else _HOST
+    found = []
+    for rank in shown:
+        points = _points(rank, field)
+        if len(points) < 2:
+            continue
+        line = charts.Line(
+            label=f"rank {rank.rank}", points=charts.thinned(points, _MOST_SMALL_POINTS), style="s0"
+        )
+        caption = f"rank {rank.rank}: peak {render.size(render.measured(rank))}"
+        found.append((odd.get(rank.rank, ""), charts.over_time(caption, [line], small=True)))
+    return found
+
+
+def odd_ranks(run: RunReport) -> dict[int, str]:
+    """Ranks unlike the others, and in what: their end, their peak, their pace."""
+    peaks = [value for rank in run.ranks if (value := render.measured(rank))]
+    times = [rank.median_step_seconds for rank in run.ranks if rank.median_step_seconds]
+    odd = {}
+    for rank in run.ranks:
+        reasons = [rank.state.value] if not rank.state.is_good and rank.state != "running" else []
+        peak, seconds = render.measured(rank), rank.median_step_seconds
+        if len(peaks) > 2 and peak and abs(peak / (statistics.median(peaks) or 1) - 1) > _ODD:
+            reasons.append(f"peak {peak / statistics.median(peaks) - 1:+.0%} of the median")
+        if len(times) > 2 and seconds and seconds / statistics.median(times) - 1 > _ODD:
+            reasons.append(f"{seconds / statistics.median(times):.2f} times the median step time")
+        if reasons:
+            odd[rank.rank] = ", ".join(reasons)
+    return odd
+
+
+def components(run: RunReport) -> Markup | None:
+    """Predicted components beside the measured total, which the probe cannot divide."""
+    rank = fullest(run)
+    predicted = run.predicted_vs_measured
+    if rank is None or predicted is None or predicted.predicted_for != "plan" or not run.gpu_measured:
+        return None
+    parts = [
+        (name, size) for name, size in rank.predicted_components.items() if isinstance(size, int) and size > 0
+    ]
+    if not parts:
+        return None
+    parts.sort(key=lambda part: -part[1])
+    shown = [(f"predicted: {label(name)}", float(size), f"{_PREDICTED}{n}") for n, (name, size) in
+             enumerate(parts[:_MOST_PARTS])]  # fmt: skip
+    if rest := sum(size for _, size in parts[_MOST_PARTS:]):
+        shown.append(("predicted: others", float(rest), f"{_PREDICTED}{_MOST_PARTS}"))
+    rows = [
+        charts.Bar(label="predicted", parts=shown, note="by component"),
+        charts.Bar(label="measured", parts=_measured_parts(rank), note="totals only"),
+    ]
+    limit = rank.device_total_bytes
+    level = charts.Level(label="the card's memory", value=limit, style="limit") if limit else None
+    return charts.bars(f"At the peak, rank {rank.rank}", rows, limit=level)
+
+
+def _measured_parts(rank: RankReport) -> list[tuple[str, float, str]]:
+    allocated, reserved = rank.peak_allocated_bytes or 0, rank.peak_reserved_bytes or 0
+    device = rank.peak_device_used_bytes or 0
+    return [
+        ("measured: allocated", float(allocated), "m0"),
+        ("measured: reserved beyond that (cached or fragmented)", float(max(0, reserved - allocated)), "m1"),
+        ("measured: device beyond that (CUDA context, NCCL, others)", float(max(0, device - reserved)), "m2"),
+    ]
+
+
+def phases(run: RunReport) -> Markup | None:
+    """Predicted beside measured, a pair of bars for each phase."""
+    predicted = run.predicted_vs_measured
+    if predicted is None or not predicted.phases:
+        return None
+    rows = []
+    for name in render.ordered_phases(predicted.phases):
+        pair = predicted.phases[name]
+        if pair.predicted:
+            rows.append(charts.Bar(label=name, parts=[("predicted", pair.predicted, "c0")]))
+        if pair.measured:
+            error = f"predicted {pair.error_fraction * 100:+.1f} %" if pair.error_fraction is not None else ""
+            rows.append(
+                charts.Bar(
+                    label="" if pair.predicted else name,
+                    parts=[("measured", pair.measured, "m0")],
+                    note=error,
+                )
+            )
+    what = "GPU memory allocated" if predicted.kind == "gpu_memory" else "host memory"
+    return charts.bars(f"Peak by phase, rank {predicted.rank}: {what}", rows) if rows else None
+
+
+def fullest(run: RunReport) -> RankReport | None:
+    """The rank with the highest measured peak; None where nothing was measured."""
+    known = [rank for rank in run.ranks if render.measured(rank)]
+    return max(known, key=lambda rank: render.measured(rank) or 0) if known else None
+
+
+def phase_spans(rank: RankReport) -> list[charts.Span]:
+    """The run of a rank in stretches: load, init, training (forward, backward, step), eval, save."""
+    spans: list[charts.Span] = []
+    for at, name in _phase_starts(rank):
+        if spans:
+            last = spans[-1]
+            spans[-1] = charts.Span(label=last.label, start=last.start, end=at, style=last.style)
+        spans.append(charts.Span(label=name, start=at, end=at, style=_SPAN_STYLES.get(name, "p-training")))
+    if spans and rank.timeline:
+        last, end = (
+            spans[-1],
+            max(at for at, _ in _points(rank, _HOST)) if _points(rank, _HOST) else spans[-1].end,
+        )
+        spans[-1] = charts.Span(
+            label=last.label, start=last.start, end=max(last.start, end), style=last.style
+        )
+    return [span for span in spans if span.end > span.start]
+
+
+def _phase_starts(rank: RankReport) -> list[tuple[float, str]]:
+    found: list[tuple[float, str]] = []
+    for point in rank.timeline:
+        if len(point) <= _PHASE or not _is_size(point[_TIME]) or not isinstance(point[_PHASE], str):
+            continue
+        name = "training" if point[_PHASE] in _TRAINING else point[_PHASE]
+        if not found or found[-1][1] != name:
+            found.append((float(point[_TIME]), name))
+    return found
+
+
+def events(run: RunReport) -> list[tuple[str, str, str]]:
+    """When, which rank, what: evaluations, saves, retries, what ranks noted, and the first failure."""
+    rows: list[tuple[float, str, str]] = []
+    rank = fullest(run)
+    if rank is not None:
+        rows += [(at, str(rank.rank), f"{name} begins") for at, name in _phase_starts(rank)][:100]
+    failure = run.first_failure
+    if failure is not None:
+        at = failure.at - run.started_at if failure.at and run.started_at else math.inf
+        rows.append((at, str(failure.rank), failure.kind + (f" in {failure.phase}" if failure.phase else "")))
+    rows.sort(key=lambda row: row[0])
+    shown = [(render.seconds(at) if math.isfinite(at) else "–", who, what) for at, who, what in rows]
+    shown += [("–", str(rank.rank), f"{rank.alloc_retries} allocation retries in all")
+              for rank in run.ranks if rank.alloc_retries]  # fmt: skip
+    return shown
+
+
+def _points(rank: RankReport, field: int) -> list[charts.Point]:
+    points = []
+    for point in rank.timeline:
+        if len(point) > field and _is_size(point[_TIME]) and _is_size(point[field]):
+            points.append((float(point[_TIME]), float(point[field])))
+    return sorted(points)
+
+
+def _is_size(value: object) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    )
