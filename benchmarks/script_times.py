@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rehearsal.inputs import Inputs
-from zerokit.timing.host_speed import factor_of
+from zerokit.timing.host_speed import speed_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOCK = """
@@ -50,7 +50,7 @@ if "STEP_TIMES_TO" in os.environ:
     atexit.register(_write)
 """
 PROBE = (
-    "import json, torch; from zerokit.doctor.measure_rank import probe_host; "
+    "import json, torch; from zerokit.doctor.host_probe import probe_host; "
     "print(json.dumps(probe_host(torch.device('cuda', 0))))"
 )
 SMALL = {
@@ -129,11 +129,23 @@ def row_of(case: Case, steps: int) -> dict[str, Any]:
     }
 
 
-def probe() -> dict[str, float]:
-    """Seconds that this host needs for each operator of the probe."""
+def probe() -> dict[str, list[float]]:
+    """Seconds that this host needs for each kind of work of the probe, by round."""
     done = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def _host(before: dict[str, list[float]], after: dict[str, list[float]]) -> dict[str, Any]:
+    """The probes before and after a run, together: their middle and spread."""
+    rounds = {name: [*took, *after[name]] for name, took in before.items()}
+    speed = speed_of(rounds, "probe")
+    return {
+        "host_probe": {name: statistics.median(took) for name, took in rounds.items()},
+        "host_factor": round(speed.factor, 4),
+        "host_factor_range": [round(each, 4) for each in (speed.low, speed.high) if each],
+        "host_factor_before_and_after": [round(speed_of(each, "").factor, 4) for each in (before, after)],
+    }
 
 
 def with_weights(folder: Path) -> None:
@@ -235,7 +247,7 @@ def main() -> int:
         for row in cases:
             before = probe()
             done = measure(row, inputs, Path(folder))
-            done |= {"host_probe": before, "host_factor": round(factor_of(before), 4)}
+            done |= _host(before, probe())
             failed += "error" in done
             with options.output.open("a") as output:
                 output.write(json.dumps(done) + "\n")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from zerokit.doctor.measure_rank import probe_host
-from zerokit.timing.host_speed import REFERENCE_SECONDS, factor_of
+from zerokit.doctor.host_probe import probe_host
+from zerokit.timing.host_speed import REFERENCE_SECONDS, speed_of
 
 
-def test_every_operator_of_the_reference_is_probed():
-    found = probe_host(torch.device("cpu"))
-    assert found.keys() == REFERENCE_SECONDS.keys()
-    assert all(0 < took < 1 for took in found.values())
-    assert math.isfinite(factor_of(found))
+def test_every_kind_of_work_is_timed_in_each_round():
+    rounds = probe_host(torch.device("cpu"), seconds=0.2)
+    assert rounds.keys() == REFERENCE_SECONDS.keys()
+    assert len({len(each) for each in rounds.values()}) == 1
+    assert all(0 < took < 5 for each in rounds.values() for took in each)
+    found = speed_of(rounds, "here")
+    assert found.low is not None and found.high is not None and found.low <= found.factor <= found.high

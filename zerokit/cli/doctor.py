@@ -94,6 +94,7 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
     if measured.host_factor is not None:
         lines.append(
             f"  host: {measured.host_factor:.2f} times the reference host's seconds to issue operators"
+            + _spread(measured)
         )
     for operation in dict.fromkeys(point.operation for point in measured.collectives):
         curve = ", ".join(
@@ -103,6 +104,12 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
         )
         lines.append(f"  {operation}, bus GB/s: {curve}")
     return lines
+
+
+def _spread(measured: Measured) -> str:
+    """How much the rounds of the probe differ."""
+    low, high = measured.host_factor_low, measured.host_factor_high
+    return f" ({low:.2f} to {high:.2f} in nine tenths of the rounds)" if low and high else ""
 
 
 def _tuned() -> list[str]:

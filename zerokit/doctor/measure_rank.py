@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zerokit.timing.host_speed import factor_of
+from zerokit.doctor.host_probe import probe_host
+from zerokit.timing.host_speed import HostSpeed, speed_of
 
 MIB = 1 << 20
 _SECONDS_PER_RATE = 0.5
@@ -165,54 +165,9 @@ def cpu_adam(parameters: int) -> tuple[float, str]:
     return parameters / rank.seconds(optimizer.step, alone=True), kind
 
 
-def host_factor(rank: Rank) -> float | None:
-    """How long the host takes to issue small operators, over the reference host's; None without a GPU.
-
-    The operators and their sizes are those of :data:`REFERENCE_SECONDS`; some seconds.
-    """
-    if not rank.on_gpu:
-        return None
-    return factor_of(probe_host(rank.device))
-
-
-def probe_host(device: torch.device) -> dict[str, float]:
-    """Seconds to issue each of :data:`REFERENCE_SECONDS` on ``device``."""
-    functional = torch.nn.functional
-    plain = torch.randn(64, 64, device=device, dtype=torch.bfloat16)
-    recorded, weight = plain.clone().requires_grad_(), plain.clone().requires_grad_()
-    layer = torch.nn.Linear(64, 64, device=device, dtype=torch.bfloat16)
-    chained = recorded
-    for _ in range(_CHAIN):
-        chained = functional.linear(chained, weight)
-    total = chained.sum()
-    work: dict[str, Callable[[], Any]] = {
-        "add": lambda: plain + plain,
-        "add_in_place": lambda: plain.mul_(1.0),
-        "add_with_gradient": lambda: recorded + recorded,
-        "view": lambda: plain.view(-1),
-        "linear": lambda: layer(recorded),
-    }
-    found = {name: _issue_seconds(each, _CHAIN) for name, each in work.items()}
-    backward = partial(torch.autograd.grad, total, (recorded, weight), retain_graph=True)
-    return found | {"linear_backward": _issue_seconds(backward, 1) / _CHAIN}
-
-
-def _issue_seconds(work: Callable[[], Any], repeats: int) -> float:
-    """The median of some rounds, each short enough for CUDA's launch queue."""
-
-    def settle() -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    took = []
-    for _ in range(_ROUNDS):
-        settle()
-        started = time.perf_counter()
-        for _ in range(repeats):
-            work()
-        took.append((time.perf_counter() - started) / repeats)
-    settle()
-    return statistics.median(took[_WARM_UP:])
+def host_speed(rank: Rank) -> HostSpeed | None:
+    """How long the host takes to issue work, over the reference host's seconds; None without a GPU."""
+    return speed_of(probe_host(rank.device), "probe") if rank.on_gpu else None
 
 
 def main() -> None:
@@ -229,7 +184,7 @@ def main() -> None:
     copied = memory_copy(rank)
     to_device, to_host = pinned_copies(rank)
     points = collectives(rank)
-    factor = host_factor(rank)
+    host = host_speed(rank)
     rank.together()
     dist.destroy_process_group()
     if rank.rank:
@@ -248,7 +203,9 @@ def main() -> None:
         "cpu_adam_parameters_per_second": adam,
         "cpu_adam_kind": kind,
         "collectives": points,
-        "host_factor": factor,
+        "host_factor": host.factor if host else None,
+        "host_factor_low": host.low if host else None,
+        "host_factor_high": host.high if host else None,
     }
     Path(wanted["result"]).write_text(json.dumps(result), encoding="utf-8")
 

@@ -50,6 +50,7 @@ class Measured:
         cpu_adam_parameters_per_second: of the node, all its cores.
         host_factor: seconds that the host takes to issue operators over those of the reference host
             (``zerokit.timing.host_speed``); below 1 is faster.
+        host_factor_low, host_factor_high: between them are nine tenths of the probe's rounds.
         cpu_adam_kind: ``deepspeed`` or ``torch`` (fused), whichever could be run.
     """
 
@@ -68,6 +69,8 @@ class Measured:
     cpu_adam_kind: str
     collectives: tuple[Collective, ...]
     host_factor: float | None = None
+    host_factor_low: float | None = None
+    host_factor_high: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For the file and for ``--json``."""
@@ -132,6 +135,8 @@ def from_dict(values: Any) -> Measured:
         measured.host_to_device_bytes_per_second,
         measured.device_to_host_bytes_per_second,
         measured.host_factor,
+        measured.host_factor_low,
+        measured.host_factor_high,
     ):
         if rate is not None:
             _positive(rate)

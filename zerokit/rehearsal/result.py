@@ -84,8 +84,8 @@ class Rehearsal:
         repeats: whether the peaks of the last two optimizer steps agree.
         sandboxed: whether the script ran on a file system that forgets.
         step_seconds: of an optimizer step in its steady state; None: not known.
-        step_seconds_range: on the fastest and the slowest host measured; the same twice where the speed of
-            the run's host is known.
+        step_seconds_range: on the fastest and the slowest host measured; where the speed of the run's host
+            is known, as its probe spread.
         step: where the time goes.
         engine: what the DeepSpeed engine that trains ran with, as a launch's report has it; None: there was
             none. ``model``: which model it trains, and how (``config``, ``method``, adapters).

@@ -48,5 +48,7 @@ def machine(gpu: Gpu) -> tuple[HostSpeed | None, Calibration | None]:
     if calibration is None:
         return None, None
     found, source = measurements.load()
-    factor = found.host_factor if found is not None else None
-    return HostSpeed(factor=factor, source=source) if factor else None, calibration
+    if found is None or not found.host_factor:
+        return None, calibration
+    low, high = found.host_factor_low, found.host_factor_high
+    return HostSpeed(factor=found.host_factor, source=source, low=low, high=high), calibration

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+MODEL = "model"
+"""The work that tells of a model in training; the others are operators in loops of their own."""
 
 REFERENCE_SECONDS: Mapping[str, float] = {
     "add": 9.338e-6,
@@ -13,15 +17,20 @@ REFERENCE_SECONDS: Mapping[str, float] = {
     "view": 2.560e-6,
     "linear": 29.800e-6,
     "linear_backward": 74.378e-6,
+    MODEL: 51.899e-3,
 }
 """Seconds to issue each on the reference host (``h200-operators.jsonl``, kind ``host``): ``x + x``;
 ``x.mul_(1.0)``; ``x + x`` under autograd; ``x.view(-1)``; an ``nn.Linear`` under autograd; backward of one
-``F.linear``, of 200 in a row. All 64 by 64, bf16."""
+``F.linear``, of 200 in a row, all 64 by 64, bf16; forward and backward of a Llama of 16 layers of width 256
+with one row of 64 tokens, in bf16 (Transformers 5.17)."""
 
 FASTEST, SLOWEST = 0.54, 1.19
 """Hosts of H200s that were measured. The one of ``kernels.jsonl`` takes 0.54 of the reference host's seconds
 (the fit of ``HostPrices.in_a_model``; single operators say 1/1.6); five others took 1.2 to 1.9 times its
 seconds, which at 1/1.6 is up to 1.19 of the reference."""
+
+USUAL = math.sqrt(FASTEST * SLOWEST)
+"""Of a host that nobody has measured: the middle of those that were, 0.80."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +40,40 @@ class HostSpeed:
     Attributes:
         factor: its seconds over the reference host's; below 1 is faster.
         source: where the factor comes from, for a reader.
+        low, high: of nine tenths of the probe's rounds; None: as ``factor``.
     """
 
     factor: float
     source: str
+    low: float | None = None
+    high: float | None = None
 
 
 def factor_of(probe: Mapping[str, float]) -> float:
-    """The geometric mean of a probe's seconds over the reference host's.
+    """A probe's seconds over the reference host's: of the model, or the geometric mean of single operators
+    where it was not timed.
 
     Raises:
         ValueError: a probe without any of :data:`REFERENCE_SECONDS`, or with seconds that are not positive.
     """
-    known = [(probe[name], seconds) for name, seconds in REFERENCE_SECONDS.items() if name in probe]
+    names = [MODEL] if MODEL in probe else list(REFERENCE_SECONDS)
+    known = [(probe[name], REFERENCE_SECONDS[name]) for name in names if name in probe]
     if not known or any(not (math.isfinite(took) and took > 0) for took, _ in known):
         raise ValueError("a probe of the host needs positive seconds of the operators that are known")
     return math.exp(sum(math.log(took / seconds) for took, seconds in known) / len(known))
+
+
+def speed_of(rounds: Mapping[str, Sequence[float]], source: str) -> HostSpeed:
+    """The middle of a probe's rounds, and between what nine tenths of them lie.
+
+    Raises:
+        ValueError: as :func:`factor_of`; or there is no round.
+    """
+    count = min((len(each) for each in rounds.values()), default=0)
+    factors = sorted(factor_of({name: each[at] for name, each in rounds.items()}) for at in range(count))
+    if not factors:
+        raise ValueError("a probe of the host needs at least one round")
+    edge = count // 20
+    return HostSpeed(
+        factor=statistics.median(factors), source=source, low=factors[edge], high=factors[-1 - edge]
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators
 from zerokit.timing.constants import HUGGING_FACE, Calibration
-from zerokit.timing.host_speed import FASTEST, SLOWEST, HostSpeed
+from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, HostSpeed
 from zerokit.timing.operators import Event
 
 _PAGEABLE_BYTES_PER_SECOND = 6e9
@@ -21,8 +21,8 @@ class StepTime:
     """Of one optimizer step, in steady state. Seconds.
 
     Attributes:
-        seconds: on the host that is known, else on the reference host.
-        low, high: on the fastest and the slowest host measured; both ``seconds`` where the host is known.
+        seconds: on the host that is known, else on the usual one, the middle of the hosts measured.
+        low, high: on the fastest and the slowest host measured; where the host is known, as its probe spread.
         paced_by: ``host``, ``gpu``, ``links`` or ``cpu_adam``: the lane that was busy longest.
         parts: busy seconds of each lane and of the GPU by kind of kernel. Lanes overlap: no sum.
         host_factor: the host's seconds over the reference host's; None: not known.
@@ -67,14 +67,18 @@ def step_time(
             return played
         return _extended(played, lanes.play(longer, priced), more_micro_steps / _REPEATED)
 
-    played = at(host.factor if host else 1.0)
-    low, high = (played, played) if host else (at(FASTEST), at(SLOWEST))
-    note = (
-        f"host speed {host.factor:.2f} ({host.source})"
-        if host
-        else f"the host's speed is not known: {FASTEST} to {SLOWEST} times the reference host's seconds; "
-        "`zerokit doctor --measure` on the GPU machine measures it"
-    )
+    played = at(host.factor if host else USUAL)
+    if host is None:
+        low, high = at(FASTEST), at(SLOWEST)
+        note = (
+            f"the host's speed is not known: {FASTEST} to {SLOWEST} times the reference host's seconds, "
+            f"{USUAL:.2f} taken; `zerokit doctor --measure` on the GPU machine measures it"
+        )
+    else:
+        low = at(host.low) if host.low else played
+        high = at(host.high) if host.high else played
+        spread = f", {host.low:.2f} to {host.high:.2f} while it was probed" if host.low and host.high else ""
+        note = f"host speed {host.factor:.2f}{spread} ({host.source})"
     return StepTime(
         seconds=played.seconds,
         low=low.seconds,

@@ -12,6 +12,7 @@ import pytest
 from zerokit.catalog import gpus
 from zerokit.domain.hardware import Gpu
 from zerokit.timing import host_prices, host_speed, kernel_prices, operators
+from zerokit.timing.host_speed import HostSpeed
 from zerokit.timing.operators import CAST, CAUSAL, Event
 from zerokit.timing.recorded_step import prices, step_time
 
@@ -155,6 +156,7 @@ def test_the_reference_is_the_measured_host():
         "view": "view",
         "linear": "nn.Linear module, grad",
         "linear_backward": "backward node (linear), C++ thread",
+        "model": "Llama, 16 layers, forward and backward",
     }
     for name, took in host_speed.REFERENCE_SECONDS.items():
         assert took == pytest.approx(measured[names[name]], rel=1e-3)
@@ -166,6 +168,20 @@ def test_a_probe_without_seconds_is_refused(probe):
         host_speed.factor_of(probe)
 
 
+def test_the_model_goes_before_single_operators_and_rounds_have_a_spread():
+    rounds = {name: [took] * 40 for name, took in host_speed.REFERENCE_SECONDS.items()}
+    reference = host_speed.REFERENCE_SECONDS["model"]
+    rounds["model"] = [0.8 * reference] * 34 + [1.6 * reference] * 4 + [9 * reference, 0.1 * reference]
+    found = host_speed.speed_of(rounds, "probe")
+    assert found.factor == pytest.approx(0.8)
+    assert (found.low, found.high) == (pytest.approx(0.8), pytest.approx(1.6))  # single outliers left out
+    with pytest.raises(ValueError, match="one round"):
+        host_speed.speed_of({}, "probe")
+    step = step_time(small_kernels(100), gpus.load("h200"), 1, host=found)
+    assert (step.low, step.high) == (pytest.approx(step.seconds), pytest.approx(2 * step.seconds))
+    assert "0.80, 0.80 to 1.60 while it was probed" in step.note
+
+
 def small_kernels(count: int) -> list[Event]:
     return [Event(operators.KERNEL, "add", launches=1, bytes_read=8) for _ in range(count)]
 
@@ -173,8 +189,10 @@ def small_kernels(count: int) -> list[Event]:
 def test_a_step_on_an_unknown_host_is_a_range():
     found = step_time(small_kernels(100), gpus.load("h200"), 1)
     assert found.paced_by == "host"
-    assert found.low == pytest.approx(host_speed.FASTEST * found.seconds)
-    assert found.high == pytest.approx(host_speed.SLOWEST * found.seconds)
+    known = step_time(small_kernels(100), gpus.load("h200"), 1, host=HostSpeed(factor=1.0, source="")).seconds
+    assert found.low == pytest.approx(host_speed.FASTEST * known)
+    assert found.high == pytest.approx(host_speed.SLOWEST * known)
+    assert found.seconds**2 == pytest.approx(found.low * found.high)  # the middle of the hosts measured
     assert "not known" in found.note and found.host_factor is None
 
 
@@ -182,7 +200,9 @@ def test_a_step_on_a_probed_host_is_a_figure():
     host = host_speed.HostSpeed(factor=0.8, source="a probe")
     found = step_time(small_kernels(100), gpus.load("h200"), 1, host=host)
     assert found.low == found.high == found.seconds
-    assert found.seconds == pytest.approx(0.8 * step_time(small_kernels(100), gpus.load("h200"), 1).seconds)
+    reference = HostSpeed(factor=1.0, source="")
+    whole = step_time(small_kernels(100), gpus.load("h200"), 1, host=reference).seconds
+    assert found.seconds == pytest.approx(0.8 * whole)
 
 
 def collective(name: str, ranks: int) -> Event:

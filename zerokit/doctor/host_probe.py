@@ -1,0 +1,99 @@
+"""How fast this host issues work, in rounds over some seconds: of a model where Transformers is installed.
+
+One reading of some milliseconds says little: on one host of H200s it gave 0.59 to 0.91 within four
+minutes, and operators in a loop of their own run out of warm caches, which a model's do not. So every round
+times each kind of work once, the first seconds are thrown away (the CPU's clock settles), and what comes out
+is the middle of the rounds and their spread. Nothing is pinned to a core: a training run is not either.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from zerokit.timing.host_speed import MODEL
+
+SECONDS = 8.0
+_WARM_UP_SHARE = 0.2
+_FEWEST_ROUNDS = 3
+_CHAIN = 200
+_LAYERS, _TOKENS = 16, 64
+
+Work = tuple[Callable[[], Any], int]
+"""What is done, and how often in a round."""
+
+
+def probe_host(device: torch.device, seconds: float = SECONDS) -> dict[str, list[float]]:
+    """Seconds to issue each kind of work of ``host_speed.REFERENCE_SECONDS`` once, by round."""
+    work = _operators(device)
+    if importlib.util.find_spec("transformers") is not None:
+        work[MODEL] = _model(device), 2
+    took: dict[str, list[float]] = {name: [] for name in work}
+    began = time.perf_counter()
+    rounds = 0
+    while len(took["add"]) < _FEWEST_ROUNDS or time.perf_counter() - began < seconds:
+        warm = rounds > 0 and time.perf_counter() - began >= _WARM_UP_SHARE * seconds
+        for name, (do, repeats) in work.items():
+            spent = _issue(do, repeats) / (_CHAIN if name == "linear_backward" else 1)
+            if warm:
+                took[name].append(spent)
+        rounds += 1
+    return took
+
+
+def _issue(work: Callable[[], Any], repeats: int) -> float:
+    """Seconds of the host for one, with the GPU idle before and after; short enough for its launch queue."""
+    _settle()
+    started = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    took = (time.perf_counter() - started) / repeats
+    _settle()
+    return took
+
+
+def _settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _operators(device: torch.device) -> dict[str, Work]:
+    functional = torch.nn.functional
+    plain = torch.randn(64, 64, device=device, dtype=torch.bfloat16)
+    recorded, weight = plain.clone().requires_grad_(), plain.clone().requires_grad_()
+    layer = torch.nn.Linear(64, 64, device=device, dtype=torch.bfloat16)
+    chained = recorded
+    for _ in range(_CHAIN):
+        chained = functional.linear(chained, weight)
+    total = chained.sum()
+    backward = partial(torch.autograd.grad, total, (recorded, weight), retain_graph=True)
+    return {
+        "add": (lambda: plain + plain, _CHAIN),
+        "add_in_place": (lambda: plain.mul_(1.0), _CHAIN),
+        "add_with_gradient": (lambda: recorded + recorded, _CHAIN),
+        "view": (lambda: plain.view(-1), _CHAIN),
+        "linear": (lambda: layer(recorded), _CHAIN),
+        "linear_backward": (backward, 1),
+    }
+
+
+def _model(device: torch.device) -> Callable[[], Any]:
+    """Forward and backward of the Llama that was timed on the reference host."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "llama", vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=_LAYERS,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(device).train()
+    ids = torch.randint(0, 1000, (1, _TOKENS), device=device)
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+    return step
