@@ -1,0 +1,210 @@
+"""Two independent models of memory beside each other: the replay of ``zerokit estimate`` and a rehearsal.
+
+    python -m benchmarks.replay_and_rehearsal                  # all cases, some minutes
+    python -m benchmarks.replay_and_rehearsal llama z3         # those whose names have all of these parts
+
+Each case is a family of Transformers and a setting of ``docs/accuracy.md``, at a small size: the loop of
+``h200-deepspeed.jsonl`` (``benchmarks/rehearsal/raw_loop.py``), rehearsed as rank 0, and the estimate of the
+same DeepSpeed configuration over a trace of the same model. They share no code but the conditions of
+attention kernels. A phase that differs by more than 0.1 % is an error of one of them.
+
+Allocators have expandable segments, as plans set them: without, a block keeps a remainder of up to 1 MiB,
+which the replay does not count and models of this size show (+0.1 to 0.3 %).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import read_case
+from benchmarks.rehearsal.__main__ import allocator_of_run
+from zerokit.catalog import gpus
+from zerokit.memory.estimate import estimate_traced
+from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.script.entry_points import Target
+from zerokit.trace.on_demand import complete
+
+LIMIT = 0.001
+RAW_LOOP = Path(__file__).resolve().parent / "rehearsal" / "raw_loop.py"
+PHASES = ("init", "forward", "backward", "step")
+
+_SIZES = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "vocab_size": 32000}
+_LLAMA = {**_SIZES, "intermediate_size": 2816, "num_key_value_heads": 4, "max_position_embeddings": 8192}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_LLAMA},
+    "qwen2": {"model_type": "qwen2", **_LLAMA, "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", **_LLAMA, "head_dim": 64},
+    "mistral": {"model_type": "mistral", **_LLAMA, "sliding_window": None},
+    "phi3": {"model_type": "phi3", **_LLAMA, "pad_token_id": 0},
+    "gpt2": {"model_type": "gpt2", "n_embd": 1024, "n_layer": 8, "n_head": 16, "vocab_size": 50257},
+    "gpt_neox": {"model_type": "gpt_neox", **_SIZES, "intermediate_size": 4096},
+    "opt": {"model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 8,
+            "num_attention_heads": 16, "vocab_size": 50272, "word_embed_proj_dim": 1024},
+    "gemma": {"model_type": "gemma", **_LLAMA, "head_dim": 64},
+    "falcon": {"model_type": "falcon", **_SIZES, "multi_query": True, "parallel_attn": True, "bias": False,
+               "alibi": False, "new_decoder_architecture": False},
+    "mixtral": {"model_type": "mixtral", **_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "intermediate_size": 1408},
+    "bert": {"model_type": "bert", **_SIZES, "intermediate_size": 4096},
+    "t5": {"model_type": "t5", "d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_layers": 6,
+           "num_heads": 16, "vocab_size": 32128},
+}  # fmt: skip
+HEADS = {"bert": "mlm", "t5": "s2s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Of DeepSpeed and the loop."""
+
+    stage: int
+    ranks: int = 2
+    micro_batch: int = 2
+    accumulation: int = 1
+    checkpointing: bool = False
+    precision: str = "bf16"
+    offload: tuple[str, ...] = ()
+    attention: str = "sdpa"
+    mask: bool = False
+    loaded: str = "model"
+    lora: bool = False
+
+
+SETTINGS = {
+    "z0": Setting(stage=0, ranks=1),
+    "z0.w2": Setting(stage=0),
+    "z1": Setting(stage=1),
+    "z1.g4": Setting(stage=1, accumulation=4),
+    "z2": Setting(stage=2),
+    "z2.fp16": Setting(stage=2, precision="fp16"),
+    "z2.fp32": Setting(stage=2, precision="fp32"),
+    "z2.g4": Setting(stage=2, accumulation=4),
+    "z2.ck": Setting(stage=2, checkpointing=True, micro_batch=8),
+    "z2.offload": Setting(stage=2, offload=("optimizer",)),
+    "z2.eager": Setting(stage=2, attention="eager"),
+    "z2.mask": Setting(stage=2, mask=True),
+    "z2.loaded-fp32": Setting(stage=2, loaded="fp32"),
+    "z2.lora": Setting(stage=2, lora=True),
+    "z3": Setting(stage=3),
+    "z3.w4": Setting(stage=3, ranks=4),
+    "z3.g4": Setting(stage=3, accumulation=4),
+    "z3.ck": Setting(stage=3, checkpointing=True, micro_batch=8),
+    "z3.offload": Setting(stage=3, offload=("optimizer",)),
+    "z3.offload-both": Setting(stage=3, offload=("optimizer", "param")),
+    "z3.lora": Setting(stage=3, lora=True),
+}
+WHERE_ALL = "llama"
+"""Every setting is compared for this family; of the others :data:`FEW`."""
+FEW = ("z0", "z2.ck", "z3")
+
+
+def names() -> Iterator[str]:
+    """``FAMILY.SETTING`` of every case."""
+    yield from (f"{WHERE_ALL}.{setting}" for setting in SETTINGS)
+    yield from (f"{family}.{setting}" for family in FAMILIES if family != WHERE_ALL for setting in FEW)
+
+
+def row_of(name: str) -> dict[str, Any]:
+    """A case as a row of ``h200-deepspeed.jsonl``, without measurements."""
+    family, _, setting = name.partition(".")
+    chosen = SETTINGS[setting]
+    zero: dict[str, Any] = {"stage": chosen.stage}
+    for part in chosen.offload:
+        zero[f"offload_{part}"] = {"device": "cpu", "pin_memory": True}
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": chosen.micro_batch,
+        "gradient_accumulation_steps": chosen.accumulation,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": zero,
+        "steps_per_print": 1_000_000,
+    }
+    if chosen.precision != "fp32":
+        settings[chosen.precision] = {"enabled": True}
+    lora = {"r": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} if chosen.lora else None
+    return {
+        "id": name, "hf_config": FAMILIES[family], "head": HEADS.get(family, "causal"),
+        "world_size": chosen.ranks, "tensor_parallel": 1, "micro_batch": chosen.micro_batch, "seq_len": 512,
+        "gradient_accumulation": chosen.accumulation, "activation_checkpointing": chosen.checkpointing,
+        "use_reentrant": False, "attention": chosen.attention, "attention_mask_given": chosen.mask,
+        "weights_loaded_as": chosen.loaded, "lora": lora, "deepspeed_config": settings, "ok": True,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Peak bytes of rank 0 by phase. ``problem``: why there is nothing to compare."""
+
+    name: str
+    replayed: dict[str, int]
+    rehearsed: dict[str, int]
+    problem: str | None = None
+
+    def more(self, phase: str) -> int:
+        """Bytes of the rehearsal above the replay."""
+        return self.rehearsed[phase] - self.replayed[phase]
+
+    def errors(self) -> dict[str, float]:
+        """Rehearsed over replayed, less one, by phase."""
+        return {phase: self.rehearsed[phase] / self.replayed[phase] - 1 for phase in PHASES}
+
+
+def compare(name: str, folder: Path) -> Compared:
+    """Both models' answers for one case."""
+    row = row_of(name)
+    case = read_case(row)
+    profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=row["head"])
+    estimate = estimate_traced(profile, case.job, case.strategy, case.cluster, every_rank=True)
+    replayed = dict(estimate.ranks[0].phases)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(row))
+    target = Target(script=str(RAW_LOOP), module=None, arguments=(str(path), str(folder / "out.json")))
+    request = RehearsalRequest(
+        target=target, gpu=gpus.load("h200"), gpus=row["world_size"], launcher="deepspeed", step_time=False
+    )
+    with allocator_of_run("expandable_segments:True"):
+        done = rehearse(request)
+    phases = done.ranks[0].phases
+    problem = None if done.stopped is None else f"{done.stopped.location}: {done.stopped.reason}"
+    rehearsed = {phase: phases.get(phase, 0) for phase in PHASES}
+    return Compared(name=name, replayed=replayed, rehearsed=rehearsed, problem=problem)
+
+
+def main() -> int:
+    """Print every case that was asked for; 1 where two differ."""
+    wanted = sys.argv[1:]
+    worst: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="zerokit-models-") as folder:
+        for name in names():
+            if not all(part in name for part in wanted):
+                continue
+            try:
+                found = compare(name, Path(folder))
+            except Exception as error:  # of one case: the others are still told
+                print(f"{name:<24} no answer: {type(error).__name__}: {error}", flush=True)
+                worst.append(name)
+                continue
+            if found.problem is not None:
+                print(f"{name:<24} stopped: {found.problem[-160:]}", flush=True)
+                worst.append(name)
+                continue
+            errors = found.errors()
+            off = max(abs(error) for error in errors.values()) > LIMIT
+            worst += [name] if off else []
+            told = "  ".join(
+                f"{phase} {found.replayed[phase] / 2**20:9.2f} MiB {found.more(phase):+11,d}"
+                f" {100 * error:+.3f} %"
+                for phase, error in errors.items()
+            )
+            print(f"{name:<24} {'!' if off else ' '} {told}", flush=True)
+    print(f"differ by more than {100 * LIMIT} %: {', '.join(worst) or 'none'}")
+    return 1 if worst else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
