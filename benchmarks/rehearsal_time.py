@@ -4,9 +4,10 @@
     python -m benchmarks.rehearsal_time sft.z2 --host 0.9      # some of them, on a host of that speed
     python -m benchmarks.rehearsal_time --kernels              # and the cases of kernels.jsonl
 
-Each line: measured seconds; predicted on the usual host (the middle of those measured) with the error; the range over the hosts that
-were measured and whether the measured time is in it; what paces the step. No host of a given row was probed,
-so there is no factor to apply: ``--host`` is for rows with a probe beside them (``host_factor`` in the row).
+Each line: measured seconds; predicted on the usual host (the middle of those measured) with the error; the
+range over the hosts that were measured and whether the measured time is in it; what paces the step. No host
+of a given row was probed, so there is no factor to apply: ``--host`` is for rows with a probe beside them
+(``host_factor`` in the row).
 Nothing is fitted to these rows. ``--keep DIR`` keeps the recorded operators, ``--from DIR`` reads them.
 """
 
