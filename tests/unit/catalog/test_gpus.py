@@ -38,6 +38,14 @@ LISTED = {
     "gb200": (184.3, 189471, 2500, 8000, 900),
     "mi250x": (63.98, 65520, 191.5, 1640, 50),
     "mi300x": (191.98, 196592, 1300, 5300, 64),
+    "b300": (267.69, 275040, 2250, 8000, 900),
+    "gb300": (276.5, 284208, 2500, 8000, 900),
+    "h20-96gb": (94.97, 97871, 148, 4000, 450),
+    "h800-sxm-80gb": (79.2, 81559, 989, 3350, 200),
+    "a800-80gb": (79.15, 81920, 312, 2039, 200),
+    "rtx-pro-6000": (94.97, 97887, 503.8, 1792, 63),
+    "mi325x": (255.98, 262128, 1307.4, 6000, 64),
+    "mi355x": (287.98, 294896, 2516.6, 8000, 76.8),
 }
 
 
@@ -125,6 +133,11 @@ def test_old_gpus_have_no_bf16() -> None:
         ("L40", "l40"),
         ("A10", "a10"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA H20", "h20-96gb"),
+        ("RTX PRO 6000 Blackwell", "rtx-pro-6000"),
+        ("MI355X", "mi355x"),
     ],
 )
 def test_lookup_forgives(text: str, name: str) -> None:
@@ -176,7 +189,7 @@ def test_a_name_that_is_not_a_gpus_own_never_leads_to_it() -> None:
     assert resolved > 100
 
 
-@pytest.mark.parametrize("text", ["gb300", "NVIDIA GB300", "mi355x", "b300", "h20", "h200+", "amd t4"])
+@pytest.mark.parametrize("text", ["gb400", "NVIDIA GB400", "mi455x", "b400", "gaudi-3", "h200+", "amd t4"])
 def test_another_gpu_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not in the catalogue"):
         gpus.lookup(text)
@@ -204,7 +217,7 @@ def test_a_found_card_with_other_memory_keeps_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mib"), [("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 40192), ("NVIDIA H20", 97871), ("Quadro", 8192)]
+    ("name", "mib"), [("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 40192), ("NVIDIA B400", 97871), ("Quadro", 8192)]
 )
 def test_a_card_that_is_not_in_the_catalogue_is_not_guessed(name: str, mib: int) -> None:
     gpu, reason = gpus.for_driver(name, mib * MIB)

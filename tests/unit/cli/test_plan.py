@@ -342,7 +342,7 @@ def test_the_answer_says_what_another_name_was_taken_for(capsys: pytest.CaptureF
     for command in ("plan", "estimate", "size"):
         code, out, err = call(capsys, command, "--model", "phi-4-mini", "--gpu", "h200")
         assert (code, out) == (2, "") and "did you mean phi-3-mini" in err
-        code, out, err = call(capsys, command, "--model", "gpt2", "--gpu", "gb300")
+        code, out, err = call(capsys, command, "--model", "gpt2", "--gpu", "gb400")
         assert (code, out) == (2, "") and "did you mean gb200" in err
 
 
