@@ -177,8 +177,41 @@ def advise(
             f"kernel launches bound the step: fewer, larger kernels help (torch.compile, or a micro-batch "
             f"above {chosen.strategy.settings.micro_batch})"
         )
+    found += _idle_advice(chosen, shape, job, cluster)
     found += _stage_advice(chosen, job, cluster, memory)
     return tuple(found)
+
+
+def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> list[str]:
+    """Where the GPUs reach next to nothing of what they could: what keeps them waiting."""
+    time, strategy = chosen.time, chosen.strategy
+    if job.inference or cluster.gpu.name == "cpu":
+        return []
+    tokens = strategy.global_batch * job.seq_len
+    peaks = cluster.gpu.peak_flops
+    peak = peaks.get(strategy.settings.precision) or max(peaks.values())
+    share = _FLOPS_A_WEIGHT * shape.matmul_parameters * tokens / time.step_seconds / cluster.gpus / peak
+    if share >= _IDLE_SHARE:
+        return []
+    part = time.parts.get(time.bound_by, 0.0) / time.step_seconds
+    return [
+        f"the GPUs reach {share:.1%} of their peak: {time.bound_by} takes {part:.0%} of the step"
+        + _REMEDIES.get(time.bound_by, "")
+    ]
+
+
+_IDLE_SHARE = 0.05
+"""Of the datasheet's rate, below which a plan says so."""
+_FLOPS_A_WEIGHT = 6
+"""Of a token: two in forward, four in backward (arXiv 2001.08361, section 2.1)."""
+_REMEDIES = {
+    "network": "; a larger ⟨global_batch⟩ sends the same gradients less often, fewer nodes send less",
+    "link": "; a larger ⟨global_batch⟩ sends the same gradients less often",
+    "pcie": "; more GPUs or GPU memory would make offload unnecessary",
+    "host": "; more GPUs or GPU memory would make offload unnecessary",
+    "nvme": "; more host memory would make NVMe unnecessary",
+    "launch": "; a model or batch so small is better trained on fewer GPUs",
+}
 
 
 def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[str]:

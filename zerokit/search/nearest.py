@@ -16,8 +16,8 @@ Works = Callable[[Request], Candidate | None]
 """The best plan of a changed request, or None."""
 
 _SHORTEST_SEQUENCE = 256
-_MOST_DOUBLINGS = 8
-"""Of the number of GPUs: 256 times as many."""
+_MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
+"""Of the number of GPUs: 256 times as many, and how many at most."""
 
 
 def _words(candidate: Candidate) -> str:
@@ -109,20 +109,28 @@ def more_gpus(request: Request, works: Works) -> str | None:
     cluster = request.cluster
     if request.on_cpu:
         return None
-    gpus, nodes = cluster.gpus, cluster.nodes
-    for _ in range(_MOST_DOUBLINGS):
-        gpus *= 2
-        most = cluster.gpu.max_gpus_per_node
-        nodes = max(nodes, -(-gpus // most))
-        if gpus % nodes:
-            nodes = gpus // max(d for d in range(1, most + 1) if gpus % d == 0)
-        batch = request.job.global_batch
-        job = replace(request.job, global_batch=None if batch and batch % gpus else batch)
-        found = works(replace(request, job=job, cluster=replace(cluster, gpus=gpus, nodes=nodes)))
+    larger = [_with_gpus(request, cluster.gpus << doubled) for doubled in range(1, _MOST_DOUBLINGS + 1)]
+    larger = [one for one in larger if one.cluster.gpus <= _MOST_GPUS]
+    if not larger or not works(larger[-1]):
+        return None  # what one GPU must hold is too much already: nothing between is asked
+    for one in larger:
+        found = works(one)
         if found:
+            gpus, nodes = one.cluster.gpus, one.cluster.nodes
             on = f" on {nodes} nodes" if nodes > 1 else ""
             return f"{gpus - cluster.gpus} more GPUs (⟨gpus⟩ {gpus}{on}): {_words(found)}"
     return None
+
+
+def _with_gpus(request: Request, gpus: int) -> Request:
+    cluster = request.cluster
+    most = cluster.gpu.max_gpus_per_node
+    nodes = max(cluster.nodes, -(-gpus // most))
+    if gpus % nodes:
+        nodes = gpus // max(d for d in range(1, most + 1) if gpus % d == 0)
+    batch = request.job.global_batch
+    job = replace(request.job, global_batch=None if batch and batch % gpus else batch)
+    return replace(request, job=job, cluster=replace(cluster, gpus=gpus, nodes=nodes))
 
 
 def nearest_changes(request: Request, works: Works) -> list[str]:

@@ -297,7 +297,29 @@ def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str
             found.append(
                 f"{_gain(best, chosen)} faster with {words}: {way.needs}; then plan with ⟨{way.option}⟩"
             )
-    return (*found, *_faster_pipeline(request, space, chosen))
+    return (*found, *_faster_pipeline(request, space, chosen), *_faster_with_fewer(space, chosen))
+
+
+def _faster_with_fewer(space: Space, chosen: Candidate) -> tuple[str, ...]:
+    """What fewer GPUs would gain: gradients cross more nodes the more there are, whatever the batch."""
+    cluster, best = space.cluster, chosen
+    gpus = cluster.gpus
+    while gpus % 2 == 0 and best.time.bound_by in ("network", "link"):
+        half = replace(cluster, gpus=gpus // 2, nodes=max(1, cluster.nodes * gpus // 2 // cluster.gpus))
+        time = space.timing
+        timing = TimeModel(space.shape, space.job, half, time.constants, time.calibration, time.trainable)
+        limit = best.time.step_seconds
+        ranked = search(replace(space, cluster=half, timing=timing), top=1, limit_seconds=limit).ranked
+        if not ranked or ranked[0].time.step_seconds >= limit:
+            break
+        best, gpus = ranked[0], gpus // 2
+    if best is chosen:
+        return ()
+    words = f"{_gain(best, chosen)} faster with {gpus} of the {cluster.gpus} GPUs"
+    return (
+        f"{words} ({advice.strategy_words(best.strategy)}): {chosen.time.bound_by} sets the pace; then plan "
+        f"with ⟨gpus⟩ {gpus} ⟨global_batch⟩ {space.global_batch}",
+    )
 
 
 def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
