@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.plans import write_plan
 from zerokit.launcher.own_process import own_process
 
 ROOT = Path(__file__).parents[3]
@@ -18,17 +20,11 @@ ROOT = Path(__file__).parents[3]
 _COMMAND = f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from zerokit.cli import main; main()"
 MAIN = [sys.executable, "-c", _COMMAND]
 _NAMES = (
-    "typing",
-    "torch",
-    "yaml",
-    "click",
-    "json",
-    "dataclasses",
-    "deepspeed",
-    "accelerate",
-    "rich",
-    "pydantic",
-)
+    "typing", "torch", "yaml", "click", "json", "dataclasses", "deepspeed", "accelerate", "rich", "pydantic",
+    "transformers", "trl", "numpy", "jinja2", "psutil", "sitecustomize", "usercustomize", "subprocess",
+    "socket", "runpy", "re", "logging", "tempfile", "evil", "conftest", "setup", "regex", "packaging", "tqdm",
+    "triton",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -41,7 +37,95 @@ def hostile(tmp_path: Path) -> Path:
         (folder / f"{name}.py").write_text(text)
     (folder / "scripts").mkdir()
     (folder / "scripts" / "train.py").write_text("print('runs')\n")
+    write_strangers_files(folder)
     return folder
+
+
+def write_strangers_files(folder: Path) -> None:
+    """What is read as data: none of it may run, load or write anything."""
+    mark = folder.parent / "imported"
+    write_plan(folder / "zerokit-plan")
+    (folder / ".env").write_text(f"LD_PRELOAD={folder}/x.so\nPATH={folder}\n")
+    (folder / ".deepspeed_env").write_text(f"X=$(touch {mark})\nPYTHONPATH={folder}\n")
+    (folder / "pyproject.toml").write_text("[tool.zerokit]\nplugins = ['evil']\n")
+    (folder / "hostfile").write_text(f"$(touch${{IFS}}{mark}) slots=2\n-oProxyCommand=touch slots=1\n")
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 2},
+        "csv_monitor": {"enabled": True, "output_path": str(mark), "job_name": "j"},
+    }
+    (folder / "ds.json").write_text(json.dumps(config))
+    (folder / "accelerate.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n"
+        f"main_process_port: '$(touch {mark})'\ndeepspeed_config: {{deepspeed_config_file: ds.json}}\n"
+    )
+    model = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "vocab_size": 100,
+        "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(model))
+    (folder / "mine.yaml").write_text("title: x\nparams: 20m\ngpus: 2\nvram: 6GiB\nglobal_batch: 8\n")
+    (folder / "run").mkdir()
+    record = {"type": "start", "schema": "zerokit.rank/1", "rank": 0, "world_size": 1,
+              "host": f"$(touch {mark})", "pid": 7, "device": "cpu", "script": "../../evil.py",
+              "time": 1e9}  # fmt: skip
+    (folder / "run" / "rank-00000.jsonl").write_text(json.dumps(record) + "\n")
+
+
+_READING = (
+    ("plan", "--params", "1b", "--gpus", "2", "--gpu", "h200", "--out", "planned"),
+    ("plan", "--recipe", "mine.yaml", "--out", "planned"),
+    ("plan", "--recipe", "zerokit-plan/plan.yaml", "--out", "planned"),
+    ("estimate", "--deepspeed", "ds.json", "--params", "1b", "--gpus", "2", "--gpu", "h200"),
+    ("size", "--params", "7b", "--gpu", "h200"),
+    ("check",),
+    ("check", ".", "hostfile", "accelerate.yaml", "ds.json", "mine.yaml", "config.json"),
+    ("emit", "sbatch", "--style", "none", "scripts/train.py"),
+    ("emit", "kubernetes", "--image", "i", "--style", "none", "scripts/train.py"),
+    ("emit", "deepspeed"),
+    ("emit", "accelerate"),
+    ("emit", "hostfile", "a", "b"),
+    ("report", "run"),
+    ("report", "--html", "page.html", "run"),
+    ("recipes", "list"),
+    ("recipes", "show", "./mine.yaml"),
+    ("recipes", "check", "./mine.yaml"),
+    ("models",),
+    ("gpus",),
+    ("doctor",),
+    ("launch", "--device", "cpu", "--dry-run", "--style", "raw", "scripts/train.py"),
+    ("launch", "--device", "cpu", "--dry-run", "--hostfile", "hostfile", "scripts/train.py"),
+    ("tune", "--dry-run", "--style", "raw", "scripts/train.py"),
+)
+_READING_WITH_TORCH = (
+    ("check", "--deep", "ds.json", "accelerate.yaml"),
+    ("plan", "--model", "config.json", "--gpus", "2", "--gpu", "h200", "--out", "planned"),
+    ("rehearse", "--gpu", "h200", "scripts/train.py"),
+)
+
+
+def every(folder: Path, commands: tuple[tuple[str, ...], ...]) -> None:
+    """Run the commands in one process, each with a code that the interfaces know."""
+    code = (
+        f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from zerokit.cli import run\n"
+        f"for words in {commands!r}:\n"
+        "    code = run(list(words))\n"
+        "    assert code in (0, 2, 3, 13), (words, code)\n"
+    )
+    run(folder, sys.executable, "-c", code)
+
+
+def test_reading_runs_nothing_of_it(hostile: Path) -> None:
+    every(hostile, _READING)
+
+
+@pytest.mark.slow
+def test_reading_with_torch_runs_nothing_of_it(hostile: Path) -> None:
+    """``rehearse`` runs the script that is named, and sees its folder alone."""
+    pytest.importorskip("deepspeed")
+    every(hostile, _READING_WITH_TORCH)
 
 
 def run(folder: Path, *command: str, code: int = 0) -> str:
@@ -51,7 +135,7 @@ def run(folder: Path, *command: str, code: int = 0) -> str:
     )
     assert done.returncode == code, done.stdout + done.stderr
     imported = folder.parent / "imported"
-    assert not imported.exists(), imported.read_text()
+    assert not imported.exists(), imported.is_dir() or imported.read_text()
     return done.stdout + done.stderr
 
 
@@ -91,7 +175,7 @@ def test_launchers_and_ranks(hostile: Path, launcher: str) -> None:
         "pathlib.Path('path-' + os.environ['RANK']).write_text(seen)\n"
     )
     (script.parent / "beside.py").write_text("")
-    run(hostile, *MAIN, "launch", "--device", "cpu", "--num-ranks", "2", "--style", "none",
+    run(hostile, *MAIN, "launch", "--device", "cpu", "--num-ranks", "2", "--style", "none", "--no-plan",
         "--launcher", launcher, "--run-dir", "run", "scripts/train.py")  # fmt: skip
     for rank in (0, 1):
         paths, python_path = ast.literal_eval((hostile / f"path-{rank}").read_text())

@@ -196,8 +196,15 @@ def _initialize(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     }
 
 
+_MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor")
+"""Make folders where the file says, and reach the network, as soon as there is an engine (monitor/)."""
+
+
 def runnable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as the engine would get it: ``auto`` filled as a consumer fills it, NVMe → CPU."""
+    """The configuration as the engine would get it: ``auto`` filled as a consumer fills it, NVMe → CPU.
+
+    What writes elsewhere is off: the file may be a stranger's.
+    """
     filled = copy.deepcopy(dict(config))
     defaults: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -225,6 +232,10 @@ def runnable(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(block, dict) and block.get("device") == "nvme" and block.get("nvme_path"):
             # reading NVMe needs libaio and the disk itself
             block["device"] = "cpu"
+    for key in _MONITORS:
+        block = filled.get(key)
+        if isinstance(block, dict) and "enabled" in block:
+            block["enabled"] = False
     return filled
 
 
