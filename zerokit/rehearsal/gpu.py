@@ -62,6 +62,13 @@ class FakeGpu:
     multiprocessors: int
     count: int
 
+    @property
+    def threads_per_multiprocessor(self) -> int:
+        """Resident at most (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+        if self.capability == (7, 5):
+            return 1024
+        return 1536 if self.capability in ((8, 6), (8, 9), (12, 0)) else 2048
+
     @classmethod
     def of(cls, gpu: Gpu, count: int) -> FakeGpu:
         """Of a GPU in the catalogue.

@@ -120,7 +120,7 @@ def _properties(machine: Machine) -> SimpleNamespace:
         total_memory=gpu.total_memory_bytes,
         multi_processor_count=gpu.multiprocessors,
         warp_size=32,
-        max_threads_per_multi_processor=2048,
+        max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
         max_threads_per_block=1024,
         shared_memory_per_block=48 << 10,
         shared_memory_per_block_optin=(227 if major >= 9 else 163 if gpu.capability == (8, 0) else 99) << 10,

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zerokit.rehearsal.process import answers, collectives, factories, twins
+from zerokit.rehearsal.process import answers, collectives, factories, reductions, twins
 from zerokit.rehearsal.process.kernels import PRODUCTS, TEMPORARIES
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.shapes import RULES
@@ -219,7 +219,9 @@ class FakeCuda(TorchDispatchMode):
         machine = self._machine
         temporary = TEMPORARIES.get(name)
         on_gpu = bool(fakes) and fakes[0].fake_device.type == "cuda"
-        extra_bytes = temporary(args) if temporary is not None and on_gpu else 0
+        extra_bytes = 0
+        if on_gpu:
+            extra_bytes = temporary(args) if temporary else reductions.of_operator(name, args, machine.gpu)
         rule = RULES.get(full_name(func))
         if rule is not None:
             result = rule(machine, args, kwargs)
