@@ -11,7 +11,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from zerokit.rehearsal.process import factories
-from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.machine import Machine, NotRehearsed
 from zerokit.rehearsal.process.streams import Streams
 
 _CUDA_VERSION = "12.8"
@@ -223,8 +223,16 @@ def _patch_bindings(machine: Machine, functions: dict[str, Callable[..., Any]]) 
     }
     # what decides the layout of a convolution's result; a CUDA build asks the driver for its choice
     bindings["_select_conv_backend"] = lambda *args, **kwargs: torch._C._ConvBackend.Cudnn
+    bindings["_scatter"] = _to_one_device
     for name, function in bindings.items():
         setattr(torch._C, name, function)
+
+
+def _to_one_device(tensor: torch.Tensor, devices: Any, *args: Any) -> tuple[torch.Tensor, ...]:
+    """``DataParallel`` over the GPU that a process sees; over several it would copy the model to each."""
+    if len(devices) != 1:
+        raise NotRehearsed("DataParallel", f"one process for {len(devices)} GPUs is not rehearsed: use DDP")
+    return (tensor.to("cuda"),)
 
 
 def _patch_accelerator(functions: dict[str, Callable[..., Any]]) -> None:

@@ -153,6 +153,9 @@ class FakeCuda(TorchDispatchMode):
         if kernel is not None and any(each.fake_device.type == "cuda" for each in fakes):
             with self:
                 return kernel(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            with self:  # autograd's keys, which take composites apart, are left out of inference mode
+                return func.decompose(*args, **kwargs)
         name = name_of(func)
         if func is aten.add.Tensor and len(fakes) == 2 and self._engine_adds_in_place(args):
             return self._observed(

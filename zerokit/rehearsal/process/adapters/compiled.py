@@ -84,6 +84,7 @@ def _prepare(context: Context) -> None:
     _silence_triton()
     _device_interface(context)
     _guards()
+    _random_operators()
 
 
 def _without_mode(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,3 +180,19 @@ def _guards() -> None:
     guards.assert_size_stride = lambda *args, **kwargs: None
     if hasattr(guards, "assert_alignment"):
         guards.assert_alignment = lambda *args, **kwargs: None
+
+
+def _random_operators() -> None:
+    """Recomputed attention and dropout keep the random state of their forward (``rng_prims.py``)."""
+    from torch._prims import rng_prims
+
+    def save(mode: FakeCuda, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return torch.cuda.get_rng_state(), operator(*args, **kwargs)
+
+    def use(mode: FakeCuda, state: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return operator(*args, **kwargs)
+
+    rng_prims.run_and_save_rng_state.py_impl(FakeCuda)(save)
+    rng_prims.run_with_rng_state.py_impl(FakeCuda)(use)
