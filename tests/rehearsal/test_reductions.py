@@ -32,7 +32,9 @@ def test_rows_and_few_values_take_nothing() -> None:
 
 def test_dimensions_are_joined_and_all_is_one_output() -> None:
     tokens = meta(4, 2048, 2048)
-    assert temporary_bytes(tokens, [0, 1], 4, H200) == temporary_bytes(meta(8192, 2048), [0], 4, H200) > 1 << 26
+    assert (
+        temporary_bytes(tokens, [0, 1], 4, H200) == temporary_bytes(meta(8192, 2048), [0], 4, H200) > 1 << 26
+    )
     whole = of_operator("sum", (tokens,), H200)
     assert 0 < whole < 1 << 16
     assert whole == of_operator("sum", (tokens, [0, 1, 2]), H200)

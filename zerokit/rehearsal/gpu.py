@@ -64,7 +64,7 @@ class FakeGpu:
 
     @property
     def threads_per_multiprocessor(self) -> int:
-        """Resident at most (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+        """Resident at most (CUDA C++ Programming Guide, technical specifications by capability)."""
         if self.capability == (7, 5):
             return 1024
         return 1536 if self.capability in ((8, 6), (8, 9), (12, 0)) else 2048

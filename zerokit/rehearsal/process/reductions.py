@@ -89,7 +89,14 @@ def temporary_bytes(tensor: torch.Tensor, dimensions: Sequence[int], accumulator
 
 
 def _of_launch(
-    gpu: FakeGpu, outputs: int, inputs: int, width: int, height: int, vector: int, along: bool, accumulator: int
+    gpu: FakeGpu,
+    outputs: int,
+    inputs: int,
+    width: int,
+    height: int,
+    vector: int,
+    along: bool,
+    accumulator: int,
 ) -> int:
     most = _MOST_THREADS // vector
     wide, high = (_power_below(each) if each < most else most for each in (width, height))
