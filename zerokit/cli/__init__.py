@@ -6,7 +6,9 @@ starts at once and never imports torch.
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import importlib
 import io
 import os
@@ -40,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "help": ("help", "Show this help, or that of one command."),
 }
 
+_LONG_LIVED = frozenset({"launch", "tune", "rehearse"})
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -53,6 +56,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"zerokit.cli.{COMMANDS[cmd_name][0]}")
+        if cmd_name in _LONG_LIVED:
+            gc.enable()
         command: click.Command = module.command
         return command
 
@@ -78,6 +83,9 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; ends the process with one of the documented exit codes."""
+    # most commands live for less than a second: looking for garbage is a sixth of that
+    gc.disable()
+    atexit.register(gc.freeze)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "replace":
         # a terminal that has no bars or dashes shows a ?; the POSIX locale comes with "surrogateescape"
         sys.stdout.reconfigure(errors="replace")

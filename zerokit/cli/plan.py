@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _SCRIPT = "zerokit.script"
+_MOST_PLOTTED = 100
+"""Strategies that fit, the choice among them, that a page plots."""
 
 
 class PlanCommand(Command):
@@ -89,14 +91,12 @@ def command(
     from zerokit import planner
     from zerokit.cli import show
     from zerokit.cli.program import program
-    from zerokit.planner import page
-    from zerokit.report.html import write_page
 
     if overrides and recipe is None:
         raise InputError(f"{overrides[0]}: only with --recipe; write options as --name VALUE")
     folder = out or DEFAULT_FOLDER
     count = parse_positive_int(top, "⟨top⟩", 100)
-    plotted = count if html is None else page.MOST_PLOTTED
+    plotted = count if html is None else _MOST_PLOTTED
     words = click.get_current_context().meta.get(_SCRIPT)
     if words is None:
         if rehearsal_seconds is not None:
@@ -112,6 +112,9 @@ def command(
     others = result.plan.alternatives
     result = result.with_alternatives(count - 1)
     if html is not None:
+        from zerokit.planner import page
+        from zerokit.report.html import write_page
+
         write_page(Path(html), page.plan_page(result, folder, others=others, program=program()))
         say(f"wrote {html}")
     if as_json:

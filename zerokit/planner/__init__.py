@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["estimate", "plan", "plan_into", "plan_recipe_into", "size"]
 
 
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """What a plan imports and makes is kept, and looking through it for garbage takes a sixth of its time."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
+
+
+@_without_collecting()
 def plan(
     options: Mapping[str, Any],
     *,
@@ -43,22 +56,21 @@ def plan(
     from zerokit.planner.request import resolve
     from zerokit.search.plan import make_plan, make_space
 
-    with _without_collecting():
-        asked = merged(recipe, options, overrides) if recipe is not None else options
-        resolved = resolve(asked, say=say or silent)
-        request = resolved.request
-        found = make_plan(request, top=top)
-        result = PlanResult(
-            request=resolved.given,
-            plan=found,
-            job=make_space(request)[0].job,
-            cluster=request.cluster,
-            model_name=resolved.model_name,
-            parameters=request.shape.parameters,
-            timed=request.timed,
-            on_cpu=request.on_cpu,
-        )
-        return result if out is None else replace(result, files=result.write(out))
+    asked = merged(recipe, options, overrides) if recipe is not None else options
+    resolved = resolve(asked, say=say or silent)
+    request = resolved.request
+    found = make_plan(request, top=top)
+    result = PlanResult(
+        request=resolved.given,
+        plan=found,
+        job=make_space(request)[0].job,
+        cluster=request.cluster,
+        model_name=resolved.model_name,
+        parameters=request.shape.parameters,
+        timed=request.timed,
+        on_cpu=request.on_cpu,
+    )
+    return result if out is None else replace(result, files=result.write(out))
 
 
 def plan_into(options: Mapping[str, Any], folder: Path) -> None:
@@ -86,6 +98,7 @@ def plan_recipe_into(name: str, overrides: Sequence[str], folder: Path) -> None:
         raise InputError(f"⟨recipe⟩ {name}: {error.marked}") from None
 
 
+@_without_collecting()
 def estimate(
     options: Mapping[str, Any], *, deepspeed: str | Path | None = None, say: Say | None = None
 ) -> Estimate:
@@ -127,6 +140,7 @@ def estimate(
     return Estimate(planned=planned, model_name=resolved.model_name)
 
 
+@_without_collecting()
 def size(options: Mapping[str, Any], *, price: str | None = None, say: Say | None = None) -> SizeResult:
     """Find the fewest GPUs of each kind that can do the job.
 
@@ -136,15 +150,3 @@ def size(options: Mapping[str, Any], *, price: str | None = None, say: Say | Non
     from zerokit.planner.fewest import fewest
 
     return fewest(options, price=price, say=say)
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """A plan makes little that collecting would free, and looking for it takes a tenth of its time."""
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collected:
-            gc.enable()

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from zerokit.domain.strategy import Candidate
     from zerokit.planner.plan_result import PlanResult
 
-MOST_PLOTTED = 100
-"""Strategies that fit, the choice among them, that the page plots."""
 _COLOURS = 7
 
 
