@@ -11,11 +11,13 @@ from typing import Any
 from zerokit import __version__
 from zerokit.domain import environment as variables
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
+from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml
+from zerokit.units import parse_count
 
 FILE_NAME = "plan.yaml"
 _MOST = 1 << 20  # of ranks, nodes or sequences: more than any run has
@@ -88,6 +90,15 @@ class PlanFile:
         for name in degrees:
             product *= int(self.chosen.get(name, 1))
         return product
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a sequence that was asked for, or that is planned for where nobody asked.
+
+        Raises:
+            InputError: it is no number.
+        """
+        return parse_count(str(self.request.get("seq-len", Job().seq_len)))
 
     @property
     def environment(self) -> dict[str, str]:

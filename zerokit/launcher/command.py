@@ -25,6 +25,8 @@ from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.run_folder import ACCELERATE_FILE, DEEPSPEED_ENV_FILE
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
+from zerokit.script.tools import tool_of
+from zerokit.script.trainer_arguments import argument_file
 
 # Left by an outer launcher (a notebook, a pod's torchrun): would make our ranks believe they are others.
 _SCRUBBED = re.compile(
@@ -86,10 +88,13 @@ class ScriptSetup:
 def script_options(
     style: str, facts: ScriptFacts, arguments: tuple[str, ...], config: Path | None
 ) -> list[str]:
-    """The options that give a raw script its configuration, unless the user gave them.
+    """The options that give a raw script, or a tool that asks for one, its configuration, unless the user
+    gave them.
 
     ``deepspeed.add_config_arguments`` knows ``--deepspeed`` (a flag) and ``--deepspeed_config FILE``.
     """
+    if style == "trainer" and config is not None:
+        return _tool_options(facts, arguments, config)
     if style != "raw" or config is None or facts.own_configuration is not None:
         return []
     given = {argument.partition("=")[0] for argument in arguments}
@@ -100,6 +105,14 @@ def script_options(
     if "--deepspeed_config" not in given:
         options += ["--deepspeed_config", str(config)]
     return options
+
+
+def _tool_options(facts: ScriptFacts, arguments: tuple[str, ...], config: Path) -> list[str]:
+    option = tool_of(facts.package).deepspeed_option
+    if option is None or any(argument.partition("=")[0] == option for argument in arguments):
+        return []
+    file = argument_file(arguments, facts)
+    return [] if file is not None and file.values.get("deepspeed") else [f"{option}={config}"]
 
 
 def build(

@@ -164,6 +164,7 @@ def _from_plan(
         script_arguments.ScriptOptions.read(facts, style, options.target.arguments),
         plan.chosen,
         on_device.config,
+        seq_len=plan.seq_len,
         plan_folder=plan.folder,
         on_cpu=placement.devices.kind == "cpu",
         no_arguments=options.no_arguments,

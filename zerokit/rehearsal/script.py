@@ -143,6 +143,7 @@ class _Planned:
             script_arguments.ScriptOptions.read(facts, facts.style, target.arguments),
             self._plan.chosen,
             self._adapted(config, "none").config,
+            seq_len=self._plan.seq_len,
             plan_folder=self._plan.folder,
             on_cpu=False,
             no_arguments=use.no_arguments,

@@ -28,6 +28,7 @@ def agree(
     chosen: Mapping[str, Any],
     config: dict[str, Any],
     *,
+    seq_len: int,
     plan_folder: Path,
     on_cpu: bool,
     no_arguments: bool,
@@ -39,6 +40,7 @@ def agree(
         options: of the script.
         chosen: the plan's choice.
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
+        seq_len: tokens of a sequence that the plan counts on.
         plan_folder: where the plan's files lie, which a script may name itself.
         on_cpu: the ranks run without a GPU.
         no_arguments: add nothing.
@@ -68,7 +70,21 @@ def agree(
             "does, or run it as it is: ⟨accept_mismatch⟩"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
+    notes += _another_length(options, seq_len)
     return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen)))
+
+
+def _another_length(options: ScriptOptions, planned: int) -> list[str]:
+    """Only said: what the data hold decides how long sequences become."""
+    longest = options.longest_sequence
+    if longest is None or longest[0] == planned:
+        return []
+    tokens, where = longest
+    compared = "more" if tokens > planned else "less"
+    return [
+        f"warning: the script cuts sequences at {tokens:,} tokens ({where}), but the plan has {planned:,}: it may "
+        f"take {compared} memory and time than predicted; plan again with ⟨seq_len⟩ {tokens}"
+    ]
 
 
 def check_reaches(facts: ScriptFacts, style: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from zerokit.domain.strategy import Strategy
 from zerokit.script.reader import ScriptFacts
+from zerokit.script.tools import Tool, tool_of
 from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values
 from zerokit.search.space import Pins
 
@@ -87,6 +88,8 @@ _SPELLINGS = {
     "gradient_accumulation_steps": _ACCUMULATION,
     "gradient_checkpointing": _CHECKPOINTING,
 }
+_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "seq_len", "seq_length", "cutoff_len", "sequence_len",
+            "block_size", "model_max_length")  # fmt: skip
 _ONLY_TOLD = frozenset({"max_grad_norm"})  # changes neither memory nor time
 
 
@@ -114,10 +117,19 @@ class ScriptOptions:
         return cls(facts=facts, style=style, given=given, file=file, defaults=defaults)
 
     @property
+    def _tool(self) -> Tool:
+        return tool_of(self.facts.package)
+
+    @property
+    def _is_file_alone(self) -> bool:
+        return self.file is not None and self.file.alone
+
+    @property
     def _takes_trainer_options(self) -> bool:
-        """All fields of TrainingArguments are options; a file of arguments in their place is not added to."""
-        alone = self.file is not None and self.file.alone
-        return self.style == "trainer" and self.facts.parses_training_arguments and not alone
+        """All fields of TrainingArguments are options; a file in their place is not added to, but by the
+        assignments of a tool that reads them."""
+        added_to = self._tool.assigns or not self._is_file_alone
+        return self.style == "trainer" and self.facts.parses_training_arguments and added_to
 
     def _declared(self, names: tuple[str, ...]) -> str | None:
         """The option of one of these names that the script's own parser has."""
@@ -131,7 +143,7 @@ class ScriptOptions:
         """What the user's arguments say; ``true`` for a flag without a value."""
         spelt = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         negated = {f"--no_{name}" for name in names} | {f"--no-{name.replace('_', '-')}" for name in names}
-        assigned = self.file is not None and self.file.alone  # LLaMA-Factory: train x.yaml KEY=VALUE
+        assigned = self._is_file_alone  # LLaMA-Factory: train x.yaml KEY=VALUE
         for index, argument in enumerate(self.given):
             option, equals, value = argument.partition("=")
             if option in negated:
@@ -153,7 +165,12 @@ class ScriptOptions:
             for name in names:
                 if name in self.file.values:
                     return self.file.values[name], f"{self.file.path}: {name}: {self.file.values[name]}"
-        return None
+        return self._opposite_said(names)
+
+    def _opposite_said(self, names: tuple[str, ...]) -> tuple[object, str] | None:
+        opposite = next((self._tool.negated[name] for name in names if name in self._tool.negated), None)
+        said = self._said_by_user((opposite,)) if opposite is not None else None
+        return None if said is None else (_truth(said[0]) is False, said[1])
 
     # ---------------------------------------------------------------- what is fixed
 
@@ -202,6 +219,8 @@ class ScriptOptions:
 
     def _of_script(self, name: str) -> object:
         """What the script's source or its arguments class has; None: computed, or not known."""
+        if name in self._tool.defaults:
+            return self._tool.defaults[name]
         if name in self.defaults:
             return self.facts.field_defaults.get(name, self.defaults[name])
         if self.facts.parses_training_arguments:
@@ -281,9 +300,9 @@ class ScriptOptions:
                     and not self._said(name)
                     and self._of_script(name) != value
                 ):
-                    added += [f"--{name}", str(value)]
+                    added += self._spelt(name, value)
             if planned.on_cpu and planned.precision == "bf16" and self._said_by_user(("use_cpu",)) is None:
-                added += ["--use_cpu", "True"]  # or TrainingArguments refuse bf16 where there is no GPU
+                added += self._spelt("use_cpu", True)  # or TrainingArguments refuse bf16 without a GPU
             return tuple(added)
         for names, value in (
             (_MICRO_BATCH, planned.micro_batch),
@@ -293,6 +312,13 @@ class ScriptOptions:
             if option is not None and not self._said(names[0]) and self._said_by_user(names) is None:
                 added += [option, str(value)]
         return (*added, *self._checkpointing_flag(planned.checkpointing == "full"))
+
+    def _spelt(self, name: str, value: object) -> list[str]:
+        if not self._is_file_alone:
+            return [f"--{name}", str(value)]
+        if name in self._tool.negated:
+            name, value = self._tool.negated[name], not value
+        return [f"{name}={value}"]
 
     def _checkpointing_flag(self, full: bool) -> list[str]:
         option = self._declared(_CHECKPOINTING)
@@ -334,11 +360,20 @@ class ScriptOptions:
                 found.append(f"{where}, but the plan has {name} {value}")
         return found
 
+    @property
+    def longest_sequence(self) -> tuple[int, str] | None:
+        """At how many tokens the script cuts a sequence, and where that stands; None: not known."""
+        said = self._said_by_user(_LENGTHS)
+        if said is None and "max_length" in self.defaults:
+            said = self.defaults["max_length"], f"max_length is {self.defaults['max_length']} by default"
+        number = _number(said[0]) if said is not None else None
+        return None if said is None or number is None else (number, said[1])
+
     def _where(self, name: str) -> str:
         value = self._of_script(name)
         if name in self.facts.batch_arguments or name in self.facts.field_defaults:
             return f"{self.facts.path} sets {name} {value}"
-        if self.file is not None and self.file.alone:
+        if self._is_file_alone and self.file is not None:
             return f"{self.file.path} has no {name}, whose default is {value}"
         return f"{name} is {value} by default"
 

@@ -56,11 +56,13 @@ class ScriptFacts:
         keywords: of all calls.
         field_defaults: literal defaults of such arguments in dataclasses of its own.
         reads_deepspeed_config: it uses the value of its option ``--deepspeed_config``.
+        package: the installed package that it belongs to.
         reads_micro_batch: it asks the engine or the configuration how large a micro-batch is to be, or has
             DeepSpeed make its data loader.
     """
 
     path: Path
+    package: str | None = None
     adds_deepspeed_arguments: bool = False
     options: set[str] = field(default_factory=set)
     flags: set[str] = field(default_factory=set)
@@ -172,6 +174,7 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         package = _installed_package(start)
         root = package.parent if package else root
         waiting.append(start)
+    facts.package = package.name if package else None
     seen: set[Path] = set()
     while waiting and len(seen) < _MOST_FILES:
         current = waiting.popleft()

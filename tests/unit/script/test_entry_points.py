@@ -101,6 +101,28 @@ def test_any_other_console_command_is_run_as_its_program(
     assert target.source == "zerokit.cli" and target.arguments == ("gpus",)
 
 
+def test_what_a_tool_reads_from_its_file_is_added_in_its_own_way(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_plan(tmp_path / "zerokit-plan")
+    Path("x.yaml").write_text("output_dir: out\ncutoff_len: 1000\n")
+    added = "per_device_train_batch_size=2 disable_gradient_checkpointing=True"
+    code, out, err = dry_run(capsys, "llamafactory-cli", "train", "x.yaml", "bf16=true")
+    assert code == 0 and f"x.yaml bf16=true {added}" in out, err
+    assert "cuts sequences at 1,000 tokens (x.yaml: cutoff_len: 1000), but the plan has 2,048" in err
+    Path("x.yaml").write_text("disable_gradient_checkpointing: false\n")
+    code, _, err = dry_run(capsys, "lmf", "train", "x.yaml")
+    assert code == 2 and "x.yaml: disable_gradient_checkpointing: False, but the plan has" in err
+    # axolotl's loader looks for the DeepSpeed file among its own settings
+    Path("x.yaml").write_text("micro_batch_size: 2\n")
+    words = ("--run-dir", "run", "axolotl", "train", "x.yaml")
+    assert f"x.yaml --deepspeed={tmp_path}/run/ds_config.json" in dry_run(capsys, *words)[1]
+    Path("x.yaml").write_text("micro_batch_size: 2\ndeepspeed: zerokit-plan/ds_config.json\n")
+    assert "--deepspeed=" not in dry_run(capsys, *words)[1]
+    assert "--deepspeed=" not in dry_run(capsys, *words, "--deepspeed", "zerokit-plan/ds_config.json")[1]
+
+
 # ---- which plan
 
 
