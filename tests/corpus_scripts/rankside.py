@@ -1,6 +1,8 @@
-"""Loaded into every rank by ``sitecustomize``: what the model in memory says just before it is saved.
+"""Loaded into every process by ``sitecustomize``: which of them train, and what the model in memory says
+just before it is saved.
 
-The scripts stay as their wheels have them. All ranks take part in the forward, as ZeRO-3 needs.
+The scripts stay as their wheels have them. All ranks take part in the forward, as ZeRO-3 needs. Every process
+counts four GPUs, so that a tool that starts one process for each would show.
 """
 
 from __future__ import annotations
@@ -30,8 +32,29 @@ def answer(model: Any, device: str = "cpu") -> dict[str, float]:
     return {"loss": torch.nn.functional.cross_entropy(flat, batch[:, 1:].reshape(-1)).item()}
 
 
+def trainers(folder: Path) -> list[str]:
+    """The ranks of all processes that trained, one entry for each process."""
+    return sorted(path.name.split("-")[1] for path in folder.glob("trains-*"))
+
+
+def _four_gpus(module: ModuleType) -> None:
+    """Counted, not available: the ranks go on with the CPU."""
+    module.cuda.device_count = lambda: 4
+
+
+def _four_for_llamafactory(module: ModuleType) -> None:
+    module.get_device_count = lambda: 4
+
+
 def _hook(module: ModuleType) -> None:
     original = module.Trainer.save_model
+    original_train = module.Trainer.train
+
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        Path(f"trains-{os.environ['RANK']}-{os.getpid()}").touch()
+        return original_train(self, *args, **kwargs)
+
+    module.Trainer.train = train
 
     def save_model(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
         engine = self.model_wrapped
@@ -47,4 +70,10 @@ def _hook(module: ModuleType) -> None:
 
 
 if "ZEROKIT_RUN_DIR" in os.environ and "RANK" in os.environ:
-    PostImport({"transformers.trainer": _hook}).install()
+    PostImport(
+        {
+            "torch": _four_gpus,
+            "llamafactory.extras.misc": _four_for_llamafactory,
+            "transformers.trainer": _hook,
+        }
+    ).install()

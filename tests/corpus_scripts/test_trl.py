@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.corpus_scripts.rankside import ANSWER, answer
+from tests.corpus_scripts.rankside import ANSWER, answer, trainers
 from tests.faults.conftest import Run
 from tests.support.tinyjob import make_model, make_rows, preferences, prompts, texts
 from zerokit.cli import run as zerokit
@@ -111,5 +111,6 @@ def test_a_script_gets_the_plan_and_what_it_saves_loads_again(tmp_path: Path, mo
         assert (engine["zero_stage"], engine["micro_batch"]) == (case.stage, 2)
         assert engine["gradient_accumulation"] == 2 and not engine["gradient_checkpointing"]
         assert {"load", "init", "forward", "backward", "step", "save"} <= set(rank["phases"])
+    assert trainers(tmp_path) == ["0", "1"]  # with four GPUs to be seen: no launcher within the launch
     saved = load(tmp_path / "out", case.kind).eval()
     assert answer(saved) == pytest.approx(json.loads((tmp_path / ANSWER).read_text()), rel=1e-5)

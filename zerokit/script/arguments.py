@@ -88,8 +88,8 @@ _SPELLINGS = {
     "gradient_accumulation_steps": _ACCUMULATION,
     "gradient_checkpointing": _CHECKPOINTING,
 }
-_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "seq_len", "seq_length", "cutoff_len", "sequence_len",
-            "block_size", "model_max_length")  # fmt: skip
+_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "seq_len", "seq_length", "cutoff_len",
+            "sequence_len", "block_size", "model_max_length")  # fmt: skip
 _ONLY_TOLD = frozenset({"max_grad_norm"})  # changes neither memory nor time
 
 
