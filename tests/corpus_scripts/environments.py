@@ -16,9 +16,9 @@ _UNLIKE_TORCH = ("torchvision", "torchaudio")
 def python_with(folder: Path, name: str, *requirements: str) -> Path:
     """A Python with a tool and the pins it asks for, made in ``folder``.
 
-    ``ZEROKIT_TOOL_ENVIRONMENTS`` names a folder that keeps environments from one run to the next.
+    ``TOOL_ENVIRONMENTS`` names a folder that keeps environments from one run to the next.
     """
-    kept = os.environ.get("ZEROKIT_TOOL_ENVIRONMENTS")
+    kept = os.environ.get("TOOL_ENVIRONMENTS")
     place = Path(kept or folder) / name
     python = place / "bin" / "python"
     done = place / "installed"

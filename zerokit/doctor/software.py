@@ -11,15 +11,14 @@ from pathlib import Path
 
 from zerokit import __version__
 from zerokit.doctor.finding import Finding, Surroundings, blocker, note, ok, warning
-from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.errors import INSTALL_TRAINING
+from zerokit.machine.supported import SUPPORTED, refusal
 from zerokit.machine.versions import installed
 
 # the versions that zerokit's rules and memory model were read from and checked against
 READ_FROM = {
-    "deepspeed": DEEPSPEED_VERSION,
     "torch": "2.13.0",
-    "accelerate": "1.15.0",
+    **{each.package: each.newest for each in SUPPORTED},
     "transformers": "5.23.0",
 }
 NEEDED = ("torch", "deepspeed")
@@ -90,6 +89,9 @@ def _package(name: str) -> Finding:
                 check, f"{name} is not installed; planning works, running does not", INSTALL_TRAINING
             )
         return note(check, f"{name} is not installed; scripts that import it will not run", INSTALL_TRAINING)
+    if (problem := refusal(name)) is not None:
+        what, _, command = problem.rpartition(": ")
+        return blocker(check, what, command)
     plain = version.partition("+")[0]
     if plain == read_from:
         return ok(check, f"{name} {version}, the version that zerokit was checked against")

@@ -14,6 +14,7 @@ from pathlib import Path
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable
 from zerokit.launcher.nodes.cluster import ssh_command
 from zerokit.launcher.nodes.hostfile import Host
+from zerokit.machine import supported
 from zerokit.machine.versions import installed
 
 NODES_SECONDS = 9.0  # for all nodes together
@@ -70,6 +71,18 @@ def check_packages(launcher: str) -> None:
             f"⟨launcher⟩ {launcher}: {' and '.join(missing)} not installed for {sys.executable}; "
             f"{INSTALL_TRAINING}"
         )
+
+
+def check_versions(launcher: str, style: str) -> None:
+    """Whether the versions of what this launch uses are supported.
+
+    Raises:
+        InputError: names the installed version, those that are supported, and the command that installs one.
+    """
+    used = {launcher} | ({"deepspeed"} if style != "none" else set())
+    used |= {"accelerate"} if style in ("accelerate", "trainer") else set()
+    if (problem := supported.refusal(*used)) is not None:
+        raise InputError(problem)
 
 
 def ask_node(host: Host, seconds: float, port: int = 0, token: Path | None = None) -> NodeFacts:

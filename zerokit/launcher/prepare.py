@@ -73,6 +73,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
     placement = place(options, run_dir, plan.world_size if plan is not None else None, stack)
     notes = list(placement.notes)
     style = _style(options, facts, notes, has_config=config is not None)
+    preflight.check_versions(options.launcher, style)
     configured = _Configured(config=None)
     if config is not None and plan is None:
         configured = _own_file(options, config, facts, style, placement)

@@ -82,8 +82,8 @@ def _another_length(options: ScriptOptions, planned: int) -> list[str]:
     tokens, where = longest
     compared = "more" if tokens > planned else "less"
     return [
-        f"warning: the script cuts sequences at {tokens:,} tokens ({where}), but the plan has {planned:,}: it "
-        f"may take {compared} memory and time than predicted; plan again with ⟨seq_len⟩ {tokens}"
+        f"warning: the script cuts sequences at {tokens:,} tokens ({where}), but the plan has {planned:,}: "
+        f"it may take {compared} memory and time than predicted; plan again with ⟨seq_len⟩ {tokens}"
     ]
 
 

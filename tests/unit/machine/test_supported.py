@@ -1,0 +1,59 @@
+"""The versions a launch works with: refused by name, and the same wherever they are written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerokit.cli import run
+from zerokit.machine.supported import SUPPORTED
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = str(ROOT / "tests" / "scripts" / "trainer.py")
+
+
+def install(folder: Path, package: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "site-packages" / f"{package}-{version}.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(folder / "site-packages"), *sys.path])
+
+
+@pytest.mark.parametrize(
+    ("package", "version"),
+    [("deepspeed", "0.16.8"), ("deepspeed", "0.20.0"), ("accelerate", "1.9.0"), ("accelerate", "2.0.0")],
+)
+def test_another_version_is_refused_by_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package: str,
+    version: str,
+) -> None:
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    install(tmp_path, package, version, monkeypatch)
+    words = ["launch", "--device", "cpu", "--num-ranks", "2", "--dry-run", SCRIPT]
+    assert run(words) == 2
+    said = capsys.readouterr().err
+    each = next(each for each in SUPPORTED if each.package == package)
+    assert (
+        f"{package} {version} is installed" in said and f"(tested: {each.oldest} and {each.newest})" in said
+    )
+    assert f"pip install '{each.specifier}'" in said
+    assert run(["doctor", "--strict"]) == 13
+    assert f"pip install '{each.specifier}'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version", ["0.16.9", "0.18.9", "0.19.12+cu128", "0.19.9rc1", "unknown"])
+def test_what_lies_between_is_not(version: str) -> None:
+    assert SUPPORTED[0].problem(version) is None
+
+
+def test_the_package_asks_for_the_same_versions_and_the_readme_names_them() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    readme = (ROOT / "README.md").read_text()
+    for each in SUPPORTED:
+        assert f'"{each.specifier}"' in project
+        assert f"`{each.specifier}`" in readme

@@ -1,0 +1,64 @@
+"""Which DeepSpeed and accelerate versions a launch works with: the one place that says so.
+
+Both ends were run on two CPU ranks, raw and Trainer scripts (``tests/corpus_scripts/test_supported.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.machine.versions import installed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supported:
+    """Versions of one package.
+
+    Attributes:
+        oldest: the oldest that is run by the tests.
+        newest: the newest that is run by the tests.
+        below: the first that is refused.
+    """
+
+    package: str
+    oldest: str
+    newest: str
+    below: str
+
+    @property
+    def specifier(self) -> str:
+        """As pip writes it."""
+        return f"{self.package}>={self.oldest},<{self.below}"
+
+    def problem(self, version: str) -> str | None:
+        """Why this version is refused; None: it is supported, or is no number that can be compared."""
+        number = _numbers(version)
+        if not number or _numbers(self.oldest) <= number < _numbers(self.below):
+            return None
+        return (
+            f"{self.package} {version} is installed, but zerokit launch works with {self.specifier} "
+            f"(tested: {self.oldest} and {self.newest}): pip install '{self.specifier}'"
+        )
+
+
+SUPPORTED = (
+    Supported(package="deepspeed", oldest="0.16.9", newest=DEEPSPEED_VERSION, below="0.20"),
+    Supported(package="accelerate", oldest="1.10.0", newest="1.15.0", below="2"),
+)
+
+
+def refusal(*packages: str) -> str | None:
+    """Why these packages cannot be used as they are installed here; None: they can, or are not installed."""
+    for each in SUPPORTED:
+        version = installed(each.package) if each.package in packages else None
+        if version is not None and (problem := each.problem(version)) is not None:
+            return problem
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """``(0, 19, 8)`` of ``0.19.8+cpu``; a release candidate counts as its release."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
