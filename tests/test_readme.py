@@ -1,6 +1,6 @@
-"""README's console blocks are what the commands really print.
+"""The console blocks of the README and of the documentation are what the commands really print.
 
-The blocks run in order in one temporary folder. Between the shown lines, a line with only
+The blocks of a page run in order in one temporary folder. Between the shown lines, a line with only
 an ellipsis stands for any number of lines. Numbers may differ by a tenth, so that a
 refined model does not outdate the page but a changed one does; how long a command itself
 took is not compared. In a block behind the comment ``<!-- figures vary -->`` figures may be
@@ -28,7 +28,9 @@ from zerokit.fields import plain
 from zerokit.planner.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "```console" in page.read_text()))
+OPTIONS_PAGE = DOCS / "options.md"
 VARY = "<!-- figures vary -->"
 BLOCK = re.compile(rf"(?P<vary>{VARY}\n)?```console\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d[\d,_]*(?:\.\d+)?")
@@ -46,6 +48,7 @@ TOLERANCE = 0.1
 class Example:
     """One command of a block, and the output shown below it."""
 
+    page: Path
     number: int
     command: str
     exit_code: int
@@ -53,14 +56,19 @@ class Example:
     vary: bool
 
 
-def examples() -> list[Example]:
+def every_example() -> list[Example]:
+    return [example for page in PAGES for example in examples(page)]
+
+
+def examples(page: Path) -> list[Example]:
     found: list[Example] = []
-    for block in BLOCK.finditer(README.read_text()):
+    for block in BLOCK.finditer(page.read_text()):
         for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:
             command, *shown = part.rstrip("\n").split("\n")
             code = EXIT.search(command)
             found.append(
                 Example(
+                    page=page,
                     number=len(found),
                     command=EXIT.sub("", command),
                     exit_code=int(code[1]) if code else 0,
@@ -86,7 +94,7 @@ def prepare(folder: Path) -> None:
 
 def run(example: Example, folder: Path) -> subprocess.CompletedProcess[str]:
     program, *args = shlex.split(example.command)
-    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
     # under pytest a child that sees the variable may take itself for a part of the test
     environment.pop("PYTEST_CURRENT_TEST", None)
     done = subprocess.run(
@@ -151,23 +159,28 @@ def difference(example: Example, output: str) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("readme")
-    prepare(path)
-    return path
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
+    """A folder for each page's commands."""
+    found = {}
+    for page in PAGES:
+        found[page] = tmp_path_factory.mktemp(page.stem)
+        prepare(found[page])
+    return found
 
 
-def test_the_page_has_examples() -> None:
-    commands = {example.command.split()[1] for example in examples()}
-    assert commands >= {"plan", "estimate", "launch", "report"}
+def test_the_pages_have_examples() -> None:
+    commands = {example.command.split()[1] for example in every_example()}
+    assert commands >= {"plan", "estimate", "launch", "report", "check", "size", "tune"}
 
 
-@pytest.mark.parametrize("example", examples(), ids=lambda example: f"{example.number}: {example.command}")
-def test_example(example: Example, folder: Path) -> None:
-    done = run(example, folder)
+@pytest.mark.parametrize(
+    "example", every_example(), ids=lambda example: f"{example.page.stem} {example.number}: {example.command}"
+)
+def test_example(example: Example, folders: dict[Path, Path]) -> None:
+    done = run(example, folders[example.page])
     assert done.returncode == example.exit_code, done.stdout
     missing = difference(example, done.stdout)
-    assert missing is None, f"README shows:\n{missing}\nThe command printed:\n{done.stdout}"
+    assert missing is None, f"{example.page} shows:\n{missing}\nThe command printed:\n{done.stdout}"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +198,7 @@ def test_example(example: Example, folder: Path) -> None:
     ],
 )
 def test_the_comparison_itself(shown: list[str], output: str, same: bool) -> None:
-    example = Example(number=0, command="", exit_code=0, shown=tuple(shown), vary=False)
+    example = Example(page=OPTIONS_PAGE, number=0, command="", exit_code=0, shown=tuple(shown), vary=False)
     assert (difference(example, output) is None) == same
 
 
@@ -217,14 +230,19 @@ def options_table() -> str:
 
 
 def test_the_table_of_options_is_the_planners() -> None:
-    found = OPTIONS_TABLE.search(README.read_text())
+    found = OPTIONS_TABLE.search(OPTIONS_PAGE.read_text())
     assert found is not None and found[0] == options_table(), "run: python tests/test_readme.py --write"
 
 
 def rewrite() -> None:
     """Replace the output of every block that shows all of it; those with an ellipsis stay."""
-    README.write_text(OPTIONS_TABLE.sub(lambda _: options_table(), README.read_text()))
-    pending = iter(examples())
+    OPTIONS_PAGE.write_text(OPTIONS_TABLE.sub(lambda _: options_table(), OPTIONS_PAGE.read_text()))
+    for page in PAGES:
+        rewrite_page(page)
+
+
+def rewrite_page(page: Path) -> None:
+    pending = iter(examples(page))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
@@ -241,10 +259,10 @@ def rewrite() -> None:
                 shown = example.shown if elided else done.stdout.splitlines()
                 lines += [f"$ {head}", *(line.rstrip() for line in shown)]
                 if elided and (missing := difference(example, done.stdout)):
-                    print(f"$ {example.command}: mend by hand: {missing}", file=sys.stderr)
+                    print(f"$ {example.command}: write by hand: {missing}", file=sys.stderr)
             return (block["vary"] or "") + "```console\n" + "\n".join(lines) + "\n```"
 
-        README.write_text(BLOCK.sub(fresh, README.read_text()))
+        page.write_text(BLOCK.sub(fresh, page.read_text()))
 
 
 if __name__ == "__main__":

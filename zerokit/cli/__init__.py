@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rehearse": ("rehearse", "Run a training script on a GPU that is not there: its memory, beforehand."),
     "tune": ("tune", "Run the planner's best few for some steps here, keep the fastest."),
     "report": ("report", "Show a run again, or compare two."),
+    "watch": ("watch", "Show a run while it lives, with alarms."),
     "gpus": ("gpus", "List the GPUs in the catalogue."),
     "models": ("models", "List the models in the catalogue."),
     "recipes": ("recipes", "List, show, copy and check the committed recipes."),

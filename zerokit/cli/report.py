@@ -34,7 +34,7 @@ def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
     """Show RUN, a run folder or a report.json, again; with two runs, compare them."""
     if len(runs) > 2:
         raise InputError(f"report takes one run, or two to compare; got {len(runs)}")
-    reports = [_load(Path(run)) for run in runs]
+    reports = [load_run(Path(run)) for run in runs]
     if html is not None:
         _write_page(Path(html), [Path(run) for run in runs], reports)
         say(f"wrote {html}")
@@ -71,7 +71,12 @@ def _compare(runs: tuple[str, ...], reports: list[RunReport], as_json: bool) -> 
         print_comparison(comparison, (runs[0], runs[1]))
 
 
-def _load(place: Path) -> RunReport:
+def load_run(place: Path) -> RunReport:
+    """The report of a run folder or of a report.json; of the ranks' own files while the run lives.
+
+    Raises:
+        InputError: there is no such run, or its report is damaged.
+    """
     from zerokit.emit.plan_file import read_of_run
     from zerokit.launcher.rank_file import find_rank_files
     from zerokit.launcher.run_folder import REPORT_FILE

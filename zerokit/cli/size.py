@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
 import click
@@ -50,18 +51,27 @@ def _text(body: dict[str, Any]) -> str:
         *show.bullets(body["assumptions"]),
         "",
     ]
-    head = f"  {'GPU':<16}{'method':<8}{'offload':<9}{'GPUs':>6}{'per 1e9 tokens':>16}"
-    lines.append(head + f"{'GPU-hours':>11}{'cost':>12}{'host RAM/node':>15}  plan")
+    head = f"  {'GPU':<15}{'method':<7}{'offload':<8}{'GPUs':>5}{'per 1e9':>9}{'GPU-hours':>11}"
+    lines += [f"{head}{'cost':>9}{'host/node':>11}", f"{'':37}{'tokens':>9}"]
     for row in body["sizes"]:
         offload = "allowed" if row["offload_allowed"] else "none"
-        start = f"  {row['gpu']:<16}{row['method']:<8}{offload:<9}"
+        start = f"  {row['gpu']:<15}{row['method']:<7}{offload:<8}"
         if row["gpus"] is None:
-            lines.append(f"{start}{'-':>6}  {row['why']}")
+            lines += [f"{start}{'-':>5}", *_below(row["why"])]
             continue
         cost = f"{row['cost_per_1e9_tokens']:,.0f}" if row["cost_per_1e9_tokens"] is not None else "-"
         lines.append(
-            f"{start}{row['gpus']:>6}{format_seconds(row['seconds_per_1e9_tokens']):>16}"
-            f"{row['gpu_hours_per_1e9_tokens']:>11,.0f}{cost:>12}"
-            f"{format_gib(row['host_bytes_per_node'], 0):>15}  {row['why']}"
+            f"{start}{row['gpus']:>5}{format_seconds(row['seconds_per_1e9_tokens']):>9}"
+            f"{row['gpu_hours_per_1e9_tokens']:>11,.0f}{cost:>9}"
+            f"{format_gib(row['host_bytes_per_node'], 0):>11}"
         )
+        lines += _below(row["why"])
     return "\n".join(lines)
+
+
+def _below(text: str) -> list[str]:
+    """The plan of a row, or why there is none, under it."""
+    from zerokit.cli import show
+
+    return textwrap.wrap(text, show.width(), initial_indent="    ", subsequent_indent="    ",
+                         break_on_hyphens=False)  # fmt: skip

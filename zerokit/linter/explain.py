@@ -130,19 +130,25 @@ def page() -> str:
             f"| [`{one.rule}`](#{one.rule}) | {one.finding.severity} | {_cell(one.finding.message)} |"
         )
     for one in explained:
-        lines += ["", f"## {one.rule}", "", f"{_sentence(one.finding.message)} ({one.finding.severity})"]
-        if one.why:
-            lines += ["", one.why]
-        if who(one.rule):
-            lines += ["", f"Holds for {who(one.rule)}."]
-        for name, text in one.files.items():
-            kind = pathlib.Path(name).suffix.removeprefix(".") or "text"
-            lines += ["", f"`{name}`:", "", f"```{kind}", text.rstrip().replace("\ufeff", ""), "```"]
-        if one.finding.fix:
-            lines += ["", f"Fix: {one.finding.fix}{_FIXABLE[one.finding.fixable]}"]
-        if one.finding.source:
-            lines += ["", f"Source: {one.finding.source}"]
+        lines += ["", *section(one, "##")]
     return "\n".join(lines) + "\n"
+
+
+def section(one: Explanation, heading: str) -> list[str]:
+    """A rule's part of a page in Markdown, below a heading such as ``##``."""
+    lines = [f"{heading} {one.rule}", "", f"{_sentence(one.finding.message)} ({one.finding.severity})"]
+    if one.why:
+        lines += ["", one.why]
+    if who(one.rule):
+        lines += ["", f"Holds for {who(one.rule)}."]
+    for name, text in one.files.items():
+        kind = pathlib.Path(name).suffix.removeprefix(".") or "text"
+        lines += ["", f"`{name}`:", "", f"```{kind}", text.rstrip().replace("\ufeff", ""), "```"]
+    if one.finding.fix:
+        lines += ["", f"Fix: {one.finding.fix}{_FIXABLE[one.finding.fixable]}"]
+    if one.finding.source:
+        lines += ["", f"Source: {one.finding.source}"]
+    return lines
 
 
 def _cell(text: str) -> str:

@@ -269,6 +269,12 @@ class Estimate:
     def _notes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.planned.notes, *self.planned.candidate.memory.assumptions)))
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from zerokit.planner.notebook import table
+
+        return table(self.planned, self.model_name)
+
     def to_dict(self) -> dict[str, Any]:
         """ESTIMATE: what ``estimate --json`` prints."""
         return {

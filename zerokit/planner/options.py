@@ -1,5 +1,5 @@
 """The arguments of a plan: the one table. From it come the options of the command line, the keys of a recipe,
-what ``check`` takes to say whether a file fits, the keyword arguments of the library and the README's table.
+what ``check`` takes to say whether a file fits, the library's keyword arguments and docs/options.md.
 
 To add one: a row in :data:`OPTIONS`, a line in :class:`PlanOptions`, and what it does in ``request.py``.
 """

@@ -122,6 +122,12 @@ class PlanResult:
         """The same with at most so many of the next best."""
         return replace(self, plan=replace(self.plan, alternatives=self.plan.alternatives[:most]))
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from zerokit.planner.notebook import table
+
+        return table(self.chosen, self.model_name)
+
     def write(self, folder: str | Path) -> dict[str, str]:
         """Write ``ds_config.json``, ``accelerate.yaml``, ``plan.yaml`` and variants; returns kind → path.
 

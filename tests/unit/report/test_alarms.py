@@ -1,0 +1,86 @@
+"""Alarms of a run that lives, and its figures as OpenMetrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.cli import run
+from zerokit.report.alarms import alarms
+from zerokit.report.openmetrics import openmetrics
+from zerokit.report.schema import RunReport
+
+GIB = 1 << 30
+
+
+def report(*ranks: dict[str, Any], **more: Any) -> RunReport:
+    plain = {"host": "node-0", "state": "running", "steps": 10, "median_step_seconds": 1.0, "device": "cuda",
+             "peak_allocated_bytes": 30 * GIB, "peak_device_used_bytes": 34 * GIB,
+             "device_total_bytes": 80 * GIB, "peak_host_rss_bytes": 4 * GIB,
+             "phases": {"backward": 30 * GIB}}  # fmt: skip
+    body = {"schema": "zerokit.report/1", "outcome": "running", "exit_code": 0, **more}
+    return RunReport.model_validate(
+        {**body, "ranks": [{"rank": n, **plain, **rank} for n, rank in enumerate(ranks)]}
+    )
+
+
+def test_a_run_that_does_well_has_none() -> None:
+    assert alarms(report({}, {}, {"steps": 9}), 64 * GIB) == []
+
+
+LEAK = {
+    "memory": "gpu",
+    "bytes_per_step": 3 * (1 << 20),
+    "growth_bytes": GIB,
+    "first_step": 5,
+    "last_step": 10,
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "said"),
+    [
+        ([{}, {"steps": 7}], {}, "rank 1 on node-0 is 3 optimizer steps behind"),
+        ([{}, {}, {"median_step_seconds": 1.5}], {}, "rank 2 takes 1.5 times the median step time"),
+        ([{"peak_device_used_bytes": 79 * GIB}], {}, "79.0 GiB of the card's 80.0 GiB are in use"),
+        ([{"alloc_retries": 4}], {}, "retried 4 times"),
+        ([{"leaks": [LEAK]}], {}, "GPU memory grows by 3.0 MiB a step"),
+        ([{"peak_host_rss_bytes": 40 * GIB}, {"peak_host_rss_bytes": 22 * GIB}], {}, "62.0 GiB of 64.0 GiB"),
+        (
+            [{}],
+            {"problems": ["all 5 optimizer steps were skipped (rank 0): the weights never changed"]},
+            "skipped",
+        ),
+    ],
+)
+def test_each_alarm(ranks: list[dict[str, Any]], more: dict[str, Any], said: str) -> None:
+    found = alarms(report(*ranks, **more), 64 * GIB)
+    assert len(found) == 1 and said in found[0]
+
+
+def test_the_metrics_are_what_the_specification_says() -> None:
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    run_ = report({"host": 'a"b\\c'}, {"peak_allocated_bytes": None, "device": None})
+    families = {
+        family.name: family for family in parser.text_string_to_metric_families(openmetrics(run_, ["x"]))
+    }
+    allocated = families["zerokit_peak_allocated_bytes"]
+    assert allocated.unit == "bytes"
+    assert [(sample.labels["rank"], sample.value) for sample in allocated.samples] == [("0", 30 * GIB)]
+    assert allocated.samples[0].labels["host"] == 'a"b\\c'
+    assert families["zerokit_optimizer_steps"].type == "counter"
+    assert families["zerokit_alarms"].samples[0].value == 1
+
+
+def test_a_run_is_watched_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = report({"state": "finished", "alloc_retries": 2}, outcome="ok").to_dict()
+    (tmp_path / "report.json").write_text(json.dumps(ended))
+    assert run(["watch", str(tmp_path), "--metrics", str(tmp_path / "m.prom")]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out == ["ALARM rank 0: the allocator ran full and retried 2 times", "ok: 1 rank, step 10"]
+    assert (tmp_path / "m.prom").read_text().endswith("# EOF\n")
+    assert run(["watch", str(tmp_path / "none")]) == 2
+    assert run(["watch", str(tmp_path), "--every", "0"]) == 2

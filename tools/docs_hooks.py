@@ -1,0 +1,73 @@
+"""Pages of the site that are made from the program itself: every command, every rule of ``check``.
+
+MkDocs calls the hooks (``mkdocs.yml``); ``mkdocs build`` needs nothing but them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from zerokit.cli import COMMANDS, cli
+from zerokit.linter.explain import examples, explain, section
+
+_COLUMNS = 80
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    files.append(File.generated(config, "commands.md", content=commands_page()))
+    for path, text in rule_pages():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def commands_page() -> str:
+    """Every command with its help, as ``--help`` prints it."""
+    lines = ["# Commands", "", "What `zerokit COMMAND --help` prints.", ""]
+    above = click.Context(cli, info_name="zerokit", terminal_width=_COLUMNS)
+    lines += ["```text", cli.get_help(above), "```", ""]
+    for name in COMMANDS:
+        command = cli.get_command(above, name)
+        if command is not None:
+            lines += [f"## zerokit {name}", "", "```text", _help(command, name, above), "```", ""]
+            lines += _below(command, name, above)
+    return "\n".join(lines)
+
+
+def _below(command: click.Command, name: str, above: click.Context) -> list[str]:
+    lines: list[str] = []
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=name, parent=above, terminal_width=_COLUMNS)
+        for inner in command.list_commands(context):
+            found = command.get_command(context, inner)
+            if found is not None:
+                lines += [
+                    f"### zerokit {name} {inner}",
+                    "",
+                    "```text",
+                    _help(found, inner, context),
+                    "```",
+                    "",
+                ]
+    return lines
+
+
+def _help(command: click.Command, name: str, above: click.Context) -> str:
+    return command.get_help(click.Context(command, info_name=name, parent=above, terminal_width=_COLUMNS))
+
+
+def rule_pages() -> Iterator[tuple[str, str]]:
+    """Path and text of the list of rules, and of each rule's page."""
+    intro = "Each has an example that breaks it, and its fix. `zerokit check --explain RULE` prints the same."
+    rows = ["# Rules of check", "", intro, "", "| rule | severity | finds |", "| --- | --- | --- |"]
+    for rule in sorted(examples()):
+        one = explain(rule)
+        message = one.finding.message.replace("|", "\\|")
+        rows.append(f"| [`{rule}`]({rule}.md) | {one.finding.severity} | {message} |")
+        yield f"rules/{rule}.md", "\n".join(["---", f"title: {rule}", "search: {boost: 0.5}", "---", "",
+                                             *section(one, "#")]) + "\n"  # fmt: skip
+    yield "rules/index.md", "\n".join(rows) + "\n"

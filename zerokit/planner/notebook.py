@@ -1,0 +1,34 @@
+"""A plan or an estimate as a small table, for the notebook that shows it."""
+
+from __future__ import annotations
+
+from html import escape
+
+from zerokit.fields import plain
+from zerokit.planner import answer
+from zerokit.planner.documents import PlannedStrategy
+from zerokit.search.explain import cluster_words
+from zerokit.units import format_gib
+
+
+def table(planned: PlannedStrategy, model_name: str) -> str:
+    """HTML: whether it fits, how fast it is, the strategy, what the script must do."""
+    unit = "rank" if planned.on_cpu else "GPU"
+    rows = [
+        ("fits", answer.fits(planned)),
+        ("pace", answer.pace(planned)),
+        ("trains", answer.trains(planned.job)),
+        ("strategy", answer.strategy(planned.strategy)),
+        ("batch", answer.batch(planned.strategy, planned.job, unit)),
+        ("memory", answer.memory(planned)),
+        ("host memory", f"{format_gib(planned.estimate.host_bytes_per_node, 1)} per node"),
+        *(("the script must", line) for line in answer.script_must(planned.strategy, planned.job)),
+        *(("assumed", plain(note)) for note in answer.worth_a_look(planned.notes)),
+    ]
+    body = "".join(
+        f'<tr><th style="text-align:left">{escape(name)}</th>'
+        f'<td style="text-align:left">{escape(text)}</td></tr>'
+        for name, text in rows
+    )
+    title = f"{model_name} on {cluster_words(planned.cluster)}"
+    return f"<table><caption>{escape(title)}</caption>{body}</table>"

@@ -1,0 +1,76 @@
+"""What somebody should look at while a run lives: ranks that fall behind, memory near its end, leaks."""
+
+from __future__ import annotations
+
+import statistics
+
+from zerokit.report.schema import RankReport, RunReport
+from zerokit.units import format_gib
+
+_BEHIND_STEPS = 2  # a rank may be one step behind its peers whenever it is looked at
+_SLOW = 1.2  # of the median step time
+_FULL = 0.97  # of the card, as the device counts it
+_HOST_FULL = 0.95  # of the memory that a host, or its control group, has
+
+
+def alarms(run: RunReport, host_limit_bytes: int | None = None) -> list[str]:
+    """One sentence for each thing that is wrong or about to be; empty where nothing is.
+
+    Args:
+        host_limit_bytes: memory of this host, where all the ranks are on it.
+    """
+    found = [*_stragglers(run.ranks)]
+    for rank in run.ranks:
+        found += _of_rank(rank)
+    resident = sum(rank.peak_host_rss_bytes for rank in run.ranks)
+    if (
+        host_limit_bytes
+        and len({rank.host for rank in run.ranks}) == 1
+        and resident > _HOST_FULL * host_limit_bytes
+    ):
+        found.append(
+            f"host memory near its end: the ranks' peaks sum to {format_gib(resident, 1)} of "
+            f"{format_gib(host_limit_bytes, 1)}"
+        )
+    return found + [text for text in run.problems if "steps were skipped" in text or "not finite" in text]
+
+
+def _stragglers(ranks: list[RankReport]) -> list[str]:
+    """Ranks that are steps behind, or whose steps take longer, with the factor."""
+    living = [rank for rank in ranks if rank.state in ("running", "finished", "stopped")]
+    if len(living) < 2:
+        return []
+    most = max(rank.steps for rank in living)
+    found = [
+        f"rank {rank.rank} on {rank.host} is {most - rank.steps} optimizer steps behind"
+        for rank in living
+        if most - rank.steps >= _BEHIND_STEPS and rank.state == "running"
+    ]
+    times = {rank.rank: rank.median_step_seconds for rank in living if rank.median_step_seconds}
+    if len(times) > 2:
+        median = statistics.median(times.values())
+        found += [
+            f"rank {rank} takes {seconds / median:.1f} times the median step time"
+            for rank, seconds in times.items()
+            if seconds > _SLOW * median
+        ]
+    return found
+
+
+def _of_rank(rank: RankReport) -> list[str]:
+    found = []
+    total, used = rank.device_total_bytes, rank.peak_device_used_bytes
+    if total and used and used > _FULL * total:
+        found.append(
+            f"rank {rank.rank}: {format_gib(used, 1)} of the card's {format_gib(total, 1)} are in use: "
+            "the next allocation may fail"
+        )
+    if rank.alloc_retries:
+        found.append(f"rank {rank.rank}: the allocator ran full and retried {rank.alloc_retries} times")
+    for leak in rank.leaks:
+        where = "GPU" if leak.memory == "gpu" else "host"
+        found.append(
+            f"rank {rank.rank}: {where} memory grows by {leak.bytes_per_step / (1 << 20):.1f} MiB a step "
+            f"(steps {leak.first_step} to {leak.last_step})"
+        )
+    return found
