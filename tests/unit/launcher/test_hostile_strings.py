@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import string
 import subprocess
 import sys
 from argparse import Namespace
@@ -19,6 +20,7 @@ from zerokit.errors import InputError
 from zerokit.launcher import command as commands
 from zerokit.launcher import packed
 from zerokit.launcher.devices import Devices
+from zerokit.launcher.nodes.cluster import SlurmJob, ssh_command
 from zerokit.launcher.nodes.hostfile import Host
 from zerokit.launcher.options import BOOTSTRAP, LaunchOptions
 from zerokit.launcher.placement import Placement
@@ -124,6 +126,49 @@ def test_they_arrive_through_deepspeeds_pdsh_runner_or_are_refused(
     assert not list(tmp_path.rglob(MARKER)) and not Path(MARKER).exists()
 
 
+class _Template(string.Template):
+    """torch/distributed/elastic/utils/api.py:58 of 2.13, on every argument of torchrun's script."""
+
+
+def test_they_arrive_through_srun_and_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun hands arguments on as they are; torch's agent takes each for a template."""
+    monkeypatch.chdir(tmp_path)
+    job = SlurmJob(job_id="7", nodes=("a", "b"))
+    devices = Devices(kind="cpu", ranks=2, gpu_indexes=(), why="")
+    for number in range(0, len(STRINGS), 25):
+        texts = tuple(STRINGS[number : number + 25])
+        built = commands.build(
+            LaunchOptions(target=Target(script=f"./{texts[0]}", module=None, arguments=texts)),
+            Placement(devices=devices, port=25000, slurm=job),
+            commands.ScriptSetup(style="none", facts=ScriptFacts(path=Path("t.py"))),
+            run_dir=tmp_path / f"run {texts[0][:50]}",
+            base={"HF_X": texts[0]},
+        )
+        words = built.argv[built.argv.index(str(BOOTSTRAP)) + 1 :]
+        seen = [_Template(word).safe_substitute(local_rank="0") for word in words]
+        if seen[0].startswith(packed.OPTION):
+            seen = packed.unpack(seen[0])[0]
+        target = parse_arguments(seen)
+        assert (target.name, tuple(target.arguments)) == (f"./{texts[0]}", texts)
+        assert built.environment({"HF_X": texts[0]})["HF_X"] == texts[0]
+
+
+def test_they_arrive_through_ssh(echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps, preflight and gathering: ssh joins the words, and the other machine's shell reads the line."""
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    for number in range(0, len(STRINGS), 100):
+        texts = STRINGS[number : number + 100]
+        command = ssh_command("-oProxyCommand=x", 5, str(echo), *texts)
+        at = command.index("--")
+        assert command[at + 1] == "-oProxyCommand=x"
+        done = subprocess.run(
+            ["/bin/sh", "-c", " ".join(command[at + 2 :])], cwd=tmp_path, capture_output=True, check=True,
+            env={"PATH": os.defpath},
+        )  # fmt: skip
+        assert json.loads(done.stdout)[0] == texts
+    assert not list(tmp_path.iterdir())
+
+
 # ---- emit
 
 _SHOW = """#!{python} -IS
@@ -220,21 +265,72 @@ def test_emitted_kubernetes_jobs_start_what_was_given(
 ) -> None:
     import yaml
 
-    here, common = in_a_plans_folder, ("--image", "i", "--style", "none", "--plan", "plan")
-    for number, text in enumerate(t for t in STRINGS if "\x01" not in t):
-        given = ("--env", f"HF_X={text}") if number % 5 == 0 else ()
-        out = emitted(capfdbinary, "kubernetes", *common, *given, "./t.py", text)
-        if out is None:  # YAML holds no such byte, and a variable no line break
-            assert any("\ud800" <= c <= "\udfff" for c in text) or (given and ("\n" in text or "\r" in text))
-            continue
+    here, common = in_a_plans_folder, ("--style", "none", "--plan", "plan")
+    texts = [text for text in STRINGS if "\x01" not in text]
+    in_yaml = [text for text in texts if not any("\ud800" <= character <= "\udfff" for character in text)]
+    for text in set(texts) - set(in_yaml):  # YAML holds no such byte
+        assert emitted(capfdbinary, "kubernetes", *common, "--image", "i", "./t.py", text) is None
+    for number in range(0, len(in_yaml), 5):
+        words = in_yaml[number : number + 5]
+        broken = [word for word in words if "\n" in word or "\r" in word]
+        line = next(word for word in words if word not in broken)
+        for word in broken:  # neither a variable nor an image holds a line break
+            for option in (f"--env=HF_X={word}", f"--image=i{word}"):
+                image = () if option.startswith("--image") else ("--image", "i")
+                assert emitted(capfdbinary, "kubernetes", *common, *image, option, "./t.py") is None
+        given = (f"--env=HF_X={line}", f"--image=i{line}", f"--gpu-resource=r{line}")
+        out = emitted(capfdbinary, "kubernetes", *common, *given, "./t.py", *words)
+        assert out is not None
         job = list(yaml.safe_load_all(out.decode()))[-1]
         container = job["spec"]["template"]["spec"]["containers"][0]
+        assert container["image"] == f"i{line}" and f"r{line}" in container["resources"]["limits"]
         pairs = {entry["name"]: entry["value"] for entry in container["env"]}
         variables = {name: expanded(value, {}) for name, value in pairs.items()}
         command = [expanded(word, variables | {"HOME": "/wrong"}) for word in container["command"]]
-        expected = (["./t.py", text], text if given else "")
+        expected = (["./t.py", *words], line)
         assert shown(here, command, {"HF_X": variables.get("HF_X", "")}) == expected
     assert not list(here.rglob(MARKER))
+
+
+def test_emitted_configurations_hold_what_was_given(
+    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The file that an accelerate YAML names, and a path of the plan's, in every file that holds it."""
+    import yaml
+
+    refused = 0
+    for text in STRINGS:
+        out = emitted(capfdbinary, "accelerate", f"--deepspeed={text}", "--plan", "plan")
+        if out is None:
+            refused += 1
+            continue
+        named = yaml.safe_load(out)["deepspeed_config"]["deepspeed_config_file"]
+        assert named == (text or str(Path("plan/ds_config.json").absolute()))
+    assert refused < len(STRINGS) // 10
+    path = Path("plan/plan.yaml")
+    plan = yaml.safe_load(path.read_text())
+    plan["chosen"]["deepspeed_config"]["zero_optimization"] = {"stage": 3}
+    zero = plan["chosen"]["deepspeed_config"]["zero_optimization"]
+    for text in STRINGS[::10]:
+        zero["offload_optimizer"] = {"device": "nvme", "nvme_path": text}
+        path.write_text(json.dumps(plan))
+        found = [
+            emitted(capfdbinary, *target, "--plan", "plan", *rest)
+            for target, rest in (
+                (("deepspeed",), ()),
+                (("accelerate", "--form", "plugin"), ()),
+                (("kubernetes", "--image", "i", "--style", "none"), ("t.py",)),
+            )
+        ]
+        if None in found:
+            refused += 1
+            continue
+        file, plugin, manifest = (list(yaml.safe_load_all(out or b"")) for out in found)
+        pod = json.loads(manifest[0]["data"]["ds_config.json"])
+        for config in (file[0], pod):
+            assert config["zero_optimization"]["offload_optimizer"]["nvme_path"] == text
+        assert plugin[0]["deepspeed_config"]["offload_optimizer_nvme_path"] == text
+    assert not list(in_a_plans_folder.rglob(MARKER))
 
 
 @pytest.mark.parametrize("target", ["sbatch", "kubernetes", "hostfile"])
@@ -266,7 +362,9 @@ def test_they_arrive_with_every_launcher_of_one_machine(launcher: str, tmp_path:
     here.mkdir()
     name = f"-t $(touch {MARKER}).py"
     (here / name).write_text(
-        "import os, pathlib, sys\npathlib.Path('argv-' + os.environ['RANK']).write_text(ascii(sys.argv))\n"
+        "import os, pathlib, sys\n"
+        "seen = sys.argv, {n: v for n, v in os.environ.items() if n.startswith('X_')}\n"
+        "pathlib.Path('seen-' + os.environ['RANK']).write_text(ascii(seen))\n"
     )
     texts = [text for text in STRINGS if text != "--"]
     root = str(Path(__file__).parents[3])
@@ -274,8 +372,12 @@ def test_they_arrive_with_every_launcher_of_one_machine(launcher: str, tmp_path:
     command = [sys.executable, "-c", main, "launch", "--device", "cpu", "--num-ranks", "2", "--style", "none",
                "--launcher", launcher, "--run-dir", f"r $(touch {MARKER})\udcff", f"./{name}",
                *texts]  # fmt: skip
-    done = subprocess.run(command, cwd=here, capture_output=True, timeout=300, check=False)
+    variables = {f"X_{number}": text for number, text in enumerate(STRINGS)}
+    done = subprocess.run(
+        command, cwd=here, env={**os.environ, **variables}, capture_output=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
     for rank in (0, 1):
-        assert ast.literal_eval((here / f"argv-{rank}").read_text()) == [f"./{name}", *texts]
+        seen = ast.literal_eval((here / f"seen-{rank}").read_text())
+        assert seen == ([f"./{name}", *texts], variables)
     assert not list(tmp_path.rglob(MARKER))
