@@ -7,6 +7,7 @@ import json
 import click
 
 from zerokit.cli.base import Command
+from zerokit.cli.columns import wrapped
 from zerokit.doctor import Examination, Finding, examine
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable, ReportNotWritten
 from zerokit.machine import measured as measurements
@@ -126,9 +127,11 @@ def _tuned() -> list[str]:
 
 def _show(finding: Finding) -> None:
     mark = click.style(_MARKS[finding.state], fg=_COLOURS[finding.state])
-    click.echo(f"{mark} {finding.what}")
+    # the mark is put in last: its colour's escape sequence takes no room
+    first, *more = wrapped(finding.what, "  ", "  ")
+    click.echo("\n".join([f"{mark} {first[2:]}", *more]))
     if finding.mend:
-        click.echo(f"    → {finding.mend}")
+        click.echo("\n".join(wrapped(finding.mend, "    → ", "      ")))
 
 
 def _verdict(examination: Examination) -> str:

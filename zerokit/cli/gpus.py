@@ -9,7 +9,7 @@ import click
 
 from zerokit.catalog import gpus
 from zerokit.cli.base import Command
-from zerokit.cli.columns import aligned
+from zerokit.cli.columns import aligned, wrapped
 from zerokit.domain.hardware import Gpu
 from zerokit.units import GIB, MIB, format_gib
 
@@ -95,5 +95,5 @@ def _one(gpu: Gpu) -> str:
     ]
     rows: list[tuple[str, ...]] = [("", "FIGURE", "VALUE", "SOURCE")]
     rows += [("", what, value, gpu.sources.get(key, "")) for key, what, value in figures]
-    also = f"\nalso called: {', '.join(gpu.aliases)}" if gpu.aliases else ""
-    return "\n".join([f"{gpu.name}: {gpu.title}", *aligned(rows)]) + also
+    also = wrapped(f"also called: {', '.join(gpu.aliases)}") if gpu.aliases else []
+    return "\n".join([f"{gpu.name}: {gpu.title}", *aligned(rows), *also])

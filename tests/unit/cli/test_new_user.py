@@ -140,3 +140,25 @@ def test_quiet_leaves_out_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "zerokit: " not in capsys.readouterr().err
     assert run([*asked, "--checkpointing", "full"]) == 0  # another trace
     assert "tracing" in capsys.readouterr().err
+
+
+LISTS = ("gpus", "gpus a100-80gb", "models", "models llama-3.1-8b", "recipes list", "doctor",
+         "size --params 8b --gpu h200,rtx-4090")  # fmt: skip
+
+
+def words(text: str) -> set[str]:
+    """Without figures: those of the doctor change from moment to moment."""
+    return {word for word in text.split() if not any(map(str.isdigit, word))}
+
+
+@pytest.mark.parametrize("typed", LISTS)
+def test_no_list_is_wider_than_the_terminal_and_none_is_cut_in_a_pipe(
+    typed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(typed.split()) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(typed.split()) == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert words(whole) == words(narrow)  # every word is still there
