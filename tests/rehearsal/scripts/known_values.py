@@ -9,6 +9,11 @@ assert mask.any(-1).all().item() is True
 assert ids[mask].shape == (3,)
 assert ids[mask].tolist() == [5, 9, 7]
 assert torch.nonzero(mask).tolist() == [[0, 0], [0, 1], [1, 0]]
+with torch.inference_mode():  # composite operators come whole: is_nonzero, linear
+    assert not bool(mask.all())
+    assert bool(mask.any())
+    half = torch.ones(2, 2, device="cuda", dtype=torch.bfloat16)
+    assert torch.nn.functional.linear(half, half).shape == (2, 2)
 view = ids[0]
 view[2] = 4
 assert ids.tolist() == [[5, 9, 4, 0], [7, 0, 0, 0]]
@@ -23,7 +28,7 @@ block = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
 assert torch.cuda.memory_allocated() - before == 3 << 20
 del block
 assert torch.cuda.memory_allocated() == before
-linear = torch.nn.Linear(8, 8).cuda()
+linear = torch.nn.DataParallel(torch.nn.Linear(8, 8)).cuda()
 optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
 for _ in range(3):
     linear(torch.empty(2, 8, device="cuda")).sum().backward()

@@ -78,6 +78,14 @@ def full_name(func: Any) -> str:
     return name if overload == "default" else f"{name}.{overload}"
 
 
+@functools.cache
+def comes_apart(func: Any) -> bool:
+    """Whether a GPU runs an operator as its parts. Autograd's keys take them apart as a rule, but not in
+    inference mode and not below another tensor's dispatch (DTensor's random states)."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
+    return bool(func._can_decompose()) and not has_kernel
+
+
 def _from_engine() -> bool:
     """Whether autograd's C++ asked, with no line of Python in between."""
     frame = sys._getframe(3).f_back  # the caller of __torch_dispatch__
@@ -153,9 +161,6 @@ class FakeCuda(TorchDispatchMode):
         if kernel is not None and any(each.fake_device.type == "cuda" for each in fakes):
             with self:
                 return kernel(*args, **kwargs)
-        if torch.is_inference_mode_enabled() and func._can_decompose():
-            with self:  # autograd's keys, which take composites apart, are left out of inference mode
-                return func.decompose(*args, **kwargs)
         name = name_of(func)
         if func is aten.add.Tensor and len(fakes) == 2 and self._engine_adds_in_place(args):
             return self._observed(
@@ -167,6 +172,9 @@ class FakeCuda(TorchDispatchMode):
             if result is not answers.PASS:
                 self._track(result, name)
                 return self._observed(func, args, kwargs, result)
+        if comes_apart(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         if reals and fakes and func._schema.is_mutable and name.endswith("_") and _is_real_tensor(args[0]):
             return args[0]  # unknown values written into a real host tensor
         result = self._run(func, types, name, args, kwargs, fakes)
