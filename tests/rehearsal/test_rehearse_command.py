@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import zerokit
-from tests.support.rehearsals import SCRIPTS, rehearse
+from tests.support.rehearsals import SCRIPTS, rehearse, without_namespaces
 from zerokit.domain.phases import PHASES
 
 WORKSPACES = 2 * (32 << 20) + (1 << 20)
@@ -40,6 +40,21 @@ def test_a_plain_loop_is_rehearsed_and_leaves_no_trace(tmp_path: Path) -> None:
     assert any(part["location"].endswith("plain_loop.py:9") for part in rank["at_peak"])
     assert [guess["location"].endswith("plain_loop.py:18") for guess in said["guesses"]] == [True]
     assert said["guesses"][0]["what"] == "item of float32"
+
+
+def test_without_namespaces_nothing_is_written_either(tmp_path: Path) -> None:
+    home, work = tmp_path / "home", tmp_path / "work"
+    for folder in (home, work):
+        folder.mkdir()
+    (work / "model.safetensors").write_bytes(b"weights of yesterday")
+    before = contents(tmp_path)
+    code, said, _ = rehearse(
+        work, "--gpu", "h200", str(SCRIPTS / "writes_everywhere.py"), home=home, before=without_namespaces
+    )
+    assert contents(tmp_path) == before
+    assert (code, said["complete"], said["stopped"]) == (0, True, None)
+    assert said["sandboxed"] is False
+    assert "no namespaces here" in " ".join(said["notes"])
 
 
 def test_what_stands_behind_long_loops_is_reached(tmp_path: Path) -> None:

@@ -152,11 +152,13 @@ def _raise_loopback() -> None:
 
 
 def refuse_writes(shared: list[Path]) -> None:
-    """Without namespaces: opening for writing, making, moving and removing files elsewhere is refused."""
+    """Without namespaces: what Python writes, makes, moves and removes elsewhere is refused, and starting
+    other programs, which would write what they like. Libraries that write without Python are asked first
+    (:func:`about_to_write`)."""
     allowed = tuple(os.path.realpath(each) for each in (*map(str, shared), "/dev", "/proc"))
 
     def refuse(path: Any, what: str) -> None:
-        if not isinstance(path, str | bytes | os.PathLike):
+        if not isinstance(path, str | bytes | os.PathLike) or path == ":memory:":
             return
         text: str = os.path.realpath(os.fsdecode(os.fspath(path)))
         if not any(text == each or text.startswith(each + os.sep) for each in allowed):
@@ -168,6 +170,15 @@ def refuse_writes(shared: list[Path]) -> None:
     tempfile.tempdir = str(shared[0])
 
 
+def about_to_write(path: Any) -> None:
+    """Ask for a library that opens files without Python (safetensors).
+
+    Raises:
+        PermissionError: refused, as for Python's own.
+    """
+    sys.audit("open", os.fspath(path), "w", os.O_WRONLY | os.O_CREAT)
+
+
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATH_EVENTS = {
     "os.remove": 1,
@@ -177,9 +188,16 @@ _PATH_EVENTS = {
     "os.link": 2,
     "os.symlink": 2,
     "os.truncate": 1,
+    "os.chmod": 1,
+    "os.chown": 1,
+    "os.utime": 1,
+    "sqlite3.connect": 1,
     "shutil.rmtree": 1,
     "shutil.move": 2,
 }
+
+
+_STARTING = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 
 
 def _hook(refuse: Callable[[Any, str], None]) -> Callable[[str, tuple[Any, ...]], None]:
@@ -191,6 +209,11 @@ def _hook(refuse: Callable[[Any, str], None]) -> Callable[[str, tuple[Any, ...]]
         elif event in _PATH_EVENTS:
             for path in args[: _PATH_EVENTS[event]]:
                 refuse(path, event.partition(".")[2])
+        elif event in _STARTING:  # audit hooks end where another program begins
+            raise PermissionError(
+                errno.EACCES,
+                f"a rehearsal leaves no trace: starting {args[0]!r} is refused without namespaces",
+            )
         elif event == "socket.connect" and isinstance(args[1], tuple):
             host = str(args[1][0])
             if not host.startswith(("127.", "::1", "localhost")):

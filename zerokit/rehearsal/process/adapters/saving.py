@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from zerokit.rehearsal.process import sandbox
 from zerokit.rehearsal.process.context import Context
 
 
@@ -16,6 +17,7 @@ def safetensors(context: Context, module: ModuleType) -> None:
 
     def save(tensors: Any, filename: Any, metadata: Any = None) -> None:
         _count(context, tensors)
+        sandbox.about_to_write(filename)
         save_file({}, filename, metadata)
 
     vars(module)["save_file"] = save
