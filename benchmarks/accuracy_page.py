@@ -247,7 +247,7 @@ def drawings(found: Sequence[Run]) -> dict[str, str]:
             title="accelerate estimate-memory", colour="#e0a030", points=points("accelerate"), size=2.5
         ),
         plots.Series(title="DeepSpeed's estimators", colour="#c0504d", points=points("deepspeed"), size=2.5),
-        plots.Series(title="zerokit, seen or mended", colour="#7fb0dd", points=own("seen", "mended")),
+        plots.Series(title="zerokit, seen or corrected", colour="#7fb0dd", points=own("seen", "corrected")),
         plots.Series(title="zerokit, blind", colour="#0b4f8a", points=own("blind")),
     ]
     errors = {

@@ -18,7 +18,7 @@ DATA = ROOT / "benchmarks" / "measure" / "data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file of rows and how its runs stand to the model. ``status``: ``seen``, ``mended`` or ``blind``."""
+    """A file of rows; ``status`` of its runs to the model: ``seen``, ``corrected`` or ``blind``."""
 
     place: Path
     status: str
@@ -27,22 +27,23 @@ class Source:
 
 _NAMED = (
     Source(place=accuracy.DATA, status="seen", words="known while the model was written"),
-    Source(place=DATA / "held-out-1gpu.jsonl", status="mended",
-           words="families that no figure of the model had seen; errors found here were mended by mechanism"),
-    Source(place=DATA / "held-out-1gpu-second.jsonl", status="mended",
-           words="run after that, mostly other families again; what it showed was mended too"),
-    Source(place=DATA / "held-out-third.jsonl", status="mended",
-           words="adapters and offloaded parameters under ZeRO-3, run blind; what they showed was mended"),
+    Source(place=DATA / "held-out-1gpu.jsonl", status="corrected",
+           words="families that no figure of the model had seen; errors found here were corrected by "
+           "mechanism"),
+    Source(place=DATA / "held-out-1gpu-second.jsonl", status="corrected",
+           words="run after that, mostly other families again; what it showed was corrected too"),
+    Source(place=DATA / "held-out-third.jsonl", status="corrected",
+           words="adapters and offloaded parameters under ZeRO-3, run blind; what they showed was corrected"),
     Source(place=DATA / "held-out-2gpu.jsonl", status="blind", words="two GPUs, run after that"),
     Source(place=DATA / "fits.jsonl", status="blind",
            words="plans of `zerokit plan`, run by `zerokit launch`; predicted before the run"),
     Source(place=DATA / "quality.jsonl", status="blind",
            words="strategies of one job on 4 GPUs, run by `zerokit launch`; predicted before the run; what "
-           "the one with tensor parallel showed (tied heads, -4.0 %) was mended, and it counts as mended"),
+           "the one with tensor parallel showed (tied heads, -4.0 %) was corrected, and it counts as that"),
     Source(place=DATA / "quality-2gpu.jsonl", status="blind",
            words="strategies of four jobs on 2 GPUs, run by `zerokit launch`; predicted before the run. The "
            "one with tied heads and tensor parallel was then estimated in closed form (+3.5 %) and is in "
-           "the catalogue's profile now; it counts as mended"),
+           "the catalogue's profile now; it counts as corrected"),
     Source(place=DATA / "quality-2gpu-second.jsonl", status="blind",
            words="strategies of four other jobs on 2 GPUs, run by `zerokit launch`; predicted before"),
     Source(place=DATA / "quality-2gpu-again.jsonl", status="blind",
@@ -55,7 +56,7 @@ SOURCES = (
         for place in sorted(DATA.glob("blind-*.jsonl"))
     ),
 )
-MENDED_AFTER = frozenset(
+CORRECTED_AFTER = frozenset(
     {
         "quality.1b-full.13.z1.b4.tp2",
         "quality.1b-full.w2.z1.b4.tp2.48gb.12",
@@ -64,10 +65,10 @@ MENDED_AFTER = frozenset(
         "llama.w2.z3.autocast.reuse0.lora",  # +15 %: the same
     }
 )
-"""Blind runs that showed an error which was mended then."""
+"""Blind runs that showed an error which was corrected then."""
 STATUSES = {
     "seen": "in view while the model was written",
-    "mended": "predicted blind, then used to mend the model",
+    "corrected": "predicted blind, then used to correct the model",
     "blind": "run only after the model was frozen",
 }
 
@@ -128,8 +129,8 @@ def _run(source: Source, number: int) -> Run:
 
 
 def status_of(row: Mapping[str, Any], source: Source) -> str:
-    """How a run stands to the model: as its file does, but for what was mended after it."""
-    return "mended" if row["id"] in MENDED_AFTER else source.status
+    """How a run stands to the model: as its file does, but for what was corrected after it."""
+    return "corrected" if row["id"] in CORRECTED_AFTER else source.status
 
 
 def _before(row: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -67,7 +67,7 @@ def plan(
         out: a folder for ``ds_config.json``, ``accelerate.yaml`` and ``plan.yaml``; None: nothing is written
             (``PlanResult.write`` does it later).
         top: how many strategies to rank, the chosen one included.
-        say: hears, line by line, of what takes long.
+        say: is told, line by line, what takes long.
         **options: see :data:`zerokit.planner.options.OPTIONS`.
 
     Returns:
@@ -112,7 +112,7 @@ def estimate(*, deepspeed: Path | None = None, say: Say = silent, **options: Unp
 
     Args:
         deepspeed: a ``ds_config.json``, which then decides the strategy.
-        say: hears, line by line, of what takes long (a model of one's own is traced once).
+        say: is told, line by line, what takes long (a model outside the catalogue is traced once).
         **options: see :data:`zerokit.planner.options.OPTIONS`.
 
     Returns:
@@ -139,7 +139,7 @@ def size(
 
     Args:
         price: of a GPU-hour, in any currency; ``"h200=3.5,l40s=1.1"`` for several kinds.
-        say: hears, line by line, of what takes long.
+        say: is told, line by line, what takes long.
         **options: see :data:`zerokit.planner.options.OPTIONS`; ``gpu`` may name several kinds with commas
             (eight typical ones where it names none), ``gpus`` is the most to try.
 

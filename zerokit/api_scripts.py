@@ -64,7 +64,7 @@ def launch(
         launcher: ``deepspeed``, ``accelerate`` or ``torchrun``.
         style: how the script takes its DeepSpeed configuration; ``auto`` reads its source.
         run_dir: where the report and all output go; None: ``runs/<timestamp>-<script>``.
-        num_ranks: instead of the plan's number. nodes: the first so many hosts of the hostfile.
+        num_ranks: instead of the plan's number. nodes: how many hosts of the hostfile to use.
         hostfile: machines to run on. master_port: where the ranks meet; None: a free port.
         grace: seconds from SIGTERM to SIGKILL.
         heartbeat: seconds without progress after which the run counts as hung; 0: never; None: what the

@@ -15,7 +15,7 @@
     └── ReportNotWritten    74
 
 Any other exception is a bug in zerokit and ends with exit code 1.
-Messages say what is wrong, where, and how to mend it.
+Messages say what is wrong, where, and how to fix it.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ JOBS: tuple[tuple[Comparison, Mapping[int, tuple[int, int]]], ...] = (
         ),
         {2: (120, 141), 8: (48, 80)},
     ),
-    # Other models and lengths, planned and run once the time model had been mended after those above.
+    # Other models and lengths, planned and run once the time model had been corrected after those above.
     (
         Comparison(
             name="1.5b-full",

@@ -1,4 +1,4 @@
-"""Broken files are caught at the right line with the right mend; files people copy raise no alarm."""
+"""Broken files are caught at the right line with the right fix; files people copy raise no alarm."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from zerokit.memory.rank_model import rank_model
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, on_device, share_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import _Replay, rank_bytes
-from zerokit.memory.sequence_parallel import exchange_of, exchanging
+from zerokit.memory.sequence_parallel import exchange_of, with_exchanges
 
 FOREACH = {"lr": 1e-4, "torch_adam": True, "foreach": True}
 """torch's AdamW as it runs on GPUs; on CPU tensors its default is another loop, with a second temporary."""
@@ -120,7 +120,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
     if degree > 1:
         exchange = exchange_of(profile, degree, settings)
         assert exchange is not None
-        trace = exchanging(trace, exchange, run["checkpointing"] != "none")
+        trace = with_exchanges(trace, exchange, run["checkpointing"] != "none")
         settings = replace(settings, communication_data_type="fp32")  # gloo is not NCCL 2.27.3
     model = rank_model(profile, variant, trace)
     own = rank_bytes(model, settings, run["ranks"], rank)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 )
 @click.option("--ignore", metavar="RULE", multiple=True, help="Do not show this rule; may be repeated.")
 @click.option(
-    "--kind", metavar="KIND", help="deepspeed, accelerate, hostfile, plan or recipe; else found out."
+    "--kind",
+    metavar="KIND",
+    help="deepspeed, accelerate, hostfile, plan or recipe; by default each file shows it.",
 )
 @click.option(
     "--for",

@@ -57,7 +57,7 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
         click.echo(_verdict(examination))
     if strict and examination.blockers:
         names = ", ".join(finding.check for finding in examination.blockers)
-        raise NodeUnusable(f"no run can work here: {names}; `zerokit doctor` says how to mend it")
+        raise NodeUnusable(f"no run can work here: {names}; `zerokit doctor` says how to fix it")
 
 
 def _refuse_without_torch(examination: Examination) -> None:
@@ -130,8 +130,8 @@ def _show(finding: Finding) -> None:
     # the mark is put in last: its colour's escape sequence takes no room
     first, *more = wrapped(finding.what, "  ", "  ")
     click.echo("\n".join([f"{mark} {first[2:]}", *more]))
-    if finding.mend:
-        click.echo("\n".join(wrapped(finding.mend, "    → ", "      ")))
+    if finding.fix:
+        click.echo("\n".join(wrapped(finding.fix, "    → ", "      ")))
 
 
 def _verdict(examination: Examination) -> str:

@@ -64,8 +64,8 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
 @click.option(
     "--num-ranks", "--gpus", "num_ranks", type=click.IntRange(1, 65536), help="Instead of the plan's number."
 )
-@click.option("--nodes", type=click.IntRange(1, 65536), help="The first so many hosts of the hostfile.")
-@click.option("--hostfile", metavar="FILE", help="Lines of: NAME slots=N. Runs there, never silently here.")
+@click.option("--nodes", type=click.IntRange(1, 65536), help="Use the first N hosts of the hostfile.")
+@click.option("--hostfile", metavar="FILE", help="Machines to run on, one line each: NAME slots=N.")
 @click.option("--master-port", type=int, help="Where the ranks meet. Default: a free port.")
 @click.option(
     "--grace", default=10.0, show_default=True, callback=_seconds, help="Seconds from SIGTERM to SIGKILL."

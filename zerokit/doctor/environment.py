@@ -33,7 +33,7 @@ def _oddity(oddity: Oddity, around: Surroundings) -> Finding | None:
         check=f"environment.{oddity.name}",
         state=oddity.state,
         what=f"{oddity.name}={value[:80]}: {oddity.what}",
-        mend=oddity.mend,
+        fix=oddity.fix,
     )
 
 
@@ -47,8 +47,8 @@ def _interfaces(around: Surroundings) -> list[Finding]:
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = around.environment.get(name, "").strip()
         if value and not _any_interface(value, have):
-            mend = f"use one of {', '.join(have)}, or unset it"
-            found.append(warning(f"environment.{name}", f"{name}={value[:80]} names no interface here", mend))
+            fix = f"use one of {', '.join(have)}, or unset it"
+            found.append(warning(f"environment.{name}", f"{name}={value[:80]} names no interface here", fix))
     return found
 
 
@@ -100,6 +100,6 @@ def _hostfile(around: Surroundings) -> list[Finding]:
     try:
         hosts = read_hostfile(path)
     except InputError as error:
-        return [warning(check, f"plain `deepspeed` would read {path}: {error}", "mend or remove it")]
+        return [warning(check, f"plain `deepspeed` would read {path}: {error}", "fix or remove it")]
     what = f"{path} lists {len(hosts)} hosts: plain `deepspeed` runs on them by itself, over ssh"
     return [note(check, what, "remove it, or pass --hostfile to be explicit")]

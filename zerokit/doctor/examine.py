@@ -55,7 +55,7 @@ class Examination:
             },
             "packages": {name: installed(name) for name in DECIDING},
             "findings": [
-                {"check": item.check, "state": item.state, "what": item.what, "mend": item.mend}
+                {"check": item.check, "state": item.state, "what": item.what, "mend": item.fix}
                 for item in self.findings
             ],
         }

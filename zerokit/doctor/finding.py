@@ -21,13 +21,13 @@ class Finding:
         state: ``ok``; ``note``: worth knowing; ``warning``: slows or breaks some runs;
             ``blocker``: no run can work.
         what: a sentence for a person.
-        mend: how to mend it; ``None`` when there is nothing to mend.
+        fix: what to do; ``None``: nothing.
     """
 
     check: str
     state: str
     what: str
-    mend: str | None = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +51,20 @@ class Surroundings:
 
 
 def ok(check: str, what: str) -> Finding:
-    """Nothing to mend."""
+    """Nothing to fix."""
     return Finding(check=check, state="ok", what=as_options(what))
 
 
-def note(check: str, what: str, mend: str | None = None) -> Finding:
+def note(check: str, what: str, fix: str | None = None) -> Finding:
     """Worth knowing."""
-    return Finding(check=check, state="note", what=as_options(what), mend=mend)
+    return Finding(check=check, state="note", what=as_options(what), fix=fix)
 
 
-def warning(check: str, what: str, mend: str) -> Finding:
+def warning(check: str, what: str, fix: str) -> Finding:
     """Slows or breaks some runs."""
-    return Finding(check=check, state="warning", what=as_options(what), mend=mend)
+    return Finding(check=check, state="warning", what=as_options(what), fix=fix)
 
 
-def blocker(check: str, what: str, mend: str) -> Finding:
+def blocker(check: str, what: str, fix: str) -> Finding:
     """No run can work."""
-    return Finding(check=check, state="blocker", what=as_options(what), mend=mend)
+    return Finding(check=check, state="blocker", what=as_options(what), fix=fix)

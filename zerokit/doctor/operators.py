@@ -142,14 +142,14 @@ def _toolkit(around: Surroundings, build: TorchBuild) -> tuple[str | None, Findi
     if around.detected.vendor != "nvidia" or build.cuda is None:
         return None, None
     nvcc = _nvcc(around)
-    mend = f"install the CUDA {build.cuda} toolkit and set CUDA_HOME"
+    fix = f"install the CUDA {build.cuda} toolkit and set CUDA_HOME"
     if nvcc is None:
         lacking = "the CUDA toolkit (nvcc)"
-        return lacking, note(check, f"no CUDA toolkit: {_looked(around)}", mend)
+        return lacking, note(check, f"no CUDA toolkit: {_looked(around)}", fix)
     answer = ask([str(nvcc), "--version"], {**around.environment, "PATH": str(nvcc.parent)})
     match = re.search(r"release (\d+)\.(\d+)", answer.text or "")
     if match is None:
-        return "a working nvcc", warning(check, f"{nvcc} does not tell its version: {answer.problem}", mend)
+        return "a working nvcc", warning(check, f"{nvcc} does not tell its version: {answer.problem}", fix)
     have, want = f"{match[1]}.{match[2]}", ".".join(build.cuda.split(".")[:2])
     alike = have.split(".")[0] == want.split(".")[0] and int(match[1]) in _MINORS_ALIKE
     if have == want or alike:
@@ -158,7 +158,7 @@ def _toolkit(around: Surroundings, build: TorchBuild) -> tuple[str | None, Findi
         return None, note(check, f"CUDA {have} and torch's {want} differ; DS_SKIP_CUDA_CHECK=1 lets it pass")
     lacking = f"a CUDA {want} toolkit (there is {have})"
     return lacking, warning(
-        check, f"{nvcc} is CUDA {have}, torch is built for {want}: DeepSpeed refuses", mend
+        check, f"{nvcc} is CUDA {have}, torch is built for {want}: DeepSpeed refuses", fix
     )
 
 

@@ -36,10 +36,10 @@ def findings(around: Surroundings) -> list[Finding]:
 def _gpus(around: Surroundings) -> list[Finding]:
     detected = around.detected
     if not detected.gpus:
-        mend = "unset the variable, or run on CPU ranks" if detected.hidden_gpus else None
+        fix = "unset the variable, or run on CPU ranks" if detected.hidden_gpus else None
         state = warning if detected.hidden_gpus else note
         what = f"{detected.gpu_reason}; a run here would be on CPU ranks"
-        return [state("gpu.found", what, mend or "plan for other machines with --gpu NAME --gpus N")]
+        return [state("gpu.found", what, fix or "plan for other machines with --gpu NAME --gpus N")]
     first = detected.gpus[0]
     found = [
         ok(
@@ -54,8 +54,8 @@ def _gpus(around: Surroundings) -> list[Finding]:
         found.append(ok("gpu.catalogue", reason))
     kinds = sorted({gpu.name for gpu in detected.gpus})
     if len(kinds) > 1:
-        mend = "choose alike GPUs with CUDA_VISIBLE_DEVICES"
-        found.append(warning("gpu.alike", f"GPUs differ: {', '.join(kinds)}: all wait for the slowest", mend))
+        fix = "choose alike GPUs with CUDA_VISIBLE_DEVICES"
+        found.append(warning("gpu.alike", f"GPUs differ: {', '.join(kinds)}: all wait for the slowest", fix))
     if entry is not None and not entry.peer_to_peer and len(detected.gpus) > 1:
         what = f"{entry.name} has no peer access: every exchange goes through host memory"
         found.append(note("gpu.peer-to-peer", what))
@@ -80,8 +80,8 @@ def _host(around: Surroundings) -> list[Finding]:
         found.append(ok("host.memory", f"{format_gib(host.ram_bytes)}{available} ({host.ram_reason})"))
     what = f"{host.cores} cores ({host.cores_reason})"
     if gpus and host.cores < 2 * gpus:
-        mend = "give the job at least two cores per GPU: one drives the rank, one loads its data"
-        found.append(warning("host.cores", f"{what} for {gpus} GPUs", mend))
+        fix = "give the job at least two cores per GPU: one drives the rank, one loads its data"
+        found.append(warning("host.cores", f"{what} for {gpus} GPUs", fix))
     else:
         found.append(ok("host.cores", what))
     return found
@@ -97,13 +97,13 @@ def _shared_memory(around: Surroundings) -> Finding:
         )
     size = space.f_blocks * space.f_frsize
     what = f"/dev/shm has {format_gib(size)}"
-    mend = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium Memory"
+    fix = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium Memory"
     if size <= _DOCKER_SHM_BYTES:
         return warning(
-            check, f"{what}, a container's default: NCCL and data loaders with workers will fail", mend
+            check, f"{what}, a container's default: NCCL and data loaders with workers will fail", fix
         )
     if size < _SMALL_SHM_BYTES:
-        return note(check, f"{what}: little for data loaders with workers", mend)
+        return note(check, f"{what}: little for data loaders with workers", fix)
     return ok(check, what)
 
 
@@ -113,7 +113,7 @@ def _locked_memory(around: Surroundings) -> Finding:
     if soft == resource.RLIM_INFINITY:
         return ok(check, "locked memory is unlimited")
     what = f"locked memory is limited to {format_gib(soft)}"
-    mend = "ulimit -l unlimited (docker run --ulimit memlock=-1; limits.conf: memlock unlimited)"
+    fix = "ulimit -l unlimited (docker run --ulimit memlock=-1; limits.conf: memlock unlimited)"
     infiniband = around.root / "sys/class/infiniband"
     try:
         adapters = sorted(path.name for path in infiniband.iterdir())
@@ -121,8 +121,8 @@ def _locked_memory(around: Surroundings) -> Finding:
         adapters = []
     if adapters:
         cause = f"InfiniBand ({', '.join(adapters[:4])}) and NVMe offload lock their buffers"
-        return warning(check, f"{what}: {cause}", mend)
-    return note(check, f"{what}: only NVMe offload, which locks its buffers, minds", mend)
+        return warning(check, f"{what}: {cause}", fix)
+    return note(check, f"{what}: only NVMe offload, which locks its buffers, is affected", fix)
 
 
 def _open_files() -> Finding:
@@ -153,11 +153,11 @@ def _disks(around: Surroundings) -> list[Finding]:
 
 
 def _space(what: str, free: int) -> Finding:
-    mend = "free space; a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
+    fix = "free space; a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
     if free < _FULL_DISK_BYTES:
-        return warning("disk.space", what, mend)
+        return warning("disk.space", what, fix)
     if free < _LOW_DISK_BYTES:
-        return note("disk.space", what, mend)
+        return note("disk.space", what, fix)
     return ok("disk.space", what)
 
 

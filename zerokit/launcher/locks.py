@@ -44,7 +44,7 @@ class FileLock:
     fd: int | None
 
     def release(self) -> None:
-        """Let go, and leave no file behind."""
+        """Release the lock, and leave no file behind."""
         if self.fd is None or self.path is None:
             return
         with suppress(OSError):

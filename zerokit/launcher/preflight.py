@@ -1,4 +1,4 @@
-"""Is everything there that the run needs? Found out before anything is started."""
+"""Is everything there that the run needs? Checked before anything is started."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def scale(oom: Mapping[str, Any]) -> float:
     At the failure ``reserved + free`` was all that the rank could get of the device (less, where a limit
     was set for the process: it could not get ``allocated + asked``). It wanted ``allocated + asked``, or at
     least what was predicted. The next prediction is to be smaller than the last by that ratio: so a
-    prediction that was too low is mended, and a device that others fill too.
+    prediction that was too low is corrected, and a device that others fill too.
     """
     names = ("reserved_bytes", "device_free_bytes", "allocated_bytes", "asked_bytes")
     known = [oom.get(name) for name in names]

@@ -26,7 +26,7 @@ from zerokit.memory.pipeline import can_be_cut, stages
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import RankBytes, compose, rank_bytes
-from zerokit.memory.sequence_parallel import among_peers, exchange_of, exchanging
+from zerokit.memory.sequence_parallel import exchange_of, with_exchanges, with_sequence_peers
 
 LIST_EVERY_RANK_UP_TO = 64
 SELECTIVE = (
@@ -81,7 +81,7 @@ def usable_trace(
 
 
 @lru_cache(maxsize=2048)
-def _kinds(settings: DeepSpeedSettings) -> DeepSpeedSettings:
+def _shared_settings(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     """The settings with all that DeepSpeed's own bytes do not depend on made equal."""
     zero = settings.zero
     if zero.stage == 0:  # no buckets
@@ -90,9 +90,9 @@ def _kinds(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     return replace(settings, micro_batch=1, gradient_accumulation=accumulation, zero=zero)
 
 
-def _as_it_runs(strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
-    settings = _kinds(strategy.settings)
-    return settings if strategy.sequence_parallel == 1 else among_peers(settings, cluster.gpu)
+def _settings_of_replay(strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
+    settings = _shared_settings(strategy.settings)
+    return settings if strategy.sequence_parallel == 1 else with_sequence_peers(settings, cluster.gpu)
 
 
 def estimate_traced(
@@ -121,18 +121,20 @@ def estimate_traced(
     if strategy.pipeline_parallel > 1:
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
     timeline = trace.timeline(strategy.settings.micro_batch, tokens_of_a_rank(job, strategy))
-    scene = _scene(model, _as_it_runs(strategy, cluster), _Degrees.of(strategy, cluster), every_rank)
-    ranks = _ranks(scene, timeline)
+    replayed = _replayed_ranks(
+        model, _settings_of_replay(strategy, cluster), _Degrees.of(strategy, cluster), every_rank
+    )
+    ranks = _ranks(replayed, timeline)
     peak = max(rank.peak_allocated_bytes for rank in ranks)
-    notes = _with_adapters(scene.assumptions, adapters)
+    notes = _with_adapters(replayed.assumptions, adapters)
     if strategy.checkpointing == "selective":
         notes = (*notes, SELECTIVE)
     return MemoryEstimate(
         ranks=ranks,
         min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak),
-        host_bytes_per_node=scene.host_bytes_per_node,
-        host_components=scene.host,
-        nvme_bytes_per_node=scene.nvme_bytes_per_node,
+        host_bytes_per_node=replayed.host_bytes_per_node,
+        host_components=replayed.host,
+        nvme_bytes_per_node=replayed.nvme_bytes_per_node,
         assumptions=notes,
         basis=profile.basis,
     )
@@ -142,7 +144,7 @@ def _with_exchanges(profile: ModelProfile, trace: ActivationTrace, strategy: Str
     exchange = exchange_of(profile, strategy.sequence_parallel, strategy.settings)
     if exchange is None:
         return trace
-    return exchanging(trace, exchange, strategy.checkpointing != "none")
+    return with_exchanges(trace, exchange, strategy.checkpointing != "none")
 
 
 def _with_adapters(notes: tuple[str, ...], adapters: tuple[int, int] | None) -> tuple[str, ...]:
@@ -173,11 +175,11 @@ def _pipeline(
             # BF16_Optimizer (runtime/bf16_optimizer.py:191): gradients of all micro-batches in a flat copy
             flat = stage.model.trainable_numel * ElementBytes.of(settings).accumulation
             timeline = timeline.raised(flat)
-        scene = _scene(stage.model, _as_it_runs(strategy, cluster), degrees, every_rank)
+        replayed = _replayed_ranks(stage.model, _settings_of_replay(strategy, cluster), degrees, every_rank)
         offset = stage.index * degrees.world_size
-        found = _ranks(scene, timeline)
+        found = _ranks(replayed, timeline)
         ranks += (replace(r, first=r.first + offset, last=r.last + offset) for r in found)
-        host = max(host, scene.host, key=lambda components: sum(components.values()))
+        host = max(host, replayed.host, key=lambda components: sum(components.values()))
     peak = max(rank.peak_allocated_bytes for rank in ranks)
     described = ", ".join(f"{stage.layers[1] - stage.layers[0]}" for stage in cut)
     notes = (
@@ -225,7 +227,7 @@ class _Degrees:
 
 
 @dataclass(frozen=True, eq=False)
-class _Scene:
+class _Replayed:
     """All that is the same for every micro-batch and sequence length."""
 
     model: RankModel
@@ -240,7 +242,9 @@ class _Scene:
 
 
 @lru_cache(maxsize=4096)
-def _scene(model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees, every_rank: bool) -> _Scene:
+def _replayed_ranks(
+    model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees, every_rank: bool
+) -> _Replayed:
     ranks = degrees.ranks
     alike = settings.zero.stage in (0, 3)  # every rank holds as much of every parameter
     every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and not alike
@@ -248,7 +252,7 @@ def _scene(model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees, eve
     part = partition(model, 0, ranks, round_robin=settings.zero.round_robin_gradients)
     parts = host_components(model, settings, part, ranks, degrees.world_size)
     host = in_ram(parts, degrees.per_node)
-    return _Scene(
+    return _Replayed(
         model=model,
         settings=settings,
         degrees=degrees,
@@ -315,12 +319,12 @@ def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], tuple[i
 
 
 @lru_cache(maxsize=16384)
-def _ranks(scene: _Scene, timeline: Timeline) -> tuple[RankEstimate, ...]:
+def _ranks(replayed: _Replayed, timeline: Timeline) -> tuple[RankEstimate, ...]:
     """Of all GPUs; candidates that differ in nothing that moves memory share them."""
-    return _spread(tuple(_rank(scene, timeline, own) for own in scene.ranks), scene)
+    return _over_all_ranks(tuple(_rank(replayed, timeline, own) for own in replayed.ranks), replayed)
 
 
-def _rank(scene: _Scene, timeline: Timeline, entry: tuple[int, RankBytes]) -> RankEstimate:
+def _rank(replayed: _Replayed, timeline: Timeline, entry: tuple[int, RankBytes]) -> RankEstimate:
     rank, own = entry
     phases, (number, worst) = _phases(own, timeline)
     return RankEstimate(
@@ -330,18 +334,24 @@ def _rank(scene: _Scene, timeline: Timeline, entry: tuple[int, RankBytes]) -> Ra
         peak_phase=worst,
         phases=phases,
         components=LazyComponents(
-            partial(_components, scene, timeline, rank, own, number, worst, phases[worst])
+            partial(_components, replayed, timeline, rank, own, number, worst, phases[worst])
         ),
     )
 
 
 def _components(
-    scene: _Scene, timeline: Timeline, rank: int, own: RankBytes, number: int, phase: str, peak: int
+    replayed: _Replayed,
+    timeline: Timeline,
+    rank: int,
+    own: RankBytes,
+    number: int,
+    phase: str,
+    peak: int,
 ) -> dict[Component, int]:
     """What is live at the peak; sums to it."""
     if phase == "init":
         return {Component.INITIALISATION: peak}
-    model, settings = scene.model, scene.settings
+    model, settings = replayed.model, replayed.settings
     micro = own.micro_steps[number]
     stage_3 = settings.zero.stage == 3
     activations = timeline.backward if stage_3 else timeline.gradients
@@ -356,7 +366,7 @@ def _components(
             loss = loss_bytes(model, timeline, phase, at[1] if stage_3 else None, at[2])
     elif phase == "backward":
         at = (number, len(micro.backward.after), False)
-    found = compose(model, settings, scene.degrees.ranks, rank, phase, at)
+    found = compose(model, settings, replayed.degrees.ranks, rank, phase, at)
     frozen = model.frozen_bytes(settings.parameter_bytes)
     if not stage_3 and frozen and Component.PARAMETERS in found:
         found[Component.FROZEN_PARAMETERS] = frozen
@@ -367,10 +377,14 @@ def _components(
     return found
 
 
-def _spread(estimates: tuple[RankEstimate, ...], scene: _Scene) -> tuple[RankEstimate, ...]:
+def _over_all_ranks(estimates: tuple[RankEstimate, ...], replayed: _Replayed) -> tuple[RankEstimate, ...]:
     """Entries for all GPUs: tensor-parallel peers are neighbours, and alike."""
-    degrees, peers = scene.degrees, scene.degrees.peers
-    if scene.every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and len(estimates) == degrees.ranks:
+    degrees, peers = replayed.degrees, replayed.degrees.peers
+    if (
+        replayed.every_rank
+        and degrees.world_size <= LIST_EVERY_RANK_UP_TO
+        and len(estimates) == degrees.ranks
+    ):
         return tuple(
             replace(e, first=e.first * peers + peer, last=e.first * peers + peer)
             for e in estimates

@@ -72,7 +72,7 @@ class Exchange:
         return self.core + contexts * self.context
 
 
-def among_peers(settings: DeepSpeedSettings, gpu: Gpu) -> DeepSpeedSettings:
+def with_sequence_peers(settings: DeepSpeedSettings, gpu: Gpu) -> DeepSpeedSettings:
     """The settings as the engine takes them where ranks share sequences: gradients travel in
     ``seq_parallel_communication_data_type`` (runtime/engine.py:2182). By default that is fp32, but 16 bits
     with NCCL 2.27.3 or later, which adds them up in fp32 (runtime/constants.py:230); RCCL is older."""
@@ -116,7 +116,7 @@ def _rotated_in_part(hf_config: Mapping[str, Any]) -> bool:
 
 
 @lru_cache(maxsize=256)
-def exchanging(trace: ActivationTrace, exchange: Exchange, checkpointed: bool) -> ActivationTrace:
+def with_exchanges(trace: ActivationTrace, exchange: Exchange, checkpointed: bool) -> ActivationTrace:
     """The trace with exchanges in every layer. ``checkpointed``: a layer's forward pass keeps nothing."""
     segments: list[tuple[Mark, ...]] = []
 

@@ -133,7 +133,7 @@ def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
         todo.append("turn checkpointing on: zerokit.selective_checkpointing(model)")
     if strategy.tensor_parallel > 1:
         todo.append(
-            "give tensor parallel peers the same batch: the Trainer and Accelerate see to it; a raw "
+            "give tensor parallel peers the same batch: the Trainer and Accelerate do; a raw "
             "DeepSpeed script must shard its data over data-parallel ranks only"
         )
     if strategy.pipeline_parallel > 1:

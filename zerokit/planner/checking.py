@@ -66,7 +66,7 @@ class CheckSettings:
     """What to do beside reading the files.
 
     Attributes:
-        kind: of all files; None: each is found out.
+        kind: of all files; None: each file shows its own.
         reader: who reads a DeepSpeed JSON: ``raw``, ``trainer``, ``accelerate`` or ``all``; None: inferred
             from what lies beside it.
         world_size: ranks of the run.

@@ -162,10 +162,8 @@ def _known_optimizer(name: str | None) -> None:
     details = name and rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
     if isinstance(details, Mapping):
         right = str(details["instead"])
-        mend = right if right.startswith("write") else "use Adam, AdamW, Adagrad, Lamb, Lion or Muon"
-        raise InputError(
-            f"⟨optimizer⟩ {name}: it is neither a DeepSpeed optimizer nor in torch.optim; {mend}"
-        )
+        fix = right if right.startswith("write") else "use Adam, AdamW, Adagrad, Lamb, Lion or Muon"
+        raise InputError(f"⟨optimizer⟩ {name}: it is neither a DeepSpeed optimizer nor in torch.optim; {fix}")
 
 
 def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:

@@ -66,7 +66,7 @@ BY_SCRIPT = (
         name="tensor parallel",
         option="tp",
         needs="peers must read the same batch, as they do in an Accelerate or Trainer script; a raw "
-        "DeepSpeed script must see to it",
+        "DeepSpeed script must ensure it",
     ),
     ByScript(
         name="sequence parallel",

@@ -6,7 +6,7 @@ Two things carry over, and they are kept apart:
   predicted time of each strategy that ran, and for the others the mean of those ratios, so that a
   strategy does not look faster than a measured one only because it was never tried;
 * to **other jobs with layers of the same width**: a factor per layer (:class:`LayerFactor`). On the
-  published A100 runs these mend times at once, and choices from about four tuned jobs of a width on
+  published A100 runs these correct times at once, and choices from about four tuned jobs of a width on
   (``python -m benchmarks.planner``, *jobs of this width tuned before*), so fewer are not used.
 
 To other widths nothing carries over: there a factor makes predictions worse (same table).

@@ -1,4 +1,4 @@
-"""``zerokit check`` as people run it: exit codes, formats, mends, and nothing heavy or hostile imported."""
+"""``zerokit check`` as people run it: exit codes, formats, fixes, and nothing heavy or hostile imported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write(folder: Path, name: str, body: str | dict[str, Any]) -> str:
     return str(path)
 
 
-def test_text_names_place_consequence_mend_and_source(
+def test_text_names_location_consequence_fix_and_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, "ds.json", BROKEN)
@@ -136,14 +136,14 @@ def test_tensor_parallel_against_the_models_heads(tmp_path: Path) -> None:
     assert key_value_heads("llama-3.1-8b") == 8
 
 
-def test_fix_mends_what_is_safe_and_leaves_the_rest(
+def test_fix_writes_what_is_safe_and_leaves_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, "ds.json", BROKEN)
     Path(path).chmod(0o640)
     code, out, err = check(path, "--fix", capsys=capsys)
-    mended = json.loads(Path(path).read_text())
-    assert mended == {
+    fixed = json.loads(Path(path).read_text())
+    assert fixed == {
         "train_micro_batch_size_per_gpu": 4,
         "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}, "overlap_comm": True},
         "gradient_accumulation_step": 2,
@@ -180,8 +180,8 @@ def test_fix_of_an_accelerate_yaml(tmp_path: Path, capsys: pytest.CaptureFixture
     text = "distributed_type: DEEPSPEED  # kept\nnum_proceses: 2\nmixed_precision: no # off\n"
     path = write(tmp_path, "a.yaml", text)
     check(path, "--fix", capsys=capsys)
-    mended = "distributed_type: DEEPSPEED  # kept\nnum_processes: 2\nmixed_precision: 'no' # off\n"
-    assert Path(path).read_text() == mended
+    fixed = "distributed_type: DEEPSPEED  # kept\nnum_processes: 2\nmixed_precision: 'no' # off\n"
+    assert Path(path).read_text() == fixed
 
 
 def test_accelerate_yaml_is_checked_with_the_json_it_names(
@@ -240,7 +240,7 @@ def test_conflict_stage_3_without_init(tmp_path: Path, capsys: pytest.CaptureFix
         ("x.txt", "hello\n", "unknown"),
     ],
 )
-def test_kinds_are_found_out(
+def test_kinds_are_told_by_name_and_content(
     name: str, text: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = check(write(tmp_path, name, text), "--json", capsys=capsys)

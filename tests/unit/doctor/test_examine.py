@@ -44,7 +44,7 @@ class Machine:
         examination = examine(self.variables, cwd=self.cwd, home=self.home, root=self.root)
         assert {finding.state for finding in examination.findings} <= set(STATES)
         for finding in examination.findings:
-            assert (finding.state in ("ok", "note")) or finding.mend, finding
+            assert (finding.state in ("ok", "note")) or finding.fix, finding
         return {finding.check: finding for finding in examination.findings}
 
 
@@ -221,7 +221,7 @@ def test_without_a_toolkit_the_gpu_operators_cannot_be_built(
     found = machine.findings()
     assert "CUDA_HOME" in found["build.cuda-toolkit"].what
     assert found["build.fused_adam"].state == "warning"
-    assert "torch_adam" in (found["build.fused_adam"].mend or "")
+    assert "torch_adam" in (found["build.fused_adam"].fix or "")
     assert "libaio" in found["build.async_io"].what
 
 
@@ -232,7 +232,7 @@ def test_a_lock_that_a_dead_build_left_comes_with_the_command(machine: Machine) 
     os.utime(lock, (time.time() - 7200,) * 2)
     finding = machine.findings()["build.lock"]
     assert finding.state == "warning" and "cpu_adam" in finding.what and "2 h" in finding.what
-    assert finding.mend == f"rm {lock}"
+    assert finding.fix == f"rm {lock}"
 
 
 def test_a_missing_compiler_is_named(machine: Machine) -> None:
@@ -257,7 +257,7 @@ def test_each_odd_variable_is_remarked_on(machine: Machine, oddity: object) -> N
     assert f"environment.{name}" not in machine.findings()
     machine.variables[name] = EXAMPLES.get(name, "1")
     found = machine.findings()[f"environment.{name}"]
-    assert found.what.startswith(f"{name}={EXAMPLES.get(name, '1')}: ") and found.mend
+    assert found.what.startswith(f"{name}={EXAMPLES.get(name, '1')}: ") and found.fix
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_links_and_pipes_in_the_folder_are_refused(tmp_path: Path, monkeypatch: 
         ("title: t\nmodel: m\nmodel: n\n", "x.yaml:3:1: duplicate key"),
     ],
 )
-def test_wrong_recipes_name_the_place_and_the_mend(text: str, message: str) -> None:
+def test_wrong_recipes_name_the_location_and_the_fix(text: str, message: str) -> None:
     with pytest.raises(FileInputError) as caught:
         recipes.parse_recipe(parse_yaml(text, "x.yaml"))
     assert message in str(caught.value)

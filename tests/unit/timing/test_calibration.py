@@ -99,8 +99,8 @@ def test_layers_of_enough_jobs_carry_over_to_their_width_and_to_no_other() -> No
         assert bool(used) is (number == FEWEST_JOBS)
     assert found.layer_factors and found.tuned is None
     assert all(factor.factor > 1.2 for factor in found.layer_factors)
-    plain, mended = (make_plan(replace(new, calibration=c)).chosen.time for c in (Calibration(), found))
-    assert mended.step_seconds > 1.1 * plain.step_seconds
+    plain, calibrated = (make_plan(replace(new, calibration=c)).chosen.time for c in (Calibration(), found))
+    assert calibrated.step_seconds > 1.1 * plain.step_seconds
     other = request_for("llama-3.2-1b", count=16, nodes=2)
     assert calibrate(Calibration(), observations, other.shape, other.job, other.cluster)[1] == ()
 

@@ -35,7 +35,7 @@ class Persistent:
 
 def _first_adagrad_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
     """What the engine's own Adagrad keeps: its state is made with it, of the whole model, before ZeRO-1/2
-    make another of the partition (stage_1_and_2.py:948); ``engine.basic_optimizer`` is never let go."""
+    make another of the partition (stage_1_and_2.py:948); ``engine.basic_optimizer`` is never released."""
     if optimizer_name(settings) != "adagrad" or settings.zero.stage == 3:
         return 0
     return model.trainable_numel * ElementBytes.of(settings).parameter

@@ -17,7 +17,7 @@ from zerokit.memory.replay.partition import Partition, partition
 from zerokit.memory.replay.zero_0 import WholeGradients
 from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
 from zerokit.memory.replay.zero_3_gradients import Gradients
-from zerokit.memory.replay.zero_3_parameters import Parameters, gathers, of_gathers
+from zerokit.memory.replay.zero_3_parameters import Parameters, gathers, settings_of_gathers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class _Replay:
         self.reduction: GradientReduction | None = None
         if settings.zero.stage == 3:
             self.stage3 = Gradients(model, settings, ranks, self.ledger)
-            self.gathers = gathers(model, of_gathers(settings), ranks)
+            self.gathers = gathers(model, settings_of_gathers(settings), ranks)
         else:
             self.reduction = gradient_reduction(model, settings, self.part, self.ledger)
         for name, size in self.state.components.items():
@@ -130,9 +130,9 @@ class _Replay:
         ledger = self.ledger
         ledger.mark()
         if self.stage3 is not None:
-            before = ledger.total + self.gathers.letting_go
+            before = ledger.total + self.gathers.peak_of_releasing
             self.stage3.step()
-            return max(before, ledger.peak, ledger.total + self.gathers.again)
+            return max(before, ledger.peak, ledger.total + self.gathers.peak_of_regathering)
         self._step_below_stage3()
         return ledger.peak
 
@@ -176,10 +176,10 @@ def compose(
 
     ``activation_at`` is (which micro-step kind, which mark, whether between the marks).
     """
-    return _Watch(model, settings, ranks, rank).composition(phase, activation_at)
+    return _ReplayUntil(model, settings, ranks, rank).composition(phase, activation_at)
 
 
-class _Watch(_Replay):
+class _ReplayUntil(_Replay):
     """A replay that stops at one instant and reads the ledger there, gathered parameters included."""
 
     def __init__(self, model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: int) -> None:
@@ -187,7 +187,7 @@ class _Watch(_Replay):
         self.parameters: Parameters | None = None
         if self.stage3 is not None:
             self.parameters = Parameters(model, settings, ranks, self.ledger)
-            self.parameters.settle(model, settings.gradient_accumulation > 1)
+            self.parameters.reach_steady_state(model, settings.gradient_accumulation > 1)
             self.parameters.gather_persistent()
 
     def composition(self, phase: str, at: tuple[int, int, bool] | None) -> dict[Component, int]:
@@ -201,7 +201,7 @@ class _Watch(_Replay):
         if self.parameters is None or self.stage3 is None:
             self._step_below_stage3()
         else:
-            self.parameters.let_go()
+            self.parameters.release_all()
             self.stage3.step()
             self.parameters.gather_persistent()
         return self.ledger.composition()

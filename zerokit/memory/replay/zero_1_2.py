@@ -46,7 +46,7 @@ class BucketedGradients(GradientReduction):
         self.buckets: dict[int, list[int]] = {key: [] for key in sorted(set(self.comm_bytes))}
         self.elements = dict.fromkeys(self.buckets, 0)
         self.copied = False
-        self.reduced = 0  # bytes of others' gradients that the next reduction lets go
+        self.reduced = 0  # bytes of others' gradients that the next reduction releases
 
     def _accumulates_apart(self) -> bool:
         """``use_grad_accum_attribute``."""
@@ -142,7 +142,7 @@ class BucketedGradients(GradientReduction):
         bucket = self.buckets[comm_bytes]
         if not bucket:
             return
-        self._let_go_of_reduced()
+        self._release_reduced()
         communication = (
             self.element_bytes.communication if comm_bytes == self.element_bytes.gradient else comm_bytes
         )
@@ -158,7 +158,7 @@ class BucketedGradients(GradientReduction):
                     copy = max(copy, (converted or flat) + max(mine) * 4)
         self.ledger.burst(Component.REDUCE_COPY, copy)
 
-    def _let_go_of_reduced(self) -> None:
+    def _release_reduced(self) -> None:
         """``_clear_previous_reduced_grads``."""
         self.ledger.add(Component.GRADIENTS, -self.reduced)
         self.reduced = 0
@@ -209,7 +209,7 @@ class BucketedGradients(GradientReduction):
             return
         if self.offload:
             if not boundary:
-                return  # copied to the host, let go at the end of backward
+                return  # copied to the host, released at the end of backward
             # set_norm_for_param_grad_in_gpu, then async_inplace_copy_grad_to_fp32_buffer
             self.ledger.burst(Component.OFFLOAD_COPY, fragment * FP64)
             if not self.compact:
@@ -267,7 +267,7 @@ class Stage1Gradients(BucketedGradients):
     """Gradients stay whole until the last micro-step of a step, and go through the buckets there."""
 
     def _accumulates_apart(self) -> bool:
-        """Stage 1 holds gradients in fp32 beside a 16-bit model, each made of the gradient that comes and let
+        """Stage 1 holds gradients in fp32 beside a 16-bit model, each made of the gradient that comes and
         go with the step (stage_1_and_2.py:1234)."""
         return self.compact
 

@@ -37,7 +37,7 @@ class _Group:
 class Parameters:
     """One rank's gathered parameters. Components go into the ledger given.
 
-    It looks at nothing of the settings but what :func:`of_gathers` keeps.
+    It looks at nothing of the settings but what :func:`settings_of_gathers` keeps.
     """
 
     def __init__(self, model: RankModel, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
@@ -77,10 +77,10 @@ class Parameters:
             result.append(stays)
         return result
 
-    def settle(self, model: RankModel, accumulates: bool) -> None:
+    def reach_steady_state(self, model: RankModel, accumulates: bool) -> None:
         """Decide what is released when, as DeepSpeed does once, in the second forward and backward.
 
-        The first, whose modules are recorded, lets go of everything. Small parameters are gathered for good
+        The first, whose modules are recorded, releases everything. Small parameters are gathered for good
         after the optimizer's step: if that is yet to come, the second prefetches them like any other.
         """
         if accumulates and any(self.persistent):
@@ -90,7 +90,7 @@ class Parameters:
             for kind, name in model.trace.marks_backward:
                 self.in_backward(kind, name)
             self.end_of_backward()
-            self.let_go()
+            self.release_all()
 
     def start_of_forward(self) -> None:
         """``reset_step``."""
@@ -255,9 +255,9 @@ class Parameters:
         chosen = set(self._to_release(module))
         mine = set(self.modules.of.get(module, ()))
         if backward:
-            again = self.recompute.pop(module, set())
-            chosen |= {i for i in again if not self.persistent[i]}
-            mine |= again
+            peak_of_regathering = self.recompute.pop(module, set())
+            chosen |= {i for i in peak_of_regathering if not self.persistent[i]}
+            mine |= peak_of_regathering
             self.backward_stack.pop(module, None)
         for index in mine:
             self.active[index].discard(module)
@@ -314,7 +314,7 @@ class Parameters:
                 if not self.persistent[index]:
                     self._release(index)
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """``step``: all are released before the optimizer runs."""
         for index in range(len(self.status)):
             self.active[index].clear()
@@ -338,11 +338,11 @@ class Gathers:
     forward: Overlay
     backward: Overlay
     after: int  # at the end of backward
-    letting_go: int  # at most while all are released before the optimizer runs
-    again: int  # at most while small parameters are gathered for good after the step
+    peak_of_releasing: int  # at most while all are released before the optimizer runs
+    peak_of_regathering: int  # at most while small parameters are gathered for good after the step
 
 
-def of_gathers(settings: DeepSpeedSettings) -> DeepSpeedSettings:
+def settings_of_gathers(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     """The settings with all that gathering parameters does not depend on made equal."""
     zero = settings.zero
     return DeepSpeedSettings(
@@ -363,18 +363,24 @@ def of_gathers(settings: DeepSpeedSettings) -> DeepSpeedSettings:
 
 @lru_cache(maxsize=512)
 def gathers(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> Gathers:
-    """What is gathered over one step; ``settings`` from :func:`of_gathers`."""
+    """What is gathered over one step; ``settings`` from :func:`settings_of_gathers`."""
     ledger = Ledger()
     parameters = Parameters(model, settings, ranks, ledger)
-    parameters.settle(model, settings.gradient_accumulation > 1)
+    parameters.reach_steady_state(model, settings.gradient_accumulation > 1)
     ledger.mark()
     parameters.gather_persistent()
-    again = ledger.peak
+    peak_of_regathering = ledger.peak
     parameters.start_of_forward()
     forward = parameters.overlay(model.trace.marks_forward, parameters.in_forward)
     backward = parameters.overlay(model.trace.marks_backward, parameters.in_backward)
     parameters.end_of_backward()
     after = ledger.total
     ledger.mark()
-    parameters.let_go()
-    return Gathers(forward=forward, backward=backward, after=after, letting_go=ledger.peak, again=again)
+    parameters.release_all()
+    return Gathers(
+        forward=forward,
+        backward=backward,
+        after=after,
+        peak_of_releasing=ledger.peak,
+        peak_of_regathering=peak_of_regathering,
+    )
