@@ -123,3 +123,23 @@ def test_bad_input_ends_with_2_and_names_it(tmp_path: Path, arguments: tuple[str
     code, _, errors = rehearse(tmp_path, *arguments)
     assert code == 2
     assert named in errors
+
+
+def test_secrets_reach_neither_the_result_nor_the_kept_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, token = "mysecretvalue99", "hf_abcdefghijklmnop1234"
+    monkeypatch.setenv("HF_TOKEN", token)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\nprint('seen', sys.argv[2], os.environ['HF_TOKEN'])\n"
+        "raise RuntimeError(f\"refused: {sys.argv[2]} {os.environ['HF_TOKEN']}\")\n"
+    )
+    options = ("--gpu", "h200", "--out", "kept", "--html", "page.html")
+    code, said, error = rehearse(tmp_path, *options, str(script), "--hub_token", given)
+    assert code == 14 and "refused: <redacted> <HF_TOKEN>" in said["stopped"]["reason"]
+    kept = tmp_path / "kept" / "output.txt"
+    assert "seen <redacted> <HF_TOKEN>" in kept.read_text() and kept.stat().st_mode & 0o777 == 0o600
+    script.unlink()
+    texts = [error, str(said), *(text.decode() for text in contents(tmp_path).values())]
+    assert not any(secret in text for text in texts for secret in (given, token))

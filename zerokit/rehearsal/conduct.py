@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.hardware import Gpu
+from zerokit.launcher.secrets import Secrets
 from zerokit.memory import card
 from zerokit.rehearsal import result as results
 from zerokit.rehearsal import step_time
@@ -193,15 +194,26 @@ def _run(
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # data loader workers of a script that was cut off
     reader.join(timeout=5)
+    secrets = Secrets(script.environment, [*request.target.arguments, *script.arguments])
     if request.output is not None:
-        shutil.copyfile(output, request.output)
+        _keep_output(output, request.output, secrets)
     if request.operators is not None and (folder / _OPERATORS).is_file():
         shutil.copyfile(folder / _OPERATORS, request.operators)
-    tail = _tail(output)
+    tail = secrets.text(_tail(output))
     if not result_path.is_file():
         return None, f"the process ended with code {code}\n{tail}"
-    report: dict[str, Any] = json.loads(result_path.read_text())
+    report = secrets.tree(json.loads(result_path.read_text()))
+    assert isinstance(report, dict)
     return report, tail
+
+
+def _keep_output(output: Path, kept: Path, secrets: Secrets) -> None:
+    """What the script printed, without secrets, for this user alone."""
+    kept.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with output.open("rb") as lines, os.fdopen(os.open(kept, flags, 0o600), "wb") as file:
+        for line in lines:
+            file.write(secrets.data(line))
 
 
 def _pass_on(descriptor: int, progress: Callable[[str], None]) -> None:
