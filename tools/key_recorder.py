@@ -25,6 +25,7 @@ class Recorder(dict[str, Any]):
     seen: set[str]
 
     def get(self, key: str, default: Any = None) -> Any:
+        """The value, noting the key."""
         self.seen.add(key)
         return dict.get(self, key, default)
 
@@ -37,6 +38,7 @@ class Recorder(dict[str, Any]):
         return dict.__contains__(self, key)
 
     def keys(self) -> Any:
+        """A view that notes the keys that are looked up in it."""
         return KeysView(self)
 
     def __copy__(self) -> Recorder:

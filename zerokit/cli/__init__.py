@@ -51,9 +51,11 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are run or asked for help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"zerokit.cli.{COMMANDS[cmd_name][0]}")
@@ -65,6 +67,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command named; an unknown one is answered with what was probably meant."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from zerokit.cli.base import unknown_command
 
@@ -72,6 +75,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 

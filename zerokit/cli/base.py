@@ -28,6 +28,7 @@ class Command(click.Command):
         self.params.append(quiet_option())
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in groups."""
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         own: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
@@ -42,6 +43,7 @@ class Command(click.Command):
             _section(formatter, "Output" if any(groups.values()) else "Options", own)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
         super().format_epilog(ctx, formatter)
         if not self.examples:
             return

@@ -28,12 +28,14 @@ class PlanCommand(Command):
     """Everything after ``--`` is a script and its own arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep what stands after ``--`` for the script."""
         if "--" in args:
             cut = args.index("--")
             args, ctx.meta[_SCRIPT] = args[:cut], tuple(args[cut + 1 :])
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show the script in the line of usage."""
         return [*super().collect_usage_pieces(ctx), "[-- SCRIPT [ARGS]...]"]
 
 

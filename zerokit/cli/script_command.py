@@ -11,6 +11,7 @@ class ScriptCommand(Command):
     """As with Python itself, everything after ``-m MODULE`` belongs to the module too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take what follows the script's name for the script's own."""
         takes_value = {name: not option.is_flag for option in self.params if isinstance(option, click.Option)
                        for name in option.opts}  # fmt: skip
         index = 0

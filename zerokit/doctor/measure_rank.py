@@ -41,6 +41,7 @@ class Rank:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
 
     def wait(self) -> None:
+        """Until the GPU has done what it was given; a CPU rank has."""
         if self.on_gpu:
             torch.cuda.synchronize()
 

@@ -114,10 +114,12 @@ def kind(event: Event) -> str:
 
 
 def is_product(event: Event) -> bool:
+    """Whether a recorded operator is one matrix product."""
     return bool(event.flops) and len(event.shapes) == 1 and len(event.shapes[0]) == 4
 
 
 def is_attention(event: Event) -> bool:
+    """Whether it is a fused attention kernel: three shapes of query, key and value."""
     return bool(event.flops) and len(event.shapes) == 3
 
 

@@ -74,6 +74,7 @@ class Guard:
             self.connection.sendall(line)
 
     def read_commands(self) -> None:
+        """Obey the supervisor; where it is gone, end everything."""
         try:
             data = self.connection.recv(65536)
         except OSError:
@@ -164,6 +165,7 @@ class Guard:
         self.rank_ended(pid, None if status is None else os.waitstatus_to_exitcode(status))
 
     def reap(self) -> None:
+        """Note the children that ended, the launcher among them."""
         for pid, code in processes.reap():
             if self.launcher is not None and pid == self.launcher.pid:
                 self.launcher_code = code
