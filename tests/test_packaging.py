@@ -230,3 +230,49 @@ def test_everything_installed_is_pinned() -> None:
 def test_the_pins_name_no_index_and_no_local_version() -> None:
     text = (ROOT / "constraints.txt").read_text()
     assert re.search(r"https?:|file:|--|\+|@", text) is None
+
+
+def test_the_metadata_is_what_an_index_takes(archives: tuple[Path, Path]) -> None:
+    """As `twine check` and the index do: every field is valid, and the description is there."""
+    from packaging.metadata import Metadata
+
+    for archive in archives:
+        if archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as opened:
+                (name,) = [name for name in opened.namelist() if name.endswith(".dist-info/METADATA")]
+                text = opened.read(name)
+        else:
+            with tarfile.open(archive) as packed:
+                (name,) = [
+                    name for name in packed.getnames() if name.count("/") == 1 and name.endswith("PKG-INFO")
+                ]
+                member = packed.extractfile(name)
+                assert member is not None
+                text = member.read()
+        metadata = Metadata.from_email(text, validate=True)
+        assert metadata.name == "zerokit" and metadata.description_content_type == "text/markdown"
+        assert (metadata.description or "").startswith("# zerokit")
+
+
+@pytest.mark.slow
+def test_the_container_is_built_and_plans() -> None:
+    """Where a builder works; PyTorch alone is some minutes of it."""
+    for builder in ("podman", "docker"):
+        try:
+            works = (
+                subprocess.run([builder, "info"], capture_output=True, timeout=60, check=False).returncode
+                == 0
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if works:
+            break
+    else:
+        pytest.skip("no container builder works here")
+    build = [builder, "build", "-t", "zerokit-test", "-f", "Containerfile", "."]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=3000, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = subprocess.run(
+        [builder, "run", "--rm", "zerokit-test", *PLAN], capture_output=True, text=True, check=False
+    )
+    assert plan.returncode == 0 and "Fits: " in plan.stdout, plan.stderr

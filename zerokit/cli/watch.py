@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zerokit.report.schema import RunReport
 
 _SECONDS = 2.0
+_PATIENCE_SECONDS = 15.0  # from the ranks' last words to the launcher's report
 
 
 @click.command("watch", cls=Command, short_help="Show a run while it lives, with alarms.")
@@ -42,6 +43,25 @@ def command(run: str, metrics: str | None, once: bool, every: float) -> int:
     return report.exit_code if report.outcome != "running" else 0
 
 
+class _End:
+    """Whether a run is over: its report is written, or its ranks ended and none comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._since: float | None = None
+
+    def reached(self, report: RunReport) -> bool:
+        """What was just read is the last there will be."""
+        from zerokit.launcher.run_folder import REPORT_FILE
+
+        if report.outcome == "running":
+            self._since = None
+            return False
+        self._since = self._since if self._since is not None else time.monotonic()
+        written = not self._folder.is_dir() or (self._folder / REPORT_FILE).exists()
+        return written or time.monotonic() - self._since > _PATIENCE_SECONDS
+
+
 def _look(folder: Path, metrics: str | None) -> tuple[RunReport, list[str]]:
     from zerokit.machine.host import detect_host
     from zerokit.report.alarms import alarms
@@ -64,25 +84,27 @@ def _live(folder: Path, metrics: str | None, every: float, console: object) -> R
     from zerokit.report.render import parts
 
     assert isinstance(console, Console)
+    end = _End(folder)
     with Live(console=console, auto_refresh=False) as shown:
         while True:
             report, found = _look(folder, metrics)
             notes = [Text(f"ALARM {text}", style="bold red") for text in found]
             shown.update(Group(*parts(report, traceback=False, width=console.width), *notes), refresh=True)
-            if report.outcome != "running":
+            if end.reached(report):
                 return report
             time.sleep(every)
 
 
 def _lines(folder: Path, metrics: str | None, every: float, once: bool) -> RunReport:
     told: set[str] = set()
+    end = _End(folder)
     while True:
         report, found = _look(folder, metrics)
         for text in found:
             if text not in told:
                 click.echo(f"ALARM {text}")
                 told.add(text)
-        if once or report.outcome != "running":
+        if once or end.reached(report):
             steps, count = max((rank.steps for rank in report.ranks), default=0), len(report.ranks)
             click.echo(f"{report.outcome}: {count} rank{'' if count == 1 else 's'}, step {steps}")
             if once and report.outcome == "running":
