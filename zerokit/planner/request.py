@@ -140,13 +140,14 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
     names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
     if not names:
         raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
-    _known_optimizer(options.get("optimizer"))
+    optimizer, taken = _optimizer(options.get("optimizer"))
+    notes += taken
     return Job(
         seq_len=length,
         global_batch=whole(options, "global_batch"),
         method=method,
         lora=None if method == "full" else Lora(rank=rank or 16, targets=names),
-        optimizer=options.get("optimizer") or "AdamW",
+        optimizer=optimizer,
         attention=choice(options, "attention", ATTENTIONS) or "sdpa",
         inference=inference,
         quantization=quantization,
@@ -154,16 +155,33 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
     ), tuple(notes)
 
 
-def _known_optimizer(name: str | None) -> None:
-    """The rule for files asks the same of a DeepSpeed JSON."""
+def _optimizer(name: str | None) -> tuple[str, list[str]]:
+    """DeepSpeed's type of the optimizer, and what a Trainer's name was taken for.
+
+    Raises:
+        InputError: there is none of this name, or it is not modelled. The rule for files asks the same of a
+            DeepSpeed JSON.
+    """
     from zerokit.domain.deepspeed_settings import DeepSpeedSettings
     from zerokit.rules import Setup, rule
+    from zerokit.rules.trainer_optimizers import NOT_MODELLED, TAKEN_AS
 
-    details = name and rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
+    if not name:
+        return "AdamW", []
+    if name in NOT_MODELLED:
+        raise InputError(
+            f"⟨optimizer⟩ {name}: not modelled: {NOT_MODELLED[name]}; use one of AdamW, "
+            f"{', '.join(TAKEN_AS)}, or measure with zerokit launch"
+        )
+    if name in TAKEN_AS:
+        return TAKEN_AS[name], [f"⟨optimizer⟩ {name}: its states are those of {TAKEN_AS[name]}"]
+
+    details = rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
     if isinstance(details, Mapping):
         right = str(details["instead"])
         fix = right if right.startswith("write") else "use Adam, AdamW, Adagrad, Lamb, Lion or Muon"
         raise InputError(f"⟨optimizer⟩ {name}: it is neither a DeepSpeed optimizer nor in torch.optim; {fix}")
+    return name, []
 
 
 def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
