@@ -1,7 +1,7 @@
 """Two independent models of memory beside each other: the replay of ``zerokit estimate`` and a rehearsal.
 
     python -m benchmarks.replay_and_rehearsal                  # all cases, some minutes
-    python -m benchmarks.replay_and_rehearsal llama z3         # those whose names have all of these parts
+    python -m benchmarks.replay_and_rehearsal llama.z3 t5.z0   # those whose names have one of these parts
 
 Each case is a family of Transformers and a setting of ``docs/accuracy.md``, at a small size: the loop of
 ``h200-deepspeed.jsonl`` (``benchmarks/rehearsal/raw_loop.py``), rehearsed as rank 0, and the estimate of the
@@ -22,17 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import read_case
+from benchmarks.accuracy import error, judge, read_case
 from benchmarks.rehearsal.__main__ import allocator_of_run
 from zerokit.catalog import gpus
-from zerokit.memory.estimate import estimate_traced
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.script.entry_points import Target
 from zerokit.trace.on_demand import complete
 
 LIMIT = 0.001
 RAW_LOOP = Path(__file__).resolve().parent / "rehearsal" / "raw_loop.py"
-PHASES = ("init", "forward", "backward", "step")
 
 _SIZES = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "vocab_size": 32000}
 _LLAMA = {**_SIZES, "intermediate_size": 2816, "num_key_value_heads": 4, "max_position_embeddings": 8192}
@@ -138,41 +136,49 @@ def row_of(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Peak bytes of rank 0 by phase. ``problem``: why there is nothing to compare."""
+    """Bytes of rank 0 as (replayed, rehearsed), by phase of the last step, as the measured runs tell them.
+
+    Attributes:
+        problem: why there is nothing to compare.
+    """
 
     name: str
-    replayed: dict[str, int]
-    rehearsed: dict[str, int]
+    pairs: dict[str, tuple[int, int]]
     problem: str | None = None
 
-    def more(self, phase: str) -> int:
-        """Bytes of the rehearsal above the replay."""
-        return self.rehearsed[phase] - self.replayed[phase]
-
     def errors(self) -> dict[str, float]:
-        """Rehearsed over replayed, less one, by phase."""
-        return {phase: self.rehearsed[phase] / self.replayed[phase] - 1 for phase in PHASES}
+        """Replayed over rehearsed, less one, by phase."""
+        return {phase: error(pair) for phase, pair in self.pairs.items()}
 
 
 def compare(name: str, folder: Path) -> Compared:
     """Both models' answers for one case."""
     row = row_of(name)
-    case = read_case(row)
-    profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=row["head"])
-    estimate = estimate_traced(profile, case.job, case.strategy, case.cluster, every_rank=True)
-    replayed = dict(estimate.ranks[0].phases)
-    path = folder / f"{name}.json"
+    path, out = folder / f"{name}.json", folder / "shown" / f"{name}.json"
+    out.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(row))
-    target = Target(script=str(RAW_LOOP), module=None, arguments=(str(path), str(folder / "out.json")))
     request = RehearsalRequest(
-        target=target, gpu=gpus.load("h200"), gpus=row["world_size"], launcher="deepspeed", step_time=False
-    )
+        target=Target(script=str(RAW_LOOP), module=None, arguments=(str(path), str(out))),
+        gpu=gpus.load("h200"), gpus=row["world_size"], launcher="deepspeed", step_time=False,
+        shown=out.parent,
+    )  # fmt: skip
     with allocator_of_run("expandable_segments:True"):
         done = rehearse(request)
-    phases = done.ranks[0].phases
-    problem = None if done.stopped is None else f"{done.stopped.location}: {done.stopped.reason}"
-    rehearsed = {phase: phases.get(phase, 0) for phase in PHASES}
-    return Compared(name=name, replayed=replayed, rehearsed=rehearsed, problem=problem)
+    if done.stopped is not None:
+        return Compared(name=name, pairs={}, problem=f"{done.stopped.location}: {done.stopped.reason}")
+    record = json.loads(out.read_text())
+    ranks = row["world_size"]
+    read = {
+        **row,
+        **record,
+        "peak_allocated_bytes": [record["peak"]] * ranks,
+        "host_max_rss_bytes": [0] * ranks,
+    }
+    case = read_case(read)
+    profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=row["head"])
+    judged = judge(case, profile)
+    names = ("init", "forward", "level_after_forward", "backward", "step")
+    return Compared(name=name, pairs={phase: getattr(judged, phase) for phase in names})
 
 
 def main() -> int:
@@ -181,25 +187,23 @@ def main() -> int:
     worst: list[str] = []
     with tempfile.TemporaryDirectory(prefix="zerokit-models-") as folder:
         for name in names():
-            if not all(part in name for part in wanted):
+            if wanted and not any(part in name for part in wanted):
                 continue
             try:
                 found = compare(name, Path(folder))
-            except Exception as error:  # of one case: the others are still told
-                print(f"{name:<24} no answer: {type(error).__name__}: {error}", flush=True)
+            except Exception as failure:  # of one case: the others are still told
+                print(f"{name:<24} no answer: {type(failure).__name__}: {failure}", flush=True)
                 worst.append(name)
                 continue
             if found.problem is not None:
                 print(f"{name:<24} stopped: {found.problem[-160:]}", flush=True)
                 worst.append(name)
                 continue
-            errors = found.errors()
-            off = max(abs(error) for error in errors.values()) > LIMIT
+            off = max(map(abs, found.errors().values())) > LIMIT
             worst += [name] if off else []
             told = "  ".join(
-                f"{phase} {found.replayed[phase] / 2**20:9.2f} MiB {found.more(phase):+11,d}"
-                f" {100 * error:+.3f} %"
-                for phase, error in errors.items()
+                f"{phase} {replayed / 2**20:.1f} MiB {rehearsed - replayed:+,d}"
+                for phase, (replayed, rehearsed) in found.pairs.items()
             )
             print(f"{name:<24} {'!' if off else ' '} {told}", flush=True)
     print(f"differ by more than {100 * LIMIT} %: {', '.join(worst) or 'none'}")

@@ -65,7 +65,7 @@ class PlanCommand(Command):
     "--rehearsal-seconds",
     type=click.FloatRange(1, 1e6),
     metavar="SECONDS",
-    help="With a script: begin no rehearsal after so long. Default: 600.",
+    help="With a script: after so long only the best plan is still rehearsed. Default: 600.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")

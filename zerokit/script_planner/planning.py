@@ -27,9 +27,10 @@ from zerokit.script_planner.trained_model import contradiction, options_of
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, make_plan, make_space, time_model
 from zerokit.search.request import Request
+from zerokit.search.space import Knobs, knobs
 from zerokit.timing.constants import Calibration, JobFactors
 from zerokit.tuner.tuning import distinct
-from zerokit.units import format_gib, format_seconds
+from zerokit.units import format_count, format_gib, format_seconds
 
 REHEARSED_BEST = 3
 """So many of the best are rehearsed before one is chosen."""
@@ -52,7 +53,7 @@ class ScriptPlanning:
     """One plan for one script.
 
     Attributes:
-        seconds: after so long no further rehearsal is begun.
+        seconds: after so long only the best plan is still rehearsed.
         profile: the rehearsals so far.
     """
 
@@ -66,6 +67,7 @@ class ScriptPlanning:
     notes: list[str] = field(default_factory=list)
     _script: ScriptOptions = field(init=False)
     _planned: PlannedFor = field(init=False)
+    _sizes: Knobs | None = None
     _began: float = field(default_factory=time.monotonic)
     _kept: dict[str, Any] = field(default_factory=dict)
 
@@ -133,7 +135,7 @@ class ScriptPlanning:
         first: Rehearsal | None = None
         why = ""
         for batch in batches:
-            done = self._rehearse(read.request, _probe(read.request, batch, modes[0]))
+            done = self._rehearse(read.request, self._probe(read.request, batch, modes[0]))
             if done.found is None:
                 why = why or done.why_not
                 if worked:
@@ -147,9 +149,37 @@ class ScriptPlanning:
                 break
         if first is None:
             raise _CannotRehearse(why)
-        for mode in modes[1:]:  # what a sequence more takes is the same in both, beside the replay
-            self._rehearse(read.request, _probe(read.request, worked[-1], mode))
+        # what one more sequence takes beside the replay is the same with checkpointing
+        for mode in modes[1:] if self._time_is_left else []:
+            self._rehearse(read.request, self._probe(read.request, worked[-1], mode))
         return read
+
+    def _probe(self, request: Request, batch: int, checkpointing: str) -> Strategy:
+        """A strategy to learn of the script: its bytes beside the model's hardly depend on the stage. All
+        probes have the same buckets, those that the search tries first."""
+        pins = request.pins
+        stage = pins.zero_stage if pins.zero_stage is not None else 2 if request.cluster.gpus > 1 else 0
+        asked = replace(
+            request,
+            job=replace(request.job, global_batch=None),
+            pins=replace(
+                pins,
+                zero_stage=stage,
+                micro_batch=batch,
+                gradient_accumulation=pins.gradient_accumulation or 1,
+                checkpointing=checkpointing,
+            ),
+        )
+        if self._sizes is None:
+            self._sizes = knobs(stage, pins, make_space(asked)[0].timing.trainable)[0]
+        sized = replace(
+            asked.pins,
+            reduce_bucket_size=self._sizes.reduce_bucket_size,
+            prefetch_bucket_size=self._sizes.prefetch_bucket_size,
+            persistence_threshold=self._sizes.persistence_threshold,
+            sub_group_size=self._sizes.sub_group_size,
+        )
+        return one_strategy(replace(asked, pins=sized))[0]
 
     def _probe_batches(self, request: Request) -> tuple[int, ...]:
         micro = request.pins.micro_batch
@@ -211,7 +241,7 @@ class ScriptPlanning:
     # ---------------------------------------------------------------- the search
 
     def _searched(self, request: Request, top: int) -> Plan:
-        """Search and rehearse, until the best three are rehearsed or the time is up.
+        """Search and rehearse, until the best three are; once the time is up only the best.
 
         Raises:
             NothingFits: with what the rehearsals showed, nothing does.
@@ -232,8 +262,9 @@ class ScriptPlanning:
                     f"{self.profile.name} ran with none of the plans that would fit: "
                     f"{next((each.stopped for each in self.records if each.stopped), '')}"
                 )
-            waiting = list(self._not_rehearsed(distinct(usable, REHEARSED_BEST)))
-            if not waiting or not self._time_is_left:
+            best = distinct(usable, REHEARSED_BEST) if self._time_is_left else usable[:1]
+            waiting = list(self._not_rehearsed(best))
+            if not waiting or len(self.records) >= _MOST_REHEARSALS:
                 return self._chosen(made, usable, request, top)
             self._rehearse(request, waiting[0].strategy)
 
@@ -273,8 +304,7 @@ class ScriptPlanning:
         chosen = usable[0]
         if chosen.memory.basis != REHEARSED:
             self.notes.append(
-                f"this plan itself was not rehearsed: ⟨rehearsal_seconds⟩ {self.seconds:g} were over after "
-                f"{len(self.records)} rehearsals"
+                f"this plan itself was not rehearsed: after {len(self.records)} rehearsals others came first"
             )
         known = self.profile.of(chosen.strategy)
         if known is not None and known.step_seconds_range is not None:
@@ -298,13 +328,20 @@ class ScriptPlanning:
             plan=self._planned.told(made),
             job=make_space(request)[0].job,
             cluster=request.cluster,
-            model_name=read.model_name,
+            model_name=self._model_name(read),
             parameters=request.shape.parameters,
             timed=request.timed,
             on_cpu=request.on_cpu,
             script=self.profile,
             rehearsals=tuple(self.records),
         )
+
+    def _model_name(self, read: ResolvedRequest) -> str:
+        """The model's; of one that only the script names, the script's with the model's size."""
+        if "model" not in self._kept or "/" not in read.model_name:
+            return read.model_name
+        shape = read.request.shape
+        return f"{self.profile.name} ({shape.family}, {format_count(shape.parameters)} parameters)"
 
     def _without(self, why: str, top: int) -> PlanResult:
         """Plan as if there were no script, and say so.
@@ -320,21 +357,3 @@ class ScriptPlanning:
         made = make_plan(read.request, top=top)
         note = f"{said}; memory and time are those of a plain training loop of the model"
         return self._result(read, replace(made, assumptions=(*made.assumptions, note)))
-
-
-def _probe(request: Request, batch: int, checkpointing: str) -> Strategy:
-    """A strategy to learn of the script: its bytes beside the model's hardly depend on the stage."""
-    pins = request.pins
-    stage = pins.zero_stage if pins.zero_stage is not None else 2 if request.cluster.gpus > 1 else 0
-    asked = replace(
-        request,
-        job=replace(request.job, global_batch=None),
-        pins=replace(
-            pins,
-            zero_stage=stage,
-            micro_batch=batch,
-            gradient_accumulation=pins.gradient_accumulation or 1,
-            checkpointing=checkpointing,
-        ),
-    )
-    return one_strategy(asked)[0]
