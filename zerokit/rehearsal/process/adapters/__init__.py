@@ -20,6 +20,7 @@ ADAPTERS: dict[str, Adapter] = {
     "bitsandbytes.cextension": bitsandbytes.native_library,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
     "deepspeed.runtime.engine": deepspeed.engine,
+    "diffusers.schedulers.scheduling_utils": generation.sampling,
     "safetensors.torch": saving.safetensors,
     "torchvision.extension": kernels.torchvision,
     "transformers.generation.utils": generation.generate,

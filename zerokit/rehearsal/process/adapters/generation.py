@@ -21,6 +21,31 @@ _FEW = 4
 _TOKEN = 7
 
 
+def sampling(context: Context, module: ModuleType) -> None:
+    """Diffusers: every step of a sampling allocates alike, so a few stand for all."""
+    base = module.SchedulerMixin
+    shorten = functools.partial(_fewer_steps, context)
+
+    def init_subclass(cls: type[Any], /, **kwargs: Any) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        original = cls.__dict__.get("set_timesteps")
+        if original is not None:
+            cls.set_timesteps = shorten(original)
+
+    base.__init_subclass__ = classmethod(init_subclass)
+
+
+def _fewer_steps(context: Context, original: Any) -> Any:
+    @functools.wraps(original)
+    def set_timesteps(self: Any, num_inference_steps: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(num_inference_steps, int) and num_inference_steps > _FEW:
+            context.machine.stub(f"sampling of {num_inference_steps} steps: {_FEW} are made")
+            num_inference_steps = _FEW
+        return original(self, num_inference_steps, *args, **kwargs)
+
+    return set_timesteps
+
+
 def generate(context: Context, module: ModuleType) -> None:
     """Wrap ``GenerationMixin.generate``."""
     cls = module.GenerationMixin
