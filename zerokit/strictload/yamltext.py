@@ -46,6 +46,15 @@ _YAML_1_1_FLOAT = re.compile(
 _PLAIN_TAGS = frozenset({None, "!", *(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))})
 
 
+_OPENED = (
+    "while scanning a simple key",
+    "while scanning a quoted scalar",
+    "while parsing a flow sequence",
+    "while parsing a flow mapping",
+)
+"""What PyYAML was at when it found the end missing: the place to look is where that began."""
+
+
 @dataclass(slots=True)
 class _Open:
     """A mapping or list that is being read."""
@@ -113,6 +122,8 @@ class _Reader:
 
     def syntax_error(self, error: yaml.YAMLError) -> FileInputError:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        if getattr(error, "context", None) in _OPENED:
+            mark = getattr(error, "context_mark", None) or mark
         if mark is not None:
             message = getattr(error, "problem", None) or "cannot be read as YAML"
             if "\t" in self.document.text and "cannot start any token" in message:
