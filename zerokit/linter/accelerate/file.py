@@ -50,7 +50,7 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
             fix=problem.fix,
         )
         for problem in document.problems
-        if document.place(("deepspeed_config", "gradient_clipping")).line != problem.place.line
+        if problem.rule != "yaml-number-as-text" or _is_read(document, problem.place.line)
     ]
     findings += _top_level(document)
     findings += lint_processes(document, world_size)
@@ -61,6 +61,14 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
     else:
         findings += lint_fsdp(document)
     return one_for_each_cause(findings)
+
+
+def _is_read(document: Document, line: int) -> bool:
+    """Whether the key on a line takes a number that Accelerate does not read out of text itself."""
+    lists = key_list()
+    read = [(key,) for key in lists["cluster"]]
+    read += [("deepspeed_config", key) for key in lists["deepspeed_config"] if key != "gradient_clipping"]
+    return any(path in document.keys and document.keys[path].line == line for path in read)
 
 
 def _top_level(document: Document) -> Iterator[Finding]:
@@ -90,7 +98,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
             fix,
             source=CONFIG,
             edits=edits,
-            suggests=guess or "",
+            suggests=guess or str(key),
         )
     yield from _environment(document)
     kind = value.get("distributed_type")

@@ -77,7 +77,7 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
             f"use {world_size}",
             severity="warning",
         )
-    if rank >= machines:
+    if rank is not None and rank >= machines:
         yield finding_at(
             document,
             ("machine_rank",),
