@@ -1,16 +1,18 @@
 """Measure ``zerokit check`` on files that nobody here wrote, whole and broken.
 
-    python -m benchmarks.linter.measure FOLDER [--mutations N] [--seed S] [--out FILE]
+    python -m benchmarks.linter.measure FOLDER [--mutations N] [--seed S] [--truth FILE] [--out FILE]
 
 ``FOLDER/ds`` holds DeepSpeed JSONs, ``FOLDER/acc`` accelerate YAMLs. Every file is first given to the
 readers that might read it (:mod:`benchmarks.linter.truth`); mutations are made of those that work, and
-given to the same readers. A mutation is fatal where no reader of the good file accepts it.
+given to the same readers. A mutation is fatal where no reader of the good file accepts it. What the readers
+said is kept in the file that ``--truth`` names, and not asked again.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import hashlib
 import json
 import os
 import pathlib
@@ -18,8 +20,10 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.linter.anything import of_any_yaml, of_anything
 from benchmarks.linter.mutations import Mutation, of_json
 from benchmarks.linter.yaml_mutations import of_yaml
 from zerokit.errors import FileInputError
@@ -30,23 +34,59 @@ _TRUTH = pathlib.Path(__file__).with_name("truth.py")
 _READERS = ("trainer", "accelerate", "raw")
 
 
-def ask(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The truth of every case."""
+class Truth:
+    """What the readers say of texts, remembered in a file."""
+
+    def __init__(self, file: pathlib.Path | None) -> None:
+        self._file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file and file.exists() else []
+        self._known: dict[str, dict[str, Any]] = dict(json.loads(line) for line in lines)
+
+    def of(self, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The answer to every case: ``ok``, and what was built or the error."""
+        keys = [_key(case) for case in cases]
+        new = {key: case for key, case in zip(keys, cases, strict=True) if key not in self._known}
+        for key, answer in zip(new, ask(list(new.values())) if new else (), strict=True):
+            self._known[key] = answer
+            if self._file:
+                with self._file.open("a", encoding="utf-8") as handle:
+                    handle.write(json.dumps([key, answer]) + "\n")
+        return [
+            {**self._known[key], "id": case["id"], "reader": case["reader"]}
+            for key, case in zip(keys, cases, strict=True)
+        ]
+
+
+def _key(case: dict[str, Any]) -> str:
+    path = pathlib.Path(case["path"])
+    what = f"{case['reader']} {case['world_size']} {path.suffix} ".encode() + path.read_bytes()
+    return hashlib.sha256(what).hexdigest()
+
+
+def ask(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The truth of every case, as it comes."""
     dropped = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONPATH")
     environment = {
         **{k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("ACCELERATE_")},
         "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    asked = "\n".join(json.dumps(case) for case in cases)
-    done = subprocess.run(
-        [sys.executable, str(_TRUTH)],
-        input=asked,
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as asked:
+        asked.write("\n".join(json.dumps(case) for case in cases))
+        asked.seek(0)
+        command = [sys.executable, str(_TRUTH)]
+        with subprocess.Popen(
+            command,
+            stdin=asked,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield json.loads(line)
+    if process.returncode:
+        raise RuntimeError(f"{command} ended with {process.returncode}")
 
 
 def world_of(text: str) -> int:
@@ -68,44 +108,60 @@ def world_of(text: str) -> int:
 
 
 def accepted(
-    files: dict[str, pathlib.Path], worlds: dict[str, int], readers: dict[str, list[str]]
+    truth: Truth,
+    files: dict[str, pathlib.Path],
+    worlds: dict[str, int],
+    readers: dict[str, list[str]],
+    *,
+    first: bool = False,
 ) -> dict[str, list[str]]:
-    """The readers that accept each file."""
-    cases = [
-        {"id": name, "reader": reader, "path": str(path), "world_size": worlds[name]}
-        for name, path in files.items()
-        for reader in readers[name]
-    ]
+    """The readers that accept each file; with ``first`` no other is asked after one that does."""
     found: dict[str, list[str]] = {name: [] for name in files}
-    for answer in ask(cases) if cases else []:
-        if answer["ok"]:
-            found[answer["id"]].append(answer["reader"])
+    rounds = range(max(map(len, readers.values()), default=0))
+    for number in rounds if first else [None]:
+        cases = [
+            {"id": name, "reader": reader, "path": str(path), "world_size": worlds[name]}
+            for name, path in files.items()
+            for place, reader in enumerate(readers[name])
+            if number is None or (place == number and not found[name])
+        ]
+        for answer in truth.of(cases):
+            if answer["ok"]:
+                found[answer["id"]].append(answer["reader"])
     return found
 
 
-def findings_of(path: pathlib.Path) -> list[tuple[int, str, str]]:
-    """Line, rule and severity of what is found."""
+Found = tuple[int, str, str, str]
+
+
+def findings_of(path: pathlib.Path) -> list[Found]:
+    """Line, rule, severity and message of what is found."""
     return [
-        (finding.place.line, finding.rule, finding.severity)
+        (finding.place.line, finding.rule, finding.severity, finding.message)
         for file in check_files([str(path)])
         for finding in file.findings
     ]
 
 
-def judge(
-    before: list[tuple[int, str, str]], after: list[tuple[int, str, str]], mutation: Mutation
-) -> dict[str, Any]:
+def judge(before: list[Found], after: list[Found], mutation: Mutation) -> dict[str, Any]:
     """What the findings that a mutation added are worth."""
-    known = collections.Counter((rule, severity) for _, rule, severity in before)
+    same = collections.Counter((rule, message) for _, rule, _, message in before)
+    changed = []
+    for found in after:
+        if same[found[1], found[3]] > 0:
+            same[found[1], found[3]] -= 1
+        else:
+            changed.append(found)
+    left = collections.Counter(rule for rule, _ in same.elements())
     new = []
-    for line, rule, severity in after:
-        if known[rule, severity] > 0:
-            known[rule, severity] -= 1
+    for line, rule, severity, _ in changed:  # the same finding in other words: a number in it has changed
+        if left[rule] > 0 and line not in mutation.lines:
+            left[rule] -= 1
         elif severity != "note":
             new.append((line, rule, severity))
     return {
         "silent": not new,
-        "error": any(severity == "error" for _, _, severity in after),
+        "error": any(severity == "error" for _, _, severity, _ in after),
         "line": not mutation.lines or not new or any(line in mutation.lines for line, _, _ in new),
         "double": len(new) > 1,
         "new": new,
@@ -118,17 +174,18 @@ def main() -> None:
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--mutations", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--truth", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
-    chance = random.Random(options.seed)
+    truth = Truth(options.truth)
     files = {path.name: path for kind in ("ds", "acc") for path in sorted((options.folder / kind).iterdir())}
     texts = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in files.items()}
     worlds = {name: world_of(text) for name, text in texts.items()}
     readers = {name: list(_READERS) if files[name].parent.name == "ds" else ["launch"] for name in files}
-    works = accepted(files, worlds, readers)
+    works = accepted(truth, files, worlds, readers)
     _print_real(files, works)
-    mutations = _made(texts, works, files, chance, options.mutations)
-    cases = _measured(mutations, files, worlds, works)
+    mutations = _made(texts, works, files, options.seed, options.mutations)
+    cases = _measured(truth, mutations, files, worlds, works)
     _print_mutations(cases)
     if options.out:
         options.out.write_text(json.dumps(cases, indent=1))
@@ -137,35 +194,45 @@ def main() -> None:
 def _print_real(files: dict[str, pathlib.Path], works: dict[str, list[str]]) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for name, path in files.items():
-        failed = any(severity == "error" for _, _, severity in findings_of(path))
+        failed = any(severity == "error" for _, _, severity, _ in findings_of(path))
         counts[f"{'works' if works[name] else 'fails'}, {'error' if failed else 'no error'}"] += 1
     print("real files:", dict(counts))
+
+
+def _of(text: str, kind: str, seed: str) -> Iterator[Mutation]:
+    if kind == "ds":
+        yield from of_json(text, seed)
+        yield from of_anything(text, seed)
+    else:
+        yield from of_yaml(text)
+        yield from of_any_yaml(text, seed)
 
 
 def _made(
     texts: dict[str, str],
     works: dict[str, list[str]],
     files: dict[str, pathlib.Path],
-    chance: random.Random,
+    seed: int,
     wanted: int,
 ) -> list[tuple[str, Mutation]]:
     """Mutations of clean files that work, spread over the kinds."""
     by_kind: dict[str, list[tuple[str, Mutation]]] = collections.defaultdict(list)
     for name, readers in works.items():
-        clean = readers and not any(severity == "error" for _, _, severity in findings_of(files[name]))
+        clean = readers and not any(severity == "error" for _, _, severity, _ in findings_of(files[name]))
         if clean:
-            made = of_json(texts[name], chance) if files[name].parent.name == "ds" else of_yaml(texts[name])
-            for mutation in made:
+            for mutation in _of(texts[name], files[name].parent.name, f"{seed} {name}"):
                 by_kind[mutation.kind].append((name, mutation))
     drawn: list[tuple[str, Mutation]] = []
     each = wanted // len(by_kind) + 1
     for kind in sorted(by_kind):
+        chance = random.Random(f"{seed} {kind}")
         drawn += chance.sample(by_kind[kind], min(each, len(by_kind[kind])))
     print(f"mutations: {len(drawn)} of {len(by_kind)} kinds, in {len({name for name, _ in drawn})} files")
     return drawn
 
 
 def _measured(
+    truth: Truth,
     mutations: list[tuple[str, Mutation]],
     files: dict[str, pathlib.Path],
     worlds: dict[str, int],
@@ -178,7 +245,7 @@ def _measured(
             broken[str(number)].write_text(mutation.text, encoding="utf-8")
         readers = {str(number): works[name] for number, (name, _) in enumerate(mutations)}
         world = {str(number): worlds[name] for number, (name, _) in enumerate(mutations)}
-        still = accepted(broken, world, readers)
+        still = accepted(truth, broken, world, readers, first=True)
         cases = []
         for number, (name, mutation) in enumerate(mutations):
             path = broken[str(number)]
@@ -187,20 +254,28 @@ def _measured(
             result = judge(findings_of(good), findings_of(path), mutation)
             fatal = not still[str(number)]
             cases.append(
-                {"kind": mutation.kind, "file": name, "fatal": fatal, "at": sorted(mutation.lines), **result}
+                {
+                    "kind": mutation.kind,
+                    "file": name,
+                    "fatal": fatal,
+                    "sure": mutation.sure or fatal,
+                    "at": sorted(mutation.lines),
+                    **result,
+                }
             )
     return cases
 
 
 def _print_mutations(cases: list[dict[str, Any]]) -> None:
     found = [case for case in cases if not case["silent"]]
+    sure = [case for case in cases if case["sure"]]
     fatal = [case for case in cases if case["fatal"]]
 
     def share(some: list[dict[str, Any]], key: str, wanted: bool) -> str:
         count = sum(case[key] is wanted for case in some)
         return f"{count} of {len(some)} ({count / max(1, len(some)):.1%})"
 
-    print("silent:", share(cases, "silent", True))
+    print("silent:", share(sure, "silent", True))
     print("fatal and error:", share(fatal, "error", True))
     print("exact line:", share(found, "line", True))
     print("two findings:", share(found, "double", True))

@@ -26,27 +26,29 @@ class Mutation:
     Attributes:
         lines: where the mistake stands; none where it is what is missing.
         schema: what a JSON Schema must catch in it, if anything.
+        sure: it is a mistake whatever the readers say.
     """
 
     kind: str
     text: str
     lines: frozenset[int]
     schema: str | None = None
+    sure: bool = True
 
 
-def of_json(text: str, chance: random.Random) -> Iterator[Mutation]:
-    """Every mutation of a DeepSpeed JSON that applies, one for each kind."""
+def of_json(text: str, seed: str) -> Iterator[Mutation]:
+    """Every mutation of a DeepSpeed JSON that applies, one for each kind; ``seed`` says where in the file."""
     config = parse_json(text, strict=False).value
     for kind, change in {**_VALUES, **_SETTINGS}.items():
         broken = copy.deepcopy(config)
-        path = change(broken, chance)
+        path = change(broken, random.Random(f"{seed} {kind}"))
         if path is None or broken == config:
             continue
         written = json.dumps(broken, indent=4)
         keys = parse_json(written, strict=False).keys
         lines = {place.line for key, place in keys.items() if key[: len(path)] == path}
         yield Mutation(kind, written, frozenset(lines), _SCHEMA_KINDS.get(kind))
-    yield from _texts(json.dumps(config, indent=4), chance)
+    yield from _texts(json.dumps(config, indent=4), random.Random(f"{seed} text"))
 
 
 def paths(config: Mapping[str, Any], prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -167,6 +169,17 @@ def _drop(dotted: str, *others: str) -> Change:
     return change
 
 
+def _without_stage(dotted: str) -> Change:
+    """Drop what says the stage, where it is not the one that runs without it."""
+    drop = _drop(dotted)
+
+    def change(config: dict[str, Any], chance: random.Random) -> Path | None:
+        zero = config.get("zero_optimization")
+        return drop(config, chance) if isinstance(zero, dict) and zero.get("stage") not in (None, 0) else None
+
+    return change
+
+
 def _known_key(path: Path, value: Any) -> bool:
     return _entry(path)["kind"] != "?" and len(path[-1]) > 4
 
@@ -225,8 +238,8 @@ _SETTINGS: dict[str, Change] = {
     "both-precisions": _set("fp16.enabled", True, needs="bf16.enabled=true"),
     "fp16-without-enabled": _drop("fp16.enabled"),
     "bf16-without-enabled": _drop("bf16.enabled"),
-    "no-stage": _drop("zero_optimization.stage"),
-    "no-zero": _drop("zero_optimization"),
+    "no-stage": _without_stage("zero_optimization.stage"),
+    "no-zero": _without_stage("zero_optimization"),
     "no-batch": _drop("train_micro_batch_size_per_gpu", "train_batch_size"),
     "no-optimizer-type": _drop("optimizer.type"),
     "empty-optimizer-type": _set("optimizer.type", "", needs="optimizer.type"),

@@ -10,6 +10,7 @@ command). One process, a fork a case; see ``deep_engine`` for how ranks are stoo
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pathlib
@@ -34,8 +35,11 @@ def main() -> None:
     deep_engine._import_everything([{"tensor_parallel": 1}])
     import accelerate
     import accelerate.commands.launch  # noqa: F401
+    import datasets  # noqa: F401
     import transformers.integrations.deepspeed  # noqa: F401
 
+    gc.freeze()
+    deep_engine._MOST_SECONDS = 10
     work = {"raw": _raw, "trainer": _trainer, "accelerate": _accelerate, "launch": _launch}
     for line in sys.stdin:
         case = json.loads(line)
