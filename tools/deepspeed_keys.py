@@ -100,6 +100,8 @@ _RECORDED_VALUES: dict[str, dict[str, Any]] = {
     "steps_per_print": {"kind": "integer", "not": 0},
     # runtime/engine.py, self.gradient_clipping() > 0.0
     "gradient_clipping": {"kind": "number", "null": False},
+    # runtime/config.py, get_wall_clock_breakdown(param_dict) | self.flops_profiler_config.enabled
+    "wall_clock_breakdown": {"kind": "boolean", "null": False},
     # runtime/config.py, world_size / sequence_parallel_size
     "sequence_parallel_size": {"kind": "integer", "minimum": 1, "null": False},
 }

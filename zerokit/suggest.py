@@ -74,7 +74,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """
     candidates = sorted(known)
     for candidate in candidates:
-        if fold(candidate) == fold(word):
+        if fold(candidate) == fold(word) or sorted(candidate.split("_")) == sorted(word.split("_")):
             return candidate
     words = {part for name in candidates for part in name.lower().split("_")}
     lower = {name.lower(): name for name in candidates}
@@ -82,6 +82,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
         if _may_be(word.lower(), close, words):
             return lower[close]
     return None
+
+
+def standing_in(word: str, known: Iterable[str]) -> str | None:
+    """The longest known name that stands whole in ``word``, as ``fp16`` in ``ds_fp16``."""
+    padded = f"_{word.lower().strip()}_"
+    found = [name for name in known if len(name) >= _SHORTEST_TYPO and f"_{name.lower()}_" in padded]
+    return max(found, key=len, default=None)
 
 
 def _may_be(wrong: str, right: str, words: set[str]) -> bool:

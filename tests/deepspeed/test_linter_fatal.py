@@ -59,6 +59,8 @@ REFUSED = [
     base(optimizer=None),
     base(fp16=None),
     base(aio=[]),
+    base(wall_clock_breakdown=None),
+    {},
     fp16(loss_scale=-1),
     fp16(loss_scale_window=0),
     fp16(min_loss_scale=0),

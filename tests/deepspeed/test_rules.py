@@ -139,6 +139,15 @@ PROVOCATIONS: dict[str, Provocation] = {
     "batch-size-left-out": Provocation(
         {"bf16": ON, "zero_optimization": Z2}, "needs to be provided", mode="classes"
     ),
+    "zero-not-an-object": with_(top(None, zero_optimization=True), mode="classes"),
+    "offload-null": Provocation(
+        {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "offload_optimizer": None}},
+        None,
+    ),
+    "cpu-offload-with-scripts-optimizer": Provocation(
+        {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "cpu_offload": True}},
+        "client provided optimizer",
+    ),
     "zero-as-boolean": with_(top(None, zero_optimization=True), mode="classes"),
     "max-grad-norm-in-optimizer": top(
         "max_grad_norm", optimizer={"type": "AdamW", "params": {"lr": 1e-4, "max_grad_norm": 1.0}}

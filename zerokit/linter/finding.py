@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from zerokit.rules.types import Edit, Severity
@@ -21,7 +21,7 @@ class Finding:
         message: what is wrong and what will happen.
         fix: what to write instead.
         source: where DeepSpeed, Accelerate or the launcher decides it; empty for plain grammar.
-        suggests: the name that was probably meant.
+        suggests: the name that was probably meant, or that stands where nobody reads it.
         missing: the key whose absence this is.
         edits: changes that ``--fix`` can write; those that are not safe with ``--unsafe`` alone.
     """
@@ -88,13 +88,41 @@ def finding_at(
     )
 
 
+_UNREADABLE = frozenset({"not-finite", "yaml-number-as-text"})
+_WRONG_VALUE = _UNREADABLE | {"number-as-text", "wrong-kind", "wrong-value", "out-of-range"}
+"""Rules about a value that cannot be what its key takes: what else is said of the key follows."""
+_NOT_READ = frozenset({"unknown-key", "misplaced-key", "unknown-parameter", "parameter-beside-params"})
+
+
 def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings without those that only follow from another: what is missing because it is misspelt."""
-    meant = {finding.suggests for finding in findings if finding.suggests}
-    not_finite = {finding.place.line for finding in findings if finding.rule == "not-finite"}
+    """Findings without those that only follow from another, which becomes as severe as what follows from it.
+
+    What is missing may be misspelt or misplaced, a value that cannot be read breaks other rules, too, and
+    nobody fills an ``"auto"`` in a key that nobody knows.
+    """
+    severities = [finding.severity for finding in findings]
+    consequences = set()
+    for number, finding in enumerate(findings):
+        cause = next((place for place, other in enumerate(findings) if _follows(finding, other)), None)
+        if cause is not None:
+            consequences.add(number)
+            severities[cause] = min(severities[cause], finding.severity, key=SEVERITIES.index)
     return [
-        finding
-        for finding in findings
-        if not (finding.missing and any(name.startswith(finding.missing) for name in meant))
-        and not (finding.rule == "wrong-kind" and finding.place.line in not_finite)
+        replace(finding, severity=severities[number])
+        for number, finding in enumerate(findings)
+        if number not in consequences
     ]
+
+
+def _follows(consequence: Finding, cause: Finding) -> bool:
+    if consequence is cause:
+        return False
+    if consequence.missing and cause.suggests.startswith(consequence.missing):
+        return True
+    if cause.rule in _UNREADABLE and consequence.rule not in _UNREADABLE:
+        return cause.place.line == consequence.place.line
+    if cause.place != consequence.place:
+        return False
+    if consequence.rule == "auto-not-filled":
+        return cause.rule in _NOT_READ
+    return cause.rule in _WRONG_VALUE and consequence.rule not in _WRONG_VALUE

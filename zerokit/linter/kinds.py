@@ -9,6 +9,7 @@ from typing import Any
 
 from zerokit.errors import FileInputError
 from zerokit.linter.accelerate.keys import key_list as accelerate_keys
+from zerokit.linter.deepspeed.keylist import wrapper
 from zerokit.linter.deepspeed.tables import key_list
 from zerokit.strictload import parse_json, parse_yaml
 from zerokit.suggest import nearest, synonym
@@ -56,7 +57,7 @@ def _kind_of_json(value: Mapping[str, Any]) -> str:
         return "accelerate"
     table = key_list()
     known = keys & {*table["blocks"][""]["keys"], *table["removed"]["top_level"]}
-    if "zero_optimization" in keys:
+    if "zero_optimization" in keys or wrapper(value) is not None:
         return "deepspeed"
     if len(keys & _ARGUMENTS) >= 2:
         return "arguments"

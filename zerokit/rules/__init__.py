@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from zerokit.domain.strategy import Strategy
 from zerokit.rules.batch import BATCH_RULES
 from zerokit.rules.file import FILE_RULES
+from zerokit.rules.frameworks import FRAMEWORK_RULES
 from zerokit.rules.layout import LAYOUT_RULES
 from zerokit.rules.removed import REMOVED_RULES
 from zerokit.rules.strategy import STRATEGY_RULES
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
     *BATCH_RULES,
     *FILE_RULES,
+    *FRAMEWORK_RULES,
     *TRAINING_RULES,
     *REMOVED_RULES,
 )

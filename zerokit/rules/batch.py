@@ -7,6 +7,7 @@ from typing import Any
 
 from zerokit.rules.types import EVERY_READER, Edit, Rule, Setup
 
+_TOO_LARGE = 2**63
 _KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -17,11 +18,15 @@ def _numbers(setup: Setup) -> list[int | None] | None:
         value = setup.get(key)
         if value is None:
             found.append(None)
-        elif isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not _is_whole(value):
             return None
         else:
             found.append(int(value))
     return found
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value) < _TOO_LARGE and value == int(value)
 
 
 def _none_given(setup: Setup) -> bool:
@@ -30,12 +35,15 @@ def _none_given(setup: Setup) -> bool:
 
 
 def _left_to_a_framework(setup: Setup) -> bool:
-    """A file that says nothing of batches or the optimizer, and may be meant for PyTorch Lightning.
+    """A file of nothing but ZeRO, as it were, that may be meant for PyTorch Lightning.
 
     Its DeepSpeedStrategy fills train_micro_batch_size_per_gpu, and refuses accumulation in the file.
     """
-    return setup.readers == EVERY_READER and not any(
-        setup.get(key) is not None for key in (*_KEYS, "optimizer", "scheduler")
+    has_zero = isinstance(setup.get("zero_optimization"), Mapping)
+    return (
+        setup.readers == EVERY_READER
+        and has_zero
+        and not any(setup.get(key) is not None for key in (*_KEYS, "optimizer", "scheduler"))
     )
 
 

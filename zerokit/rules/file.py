@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.rules.frameworks import keeps_the_scripts_optimizer
 from zerokit.rules.types import FRAMEWORKS, Edit, Rule, Setup
 
 _SILENT_STAGE_KEYS = (
@@ -57,7 +58,7 @@ def _both(setup: Setup) -> bool:
 def _offload_without_device(setup: Setup) -> bool | Mapping[str, Any]:
     for name in ("offload_optimizer", "offload_param"):
         block = setup.get(f"zero_optimization.{name}")
-        if isinstance(block, Mapping) and block.get("device") is None:
+        if isinstance(block, Mapping) and "device" not in block:
             return {"name": name}
     return False
 
@@ -87,7 +88,11 @@ def _offload_flag(old: str, new: str, line: int) -> Rule:
         key=f"zero_optimization.{old}",
         message=f"{old} is deprecated (DeepSpeed warns and turns it into {new})",
         fix=f'write "{new}": {{"device": "cpu"}}',
-        broken=lambda s: s.has(f"zero_optimization.{old}") and not s.has(f"zero_optimization.{new}"),
+        broken=lambda s: (
+            s.has(f"zero_optimization.{old}")
+            and not s.has(f"zero_optimization.{new}")
+            and not (old == "cpu_offload" and s.readers <= FRAMEWORKS and keeps_the_scripts_optimizer(s))
+        ),
         scope="file",
     )
 
@@ -148,21 +153,6 @@ FILE_RULES: tuple[Rule, ...] = (
         scope="file",
     ),
     Rule(
-        id="no-zero-optimization",
-        missing="zero_optimization",
-        severity="error",
-        silent=False,
-        source="accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__",
-        key="",
-        message="there is no zero_optimization: the Trainer and Accelerate refuse the file, deepspeed.initialize runs "
-        "stage 0",
-        fix='add "zero_optimization": {"stage": 0}, or the stage that is meant',
-        broken=lambda s: not s.has("zero_optimization"),
-        scope="file",
-        readers=FRAMEWORKS,
-        otherwise="note",
-    ),
-    Rule(
         id="zero-without-stage",
         missing="stage",
         severity="error",
@@ -201,20 +191,6 @@ FILE_RULES: tuple[Rule, ...] = (
         scope="file",
     ),
     Rule(
-        id="activation-checkpointing-not-read",
-        severity="warning",
-        silent=True,
-        source="deepspeed/runtime/activation_checkpointing/checkpointing.py:1152",
-        key="activation_checkpointing",
-        message="nobody reads activation_checkpointing: only a script that calls deepspeed.checkpointing.configure "
-        "does; the Trainer and Accelerate do not",
-        fix="remove it, and turn gradient_checkpointing on in the training arguments or the script",
-        broken=lambda s: bool(s.get("activation_checkpointing")),
-        scope="file",
-        readers=FRAMEWORKS,
-        otherwise="note",
-    ),
-    Rule(
         id="loss-scale-limit",
         since=(0, 19),
         severity="error",
@@ -232,9 +208,9 @@ FILE_RULES: tuple[Rule, ...] = (
         silent=False,
         source="deepspeed/runtime/zero/config.py:62",
         key="zero_optimization",
-        message="true means stage 1 here, in a form that is deprecated",
+        message="true means stage 1 here, in a form that is deprecated; the Trainer and Accelerate fail on it",
         fix='write {"stage": 1}, or the stage that is meant',
-        broken=lambda s: isinstance(s.get("zero_optimization"), bool),
+        broken=lambda s: isinstance(s.get("zero_optimization"), bool) and not s.readers <= FRAMEWORKS,
         scope="file",
     ),
     Rule(

@@ -64,7 +64,7 @@ def _slow_host_step(setup: Setup) -> bool | Mapping[str, Any]:
 
 def _low_precision_master(setup: Setup) -> bool:
     settings = setup.settings
-    if settings.zero.stage == 0:
+    if settings.zero.stage == 0 or (_kind(setup) and not _is_known(setup)):
         return False
     offloaded = settings.zero.offload_optimizer.device != "none"
     wants_host = settings.fp16_master_weights_and_grads or (

@@ -58,7 +58,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
                 f"did you mean {guess!r}?"
                 if guess
                 else "remove it; what it should do belongs in a DeepSpeed JSON",
-                suggests=guess or "",
+                suggests=guess or str(key),
                 severity="warning",
                 source=LAUNCH,
             )
@@ -119,7 +119,9 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
     misspelt = next(
         (key for key in block if key not in known and nearest(str(key), known) == "zero_stage"), None
     )
-    stage = block.get("zero_stage", 2 if misspelt is None else block[misspelt])
+    stage = block.get(
+        "zero_stage", document.value.get("zero_stage", 2) if misspelt is None else block[misspelt]
+    )
     if stage is None:
         stage = 2
     if isinstance(stage, bool | float) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):

@@ -99,8 +99,7 @@ def lint_autos(
         if enough(fills(reader, key) for reader in readers):
             continue
         if readers & FRAMEWORKS:
-            if _has_finding_of_its_own(path):
-                continue
+            path = _unread(path)
             passes = "raw" in readers and _is_dropped(path) and not every_reader
             also = ", deepspeed.initialize takes its default" if passes else ""
             yield finding(
@@ -117,20 +116,13 @@ def lint_autos(
             yield _for_initialize(document, path, key)
 
 
-def _is_known_parameter(block: str, name: str) -> bool:
-    """Whether any optimizer or scheduler takes a parameter of this name."""
-    for known in key_list()["parameters"][block].values():
-        if name in known or (isinstance(known, Mapping) and any(name in names for names in known.values())):
-            return True
-    return False
-
-
-def _has_finding_of_its_own(path: tuple[str, ...]) -> bool:
-    """An unknown key is one cause, whatever its value."""
-    if len(path) == 3 and path[0] in ("optimizer", "scheduler") and path[1] == "params":
-        return not _is_known_parameter(path[0], path[2])
-    block = key_list()["blocks"].get(".".join(path[:-1]))
-    return block is not None and block["unknown"] != "any" and path[-1] not in block["keys"]
+def _unread(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The path, or that of the unknown key which holds it: one cause, that has a finding of its own."""
+    for length in range(1, len(path)):
+        block = key_list()["blocks"].get(".".join(path[: length - 1]))
+        if block is not None and block["unknown"] != "any" and path[length - 1] not in block["keys"]:
+            return path[:length]
+    return path
 
 
 def _for_initialize(document: Document, path: tuple[str, ...], key: str) -> Finding:

@@ -9,7 +9,7 @@ from typing import Any
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
 from zerokit.linter.accelerate.keys import ACCELERATE_VERSION
 from zerokit.linter.deepspeed.autos import lint_autos, stops_initialize
-from zerokit.linter.deepspeed.keylist import lint_keys
+from zerokit.linter.deepspeed.keylist import lint_keys, wrapper
 from zerokit.linter.deepspeed.readers import readers_of
 from zerokit.linter.deepspeed.tables import key_list, minor, version
 from zerokit.linter.deepspeed.values import LARGEST_INTEGER
@@ -64,7 +64,7 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
         for problem in document.problems
     ]
     findings += lint_keys(document, readers)
-    if isinstance(document.value, dict):
+    if isinstance(document.value, dict) and wrapper(document.value) is None:
         findings += lint_autos(document, readers, every_reader=context.every_reader_must_do)
         findings += _rules(document, where)
         findings += _hardware(document, context)

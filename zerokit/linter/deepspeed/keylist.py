@@ -13,8 +13,10 @@ from zerokit.linter.finding import Finding
 from zerokit.rules import EVERY_READER
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path
-from zerokit.suggest import leaves_no_doubt, nearest, synonym
+from zerokit.suggest import distance, fold, leaves_no_doubt, nearest, standing_in, synonym
 
+_TELLING = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+_MOST_TYPOS = 2
 _NOTES_TO_SELF = ("_comment", "comment", "//", "$schema")
 
 
@@ -23,9 +25,25 @@ def lint_keys(document: Document, readers: frozenset[str] = EVERY_READER) -> Ite
     if not isinstance(document.value, dict):
         yield finding(document, (), "wrong-kind", "a DeepSpeed configuration is an object", "write { … }")
         return
+    outer = wrapper(document.value)
+    if outer is not None:
+        what = f"the configuration stands below {outer!r}: DeepSpeed reads none of it"
+        yield finding(document, (outer,), "misplaced-key", what, "move what is in it to the top level")
+        return
     yield from _block(document, "", document.value)
     for name in ("optimizer", "scheduler"):
         yield from lint_parameters(document, name, key_list()["parameters"][name], readers)
+
+
+def wrapper(value: Mapping[str, Any]) -> str | None:
+    """The only key of a file, where the whole configuration stands below it."""
+    if len(value) != 1:
+        return None
+    ((key, inner),) = value.items()
+    known = key_list()["blocks"][""]["keys"]
+    if key in known or not isinstance(inner, Mapping):
+        return None
+    return key if _TELLING & set(inner) else None
 
 
 def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[Finding]:
@@ -36,8 +54,10 @@ def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[
         entry = block["keys"].get(key)
         dotted = ".".join(path)
         if entry is None:
-            if name in ("optimizer", "scheduler") and is_parameter(value, name, key):
-                continue  # one cause: it stands beside params
+            if name in ("optimizer", "scheduler") and (
+                not value.get("type") or is_parameter(value, name, key)
+            ):
+                continue  # one cause: the whole block is ignored, or the key stands beside params
             if block["unknown"] != "any" and not _is_removed(name, key):
                 yield _unknown(document, path, name, block, value)
             continue
@@ -129,19 +149,28 @@ def _unknown(
     owners = [name for name in _homes(key) if name != block_name]
     if owners:
         home = "the top level" if not owners[0] else owners[0]
-        return finding(document, path, "misplaced-key", what, f"move it to {home}")
+        return finding(document, path, "misplaced-key", what, f"move it to {home}", suggests=key)
     guess = nearest(key, block["keys"])
     if guess is None:
         guess = synonym(key, block["keys"])
+    severity: Severity = "error" if refused or (guess and _is_misspelt(key, guess)) else "warning"
     if guess is not None and guess not in siblings:
         edits = _rename(document, path, block, siblings[key], guess)
+        fix = f"did you mean {guess!r}?"
         return finding(
-            document, path, "unknown-key", what, f"did you mean {guess!r}?", edits=edits, suggests=guess
+            document, path, "unknown-key", what, fix, severity=severity, edits=edits, suggests=guess
         )
     if guess is not None:
-        return finding(document, path, "unknown-key", what, f"remove it; {guess!r} is given as well")
-    severity: Severity = "error" if refused else "warning"
-    return finding(document, path, "unknown-key", what, "remove it, or correct the name", severity=severity)
+        fix = f"remove it; {guess!r} is given as well"
+        return finding(document, path, "unknown-key", what, fix, severity=severity)
+    inside = standing_in(key, block["keys"])
+    fix = f"did you mean {inside!r}?" if inside else "remove it, or correct the name"
+    return finding(document, path, "unknown-key", what, fix, severity=severity, suggests=inside or key)
+
+
+def _is_misspelt(key: str, guess: str) -> bool:
+    """Whether it is the name, mistyped, rather than another word for it."""
+    return distance(fold(key), fold(guess)) <= _MOST_TYPOS
 
 
 def _rename(

@@ -184,12 +184,14 @@ def _beside_params(
             continue
         left = isinstance(given, Mapping) and key in given
         default = f"; {block['type']} runs with its default" if not left else ""
+        decides = key == "lr" and not left
         yield finding(
             document,
             (name, key),
             "parameter-beside-params",
             f"{key} stands beside params: DeepSpeed ignores it{default}",
             "move it into params" if not left else "remove it; params has one",
+            severity="error" if decides else "warning",
         )
 
 
