@@ -31,7 +31,7 @@ from zerokit.linter.files import check_files
 from zerokit.strictload import parse_json
 
 _TRUTH = pathlib.Path(__file__).with_name("truth.py")
-_READERS = ("trainer", "accelerate", "raw")
+READERS = ["trainer", "accelerate", "raw"]
 
 
 class Truth:
@@ -181,10 +181,10 @@ def main() -> None:
     files = {path.name: path for kind in ("ds", "acc") for path in sorted((options.folder / kind).iterdir())}
     texts = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in files.items()}
     worlds = {name: world_of(text) for name, text in texts.items()}
-    readers = {name: list(_READERS) if files[name].parent.name == "ds" else ["launch"] for name in files}
+    readers = {name: READERS if files[name].parent.name == "ds" else ["launch"] for name in files}
     works = accepted(truth, files, worlds, readers)
     _print_real(files, works)
-    mutations = _made(texts, works, files, options.seed, options.mutations)
+    mutations = mutations_of(texts, works, files, options.seed, options.mutations)
     cases = _measured(truth, mutations, files, worlds, works)
     _print_mutations(cases)
     if options.out:
@@ -208,7 +208,7 @@ def _of(text: str, kind: str, seed: str) -> Iterator[Mutation]:
         yield from of_any_yaml(text, seed)
 
 
-def _made(
+def mutations_of(
     texts: dict[str, str],
     works: dict[str, list[str]],
     files: dict[str, pathlib.Path],
