@@ -1,0 +1,87 @@
+"""Accelerate's own test scripts that train, as its wheel has them, on two CPU ranks with a plan.
+
+GLUE's MRPC and BERT, which they load by name, are local stand-ins of the same layout. Not run: those that ask
+for GPUs (``test_peak_memory_usage``, ``test_zero3_integration``, ``test_ds_alst_ulysses_sp``), and
+``test_ds_multiple_model``, whose DeepSpeed files the wheel lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Run
+from zerokit.cli import run as zerokit
+
+pytest.importorskip("deepspeed")
+pytest.importorskip("datasets")
+SCRIPTS = Path(pytest.importorskip("accelerate").__file__).parent / "test_utils" / "scripts" / "external_deps"
+GLUE = """---
+configs:
+- config_name: mrpc
+  data_files:
+  - {split: train, path: train.jsonl}
+  - {split: validation, path: validation.jsonl}
+---
+"""
+EVALUATE = '''"""What the scripts use of package evaluate: GLUE's accuracy."""
+class Metric:
+    right = seen = 0
+    def add_batch(self, predictions, references):
+        self.right += int((predictions == references).sum())
+        self.seen += len(references)
+    def compute(self):
+        return {"accuracy": self.right / self.seen}
+def load(name, config):
+    assert (name, config) == ("glue", "mrpc")
+    return Metric()
+'''
+
+
+def make_inputs(folder: Path) -> None:
+    """MRPC's columns, a small BERT with its word-piece tokenizer, and the metric."""
+    import transformers
+
+    glue = folder / "nyu-mll" / "glue"
+    glue.mkdir(parents=True)
+    (glue / "README.md").write_text(GLUE)
+    words = [f"word{number}" for number in range(50)]
+    for split, count in (("train", 64), ("validation", 16)):
+        rows = [{"sentence1": f"{words[n % 50]} same", "sentence2": f"{words[(n + n % 2) % 50]} same",
+                 "label": 1 - n % 2, "idx": n} for n in range(count)]  # fmt: skip
+        (glue / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "same", *words]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder / "bert")
+    config = transformers.BertConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2,
+                                     num_attention_heads=4, intermediate_size=128, max_position_embeddings=64)  # fmt: skip
+    transformers.BertForSequenceClassification(config).save_pretrained(folder / "bert")
+    (folder / "evaluate.py").write_text(EVALUATE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "stage"), [("test_performance.py", 3), ("test_checkpointing.py", 2)])
+def test_a_script_of_accelerates_trains_as_planned(tmp_path: Path, script: str, stage: int) -> None:
+    plan = ["plan", "--params", "1m", "--device", "cpu", "--gpus", "2", "--zero", str(stage),
+            "--precision", "fp32", "--micro-batch", "16", "--gradient-accumulation", "1", "--seq-len", "32",
+            "--checkpointing", "none", "--out", str(tmp_path / "plan")]  # fmt: skip
+    assert zerokit(plan) == 0
+    make_inputs(tmp_path)
+    (tmp_path / "out").mkdir()
+    variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
+                 "HF_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}  # fmt: skip
+    words = ["--plan", "plan", str(SCRIPTS / script), "--model_name_or_path", "bert", "--output_dir", "out",
+             "--num_epochs", "1"]  # fmt: skip
+    run = Run(Path(sys.executable), tmp_path, words, variables)
+    code, out, err = run.end(400)
+    assert code == 0, out + err
+    report = run.report()
+    assert report["outcome"] == "ok" and len(report["ranks"]) == 2
+    for rank in report["ranks"]:
+        assert (rank["state"], rank["exit_code"], rank["steps"]) == ("finished", 0, 2)
+        engine = rank["engine"]
+        assert (engine["zero_stage"], engine["micro_batch"], engine["precision"]) == (stage, 16, "fp32")
+        assert {"load", "init", "forward", "backward", "step", "eval", "save"} <= set(rank["phases"])
