@@ -6,7 +6,8 @@
 #   ./launch.sh ARGS...          zerokit ARGS...
 #
 # PYTHON=/path/to/python3 chooses the interpreter. Needs Python 3.10 or newer with
-# venv, a package index that pip can reach, and nothing else: no compiler, no GPU.
+# venv, a package index that pip can reach (or all packages installed already), and nothing
+# else: no compiler, no GPU.
 set -eu
 
 say() { printf 'launch.sh: %s\n' "$*" >&2; }
@@ -151,13 +152,61 @@ pip_install() {
     "$venv/bin/python" -m compileall -q zerokit >&2 || true
 }
 
+# Without an index: the packages that $python has itself, if those are all that zerokit[$1] needs.
+# No version is compared; zerokit launch and doctor refuse what cannot work.
+take_packages_of_python() {
+    missing=$("$python" -I - "$here/pyproject.toml" "$1" <<'EOF'
+import importlib.metadata, re, sys
+text = open(sys.argv[1], encoding="utf-8").read()
+missing = []
+for key in ["dependencies", *sys.argv[2].split(",")]:
+    for entry in re.findall(r'"([^"]*)"', re.search(rf"^{key} = \[(.*)\]$", text, re.M)[1]):
+        asked = re.search(r"python_version (<|>=) '3\.(\d+)'", entry)
+        if asked and (sys.version_info[1] < int(asked[2])) != (asked[1] == "<"):
+            continue
+        name = re.match(r"[\w.-]+", entry)[0]
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+print(*missing)
+EOF
+    ) || return
+    if [ -n "$missing" ]; then
+        say "$python does not have them either: $missing"
+        say "(PYTHON=/path/to/python3 names one that has them)"
+        return 1
+    fi
+    "$python" -I - "$here" "$venv" <<'EOF' || return
+import os, pathlib, shlex, sys
+here, venv = map(pathlib.Path, sys.argv[1:])
+(site,) = (venv / "lib").glob("python*/site-packages")
+packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+(site / "packages-of-python.pth").write_text("\n".join([str(here), *packages, ""]))
+command = venv / "bin" / "zerokit"
+command.write_text(f"""#!/bin/sh
+'''exec' {shlex.quote(str(venv / 'bin' / 'python'))} "$0" "$@"
+' '''
+import sys
+from zerokit.cli import main
+sys.exit(main())
+""")
+command.chmod(0o755)
+EOF
+    say "going on with the packages that $python has, in the versions that it has;"
+    say "where an index can be reached, remove $venv and run the same command again."
+}
+
 install() (
     find_python
     lock
     if ready "$1"; then exit 0; fi
     make_environment
     say "installing zerokit[$1] and what it needs (once; some minutes, mostly PyTorch)"
-    pip_install "$1" || die "the installation failed (see above); run the same command to try again."
+    if ! pip_install "$1"; then
+        say "the installation failed (see above)."
+        take_packages_of_python "$1" || die "run the same command to try again."
+    fi
     ingredients "$1" >"$stamp.new"
     mv "$stamp.new" "$stamp"
 )

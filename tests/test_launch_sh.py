@@ -7,8 +7,10 @@ is what runs this suite.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -65,7 +67,7 @@ def write_command(path: Path, text: str) -> Path:
 class Checkout:
     """A copy of what launch.sh needs, in a folder whose name has a space in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.root = folder / "a checkout"
         self.root.mkdir()
         for name in ("launch.sh", "pyproject.toml", "constraints.txt"):
@@ -74,7 +76,7 @@ class Checkout:
         fake_pip = folder / "fake_pip.py"
         fake_pip.write_text(FAKE_PIP)
         self.bin = folder / "bin"
-        text = WRAPPER.format(python=sys.executable, fake_pip=fake_pip)
+        text = WRAPPER.format(python=python, fake_pip=fake_pip)
         write_command(self.bin / "python3", text)
         self.environment = {
             "PATH": f"{self.bin}:/usr/bin:/bin",
@@ -168,15 +170,34 @@ def test_changed_pins_are_installed(checkout: Checkout) -> None:
     assert kept.exists(), "an intact environment is brought up to date, not thrown away"
 
 
-def test_a_failed_installation_says_so_and_is_done_anew(checkout: Checkout) -> None:
+def test_a_failed_installation_says_so_and_is_done_anew(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    checkout = Checkout(tmp_path, str(tmp_path / "bare" / "bin" / "python"))
     failed = checkout.run("gpus", FAKE_PIP_FAILS="1")
     assert failed.returncode == 2
     assert "no route to the index" in failed.stderr
+    assert re.search(r"does not have them either: click .*\btorch deepspeed", failed.stderr)
     assert "run the same command to try again" in failed.stderr
     half = checkout.root / ".venv" / "half-installed"
     half.touch()
     assert checkout.run("gpus").returncode == 0
     assert not half.exists()
+
+
+def test_without_an_index_the_packages_of_this_python_are_taken(checkout: Checkout) -> None:
+    if not all(map(importlib.util.find_spec, ("torch", "deepspeed", "peft"))):
+        pytest.skip("these packages are not installed here")
+    (checkout.root / "zerokit").symlink_to(ROOT / "zerokit")
+    first = checkout.run("gpus", "h200", FAKE_PIP_FAILS="1")
+    assert first.returncode == 0 and "h200" in first.stdout, first.stderr
+    assert "no route to the index" in first.stderr
+    assert "going on with the packages that python3 has" in first.stderr
+    assert checkout.run("gpus", "h200").stderr == ""
+    assert len(checkout.installations()) == 1
+    python = checkout.root / ".venv" / "bin" / "python"
+    code = "import deepspeed, zerokit; print(zerokit.__file__)"
+    where = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert Path(where.splitlines()[-1]).is_relative_to(checkout.root)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
