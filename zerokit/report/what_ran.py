@@ -199,5 +199,7 @@ def _of_steps(chosen: Facts, rank: Facts) -> list[Difference]:
     planned = chosen.get("gradient_accumulation")
     if steps < 2 or not micro_steps or not planned or (chosen.get("pipeline_parallel") or 1) > 1:
         return []
+    if planned * steps <= micro_steps <= planned * (steps + 1):  # the next step has begun
+        return []
     ran = round(micro_steps / steps)
     return _unlike("gradient accumulation", planned, ran, "gradient-accumulation") if ran else []

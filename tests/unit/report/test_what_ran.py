@@ -82,6 +82,14 @@ def test_a_loop_that_steps_at_each_micro_batch():
     assert found.text == "ranks 4 ran, not 2"
 
 
+def test_a_step_that_has_begun_is_no_accumulation():
+    plan = {"chosen": {**CHOSEN, "gradient_accumulation": 1}, "request": REQUEST}
+    engine = {**ENGINE, "gradient_accumulation": 1}
+    assert differences(plan, [{"engine": engine, "steps": 2, "micro_steps": 3}] * 2) == []
+    (found,) = differences(plan, [{"engine": engine, "steps": 2, "micro_steps": 4}] * 2)
+    assert found.text == "gradient accumulation 2 ran, not 1"
+
+
 def run(folder: Any, plan: Any = None, **changed: Any) -> dict[str, Any]:
     for rank in range(2):
         engine = {**ENGINE, "rank": rank, "pid": 100 + rank, **changed}
