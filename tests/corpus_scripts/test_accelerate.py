@@ -56,8 +56,14 @@ def make_inputs(folder: Path) -> None:
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "same", *words]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder / "bert")
-    config = transformers.BertConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2,
-                                     num_attention_heads=4, intermediate_size=128, max_position_embeddings=64)  # fmt: skip
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        max_position_embeddings=64,
+    )
     transformers.BertForSequenceClassification(config).save_pretrained(folder / "bert")
     (folder / "evaluate.py").write_text(EVALUATE)
 

@@ -50,7 +50,8 @@ LLAMAFACTORY = Tool(
 AXOLOTL = Tool(
     name="axolotl", requirements=("axolotl==0.19.0", "deepspeed==0.18.9"), words=("axolotl", "train"),
     file={
-        "base_model": "model", "datasets": [{"path": "rows.json", "ds_type": "json", "type": "completion", "field": "output"}],
+        "base_model": "model",
+        "datasets": [{"path": "rows.json", "ds_type": "json", "type": "completion", "field": "output"}],
         "dataset_prepared_path": "prepared", "val_set_size": 0, "output_dir": "out", "sequence_len": 32,
         "micro_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 2, "learning_rate": 1e-4,
         "optimizer": "adamw_torch", "bf16": False, "fp16": False, "tf32": False, "save_strategy": "no",
