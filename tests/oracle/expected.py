@@ -150,7 +150,11 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         "init": own.init_peak,
         "micro_steps": micro_steps,
         "step": own.step_peak - workspace,
-        "between_steps": own.micro_steps[0].start - workspace,
+        # hpZ's copy goes at the end of a step (stage3.py:2846) and comes again layer by layer in forward
+        "between_steps": own.micro_steps[0].start
+        - workspace
+        - own.persistent.components.get("second_copy", 0),
+        "second_copy": own.persistent.components.get("second_copy", 0),
         "parameters": sum(p.numel for p in model.trainable),
         "largest": model.largest,
         "copied": settings.parameter_bytes * max(model.sizes) // run["ranks"],

@@ -44,7 +44,6 @@ def prepare() -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     import deepspeed.accelerator
-    import deepspeed.comm.torch as deepspeed_torch
     import torch
     import torch._dynamo
     import transformers.models.gpt2.modeling_gpt2
@@ -53,7 +52,8 @@ def prepare() -> None:
     for name in _LAZY:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    deepspeed_torch.build_shm_op = lambda: None
+    # "import … as" would give torch itself, which deepspeed.comm has under this name
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
     _adam_of_torch_for_the_host()
     _gradients_come_back_from_the_host()
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # slow on a CPU, but right

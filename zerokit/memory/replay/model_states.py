@@ -65,8 +65,8 @@ def share_bytes(model: RankModel, ranks: int, element_bytes: int) -> int:
 
 def second_copy_bytes(model: RankModel, zero: ZeroSettings, element_bytes: int) -> int:
     """hpZ's share of every weight inside a group, made with its partition (``_partition_param_sec``,
-    runtime/zero/partition_parameters.py:1900); it lies where offloaded weights do. Read from the source, not
-    compared with a run."""
+    runtime/zero/partition_parameters.py:1900); it lies where offloaded weights do. It comes layer by layer in
+    forward and goes with the step (stage3.py:2846): peaks are those with all of it."""
     if zero.zero_hpz_partition_size <= 1 or zero.offload_param.device != "none":
         return 0
     return share_bytes(model, zero.zero_hpz_partition_size, element_bytes)
