@@ -12,7 +12,7 @@ from pathlib import Path
 from zerokit import __version__
 from zerokit.doctor.finding import Finding, Surroundings, blocker, note, ok, warning
 from zerokit.errors import INSTALL_TRAINING
-from zerokit.machine.supported import SUPPORTED, refusal
+from zerokit.machine.supported import SUPPORTED
 from zerokit.machine.versions import installed
 
 # the versions that zerokit's rules and memory model were read from and checked against
@@ -89,7 +89,8 @@ def _package(name: str) -> Finding:
                 check, f"{name} is not installed; planning works, running does not", INSTALL_TRAINING
             )
         return note(check, f"{name} is not installed; scripts that import it will not run", INSTALL_TRAINING)
-    if (problem := refusal(name)) is not None:
+    supported = next((each for each in SUPPORTED if each.package == name), None)
+    if supported is not None and (problem := supported.problem(version)) is not None:
         what, _, command = problem.rpartition(": ")
         return blocker(check, what, command)
     plain = version.partition("+")[0]

@@ -169,12 +169,14 @@ def test_torch_and_driver_must_fit(
     assert (found.state, words in found.what) == (state, True), found
 
 
-def test_another_deepspeed_is_a_warning(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "installed", lambda name: "0.16.4")
+@pytest.mark.parametrize(("version", "state"), [("0.18.4", "warning"), ("0.16.4", "blocker")])
+def test_another_deepspeed_is_a_warning_or_refused(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, version: str, state: str
+) -> None:
+    monkeypatch.setattr(software, "installed", lambda name: version)
     found = machine.findings()["software.deepspeed"]
-    assert (
-        found.state == "warning" and "0.16.4" in found.what and software.READ_FROM["deepspeed"] in found.what
-    )
+    assert (found.state, version in found.what) == (state, True), found
+    assert software.READ_FROM["deepspeed"] in found.what
 
 
 # --- compiling ------------------------------------------------------------------------------
