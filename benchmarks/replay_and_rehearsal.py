@@ -51,9 +51,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
                 "intermediate_size": 1408},
     "bert": {"model_type": "bert", **_SIZES, "intermediate_size": 4096},
     "t5": {"model_type": "t5", "d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_layers": 6,
-           "num_heads": 16, "vocab_size": 32128},
+           "num_heads": 16, "vocab_size": 32128, "decoder_start_token_id": 0, "pad_token_id": 0},
 }  # fmt: skip
 HEADS = {"bert": "mlm", "t5": "s2s"}
+_TRACED_HEADS = {"s2s": "seq2seq"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +176,8 @@ def compare(name: str, folder: Path) -> Compared:
         "host_max_rss_bytes": [0] * ranks,
     }
     case = read_case(read)
-    profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=row["head"])
+    head = _TRACED_HEADS.get(row["head"], row["head"])
+    profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=head)
     judged = judge(case, profile)
     names = ("init", "forward", "level_after_forward", "backward", "step")
     return Compared(name=name, pairs={phase: getattr(judged, phase) for phase in names})

@@ -70,7 +70,8 @@ def agree(
             "does, or run it as it is: ⟨accept_mismatch⟩"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
-    notes += _another_length(options, seq_len)
+    if not isinstance(chosen.get("rehearsed"), Mapping):  # its length is that of the script's own data
+        notes += _another_length(options, seq_len)
     return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen)))
 
 

@@ -111,6 +111,12 @@ def test_what_a_tool_reads_from_its_file_is_added_in_its_own_way(
     code, out, err = dry_run(capsys, "llamafactory-cli", "train", "x.yaml", "bf16=true")
     assert code == 0 and f"x.yaml bf16=true {added}" in out, err
     assert "cuts sequences at 1,000 tokens (x.yaml: cutoff_len: 1000), but the plan has 2,048" in err
+    plan = tmp_path / "zerokit-plan" / "plan.yaml"
+    rehearsed = "chosen:\n  rehearsed: {script: another.py, command: '0'}\n"
+    plan.write_text(plan.read_text().replace("chosen:\n", rehearsed))
+    _, _, err = dry_run(capsys, "llamafactory-cli", "train", "x.yaml", "bf16=true")
+    assert "cuts sequences" not in err  # the plan knows how long the script's data are
+    assert "the plan was rehearsed with another.py and other arguments" in err
     Path("x.yaml").write_text("disable_gradient_checkpointing: false\n")
     code, _, err = dry_run(capsys, "lmf", "train", "x.yaml")
     assert code == 2 and "x.yaml: disable_gradient_checkpointing: False, but the plan has" in err
