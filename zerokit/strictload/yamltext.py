@@ -46,13 +46,11 @@ _YAML_1_1_FLOAT = re.compile(
 _PLAIN_TAGS = frozenset({None, "!", *(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))})
 
 
-_OPENED = (
-    "while scanning a simple key",
-    "while scanning a quoted scalar",
-    "while parsing a flow sequence",
-    "while parsing a flow mapping",
-)
-"""What PyYAML was at when it found the end missing: the place to look is where that began."""
+_QUOTED = ("while scanning a simple key", "while scanning a quoted scalar")
+_OPENED = (*_QUOTED, "while parsing a flow sequence", "while parsing a flow mapping")
+"""What PyYAML was at when it found the end missing: the place to look is where that began.
+
+A list that the file ends in is missing its end there."""
 
 
 @dataclass(slots=True)
@@ -122,7 +120,8 @@ class _Reader:
 
     def syntax_error(self, error: yaml.YAMLError) -> FileInputError:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        if getattr(error, "context", None) in _OPENED:
+        at_end = mark is not None and not self.document.text[mark.index :].strip()
+        if getattr(error, "context", None) in (_QUOTED if at_end else _OPENED):
             mark = getattr(error, "context_mark", None) or mark
         if mark is not None:
             message = getattr(error, "problem", None) or "cannot be read as YAML"
