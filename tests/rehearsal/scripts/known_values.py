@@ -1,5 +1,7 @@
 """Values that come from data are answered truly on the fake GPU."""
 
+from pathlib import Path
+
 import torch
 
 ids = torch.tensor([[5, 9, 0, 0], [7, 0, 0, 0]], device="cuda")
@@ -33,3 +35,15 @@ optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
 for _ in range(3):
     linear(torch.empty(2, 8, device="cuda")).sum().backward()
     optimizer.step()
+print(f"{linear(torch.empty(2, 8, device='cuda')).sum():.3f}")
+torch.save({"model": linear.state_dict(), "step": 3}, "checkpoint.pt")
+checkpoint = torch.load("checkpoint.pt", map_location="cpu")
+linear.load_state_dict(checkpoint["model"])
+assert (checkpoint["step"], checkpoint["model"]["module.weight"].device.type) == (3, "cpu")
+with Path("whole.pt").open("wb") as file:
+    torch.save(linear, file)
+with Path("whole.pt").open("rb") as file:
+    before = torch.cuda.memory_allocated()
+    again = torch.load(file)
+assert torch.cuda.memory_allocated() - before == 1024  # a weight and a bias in a block each
+assert again.module.weight.device.type == "cuda"

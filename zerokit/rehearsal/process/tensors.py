@@ -99,6 +99,7 @@ def _patch_host_copies(machine: Machine) -> None:
 
     FakeTensor.tolist = lambda self: _host_array(machine, self).tolist()
     FakeTensor.numpy = numpy
+    FakeTensor.__format__ = _format
     FakeTensor.__array__ = numpy
     FakeTensor.__deepcopy__ = _deepcopy
     FakeTensor.__reduce_ex__ = lambda self, protocol: (factories.empty, (0,))
@@ -108,6 +109,11 @@ def _patch_host_copies(machine: Machine) -> None:
         return real_tensor(_plain_values(data), *args, **kwargs)
 
     torch.tensor = tensor
+
+
+def _format(self: Any, spec: str) -> str:
+    """``f"{loss:.3f}"``: PyTorch formats the value of plain tensors without dimensions only."""
+    return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
 
 def _host_array(machine: Machine, tensor: torch.Tensor) -> Any:

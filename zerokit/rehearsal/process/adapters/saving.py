@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
+from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from zerokit.rehearsal.process import sandbox
 from zerokit.rehearsal.process.context import Context
@@ -24,12 +30,66 @@ def safetensors(context: Context, module: ModuleType) -> None:
 
 
 def torch_save(context: Context) -> None:
-    """``torch.save`` counts."""
+    """``torch.save`` counts; ``torch.load`` of the same file gives tensors of the same shapes again."""
+    saved: dict[str, Any] = {}
+    real_load = torch.load
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         _count(context, obj)
+        path = _path_of(f)
+        if path is not None:
+            saved[path] = _shapes(obj)
+            with contextlib.suppress(OSError):
+                Path(path).touch()
 
-    torch.save = save
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        path = _path_of(f)
+        if path not in saved:
+            return real_load(f, map_location, *args, **kwargs)
+        return _tensors(saved[path], map_location)
+
+    torch.save, torch.load = save, load
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A tensor that was saved."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _path_of(file: Any) -> str | None:
+    name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
+    return os.path.realpath(os.fspath(name)) if isinstance(name, str | os.PathLike) else None
+
+
+def _shapes(value: Any) -> Any:
+    """What is saved, without keeping its memory; objects other than containers as they are."""
+    if isinstance(value, FakeTensor):
+        return _Shape(tuple(value.shape), value.dtype, value.fake_device)
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _shapes(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_shapes(each) for each in value)
+    return value
+
+
+def _tensors(value: Any, location: Any) -> Any:
+    """New tensors where ``map_location`` says, or where they were."""
+    if isinstance(value, _Shape):
+        device = location if isinstance(location, str | torch.device) else value.device
+        return torch.zeros(value.shape, dtype=value.dtype, device=device)
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {name: _tensors(each, location) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_tensors(each, location) for each in value)
+    return copy.deepcopy(value)
 
 
 def _count(context: Context, value: Any) -> None:
