@@ -9,6 +9,7 @@ keeps its inputs and outputs until ``wait()``, as NCCL's work objects do
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -205,9 +206,11 @@ def install(machine: Machine) -> None:
         function = replaced.get(name) or getattr(dist, name, None)
         if function is not None:
             replaced[name] = _holding(machine, function)
-    for module in (dist, dist.distributed_c10d):
-        for name, function in replaced.items():
-            setattr(module, name, function)
+    originals = {name: getattr(dist.distributed_c10d, name, None) for name in replaced}
+    for module in [each for name, each in sys.modules.items() if name.startswith("torch.distributed")]:
+        for name, function in replaced.items():  # device_mesh and others have taken some by name
+            if module is dist or vars(module).get(name) is originals[name]:
+                setattr(module, name, function)
 
 
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
