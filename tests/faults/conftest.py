@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.ranks import run_rank, write_script
+from zerokit.launcher.rank_file import rank_file
+
 PROGRAMS = Path(__file__).parent / "programs"
 SCRIPT = PROGRAMS / "rank.py"
 
@@ -163,3 +166,11 @@ def launch(stub_python: Path, tmp_path: Path) -> Iterator[Launch]:
     yield start
     for run in runs:
         run.clean_up()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> bytes:
+    """The file of a rank that finished, with an error-free life of some ticks."""
+    folder = tmp_path_factory.mktemp("finished")
+    run_rank(folder, "--", write_script(folder, "import time; time.sleep(0.5)"))
+    return rank_file(folder, 0).read_bytes()

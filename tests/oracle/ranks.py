@@ -25,6 +25,7 @@ STEPS = 4  # ZeRO-3 prefetches from the third forward on
 
 def main(cases_file: str, results_file: str) -> None:
     """Run every case; one line each."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for the modules beside this one
     prepare()
     with Path(results_file).open("w") as results:
         for case in json.loads(Path(cases_file).read_text()):
@@ -309,56 +310,12 @@ def _ulysses(case: dict[str, Any], model: Any) -> Any:
     )
 
 
-def _pipeline(case: dict[str, Any]) -> Any:
-    """The tiny Llama as a ``PipelineModule``: embedding, decoder layers, norm with head, loss."""
-    import torch
-    from deepspeed.pipe import LayerSpec, PipelineModule
-    from transformers import AutoConfig
-    from transformers.loss.loss_utils import ForCausalLMLoss
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
-
-    config = AutoConfig.for_model(**case["hf_config"], attn_implementation="eager")
-    length = case["seq_len"]
-
-    class Layer(LlamaDecoderLayer):  # type: ignore[misc]
-        def __init__(self, index: int) -> None:
-            super().__init__(config, index)
-            self.rotary = LlamaRotaryEmbedding(config)
-
-        def forward(self, hidden: Any) -> Any:
-            mask = torch.full((1, 1, length, length), -1e9, dtype=hidden.dtype).triu(1)
-            angles = self.rotary(hidden, position_ids=torch.arange(length)[None])
-            return super().forward(hidden, attention_mask=mask, position_embeddings=angles)
-
-    class Head(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = LlamaRMSNorm(config.hidden_size)
-            self.head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-
-        def forward(self, hidden: Any) -> Any:
-            return self.head(self.norm(hidden))
-
-    torch.set_default_dtype(torch.bfloat16)
-    module = PipelineModule(
-        layers=[
-            LayerSpec(torch.nn.Embedding, config.vocab_size, config.hidden_size),
-            *(LayerSpec(Layer, index) for index in range(config.num_hidden_layers)),
-            LayerSpec(Head),
-        ],
-        num_stages=case["pipeline"],
-        loss_fn=lambda logits, labels: ForCausalLMLoss(logits, labels, config.vocab_size),
-        partition_method="parameters",
-        activation_checkpoint_interval=0,
-    )
-    torch.set_default_dtype(torch.float32)
-    return module
-
-
 def train_pipeline(case: dict[str, Any]) -> dict[str, Any]:
     """Whole steps of the pipeline engine: the peak of each, and the level between them."""
     import deepspeed
     import torch
+
+    from tests.oracle.pipelines import pipeline_model
 
     deepspeed.init_distributed("gloo")
     tracker = live_bytes(bool(case.get("explain")))
@@ -366,7 +323,7 @@ def train_pipeline(case: dict[str, Any]) -> dict[str, Any]:
     tokens = torch.randint(0, case["hf_config"]["vocab_size"], shape)
     tracker.ignore([tokens])
     with tracker:
-        model = _pipeline(case)
+        model = pipeline_model(case)
         engine, *_ = deepspeed.initialize(
             model=model, model_parameters=list(model.parameters()), config=case["deepspeed_config"]
         )

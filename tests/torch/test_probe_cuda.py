@@ -17,57 +17,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.allocator import Allocator  # noqa: E402
 from zerokit.launcher.rank import split_budget  # noqa: E402
 from zerokit.launcher.rank.cuda_memory import CudaMemory  # noqa: E402
-from zerokit.launcher.rank.growth import GrowthWatch  # noqa: E402
 from zerokit.launcher.rank.oom import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
 from zerokit.launcher.rank.phase_record import Identity  # noqa: E402
 from zerokit.launcher.rank.probe import Probe  # noqa: E402
 
 MIB = 1 << 20
-
-
-class Allocator:
-    """Two devices' worth of the caching allocator's statistics."""
-
-    def __init__(self) -> None:
-        self.now = [0, 0]
-        self.peak = [0, 0]
-        self.held = [0, 0]
-        self.held_peak = [0, 0]
-        self.allocations = [0, 0]
-        self.retries = [0, 0]
-        self.segments: list[dict[str, object]] = []
-
-    def allocate(self, size: int, device: int = 0) -> None:
-        self.allocations[device] += 1
-        self.now[device] += size
-        self.peak[device] = max(self.peak[device], self.now[device])
-        self.held[device] = max(self.held[device], self.now[device])
-        self.held_peak[device] = max(self.held_peak[device], self.held[device])
-
-    def free(self, size: int, device: int = 0) -> None:
-        self.now[device] -= size
-
-    def spike(self, size: int, device: int = 0) -> None:
-        self.allocate(size, device)
-        self.free(size, device)
-
-    def stats(self, device: int) -> dict[str, object]:
-        return {
-            "allocation": {"all": {"current": 0, "peak": 0, "allocated": self.allocations[device]}},
-            "allocated_bytes": {"all": {"current": self.now[device], "peak": self.peak[device]},
-                                "large_pool": {"current": self.now[device], "peak": self.peak[device]}},
-            "reserved_bytes": {"all": {"current": self.held[device], "peak": self.held_peak[device]}},
-            "reserved_bytes_by_private_pools": {(0, 1): {"all": {"current": 1, "peak": 2}}},
-            "num_alloc_retries": self.retries[device], "num_ooms": 0, "max_split_size": -1,
-        }  # fmt: skip
-
-    def reset(self, device: int) -> None:
-        self.peak[device], self.held_peak[device] = self.now[device], self.held[device]
-
-    def reset_totals(self, device: int) -> None:
-        self.retries[device] = 0
 
 
 @pytest.fixture
@@ -422,36 +379,6 @@ def test_what_counts_as_out_of_memory(probe):
 
 
 # -- growth ---------------------------------------------------------------------------------------
-
-
-def watch(values, threshold=8 * MIB):
-    growth = GrowthWatch(threshold)
-    for step, value in enumerate(values, 1):
-        growth.observe(step, value)
-    return growth.growth()
-
-
-@pytest.mark.parametrize("steps", [60, 1000, 20_000])
-def test_a_leak_is_found_with_its_rate(steps):
-    noisy = [100 * MIB + step * MIB + (step % 7) * 3 * MIB for step in range(steps)]
-    found = watch(noisy)
-    assert found is not None
-    assert found.bytes_per_step == pytest.approx(MIB, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [100 * MIB] * 5000,
-        [100 * MIB + (step % 50) * MIB for step in range(5000)],  # sequences of many lengths
-        [min(step, 60) * 10 * MIB for step in range(5000)],  # a cache that fills up
-        [100 * MIB + step * 100 for step in range(5000)],  # less than anyone would notice
-        [500 * MIB - step * MIB // 20 for step in range(5000)],
-        [step * 100 * MIB for step in range(12)],  # too few steps to say
-    ],
-)
-def test_no_leak_is_named_where_there_is_none(values):
-    assert watch(values) is None
 
 
 def test_a_leak_reaches_the_account_of_its_rank(probe, allocator, monkeypatch):

@@ -8,73 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rehearsal.gpu.models import BERT, EXPERTS, GEMMA, LLAMA, MISTRAL, QWEN, VIT
 from benchmarks.rehearsal.inputs import Inputs
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 EXPANDABLE = "expandable_segments:True"
 STEPS = 6
 
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 1536,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 14,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 8192,
-}
-QWEN = {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 40960,
-}
-GEMMA = {
-    "model_type": "gemma3_text",
-    "vocab_size": 262144,
-    "hidden_size": 1152,
-    "intermediate_size": 6912,
-    "num_hidden_layers": 13,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "sliding_window": 512,
-    "max_position_embeddings": 32768,
-}
-EXPERTS = {
-    "model_type": "qwen3_moe",
-    "vocab_size": 32000,
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "moe_intermediate_size": 704,
-    "num_experts": 16,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-}
-MISTRAL = {
-    "model_type": "mistral",
-    "vocab_size": 32768,
-    "hidden_size": 2048,
-    "intermediate_size": 7168,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "sliding_window": None,
-    "max_position_embeddings": 8192,
-}
 GPT2 = {
     "model_type": "gpt2",
     "vocab_size": 50257,
@@ -95,38 +35,11 @@ T5 = {
     "tie_word_embeddings": False,
     "decoder_start_token_id": 3,
 }
-BERT = {
-    "model_type": "bert",
-    "vocab_size": 30522,
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-}
-VIT = {
-    "model_type": "vit",
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "image_size": 224,
-    "patch_size": 16,
-}
 
 _TRL = [
-    "--output_dir",
-    "{out}",
-    "--max_steps",
-    str(STEPS),
-    "--logging_steps",
-    "1",
-    "--report_to",
-    "none",
-    "--dtype",
-    "bfloat16",
-    "--bf16",
-    "True",
-]
+    "--output_dir", "{out}", "--max_steps", str(STEPS), "--logging_steps", "1", "--report_to", "none",
+    "--dtype", "bfloat16", "--bf16", "True",
+]  # fmt: skip
 _OFFLOAD = {"device": "cpu", "pin_memory": True}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import reports
-from tests.unit.report.test_render import GIB, PLAN, gpu_phase, report_of, shown, write_rank
+from tests.support.run_reports import GIB, PLAN, gpu_phase, report_of, shown, write_rank
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
 from zerokit.report.schema import RunReport

@@ -1,0 +1,89 @@
+"""The time model against runs that others published, and against runs on H200s."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.stacks import FSDP_TRITON, MEGATRON
+from zerokit.catalog import gpus
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def published(name: str) -> list[tuple[float, float]]:
+    """(predicted, measured) seconds of the runs in tests/data."""
+    pytest.importorskip("numpy")
+    from benchmarks import planner
+
+    if name == "fsdp":
+        runs = planner.fsdp_runs(planner.FSDP_FILE, gpus.load("a100-80gb"))
+        return list(zip(planner.predict(runs, FSDP_TRITON), [run.seconds for run in runs], strict=True))
+    runs = planner.megatron_runs(planner.MEGATRON_FILE, gpus.load("a100-40gb"))
+    return list(zip(planner.predict(runs, MEGATRON), [run.seconds for run in runs], strict=True))
+
+
+@pytest.mark.parametrize(("name", "bar"), [("fsdp", 0.08), ("megatron", 0.15)])
+def test_time_error_on_published_runs_with_catalogue_constants(name: str, bar: float) -> None:
+    errors = [abs(predicted / measured - 1) for predicted, measured in published(name)]
+    assert len(errors) > 50
+    assert statistics.mean(errors) <= bar
+
+
+def test_regret_on_published_runs_with_catalogue_constants() -> None:
+    pytest.importorskip("numpy")
+    from benchmarks import planner
+
+    runs = planner.megatron_runs(planner.MEGATRON_FILE, gpus.load("a100-40gb"))
+    regret = planner.regrets(runs, planner.predict(runs, MEGATRON))
+    assert len(regret) == 60
+    assert statistics.mean(regret) <= 0.05
+    assert statistics.mean(regret) < statistics.mean(planner.regrets(runs, planner.rule_of_thumb(runs)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "bar"),
+    [
+        ("kernels", 0.04),
+        ("quality", 0.12),
+        ("quality-2gpu", 0.10),
+        ("quality-2gpu-second", 0.10),
+        ("h200-deepspeed", 0.18),
+    ],
+)
+def test_time_error_on_h200_runs(rows: str, bar: float) -> None:
+    """GPU seconds of profiled kernels; steps of runs alone on their host; of runs that shared theirs."""
+    from benchmarks import step_time
+
+    runs = step_time.kernels() if rows == "kernels" else list(map(step_time.timed, step_time.rows(rows)))
+    assert len(runs) >= 15
+    assert statistics.mean(abs(run.error) for run in runs) <= bar
+
+
+@pytest.mark.slow
+def test_the_documented_command_prints_every_bar() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.planner"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    rows = {
+        line[:52].strip(): [float(cell.rstrip("%")) for cell in line[52:].split()]
+        for line in done.stdout.splitlines()
+        if "%" in line
+    }
+    error, _, regret, worst, of_three, _ = rows["shape left out: constants and layer factors"]
+    assert error <= 8 and regret <= 3 and worst <= 12 and of_three <= 0.3
+    assert rows["one efficiency constant, model size left out"][0] <= 8
+    assert all(math.isfinite(cell) for cells in rows.values() for cell in cells)
+
+
+def test_every_published_fsdp_run_is_judged_to_fit() -> None:
+    pytest.importorskip("numpy")
+    from benchmarks import planner
+
+    runs = planner.fsdp_runs(planner.FSDP_FILE, gpus.load("a100-80gb"))
+    assert [run.shape.name for run in runs if not planner.fits(run)] == []
