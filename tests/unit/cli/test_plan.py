@@ -231,7 +231,7 @@ def test_nothing_fits_is_exit_3_and_says_what_would(capsys: pytest.CaptureFixtur
         (("--params", "8b", "--device", "tpu"), "--device"),
         (("--params", "8b", "--recipe", "no-such-recipe"), "no-such-recipe"),
         (("--params", "8b", "--optimizer", "AdamW8bit"), "use Adam, AdamW"),
-        (("--params", "8b", "--optimizer", "sgd"), "write SGD"),
+        (("--params", "8b", "--optimizer", "rprop"), "write Rprop"),
         (("--params", "8b", "--gpus", "8", "--out", "/proc/nowhere"), "--out"),
     ],
 )
