@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +37,42 @@ def test_shell_scripts_parse_and_are_executable(script: str) -> None:
     shell = path.read_text().splitlines()[0].removeprefix("#!").split()[-1]
     done = subprocess.run([shell, "-n", path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+MOST_LINES = 400
+
+
+def python_files(*folders: str) -> list[Path]:
+    """All Python files below these folders of the checkout."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_no_file_is_longer_than_a_reader_keeps_in_mind() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in python_files("zerokit", "tools", "benchmarks", "tests")
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def undocumented(path: Path) -> list[str]:
+    """Public functions, methods and classes of a file without a docstring; stubs of protocols aside."""
+    found: list[str] = []
+
+    def walk(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                stub = isinstance(child.body[0], ast.Expr) and ast.unparse(child.body[0]) == "..."
+                if child.name.startswith("_"):
+                    continue
+                if not stub and ast.get_docstring(child) is None:
+                    found.append(f"{path.relative_to(ROOT)}:{child.lineno}: {child.name}")
+                if isinstance(child, ast.ClassDef):
+                    walk(child)
+
+    walk(ast.parse(path.read_text()))
+    return found
+
+
+def test_every_public_function_has_a_docstring() -> None:
+    assert [name for path in python_files("zerokit", "tools") for name in undocumented(path)] == []
