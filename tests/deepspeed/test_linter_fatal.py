@@ -133,6 +133,7 @@ YAML_REFUSED = [
     NO + "mixed_precision: no\n",
     HEAD.replace("DEEPSPEED", "MULTI_GPU") + "mixed_precision: fp32\n",
     HEAD.replace("DEEPSPEED", "MULTI_GPU") + "gpu_ids: '0'\n",
+    HEAD.replace("DEEPSPEED", "MULTI_GPU").replace("machines: 1", "machines: 2") + "machine_rank: null\n",
 ]
 YAML_ACCEPTED = [
     NO,

@@ -77,7 +77,16 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
             f"use {world_size}",
             severity="warning",
         )
-    if rank is not None and rank >= machines:
+    if rank is None and machines > 1:
+        yield finding_at(
+            document,
+            ("machine_rank",),
+            "accelerate-machine-rank",
+            f"machine_rank is null with {machines} machines: accelerate launch fails on it",
+            f"use 0 to {machines - 1}, another on each machine",
+            source=LAUNCH,
+        )
+    elif rank is not None and rank >= machines:
         yield finding_at(
             document,
             ("machine_rank",),
