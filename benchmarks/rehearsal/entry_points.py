@@ -1,0 +1,170 @@
+"""Public scripts, rehearsed as they are.
+
+    python -m benchmarks.rehearsal.entry_points --checkouts FOLDER [NAME…] [--jsonl OUT]
+
+``FOLDER/OWNER+NAME`` holds a checkout of each repository; TRL's own scripts are those of the installed
+package. ``entry-points.json`` lists them with their arguments. A line each: name, whether the rehearsal
+reached the script's end, steps, peak, CPU, what was guessed that decides sizes, and where it stopped.
+``entry-points-rehearsed.jsonl`` is the outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rehearsal.entry_point_inputs import EntryPointInputs
+
+LIST = Path(__file__).with_name("entry-points.json")
+TIMEOUT_SECONDS = 900
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryPoint:
+    """One script with its arguments; ``repository`` is empty for a module of an installed package.
+
+    ``inside``: it runs in its own folder of the checkout, as its documentation says.
+    """
+
+    name: str
+    repository: str
+    script: str
+    arguments: str
+    gpus: int = 1
+    inside: bool = False
+
+
+ENTRY_POINTS = tuple(EntryPoint(**row) for row in json.loads(LIST.read_text()))
+
+_ENGINE = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+}
+_FIXED = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 1,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+}
+
+
+class Runner:
+    """Rehearses entry points in one folder of inputs."""
+
+    def __init__(self, folder: Path, checkouts: Path, python: str) -> None:
+        self.python = python
+        self.inputs = EntryPointInputs(folder / "inputs")
+        self.checkouts = checkouts
+        here = self.inputs.folder
+        (here / "zero2.json").write_text(json.dumps(_ENGINE))
+        (here / "zero2.fixed.json").write_text(json.dumps(_FIXED | {"zero_optimization": {"stage": 2}}))
+        (here / "zero3.fixed.json").write_text(json.dumps(_FIXED | {"zero_optimization": {"stage": 3}}))
+
+    def rehearse(self, entry: EntryPoint) -> dict[str, Any]:
+        """One row: what it is, and what came of it."""
+        source, target, folder = self._target(entry)
+        command = [
+            self.python,
+            "-m",
+            "zerokit",
+            "rehearse",
+            "--json",
+            "--gpu",
+            "h200",
+            "--gpus",
+            str(entry.gpus),
+            *target,
+            *entry.arguments.split(),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+        said: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
+        rank = (said.get("ranks") or [{}])[0]
+        return {
+            "name": entry.name,
+            "source": source,
+            "script": entry.script,
+            "arguments": entry.arguments,
+            "gpus": entry.gpus,
+            "complete": bool(said.get("complete")) and said.get("steps", 0) > 0,
+            "steps": said.get("steps", 0),
+            "repeats": said.get("repeats"),
+            "phases": rank.get("phases", {}),
+            "peak_allocated_bytes": rank.get("peak_allocated_bytes"),
+            "guesses": [
+                f"{each['location']}: {each['what']} = {each['value']}"
+                + (" (decides sizes)" if each.get("decides_sizes") else "")
+                for each in said.get("guesses", [])
+            ],
+            "stubbed": said.get("stubbed", []),
+            "warnings": said.get("warnings", []),
+            "stopped": said.get("stopped") or (None if said else done.stderr[-1500:]),
+            "cpu_seconds": said.get("cpu_seconds"),
+            "versions": said.get("versions"),
+        }
+
+    def _target(self, entry: EntryPoint) -> tuple[str, list[str], Path]:
+        if not entry.repository:
+            package = entry.script.partition(".")[0]
+            return f"{package} {metadata.version(package)}", ["-m", entry.script], self.inputs.folder
+        checkout = self.checkouts / entry.repository.replace("/", "+")
+        commit = (checkout / ".commit").read_text().strip() if (checkout / ".commit").exists() else "?"
+        script = checkout / entry.script
+        return (
+            f"{entry.repository}@{commit}",
+            [str(script)],
+            script.parent if entry.inside else self.inputs.folder,
+        )
+
+
+def main() -> int:
+    """Rehearse what was asked for."""
+    parser = argparse.ArgumentParser(description="Public scripts, rehearsed as they are.")
+    parser.add_argument("names", nargs="*", help="only these")
+    parser.add_argument("--checkouts", type=Path, required=True)
+    parser.add_argument("--python", default=sys.executable, help="with the scripts' libraries")
+    parser.add_argument("--jsonl", type=Path)
+    options = parser.parse_args()
+    chosen = [e for e in ENTRY_POINTS if not options.names or e.name in options.names]
+    ended = 0
+    with tempfile.TemporaryDirectory(prefix="zerokit-entry-points-") as folder:
+        runner = Runner(Path(folder), options.checkouts.resolve(), options.python)
+        for entry in chosen:
+            row = runner.rehearse(entry)
+            ended += row["complete"]
+            guesses = [each for each in row["guesses"] if each.endswith("(decides sizes)")]
+            outcome = "to the end" if row["complete"] else "STOPPED"
+            print(
+                f"{row['name']:<30} {outcome}  steps {row['steps']}  peak "
+                f"{row['peak_allocated_bytes']}  cpu {row['cpu_seconds']}  {guesses}  {row['stopped'] or ''}",
+                flush=True,
+            )
+            if options.jsonl:
+                with options.jsonl.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    print(f"{ended} of {len(chosen)} to the end")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
