@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from tests.support.allocator import Allocator  # noqa: E402
 from zerokit.launcher.rank import split_budget  # noqa: E402
 from zerokit.launcher.rank.cuda_memory import CudaMemory  # noqa: E402
-from zerokit.launcher.rank.oom import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
+from zerokit.launcher.rank.oom_record import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
 from zerokit.launcher.rank.phase_record import Identity  # noqa: E402
 from zerokit.launcher.rank.probe import Probe  # noqa: E402
 

@@ -6,8 +6,8 @@ import json
 
 import click
 
+from zerokit.cli.aligned_text import wrapped
 from zerokit.cli.base import Command
-from zerokit.cli.columns import wrapped
 from zerokit.doctor import Examination, Finding, examine
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable, ReportNotWritten
 from zerokit.machine import measured as measurements

@@ -39,7 +39,7 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     accumulation, no parallelism but data, no checkpointing. Ends with exit code 3 where it does not fit.
     """
     from zerokit import planner
-    from zerokit.cli import show
+    from zerokit.cli import plan_text
 
     result = planner.estimate(options, deepspeed=deepspeed, say=say)
     # 3 as `plan` ends where nothing fits; the answer itself stands on standard output all the same
@@ -47,5 +47,5 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
     else:
-        click.echo(show.estimate(result, explain=explain))
+        click.echo(plan_text.estimate(result, explain=explain))
     return code

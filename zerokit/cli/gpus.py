@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from zerokit.catalog import gpus
+from zerokit.cli.aligned_text import aligned, wrapped
 from zerokit.cli.base import Command
-from zerokit.cli.columns import aligned, wrapped
 from zerokit.domain.hardware import Gpu
 from zerokit.units import GIB, MIB, format_gib
 

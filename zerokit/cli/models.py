@@ -7,8 +7,8 @@ import json
 import click
 
 from zerokit.catalog import models
+from zerokit.cli.aligned_text import aligned
 from zerokit.cli.base import Command
-from zerokit.cli.columns import aligned
 from zerokit.units import format_count
 
 _COLUMNS = ("NAME", "PARAMETERS", "FAMILY", "HEAD", "TITLE")

@@ -91,7 +91,7 @@ def command(
     before one is chosen. Its model need not be named.
     """
     from zerokit import planner
-    from zerokit.cli import show
+    from zerokit.cli import plan_text
     from zerokit.cli.program import program
 
     if overrides and recipe is None:
@@ -122,7 +122,7 @@ def command(
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
         return
-    click.echo(show.plan(result, folder, explain=explain, script=words))
+    click.echo(plan_text.plan(result, folder, explain=explain, script=words))
 
 
 def _target(words: tuple[str, ...]) -> Target:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from zerokit.cli.columns import aligned
+from zerokit.cli.aligned_text import aligned
 from zerokit.errors import ZerokitError
 from zerokit.fields import as_options
 

@@ -42,13 +42,13 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
 
 
 def _text(body: dict[str, Any]) -> str:
-    from zerokit.cli import show
+    from zerokit.cli import plan_text
     from zerokit.units import format_gib, format_seconds
 
     lines = [
         f"Fewest GPUs for {body['model']}",
-        show.heading("Assumed"),
-        *show.bullets(body["assumptions"]),
+        plan_text.heading("Assumed"),
+        *plan_text.bullets(body["assumptions"]),
         "",
     ]
     head = f"  {'GPU':<15}{'method':<7}{'offload':<8}{'GPUs':>5}{'per 1e9':>9}{'GPU-hours':>11}"
@@ -71,7 +71,7 @@ def _text(body: dict[str, Any]) -> str:
 
 def _below(text: str) -> list[str]:
     """The plan of a row, or why there is none, under it."""
-    from zerokit.cli import show
+    from zerokit.cli import plan_text
 
-    return textwrap.wrap(text, show.width(), initial_indent="    ", subsequent_indent="    ",
+    return textwrap.wrap(text, plan_text.width(), initial_indent="    ", subsequent_indent="    ",
                          break_on_hyphens=False)  # fmt: skip

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.cli import show
+from zerokit.cli import plan_text
 from zerokit.units import format_gib, format_seconds
 
 _HEAD = ("trial", "step predicted", "measured", "error", "memory predicted", "measured", "error")
@@ -21,8 +21,8 @@ def text(body: Mapping[str, Any]) -> str:
     )
     steps = f"{body['steps']} steps each"
     lines = [f"{body['model']} on {where}: {count} plan{'' if count == 1 else 's'}, {steps}"]
-    lines += [show.heading("Assumed"), *show.bullets(body["assumptions"])]
-    lines += [show.heading("Tried" if body["folder"] else "To be tried")]
+    lines += [plan_text.heading("Assumed"), *plan_text.bullets(body["assumptions"])]
+    lines += [plan_text.heading("Tried" if body["folder"] else "To be tried")]
     for trial in body["trials"]:
         lines += textwrap.wrap(f"{trial['trial']}  {trial['description']}", 100, initial_indent="  ",
                                subsequent_indent="     ")  # fmt: skip
@@ -31,13 +31,13 @@ def text(body: Mapping[str, Any]) -> str:
     if any(trial.get("memory") == "host" for trial in body["trials"]):
         lines.append("  memory: of the host, by rank, the Python process included")
     if body["files"]:
-        lines += [show.heading("Written"), *(f"  {path}" for path in body["files"].values())]
+        lines += [plan_text.heading("Written"), *(f"  {path}" for path in body["files"].values())]
     if (kept := body["calibration"]) is not None:
-        lines += [show.heading("Kept for later plans here"), *show.bullets(_kept(kept))]
+        lines += [plan_text.heading("Kept for later plans here"), *plan_text.bullets(_kept(kept))]
     if body["folder"]:
-        lines += [show.heading("Runs"), f"  {body['folder']}"]
+        lines += [plan_text.heading("Runs"), f"  {body['folder']}"]
     if body["next"]:
-        lines += [show.heading("Next"), f"  {body['next']}"]
+        lines += [plan_text.heading("Next"), f"  {body['next']}"]
     return "\n".join(lines)
 
 

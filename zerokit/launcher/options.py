@@ -26,7 +26,7 @@ class LaunchOptions:
         run_dir: by default ``runs/<timestamp>-<script>``.
         grace_seconds: from SIGTERM to SIGKILL.
         heartbeat_seconds: without progress for so long, the run counts as hung; 0: never; None: what the run
-            has shown decides (:mod:`zerokit.launcher.supervisor.heartbeat`).
+            has shown decides (:mod:`zerokit.launcher.supervisor.heartbeat_default`).
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
         stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
         limit_seconds: the run is ended after so long; None: never.

@@ -12,6 +12,7 @@ from zerokit.files import write_whole
 from zerokit.report import charts, render, run_charts
 from zerokit.report.compare import FIGURES, compare_reports
 from zerokit.report.context import RunContext, facts, read_context
+from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.resources import folder
 from zerokit.units import format_gib
@@ -96,7 +97,7 @@ def _what_to_do(run: RunReport, rank: RankReport | None, free: int | None) -> li
         following = failure.next_plan
         if following is not None and following.why:
             return [f"Next plan that would fit: {following.why}"]
-        return [f"To need less: {text}" for text in failure.try_next[:2]]
+        return [f"{TO_NEED_LESS.capitalize()}: {text}" for text in failure.try_next[:2]]
     if any(rank.alloc_retries for rank in run.ranks):
         return ["The allocator ran full and retried: a little less memory would make the steps faster"]
     if free is not None and rank is not None and free > _ROOMY * (rank.device_total_bytes or 0):

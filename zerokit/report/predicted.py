@@ -9,6 +9,7 @@ from typing import Any
 from zerokit.domain.phases import ESTIMATED_PHASES
 from zerokit.report.measured import init_bytes, on_gpu, reached_end_of
 from zerokit.report.what_ran import Difference, differences
+from zerokit.report.worst_rank import worst_rank
 
 Report = Mapping[str, Any]
 Plan = Mapping[str, Any]
@@ -119,7 +120,7 @@ def _pair(predicted: float | None, measured: float | None, *, whole: bool = True
 
 
 def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
-    worst = max(ranks, key=lambda rank: rank["peak_allocated_bytes"] or 0)
+    worst = worst_rank(ranks, lambda rank: rank["peak_allocated_bytes"])
     return {
         "kind": "gpu_memory",
         "rank": worst["rank"],
@@ -138,7 +139,7 @@ def _peak(rank: Mapping[str, Any], predicted: int | None, measured: int | None) 
 
 
 def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any]:
-    worst = max(ranks, key=lambda rank: rank["peak_host_rss_bytes"])
+    worst = worst_rank(ranks, lambda rank: rank["peak_host_rss_bytes"])
     baseline = worst["baseline_host_rss_bytes"]
     return {
         "kind": "host_memory",
@@ -191,25 +192,3 @@ def _phases(rank: Mapping[str, Any], baseline_bytes: int, compared: tuple[str, .
         if pair is not None:
             pairs[name] = pair
     return pairs
-
-
-def ways_to_need_less(plan: Plan | None) -> list[str]:
-    """Changes to the plan's choice that shrink its peak, the one that costs least speed first."""
-    chosen = chosen_of(plan)
-    ways = []
-    micro, accumulation = chosen.get("micro_batch"), chosen.get("gradient_accumulation")
-    if chosen.get("activation_checkpointing") in ("none", "selective"):
-        ways.append("--checkpointing full")
-    if isinstance(micro, int) and micro > 1:
-        more = f" (gradient accumulation {accumulation * 2})" if isinstance(accumulation, int) else ""
-        ways.append(f"--micro-batch {micro // 2}{more}")
-    stage, replicas = chosen.get("zero_stage"), chosen.get("data_parallel")
-    if isinstance(stage, int) and stage < 3 and isinstance(replicas, int) and replicas > 1:
-        ways.append(f"--zero {stage + 1}")
-    if isinstance(plan, Mapping) and (plan.get("cluster") or {}).get("gpu") == "cpu":
-        return ways  # everything is in host memory already
-    if chosen.get("offload_optimizer") == "none":
-        ways.append("--offload-optimizer cpu")
-    if stage == 3 and chosen.get("offload_param") == "none":
-        ways.append("--offload-param cpu")
-    return ways

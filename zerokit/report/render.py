@@ -14,7 +14,9 @@ from rich.text import Text
 
 from zerokit.domain.phases import PHASES
 from zerokit.memory.components import label
+from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
+from zerokit.report.worst_rank import worst_rank
 from zerokit.units import MIB, format_gib, format_seconds
 
 NOT_MEASURED = "not measured"
@@ -183,14 +185,14 @@ def _memory_cells(run: RunReport, rank: RankReport, expected: float | None) -> l
 
 
 def _phase_table(run: RunReport) -> RenderableType:
-    fullest = max(run.ranks, key=lambda rank: measured(rank) or 0)
+    worst = worst_rank(run.ranks, measured)
     what = "GPU memory allocated" if run.on_gpu else "host memory"
-    title = f"By phase: {what}, rank {fullest.rank} (no plan to compare with)"
+    title = f"By phase: {what}, rank {worst.rank} (no plan to compare with)"
     table = new_table()
     table.add_column("phase")
     table.add_column("peak", justify="right")
-    for name in ordered_phases(fullest.phases):
-        table.add_row(escape(name), size(fullest.phases[name]))
+    for name in ordered_phases(worst.phases):
+        table.add_row(escape(name), size(worst.phases[name]))
     return _titled(title, table)
 
 
@@ -334,7 +336,7 @@ def failure_lines(failure: Failure) -> list[str]:
             lines.append(f"it is in {following.folder}/ of the run folder, for: zerokit launch --plan")
     elif failure.no_next_plan:
         lines.append(f"no next plan: {failure.no_next_plan}")
-    return lines + [f"to need less: {text}" for text in failure.try_next]
+    return lines + [f"{TO_NEED_LESS}: {text}" for text in failure.try_next]
 
 
 def _rehearsed_lines(failure: Failure) -> list[str]:

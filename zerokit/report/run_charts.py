@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zerokit.memory.components import label
 from zerokit.report import charts, render
 from zerokit.report.schema import RankReport, RunReport
+from zerokit.report.worst_rank import worst_rank
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -156,7 +157,7 @@ def phases(run: RunReport) -> Markup | None:
 def fullest(run: RunReport) -> RankReport | None:
     """The rank with the highest measured peak; None where nothing was measured."""
     known = [rank for rank in run.ranks if render.measured(rank)]
-    return max(known, key=lambda rank: render.measured(rank) or 0) if known else None
+    return worst_rank(known, render.measured) if known else None
 
 
 def phase_spans(rank: RankReport) -> list[charts.Span]:

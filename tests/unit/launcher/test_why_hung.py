@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerokit.launcher.supervisor.heartbeat import Heartbeat
+from zerokit.launcher.supervisor.heartbeat_default import Heartbeat
 from zerokit.launcher.verdict.rank_view import RankView, view
 from zerokit.launcher.verdict.why_hung import explain
 

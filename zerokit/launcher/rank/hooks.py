@@ -20,7 +20,7 @@ from zerokit.instrument.post_import import Hook, PostImport
 from zerokit.launcher.rank import local_store, parts_hooks, step_limit
 from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.cuda_memory import CudaMemory
-from zerokit.launcher.rank.oom import OomWatch
+from zerokit.launcher.rank.oom_record import OomWatch
 from zerokit.launcher.rank.probe import Probe
 
 

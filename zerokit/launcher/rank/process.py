@@ -23,7 +23,7 @@ from zerokit.launcher import rank_pipes
 from zerokit.launcher.rank import hooks
 from zerokit.launcher.rank import probe as probe_module
 from zerokit.launcher.rank.calls import Calls
-from zerokit.launcher.rank.oom import error_record
+from zerokit.launcher.rank.oom_record import error_record
 from zerokit.launcher.rank.phase_record import Identity
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank.ticker import Ticker

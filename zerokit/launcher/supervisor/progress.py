@@ -24,7 +24,7 @@ from typing import Any
 
 from zerokit.launcher import processes
 from zerokit.launcher.rank_file import RankTail, rank_file
-from zerokit.launcher.supervisor.heartbeat import Heartbeat
+from zerokit.launcher.supervisor.heartbeat_default import Heartbeat
 from zerokit.launcher.verdict.rank_view import RankView, view
 from zerokit.units import format_gib, format_seconds
 

@@ -19,13 +19,9 @@ from zerokit.launcher.verdict.rank_end import RankEnd
 from zerokit.launcher.verdict.training import training_problems
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
+from zerokit.report.oom_advice import ways_to_need_less
 from zerokit.report.outcome import Outcome, RankState
-from zerokit.report.predicted import (
-    PredictAgain,
-    compare_with_plan,
-    predicted_of_rank,
-    ways_to_need_less,
-)
+from zerokit.report.predicted import PredictAgain, compare_with_plan, predicted_of_rank
 from zerokit.report.schema import SCHEMA, Failure, Predicted, RankReport, RunReport, checked, plain
 
 MOST_RANKS = 1 << 20  # more than any run has: a greater number in a file is damage

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
-from zerokit.rehearsal.process import attention, factories, twins
+from zerokit.rehearsal.process import factories, sdpa_choice, twins
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.twins import twin
 
@@ -142,7 +142,7 @@ def _record_stream(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _sdp_choice(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return int(attention.choose(machine.gpu.capability, *args, **kwargs))
+    return int(sdpa_choice.choose(machine.gpu.capability, *args, **kwargs))
 
 
 def _prim_device(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """What CUDA kernels take of the allocator beside their inputs and outputs.
 
 Sizes are bytes at the moment of the call. The facts of fused attention are shared with the trace
-(:mod:`zerokit.trace.sdpa`).
+(:mod:`zerokit.trace.sdpa_workspaces`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from zerokit.rehearsal.process.ledger import Ledger
-from zerokit.trace.sdpa import flash_backward
+from zerokit.trace.sdpa_workspaces import flash_backward
 
 Arguments = tuple[Any, ...]
 MIB = 1 << 20

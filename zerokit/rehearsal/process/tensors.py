@@ -12,9 +12,9 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from zerokit.rehearsal.process import answers, factories, twins
-from zerokit.rehearsal.process.attention import Attention
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.mode import FakeCuda
+from zerokit.rehearsal.process.sdpa_choice import Attention
 from zerokit.rehearsal.process.twins import twin
 
 LARGEST_HOST_COPY_BYTES = 1 << 24

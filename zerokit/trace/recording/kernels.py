@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from zerokit.trace.recording.autocast import narrow
-from zerokit.trace.sdpa import FLASH_MAX_HEAD_DIM, flash_backward, round_up
+from zerokit.trace.sdpa_workspaces import FLASH_MAX_HEAD_DIM, flash_backward, round_up
 
 
 def _like(tensor: torch.Tensor, last: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from zerokit.rehearsal.process.twins import twin
-from zerokit.trace.sdpa import FLASH_MAX_HEAD_DIM
+from zerokit.trace.sdpa_workspaces import FLASH_MAX_HEAD_DIM
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.machine import Machine
