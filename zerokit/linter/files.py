@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zerokit.errors import FileInputError, InputError
-from zerokit.linter.accelerate.file import lint_accelerate, named_config
 from zerokit.linter.accelerate.keys import LAUNCH, is_file, short
 from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.processes import number_of_processes
+from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
 from zerokit.linter.arguments_file import lint_arguments
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.readers import forget_scripts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.linter.accelerate.deepspeed_block import init_flag, init_off
 from zerokit.linter.accelerate.keys import ACCELERATE_VERSION, PARALLELISM_PREFIX, PLUGIN
-from zerokit.linter.accelerate.plugin import init_flag, init_off
 from zerokit.linter.finding import Finding, finding_at
 from zerokit.strictload import Document
 

@@ -8,7 +8,7 @@ from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import FP64, ElementBytes, RankModel
 from zerokit.memory.replay.model_states import on_device, sub_groups
 from zerokit.memory.replay.optimizers import optimizer_temporaries
-from zerokit.memory.replay.zero_3_modules import modules_of
+from zerokit.memory.replay.zero_3_fetch_order import modules_of
 
 _NORM_ELEMENTS = 250_000_000  # _constant_buffered_norm2
 

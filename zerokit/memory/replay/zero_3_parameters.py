@@ -16,7 +16,7 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import Overlay, RankModel
-from zerokit.memory.replay.zero_3_modules import modules_of
+from zerokit.memory.replay.zero_3_fetch_order import modules_of
 
 ABSENT, FLYING, HERE = 0, 1, 2
 

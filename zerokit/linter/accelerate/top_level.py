@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zerokit.linter.accelerate.deepspeed_block import lint_deepspeed_block
 from zerokit.linter.accelerate.fsdp import lint_fsdp
 from zerokit.linter.accelerate.keys import (
     ACCELERATE_VERSION,
@@ -16,7 +17,6 @@ from zerokit.linter.accelerate.keys import (
     key_list,
     short,
 )
-from zerokit.linter.accelerate.plugin import lint_deepspeed_block
 from zerokit.linter.accelerate.processes import lint_parallelism, lint_processes
 from zerokit.linter.accelerate.values import fits
 from zerokit.linter.finding import Finding, finding_at, one_for_each_cause
