@@ -299,7 +299,7 @@ def test_plan_file_names_what_is_wrong(tmp_path: Path) -> None:
     for old, new, message in (
         ("schema: zerokit.planfile/1", "schema: other/1", r"plan.yaml:3:1: is not a plan"),
         ("zero_stage: 3", "zero_stage: three", r"plan.yaml:\d+:3: chosen.zero_stage must be a whole number"),
-        ("data_parallel: 8", "data_parallel: 0", r"plan.yaml:\d+:3: data_parallel: 0 must be"),
+        ("data_parallel: 8", "data_parallel: 0", r"plan.yaml:\d+:3: chosen.data_parallel: 0 must be"),
         ("precision: bf16", "", r"chosen.precision is missing"),
         ("micro_batch: 1", "micro_batch: 1\n  micro_batch: 2", r"duplicate key 'micro_batch'"),
     ):

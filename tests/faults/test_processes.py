@@ -100,7 +100,9 @@ def test_a_rank_runs_out_of_memory(launch: Launch) -> None:
 def test_the_traceback_comes_last(launch: Launch) -> None:
     run = launch("all:work", "1:raise")
     _, _, err = run.end()
-    assert "ValueError: the learning rate is a lemon" in err.splitlines()[-3:][0]
+    *_, error, verdict, logs, folder = err.splitlines()
+    assert error == "ValueError: the learning rate is a lemon"
+    assert "rank_failed: rank 1" in verdict and "err.log" in logs and "run folder" in folder
 
 
 @pytest.mark.parametrize("deed", ["segv", "raise"])

@@ -97,11 +97,24 @@ def main(argv: list[str] | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup stays in force
             signal.signal(number, _end)
-    sys.exit(run(argv))
+    try:
+        code = run(argv)
+    except Exception:
+        if _told_to_end is None:
+            raise
+        # Python before 3.12 turns what is raised while a class is made into a RuntimeError
+        code = 128 + _told_to_end
+    sys.exit(code)
+
+
+_told_to_end: int | None = None
+"""The signal that told this process to end."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:
     """Leave as after an interrupt, so that processes and temporary folders of ours go too."""
+    global _told_to_end
+    _told_to_end = number
     raise SystemExit(128 + number)
 
 

@@ -269,7 +269,11 @@ def run_target(target: Program) -> None:
     main.__dict__.update(__loader__=loader, __spec__=None, __package__=None, __cached__=None)
     with open(path, "rb") as file:  # noqa: PTH123
         source = file.read()
-    exec(loader.source_to_code(source, path), main.__dict__)  # noqa: S102
+    try:
+        code = loader.source_to_code(source, path)
+    except (SyntaxError, ValueError) as error:
+        raise error.with_traceback(None)  # noqa: B904 - as Python shows it: without the loader's frames
+    exec(code, main.__dict__)  # noqa: S102
 
 
 def _prepend_path(folder: str) -> None:
