@@ -143,3 +143,9 @@ def test_secrets_reach_neither_the_result_nor_the_kept_output(
     script.unlink()
     texts = [error, str(said), *(text.decode() for text in contents(tmp_path).values())]
     assert not any(secret in text for text in texts for secret in (given, token))
+
+
+def test_without_triton_compiled_code_runs_uncompiled_and_that_is_said(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "compiled_without_triton.py"))
+    assert (code, said["complete"], said["stopped"]) == (0, True, None)
+    assert [text for text in said["stubbed"] if "Triton is not installed here" in text]

@@ -2,12 +2,14 @@
 
 Dynamo traces the script's frames, Inductor lowers, fuses and plans buffers, and its own wrapper allocates
 and frees them on the fake GPU; only the kernels it would hand to Triton are silent. Nothing is put in place
-before the script first compiles.
+before the script first compiles. Where Triton is not installed there is nothing to compile with: the code then
+runs uncompiled, which the answer says.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +46,12 @@ _OFF = {
 """Caches of other runs, worker processes, and checks of values that are not there."""
 
 
+_WITHOUT_TRITON = (
+    "torch.compile: Triton is not installed here, so the code ran uncompiled and may need other memory than "
+    "on the GPU (pip install triton)"
+)
+
+
 class SilentKernel:
     """What Inductor gets for a Triton kernel."""
 
@@ -62,6 +70,8 @@ def install(context: Context) -> None:
 
     @functools.wraps(compile_)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if importlib.util.find_spec("triton") is None:
+            return _uncompiled(context, args[0] if args else kwargs.get("model"))
         if not ready:
             ready.append(True)
             _prepare(context)
@@ -69,6 +79,22 @@ def install(context: Context) -> None:
         return compile_(*args, **kwargs)
 
     torch.compile = wrapped
+
+
+def _uncompiled(context: Context, model: Any) -> Any:
+    """What was to be compiled, as it is; said when it runs, as libraries decorate what nobody calls."""
+    if model is None:
+        return functools.partial(_uncompiled, context)
+    if isinstance(model, torch.nn.Module):
+        context.machine.stub(_WITHOUT_TRITON)
+        return model
+
+    @functools.wraps(model)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        context.machine.stub(_WITHOUT_TRITON)
+        return model(*args, **kwargs)
+
+    return run
 
 
 def _prepare(context: Context) -> None:
