@@ -1,4 +1,4 @@
-"""TRL's own scripts, as its wheel has them, on two CPU ranks: what the probe sees of them (issue: item 1)."""
+"""TRL's own scripts, as its wheel has them, on two CPU ranks: what the probe sees of them."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def test_sft(tmp_path: Path, model: Path) -> None:
     assert run.report()["predicted_vs_measured"]["predicted_for"] is None  # the plan has 2048 tokens
 
 
+@pytest.mark.slow
 def test_sft_with_adapters(tmp_path: Path, model: Path) -> None:
     pytest.importorskip("peft")
     make_rows(tmp_path / "data", texts())
@@ -77,6 +78,7 @@ def test_sft_with_adapters(tmp_path: Path, model: Path) -> None:
     assert "trained parameters" in named and "ZeRO stage" not in named
 
 
+@pytest.mark.slow
 def test_dpo_with_its_reference_model(tmp_path: Path, model: Path) -> None:
     make_rows(tmp_path / "data", preferences())
     run = launch(

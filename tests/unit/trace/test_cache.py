@@ -87,22 +87,25 @@ def test_json_of_another_shape_is_refused_or_gives_the_same(good: dict[str, Any]
     spots = [spot for spot in _spots(good) if spot[0] != "hf_config"]
     draw = random.Random(9)
     refused = 0
+    body = copy.deepcopy(good)
     for _ in range(CASES):
-        body, spot, wrong = copy.deepcopy(good), draw.choice(spots), draw.choice(WRONG)
+        spot, wrong = draw.choice(spots), draw.choice(WRONG)
         target: Any = body
         for key in spot[:-1]:
             target = target[key]
         before = target[spot[-1]]
         if json.dumps(before) == json.dumps(wrong):
             continue
-        target[spot[-1]] = wrong
         if isinstance(wrong, str) and isinstance(before, str):
             continue  # another name is no damage that a type shows: the checksum does
+        target[spot[-1]] = wrong
         try:
             check(body)
         except ValueError:
             refused += 1
             continue
+        finally:
+            target[spot[-1]] = before
         empty = isinstance(before, list | dict) and type(before) is type(wrong) and not wrong
         same_kind = isinstance(before, int | float) and isinstance(wrong, int | float)
         assert empty or same_kind, (spot, before, wrong)

@@ -2,8 +2,8 @@
 
 Dynamo traces the script's frames, Inductor lowers, fuses and plans buffers, and its own wrapper allocates
 and frees them on the fake GPU; only the kernels it would hand to Triton are silent. Nothing is put in place
-before the script first compiles. Where Triton is not installed there is nothing to compile with: the code then
-runs uncompiled, which the answer says.
+before the script first compiles. Where Triton is not installed there is nothing to compile with: the code
+then runs uncompiled, which the answer says.
 """
 
 from __future__ import annotations
