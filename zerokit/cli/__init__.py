@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 _LONG_LIVED = frozenset({"launch", "tune", "rehearse"})
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)  # pathlib's exists() raises the first two
 
 
 class LazyGroup(click.Group):
@@ -147,6 +148,11 @@ def run(argv: list[str] | None = None) -> int:
         _discard_output()
         return 0
     except OSError as error:
+        if error.errno in _UNUSABLE_PATH and error.filename is not None:
+            path = os.fsdecode(error.filename)
+            shown = path if len(path) <= 200 else f"{path[:100]}…{path[-40:]}"
+            click.echo(f"zerokit: {shown}: {error.strerror}", err=True)
+            return 2
         if error.errno not in _NO_ROOM:
             raise
         _discard_output()

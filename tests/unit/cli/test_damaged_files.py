@@ -173,3 +173,15 @@ def test_three_hundred_damaged_run_folders(capfd: pytest.CaptureFixture[str]) ->
         if Path("page.html").exists():
             assert "<script>alert" not in Path("page.html").read_text()
     assert shown > 200
+
+
+def test_a_path_that_is_too_long_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 3000
+    for command in PLAN_COMMANDS:
+        words = [word.replace("plan/", f"{long}/") if "/" in word else word for word in command]
+        words = [long if word == "plan" and at else word for at, word in enumerate(words)]
+        code, _, err = ended(capfd, *words)
+        assert code == 2 and "File name too long" in err, command[:2]
+    for words in (["report", long], ["estimate", "--model", f"./{long}"], ["launch", f"./{long}.py"]):
+        code, _, err = ended(capfd, *words)
+        assert code == 2 and "File name too long" in err, words[0]
