@@ -21,6 +21,10 @@ CONFIG_IN_POD = "/etc/zerokit/ds_config.json"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _POD_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")
+# A qualified name: kubernetes.io, "Labels and Selectors", syntax and character set.
+_RESOURCE = re.compile(
+    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LINE_BREAKS = re.compile(r"[\r\n\x00]")
@@ -92,12 +96,14 @@ def kubernetes_manifest(
     """A manifest: ConfigMap with the DeepSpeed JSON, headless Service, Indexed Job of one pod per node.
 
     Raises:
-        InputError: a name that Kubernetes refuses, or an empty image.
+        InputError: a name or resource that Kubernetes refuses, or an empty image.
     """
     if not _POD_NAME.fullmatch(name):
         raise InputError(f"name {name!r}: use lower-case letters, digits and hyphens, at most 52")
     if not image.strip() or _LINE_BREAKS.search(image):
         raise InputError("⟨image⟩: name the container image that holds the training script")
+    if not _RESOURCE.fullmatch(gpu_resource):
+        raise InputError(f"⟨gpu_resource⟩ {gpu_resource!r:.80}: use a name such as nvidia.com/gpu")
     return _render(
         "kubernetes.yaml.j2",
         name=name,
