@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 from typing import Any
 
@@ -81,3 +82,16 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
         elif draw.random() < 0.3:
             del found[at:]
     return bytes(found)
+
+
+SHOW = "#!/bin/sh\necho $#\n/bin/cat /proc/$$/cmdline /proc/$$/environ\n"
+"""A program that prints its arguments and its first environment as the kernel has them: see :func:`shown`."""
+
+
+def shown(output: bytes) -> tuple[list[str], dict[str, str]]:
+    """The arguments and variables that :data:`SHOW` printed."""
+    count, _, rest = output.partition(b"\n")
+    words = [os.fsdecode(word) for word in rest.split(b"\0")]
+    arguments = words[2 : 2 + int(count)]  # after the shell and the program
+    pairs = (word.partition("=") for word in words[2 + int(count) :] if word)
+    return arguments, {name: value for name, _, value in pairs}
