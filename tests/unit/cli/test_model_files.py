@@ -45,6 +45,7 @@ def write(tmp_path: Path) -> Any:
         ({"num_hidden_layers": 20_000}, "num_hidden_layers is 20000; expected at most 10,000"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"hidden_size": 10**30}, "expected at most 1,000,000,000"),
         ({"rms_norm_eps": float("inf")}, "Infinity is not a number in JSON"),
         ({"vocab_size": float("nan")}, "NaN is not a number in JSON"),
         ({"vocab_size": True}, "vocab_size is True"),
