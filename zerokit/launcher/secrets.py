@@ -98,6 +98,8 @@ class Secrets:
                 _add(found, value, f"<{name}>")
         for value in _secret_arguments(arguments):
             _add(found, value, MASK)
+        for value in _inside((*environment.values(), *arguments)):
+            _add(found, value, MASK)
         literals = sorted(found.items(), key=lambda pair: -len(pair[0]))
         self._labels = {os.fsencode(value): label.encode() for value, label in literals}
         patterns = [re.escape(value) for value in self._labels]
@@ -157,6 +159,16 @@ class Secrets:
         if isinstance(value, dict):
             return {key: self.tree(item) for key, item in value.items()}
         return [self.tree(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _inside(texts: Iterable[str]) -> Iterable[str]:
+    """The passwords of URLs and the credentials of HTTP headers in the texts, also percent-decoded."""
+    for text in texts:
+        data = os.fsencode(text) if "@" in text or "uthorization" in text.lower() else b""
+        for form in _FORMS[:2] if data else ():
+            for match in form.finditer(data):
+                value = os.fsdecode(match["secret"])
+                yield from {value, urllib.parse.unquote(value)}
 
 
 def _mask(match: re.Match[bytes]) -> bytes:

@@ -139,3 +139,15 @@ def test_an_existing_path_is_no_secret(tmp_path: Path) -> None:
     assert Secrets({"SERVICE_PRIVATE_KEY": str(tmp_path / "key")}).text(str(tmp_path / "key")) == str(
         tmp_path / "key"
     )
+
+
+def test_what_is_inside_a_url_or_a_header_is_nowhere_by_itself() -> None:
+    """As a driver prints the password that it took out of the URL, percent-decoded."""
+    url, header = "postgres://u:Zq7%2FvB93kLm@h/d", "Authorization: Bearer Zq7-vB93kLmP0wx"
+    for secrets in (
+        Secrets({"DATABASE_URL": url, "X": header}),
+        Secrets({}, ["--db", url, f"--url={url}", "--header", header]),
+    ):
+        for value in ("Zq7%2FvB93kLm", "Zq7/vB93kLm", "Zq7-vB93kLmP0wx"):
+            assert secrets.text(f"failed with '{value}' at h") == "failed with '<redacted>' at h"
+        assert secrets.text(url) == "postgres://u:<redacted>@h/d"
