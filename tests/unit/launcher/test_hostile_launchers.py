@@ -106,6 +106,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not list(tmp_path.rglob(MARKER))
 
 
+@pytest.mark.slow  # DeepSpeed's launcher takes over this process, which ends a worker of pytest-xdist
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_string_as_path_name_argument_and_variable(launcher: str, folder: Path) -> None:
     """The script's path, an argument, a variable, the run folder and the working folder, of one rank."""
