@@ -17,7 +17,7 @@ import re
 import tempfile
 from typing import Any
 
-from benchmarks.linter.measure import READERS, Truth, accepted, mutations_of, world_of
+from benchmarks.linter.measure import Truth, mutations_of, read_corpus
 from zerokit.linter.files import check_files
 from zerokit.linter.fix import fix_file
 
@@ -34,11 +34,7 @@ def main() -> None:
     parser.add_argument("--truth", type=pathlib.Path)
     options = parser.parse_args()
     truth = Truth(options.truth)
-    files = {path.name: path for kind in ("ds", "acc") for path in sorted((options.folder / kind).iterdir())}
-    texts = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in files.items()}
-    worlds = {name: world_of(text) for name, text in texts.items()}
-    readers = {name: READERS if path.parent.name == "ds" else ["launch"] for name, path in files.items()}
-    works = accepted(truth, files, worlds, readers)
+    files, texts, worlds, readers, works = read_corpus(options.folder, truth)
     drawn = mutations_of(texts, works, files, options.seed, options.mutations)
     inputs = [*texts.items(), *((name, made.text) for name, made in drawn)]
     with tempfile.TemporaryDirectory() as folder:

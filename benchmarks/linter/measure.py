@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.linter.anything import of_any_yaml, of_anything
 from benchmarks.linter.mutations import Mutation, of_json
@@ -168,6 +168,28 @@ def judge(before: list[Found], after: list[Found], mutation: Mutation) -> dict[s
     }
 
 
+class Corpus(NamedTuple):
+    """The files of a folder, by name: where they are, what they hold, and who reads them.
+
+    ``worlds``: ranks that their batch sizes need; ``readers``: those to ask; ``works``: those that accept.
+    """
+
+    files: dict[str, pathlib.Path]
+    texts: dict[str, str]
+    worlds: dict[str, int]
+    readers: dict[str, list[str]]
+    works: dict[str, list[str]]
+
+
+def read_corpus(folder: pathlib.Path, truth: Truth) -> Corpus:
+    """What ``ds/`` and ``acc/`` of a folder hold, with the answers of the readers."""
+    files = {path.name: path for kind in ("ds", "acc") for path in sorted((folder / kind).iterdir())}
+    texts = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in files.items()}
+    worlds = {name: world_of(text) for name, text in texts.items()}
+    readers = {name: READERS if path.parent.name == "ds" else ["launch"] for name, path in files.items()}
+    return Corpus(files, texts, worlds, readers, accepted(truth, files, worlds, readers))
+
+
 def main() -> None:
     """Print the figures, and write every case."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -178,11 +200,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
     truth = Truth(options.truth)
-    files = {path.name: path for kind in ("ds", "acc") for path in sorted((options.folder / kind).iterdir())}
-    texts = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in files.items()}
-    worlds = {name: world_of(text) for name, text in texts.items()}
-    readers = {name: READERS if files[name].parent.name == "ds" else ["launch"] for name in files}
-    works = accepted(truth, files, worlds, readers)
+    files, texts, worlds, _, works = read_corpus(options.folder, truth)
     _print_real(files, works)
     mutations = mutations_of(texts, works, files, options.seed, options.mutations)
     cases = _measured(truth, mutations, files, worlds, works)
