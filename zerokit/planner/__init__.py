@@ -64,7 +64,7 @@ def plan(
         request=resolved.given,
         plan=found,
         job=make_space(request)[0].job,
-        cluster=request.cluster,
+        cluster=found.cluster,
         model_name=resolved.model_name,
         parameters=request.shape.parameters,
         timed=request.timed,

@@ -13,7 +13,7 @@ _STAGE_3_SIZES = ("prefetch_bucket", "persistence", "sub_group")
 _BUCKETS = ("reduce_bucket", "overlap_comm")
 _OF_TRAINING = (
     "optimizer", "gradient_accumulation", "checkpointing", "reduce_bucket", "overlap_comm",
-    "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module",
+    "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
 )  # fmt: skip
 _IN_FILE = (
     "zero", "offload_optimizer", "offload_param", "precision", "gradient_accumulation", "nvme",
@@ -40,6 +40,7 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
         (_BUCKETS, lambda: _stage(options, single, file) == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
         (_STAGE_3_SIZES, lambda: _stage(options, single, file) in ("0", "1", "2"), "only with ⟨zero⟩ 3"),
         (("nvme",), lambda: single and not _to_nvme(options), "only with ⟨offload_⟩… nvme"),
+        (("all_gpus",), lambda: single, "estimate takes all of the GPUs that it is given"),
         (("pipeline_module",), lambda: single and not _piped(options), "estimate takes the degree: ⟨pp⟩ N"),
     )
     for names, idle, why in rules:

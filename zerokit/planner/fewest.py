@@ -188,6 +188,8 @@ def _refuse(options: Mapping[str, Any]) -> None:
         raise InputError("⟨nodes⟩: size finds the number of nodes; leave it out")
     if options.get("no_calibration"):
         raise InputError("⟨no_calibration⟩: size takes the catalogue's figures; leave it out")
+    if options.get("all_gpus"):
+        raise InputError("⟨all_gpus⟩: size finds the number of GPUs; leave it out")
 
 
 def _kinds(options: Mapping[str, Any]) -> tuple[Gpu, ...]:

@@ -171,6 +171,8 @@ OPTIONS: tuple[Option, ...] = (
     _option("inference", "Job", "", "No training: weights, KV cache and the working set.", _flag),
     _option("no_calibration", "Hardware", "",
             "Ignore what `doctor --measure` and `tune` measured on this machine.", _flag),
+    _option("all_gpus", "Hardware", "",
+            "Plan for all GPUs, even where fewer of them do the same batch faster.", _flag),
     _option("pipeline_module", "Strategy", "",
             "The script builds a DeepSpeed PipelineModule: searches pipelines too.", _flag),
 )  # fmt: skip
@@ -223,6 +225,7 @@ class PlanOptions(TypedDict, total=False):
     device: Literal["auto", "cuda", "cpu"]
     inference: bool
     no_calibration: bool
+    all_gpus: bool
     pipeline_module: bool
 
 

@@ -88,6 +88,7 @@ def resolve(
         pins=pins,
         precision=choice(options, "precision", ("auto", *PRECISIONS)) or "auto",
         calibration=calibration,
+        all_gpus=bool(options.get("all_gpus")),
         timed=not found.on_cpu,
         on_cpu=found.on_cpu,
         assumptions=(

@@ -279,6 +279,7 @@ class ScriptPlanning:
         exact = ScriptMemory(request.exact_memory or request.memory, self.profile)
         return replace(
             request,
+            all_gpus=True,  # every number of GPUs would need rehearsals of its own
             memory=memory,
             exact_memory=exact,
             least_vram=None if request.least_vram is None else memory.least(request.least_vram),
@@ -327,7 +328,7 @@ class ScriptPlanning:
             request=read.given,
             plan=self._planned.told(made),
             job=make_space(request)[0].job,
-            cluster=request.cluster,
+            cluster=made.cluster,
             model_name=self._model_name(read),
             parameters=request.shape.parameters,
             timed=request.timed,

@@ -15,6 +15,8 @@ from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
 from zerokit.search import explain as advice
+from zerokit.search import fewer_gpus
+from zerokit.search.fewer_gpus import fastest_with_fewer
 from zerokit.search.nearest import nearest_changes
 from zerokit.search.request import Request
 from zerokit.search.search import BATCH_REASON, Found, fits, search
@@ -37,6 +39,7 @@ class Plan:
     """The choice and what it was chosen from.
 
     Attributes:
+        cluster: what the choice uses: less than there is where fewer GPUs are faster.
         faster_with: sentences: what would be faster and what it takes.
         advice: sentences that the figures support.
     """
@@ -48,6 +51,7 @@ class Plan:
     seconds: float
     precision: str
     global_batch: int
+    cluster: Cluster
     assumptions: tuple[str, ...]
     faster_with: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
@@ -124,6 +128,13 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     if not found.ranked:
         _check_batch(found, request)
         raise NothingFits(_explain(request, space, found))
+    fewer = (
+        fastest_with_fewer(space, found.ranked[0]) if request.timed and not request.job.inference else None
+    )
+    if fewer is not None and not request.all_gpus:
+        fastest = search(fewer, top=max(2, top))
+        notes = (fewer_gpus.left_idle(fastest.ranked[0], found.ranked[0], request.cluster), *notes)
+        found, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = found.ranked
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
@@ -144,8 +155,9 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         seconds=found.seconds,
         precision=space.precision,
         global_batch=space.global_batch,
+        cluster=space.cluster,
         assumptions=assumptions,
-        faster_with=_faster_with(request, space, chosen),
+        faster_with=(*_faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
         advice=advice.advise(chosen, space.shape, space.job, request.cluster, request.memory),
     )
 
@@ -297,29 +309,15 @@ def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str
             found.append(
                 f"{_gain(best, chosen)} faster with {words}: {way.needs}; then plan with ⟨{way.option}⟩"
             )
-    return (*found, *_faster_pipeline(request, space, chosen), *_faster_with_fewer(space, chosen))
+    return (*found, *_faster_pipeline(request, space, chosen))
 
 
-def _faster_with_fewer(space: Space, chosen: Candidate) -> tuple[str, ...]:
-    """What fewer GPUs would gain: gradients cross more nodes the more there are, whatever the batch."""
-    cluster, best = space.cluster, chosen
-    gpus = cluster.gpus
-    while gpus % 2 == 0 and best.time.bound_by in ("network", "link"):
-        half = replace(cluster, gpus=gpus // 2, nodes=max(1, cluster.nodes * gpus // 2 // cluster.gpus))
-        time = space.timing
-        timing = TimeModel(space.shape, space.job, half, time.constants, time.calibration, time.trainable)
-        limit = best.time.step_seconds
-        ranked = search(replace(space, cluster=half, timing=timing), top=1, limit_seconds=limit).ranked
-        if not ranked or ranked[0].time.step_seconds >= limit:
-            break
-        best, gpus = ranked[0], gpus // 2
-    if best is chosen:
+def _with_fewer(request: Request, fewer: Space | None, chosen: Candidate) -> tuple[str, ...]:
+    """What fewer GPUs would gain, where all of them were asked for."""
+    if fewer is None or not request.all_gpus:
         return ()
-    words = f"{_gain(best, chosen)} faster with {gpus} of the {cluster.gpus} GPUs"
-    return (
-        f"{words} ({advice.strategy_words(best.strategy)}): {chosen.time.bound_by} sets the pace; then plan "
-        f"with ⟨gpus⟩ {gpus} ⟨global_batch⟩ {space.global_batch}",
-    )
+    best = search(fewer, top=1).ranked[0]
+    return (fewer_gpus.would_be_faster(best, chosen, request.cluster),)
 
 
 def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ class Request:
         memory: the memory model, bound to the model's profile or shape.
         least_vram: a cheap bound from below on its ``min_vram_bytes``.
         exact_memory: the same for every rank, not only the worst: for the plan that is shown.
+        all_gpus: use them all, even where fewer are faster.
         timed: whether step times may be shown (they are not, for CPU ranks).
     """
 
@@ -38,6 +39,7 @@ class Request:
     precision: str = "auto"
     constants: Constants = HUGGING_FACE
     calibration: Calibration | None = None
+    all_gpus: bool = False
     timed: bool = True
     on_cpu: bool = False
     assumptions: tuple[str, ...] = ()

@@ -148,7 +148,7 @@ class Tuning:
         script_options = ScriptOptions.read(facts, style, arguments)
         planned = PlannedFor.of(request, script_options)
         request = planned.request
-        made = planned.told(make_plan(request, top=settings.top * _LOOKED_THROUGH))
+        made = planned.told(make_plan(replace(request, all_gpus=True), top=settings.top * _LOOKED_THROUGH))
         job = make_space(request)[0].job
         candidates = distinct([made.chosen, *made.alternatives], settings.top)
         memory = request.exact_memory or request.memory

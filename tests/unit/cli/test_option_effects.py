@@ -17,6 +17,8 @@ ONE = (*MODEL, "--gpus", "8", "--gpu", "h200", "--seq-len", "2048")
 LORA = (*ONE, "--method", "lora")
 SERVED = (*MODEL, "--gpu", "h200", "--seq-len", "2048", "--inference")
 NODES = (*MODEL, "--gpus", "16", "--nodes", "2", "--gpu", "h200", "--seq-len", "2048")
+# gradients of 30 B parameters between two nodes for 64 sequences: 8 of the GPUs are faster
+LINKED = ("--model", "opt-30b", "--gpus", "16", "--gpu", "b300", "--global-batch", "64", "--network", "50GB")
 # option -> what it stands beside, and its value; of each command where they differ
 EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--params": (("--gpus", "8", "--gpu", "h200", "--params", "1b"), "8b"),
@@ -54,6 +56,7 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--overlap-comm": ((*ONE, "--zero", "1", "--micro-batch", "4"), "off"),
     "--inference": (ONE, None),
     "--no-calibration": (ONE, None),
+    "--all-gpus": (LINKED, None),
     "--pipeline-module": ((*ONE, "--pp", "2"), None),
     "--device": ((*MODEL, "--gpus", "2", "--host-ram", "512GiB"), "cpu"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import zerokit
 from zerokit.catalog import gpus, models
+from zerokit.emit import plan_file
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.options import normalized
 from zerokit.planner.plan_result import PlanResult
@@ -63,27 +65,44 @@ def check(request: dict[str, Any]) -> None:
     gpu = asked.cluster.gpu.with_total_memory(round(1.25 * asked.cluster.gpu.driver_vram_bytes))
     roomier = make_plan(replace(asked, cluster=replace(asked.cluster, gpu=gpu)))
     assert roomier.chosen.time.step_seconds <= seconds(plan) * SMALL_STEPS, request
-    twice = {"gpus": 2 * request["gpus"]}
-    more = planned(request | twice)
-    assert more is not None, request
-    if seconds(more) > seconds(plan) * SMALL_STEPS:  # links set the pace: then fewer GPUs are named
-        assert any(f"of the {twice['gpus']} GPUs" in line for line in more.to_dict()["faster_with"]), request
+    more = planned(request | {"gpus": 2 * request["gpus"]})
+    assert more is not None and seconds(more) <= seconds(plan) * SMALL_STEPS, request
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(40))
 def test_more_hardware_is_never_slower_and_the_choice_is_the_fastest(seed: int) -> None:
     check(random_request(Random(seed)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8, 300))
+@pytest.mark.parametrize("seed", range(40, 300))
 def test_more_hardware_is_never_slower_in_300_requests(seed: int) -> None:
     check(random_request(Random(seed)))
 
 
+def test_gpus_that_only_wait_for_links_are_left_idle(tmp_path: Path) -> None:
+    """Gradients of 30 B parameters for 4 sequences a GPU: longer between two nodes than the work."""
+    asked: dict[str, Any] = {"model": "opt-30b", "gpu": "b300", "gpus": 16, "global_batch": 64,
+                             "network": "50GB"}  # fmt: skip
+    plan, whole = zerokit.plan(**asked, out=tmp_path), zerokit.plan(**asked, all_gpus=True)
+    strategy = plan.chosen.strategy
+    assert (strategy.world_size, strategy.global_batch, plan.cluster.nodes) == (8, 64, 1)
+    assert len(plan.chosen.estimate.per_rank) == 8 and seconds(plan) < seconds(whole)
+    assert any("8 of the 16 GPUs are used and 8 left idle" in note for note in plan.assumptions)
+    written = plan_file.read(tmp_path)
+    assert (written.world_size, written.nodes) == (8, 1)
+    assert whole.chosen.strategy.world_size == 16
+    line = next(line for line in whole.to_dict()["faster_with"] if "8 of the 16 GPUs" in line)
+    assert "--gpus 8 --global-batch 64" in line
+    alone = zerokit.plan(**asked | {"gpus": 8})
+    assert seconds(alone) == pytest.approx(seconds(plan))
+
+
 def test_gpus_that_wait_for_the_network_are_told_of_with_what_helps() -> None:
     """Gradients of 13 B parameters for one sequence a GPU: hardly any work between two reductions."""
-    plan = zerokit.plan(model="llama-2-13b", gpu="gb200", gpus=128, seq_len=512, global_batch=128)
+    plan = zerokit.plan(
+        model="llama-2-13b", gpu="gb200", gpus=128, seq_len=512, global_batch=128, all_gpus=True
+    )
     advice, faster = plan.to_dict()["advice"], plan.to_dict()["faster_with"]
     said = next(line for line in advice if "of their peak" in line)
     share = float(said.split("reach ")[1].split("%")[0]) / 100

@@ -1,0 +1,73 @@
+"""Fewer GPUs than there are, where that is faster: gradients cross more links the more GPUs share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.strategy import Candidate
+from zerokit.search.explain import strategy_words
+from zerokit.search.search import search
+from zerokit.search.strategies import Space
+from zerokit.timing.step_time import TimeModel
+from zerokit.units import format_seconds
+
+_PACE = {"network": "the network", "link": "the link between GPUs"}
+"""What makes fewer GPUs faster: of the bounds of a step, those that grow with their number."""
+
+
+def halves(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with half of its GPUs, a quarter and so on, on as few of its nodes as hold them."""
+    gpus = cluster.gpus
+    while gpus % 2 == 0:
+        gpus //= 2
+        least = -(-gpus // cluster.gpus_per_node)
+        nodes = next(n for n in range(least, gpus + 1) if gpus % n == 0)
+        if nodes > cluster.nodes:
+            return
+        yield replace(cluster, gpus=gpus, nodes=nodes)
+
+
+def fastest_with_fewer(space: Space, best: Candidate) -> Space | None:
+    """The space of those fewer GPUs that do the same global batch fastest; None: all of them do.
+
+    ``best``: the fastest with all GPUs. Only links make fewer GPUs faster, so nothing is asked where
+    something else sets the pace.
+    """
+    if best.time.bound_by not in _PACE:
+        return None
+    found, seconds = None, best.time.step_seconds
+    for cluster in halves(space.cluster):
+        time = space.timing
+        timing = TimeModel(space.shape, space.job, cluster, time.constants, time.calibration, time.trainable)
+        smaller = replace(space, cluster=cluster, timing=timing)
+        ranked = search(smaller, top=1, limit_seconds=seconds).ranked
+        if ranked and ranked[0].time.step_seconds < seconds:
+            found, seconds = smaller, ranked[0].time.step_seconds
+    return found
+
+
+def left_idle(best: Candidate, whole: Candidate, cluster: Cluster) -> str:
+    """Why the plan does not use all GPUs, and how it would."""
+    used = best.strategy.world_size
+    return (
+        f"{used} of the {cluster.gpus} GPUs are used and {cluster.gpus - used} left idle, which is "
+        f"{_gain(best, whole)} faster: {_PACE[whole.time.bound_by]} sets the pace of the best plan for all "
+        f"({strategy_words(whole.strategy)}, {format_seconds(whole.time.step_seconds)} a step); a larger "
+        "⟨global_batch⟩ gives all of them work, ⟨all_gpus⟩ plans for all"
+    )
+
+
+def would_be_faster(best: Candidate, whole: Candidate, cluster: Cluster) -> str:
+    """What a plan that uses all GPUs misses."""
+    strategy = best.strategy
+    return (
+        f"{_gain(best, whole)} faster with {strategy.world_size} of the {cluster.gpus} GPUs "
+        f"({strategy_words(strategy)}): {_PACE[whole.time.bound_by]} sets the pace; then plan with "
+        f"⟨gpus⟩ {strategy.world_size} ⟨global_batch⟩ {strategy.global_batch}"
+    )
+
+
+def _gain(best: Candidate, whole: Candidate) -> str:
+    return f"{whole.time.step_seconds / best.time.step_seconds - 1:.1%}"
