@@ -74,7 +74,7 @@ class Runner:
 
     def rehearse(self, entry: EntryPoint) -> dict[str, Any]:
         """One row: what it is, and what came of it."""
-        source, target, folder = self._target(entry)
+        source, target, folder = self.target(entry)
         command = [
             self.python,
             "-m",
@@ -111,6 +111,7 @@ class Runner:
             "repeats": said.get("repeats"),
             "phases": rank.get("phases", {}),
             "peak_allocated_bytes": rank.get("peak_allocated_bytes"),
+            "peak_reserved_bytes": rank.get("peak_reserved_bytes"),
             "guesses": [
                 f"{each['location']}: {each['what']} = {each['value']}"
                 + (" (decides sizes)" if each.get("decides_sizes") else "")
@@ -123,7 +124,8 @@ class Runner:
             "versions": said.get("versions"),
         }
 
-    def _target(self, entry: EntryPoint) -> tuple[str, list[str], Path]:
+    def target(self, entry: EntryPoint) -> tuple[str, list[str], Path]:
+        """Where the script comes from, how it is named to a launcher, and the folder it runs in."""
         if not entry.repository:
             package = entry.script.partition(".")[0]
             return f"{package} {metadata.version(package)}", ["-m", entry.script], self.inputs.folder
