@@ -13,6 +13,7 @@ import time
 from zerokit.catalog import models, profiles
 from zerokit.domain.profile import ModelProfile, Variant, inference_phases
 from zerokit.errors import ZerokitError
+from zerokit.files import write_whole
 from zerokit.trace import store
 from zerokit.trace.profile import profile_from_config
 
@@ -98,7 +99,7 @@ def main(arguments: list[str]) -> int:
         began = time.monotonic()
         profile, left_out = trace(name, whole_only, profiles.load(name) if missing else None)
         if profile is not None:
-            store.write(profile, profiles.FOLDER / f"{name}.json.gz")
+            write_whole(profiles.FOLDER / f"{name}.json.gz", profiles.packed(profile))
         count = 0 if profile is None else len(profile.traces)
         print(f"{name}: {count} variants in {time.monotonic() - began:.0f} s", flush=True)
         for line in left_out:

@@ -1,17 +1,21 @@
 """Traced profiles of the catalogue's models, committed so that planning needs no torch.
 
-``profiles/NAME.json.gz`` is written by ``python -m tools.trace_catalogue NAME``.
+``profiles/NAME.json.gz`` is written by ``python -m tools.trace_catalogue NAME``. Its first line is the
+profile's document (:mod:`zerokit.domain.profile_json`), but under ``parameter_sets`` stands the number of the
+line that holds each set. A plan needs one set of a dozen, and they are most of the file.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from zerokit.domain.profile import ModelProfile
-from zerokit.domain.profile_json import from_json
+from zerokit.domain.profile_json import from_json, to_json
 
 FOLDER = Path(__file__).parent / "profiles"
 _GZIP = zlib.MAX_WBITS | 16  # zlib reads gzip itself, and the gzip module takes longer to import than to use
@@ -19,13 +23,56 @@ _GZIP = zlib.MAX_WBITS | 16  # zlib reads gzip itself, and the gzip module takes
 
 def names() -> tuple[str, ...]:
     """The models with a committed profile."""
-    return tuple(sorted(place.name.removesuffix(".json.gz") for place in FOLDER.glob("*.json.gz")))
+    return tuple(sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz")))
 
 
 @lru_cache(maxsize=8)
 def load(name: str) -> ModelProfile | None:
     """The profile of a catalogue model, or ``None`` where none is committed."""
-    place = FOLDER / f"{name}.json.gz"
-    if not place.is_file():
-        return None
-    return from_json(json.loads(zlib.decompress(place.read_bytes(), _GZIP)))
+    path = FOLDER / f"{name}.json.gz"
+    return from_json(document(path.read_bytes())) if path.is_file() else None
+
+
+def document(packed: bytes) -> dict[str, Any]:
+    """The document in a profile's file, as :func:`zerokit.domain.profile_json.to_json` makes it.
+
+    Its parameter sets are read when first asked for.
+    """
+    first, *lines = zlib.decompress(packed, _GZIP).split(b"\n")
+    body: dict[str, Any] = json.loads(first)
+    return {**body, "parameter_sets": _ParameterSets(body["parameter_sets"], lines)}
+
+
+def packed(profile: ModelProfile) -> bytes:
+    """A profile's file; the same profile gives the same bytes."""
+    import gzip
+
+    body = to_json(profile)
+    lines: dict[str, int] = {}
+    numbers = {
+        key: lines.setdefault(_text(rows), len(lines) + 1) for key, rows in body["parameter_sets"].items()
+    }
+    text = "\n".join((_text({**body, "parameter_sets": numbers}), *lines))
+    return gzip.compress(text.encode(), compresslevel=9, mtime=0)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+class _ParameterSets(Mapping[str, list[Any]]):
+    """The parameter sets of a profile's file, each read when it is asked for."""
+
+    def __init__(self, numbers: Mapping[str, int], lines: Sequence[bytes]) -> None:
+        self._numbers = numbers
+        self._lines = lines
+
+    def __getitem__(self, key: str) -> list[Any]:
+        rows: list[Any] = json.loads(self._lines[self._numbers[key] - 1])
+        return rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)

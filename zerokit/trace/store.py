@@ -1,4 +1,4 @@
-"""Write and read profiles: the catalogue's, and a cache of those traced for a user's config."""
+"""The cache of profiles that were traced for a user's configuration."""
 
 from __future__ import annotations
 
@@ -30,15 +30,11 @@ class DamagedProfile(Exception):
     """A file of the cache that is not what was written there; says why, for people."""
 
 
-def write(profile: ModelProfile, place: Path) -> None:
-    """Write a profile; the same profile gives the same bytes, and a half-written file never shows."""
-    _write(_packed(profile), place)
-
-
 def keep(profile: ModelProfile, place: Path) -> None:
     """Write a profile into the cache, with a checksum of its bytes and of the file's name."""
     data = _packed(profile)
-    _write(_header(data, place) + data, place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(place, _header(data, place) + data)
 
 
 def _packed(profile: ModelProfile) -> bytes:
@@ -49,11 +45,6 @@ def _packed(profile: ModelProfile) -> bytes:
 def _header(data: bytes, place: Path) -> bytes:
     digest = hashlib.sha256(place.name.encode() + b"\0" + data).hexdigest()
     return b"%s %s\n" % (_CACHE_FORMAT, digest.encode())
-
-
-def _write(data: bytes, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(place, data)
 
 
 def cache_place(hf_config: Mapping[str, Any], head: str | None) -> Path:

@@ -121,8 +121,8 @@ def test_nothing_where_there_must_be_something(part: str, good: dict[str, Any]) 
 
 def test_every_committed_profile_holds() -> None:
     for name in profiles.names():
-        text = gzip.decompress((profiles.FOLDER / f"{name}.json.gz").read_bytes())
-        check(json.loads(text))
+        document = profiles.document((profiles.FOLDER / f"{name}.json.gz").read_bytes())
+        check({**document, "parameter_sets": dict(document["parameter_sets"])})
 
 
 def test_a_damaged_file_is_said_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
