@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from zerokit.domain.hardware import Gpu
 from zerokit.errors import InputError
 from zerokit.strictload import Document
 from zerokit.units import GIB, MIB, format_gib
+from zerokit.values import frozen_dataclass
 
 FOLDER = Path(__file__).parent / "gpus"
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -56,7 +57,7 @@ _VENDOR_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class _Entry:
     gpu: Gpu
     assumed_for_vram: bool

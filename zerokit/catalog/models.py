@@ -24,6 +24,7 @@ from zerokit.catalog.naming import Words, contains, incomplete, split, suggestio
 from zerokit.catalog.reader import Field, read
 from zerokit.errors import InputError
 from zerokit.strictload import Document
+from zerokit.values import frozen_dataclass
 
 FOLDER = Path(__file__).parent / "models"
 HEADS = ("causal", "mlm", "seq2seq", "speech-seq2seq", "image-classification")
@@ -48,7 +49,7 @@ _PREFERRED_WITHIN = 0.15  # how far off in size a Llama, or a model built like o
 _SAME_SHAPE = {"instruct", "chat", "it", "hf", "pt", "base"}  # endings of repositories of one shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Summary:
     """What the catalogue says about a model, apart from its configuration.
 
@@ -76,7 +77,7 @@ class Summary:
     model_type: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class CatalogModel(Summary):
     """A model with its configuration.
 

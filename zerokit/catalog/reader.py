@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerokit.strictload import Document, load_yaml
 from zerokit.suggest import alike
+from zerokit.values import frozen_dataclass
 
 _WANTED = {
     "text": "text",
@@ -20,7 +20,7 @@ _WANTED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Field:
     """What one top-level key of a file may hold.
 

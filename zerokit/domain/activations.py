@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+from zerokit.values import frozen_dataclass
+
 Polynomial = tuple[float, float, float, float, float, float]
 """Bytes as coefficients of (1, b, s, b·s, s², b·s²)."""
 
@@ -24,7 +26,7 @@ def evaluate(polynomial: Sequence[float], micro_batch: int, seq_len: int) -> flo
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Mark:
     """An event of the trace, with what was live on the way to it.
 
@@ -46,7 +48,7 @@ class Mark:
     after: Polynomial
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Run:
     """``count`` segments alike, for the layers ``start``, ``start + step``, … of ``stack``.
 
@@ -170,7 +172,7 @@ def _absolute(name: str, stack: str, layer: int) -> str:
     return f"{stack}.{layer + int(offset)}{rest}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Pass:
     """Live activation bytes over one pass: one entry a mark.
 
@@ -184,7 +186,7 @@ class Pass:
     """Of ``peaks`` from one mark to before another, where that was asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Timeline:
     """Activations of one micro-step: bytes above what was there before the forward pass."""
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from zerokit.errors import InputError
+from zerokit.values import frozen_dataclass
 
 DEEPSPEED_VERSION = "0.19.8"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Offload:
     """``offload_optimizer`` or ``offload_param`` of ``zero_optimization``."""
 
@@ -32,7 +33,7 @@ class Offload:
     pipeline_write: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class ZeroSettings:
     """The ``zero_optimization`` block. Sizes are in elements, as DeepSpeed counts them.
 
@@ -70,7 +71,7 @@ DEFAULT_ZERO = ZeroSettings()
 """A ``zero_optimization`` block that says nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class DeepSpeedSettings:
     """One DeepSpeed configuration, as far as memory and time depend on it."""
 

@@ -7,13 +7,14 @@ count replaces the sum where there is one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from zerokit.domain.hf_classes import outputs_of
 from zerokit.domain.hf_config import HfConfig
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.errors import InputError
+from zerokit.values import frozen_dataclass
 
 __all__ = ["FAMILIES", "Family", "from_config"]
 
@@ -24,7 +25,7 @@ _CROSS_ATTENTION_KERNELS = 1.6
 """Of a decoder's layer over an encoder's: BART 1.5, T5 1.7, Whisper 1.6."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Family:
     """What a configuration does not say of a model, because its family's code does. One row a family.
 

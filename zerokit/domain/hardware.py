@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from zerokit.errors import InputError
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Gpu:
     """One kind of GPU, as the catalogue describes it.
 
@@ -59,7 +60,7 @@ class Gpu:
         return replace(self, vram_bytes=usable, driver_vram_bytes=driver_vram_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Cluster:
     """All the machines of a job; every node alike.
 

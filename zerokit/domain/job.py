@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from zerokit.values import frozen_dataclass
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 METHODS = ("full", "lora", "qlora")
@@ -17,7 +17,7 @@ QUANTIZED_BYTES = {"int8": 1.0, "int4": NF4_BYTES}
 """Of a quantised weight when serving."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Lora:
     """A peft ``LoraConfig``: rank and which modules get adapters (name suffixes, or ``all-linear``)."""
 
@@ -25,7 +25,7 @@ class Lora:
     targets: tuple[str, ...] = ("all-linear",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Job:
     """One training (or serving) job, apart from how it is spread over GPUs.
 

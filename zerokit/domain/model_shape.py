@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zerokit.errors import InputError
+from zerokit.values import frozen_dataclass
 
 __all__ = ["Gemm", "ModelShape", "Stack", "scaled"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Gemm:
     """A weight matrix of one layer: ``[rows × n] = [rows × k] · [k × n]`` in the forward pass.
 
@@ -41,7 +42,7 @@ class Gemm:
         return self.n * self.k * self.active
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Stack:
     """``layers`` alike. ``other`` counts biases, norms and the like of one layer, in elements.
 
@@ -74,7 +75,7 @@ class Stack:
         return sum(gemm.active_parameters for gemm in self.gemms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class ModelShape:
     """A model as the time model sees it.
 

@@ -15,9 +15,10 @@ from typing import Any
 from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Variant:
     """What changes a model's activations apart from batch and sequence. A profile has a trace of each.
 
@@ -114,7 +115,7 @@ def tokens_of_a_rank(job: Job, strategy: Strategy) -> int:
     return max(1, job.seq_len // strategy.sequence_parallel)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Parameter:
     """One parameter tensor of the full model.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zerokit.domain.strategy import Strategy
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class RehearsedStrategy:
     """One rehearsal of the script, with one strategy, as rank 0. Bytes, seconds.
 
@@ -34,7 +35,7 @@ class RehearsedStrategy:
         return max(self.phases.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class ScriptProfile:
     """A script's rehearsals, in the order in which they were made.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Strategy:
     """A DeepSpeed configuration plus what lies outside its JSON.
 
@@ -49,7 +50,7 @@ class Strategy:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class RankEstimate:
     """Predicted memory of one rank (or of ranks ``first`` to ``last``, all alike). Bytes.
 
@@ -64,7 +65,7 @@ class RankEstimate:
     components: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class MemoryEstimate:
     """Predicted memory of a run. Bytes.
 
@@ -88,7 +89,7 @@ class MemoryEstimate:
         return max(self.ranks, key=lambda rank: rank.peak_allocated_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class TimeEstimate:
     """Predicted time of one optimizer step. Seconds.
 
@@ -101,7 +102,7 @@ class TimeEstimate:
     bound_by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Saving:
     """What one save takes. Bytes, and seconds without the disk's own time.
 
@@ -119,7 +120,7 @@ class Saving:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Candidate:
     """A strategy with its predictions. ``saving``: known of those that are shown."""
 

@@ -19,7 +19,6 @@ consumers read the file differently:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
@@ -27,6 +26,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.rules.known import TRAINER_FILLS, ZERO_TESTED_OPTIMIZERS
+from zerokit.values import frozen_dataclass
 
 VARIANTS = ("raw", "trainer", "accelerate")
 
@@ -123,7 +123,7 @@ _AIO = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class EmittedConfig:
     """A DeepSpeed configuration, and per dotted key why it has that value."""
 

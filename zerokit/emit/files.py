@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.accelerate import accelerate_yaml
 from zerokit.emit.deepspeed import emit_deepspeed
+from zerokit.values import frozen_dataclass
 
 DEEPSPEED_NAMES: Mapping[str, str] = {
     "raw": "ds_config.json",
@@ -21,7 +21,7 @@ DEEPSPEED_NAMES: Mapping[str, str] = {
 ACCELERATE_NAME = "accelerate.yaml"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class PlanFiles:
     """File name -> text; kind -> file name; and why each DeepSpeed key has its value."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from zerokit import __version__
@@ -18,6 +18,7 @@ from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml
 from zerokit.units import parse_count
+from zerokit.values import frozen_dataclass
 
 FILE_NAME = "plan.yaml"
 _MOST = 1 << 20  # of ranks, nodes or sequences: more than any run has
@@ -53,7 +54,7 @@ _OPTIONAL: Mapping[tuple[str, ...], type] = {
 _NAMES: Mapping[type, str] = {dict: "a mapping", int: "a whole number", str: "text", list: "a list"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class PlanFile:
     """One ``plan.yaml``.
 

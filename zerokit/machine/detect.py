@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,12 @@ from zerokit.machine.host import Host, detect_host
 from zerokit.machine.tools import TIMEOUT_SECONDS, ask
 from zerokit.machine.visible import FoundGpu, visible
 from zerokit.units import MIB
+from zerokit.values import frozen_dataclass
 
 _NVIDIA_FIELDS = "index,uuid,name,memory.total,memory.used,driver_version"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Detected:
     """This machine.
 
@@ -93,7 +93,7 @@ VISIBILITY: Mapping[str, tuple[str, ...]] = {
 """Vendor -> variables that hide GPUs, each counting among what the earlier ones left."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Listing:
     """Every GPU of this machine, hidden ones too; ``reason`` says who listed them, or why there are none."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.units import format_gib
+from zerokit.values import frozen_dataclass
 
 _NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes a huge number where there is no limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Host:
     """Memory and cores that a job here can use, each with its reason.
 

@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from zerokit.values import frozen_dataclass
 
 TIMEOUT_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Answer:
     """What a tool printed; ``text`` is ``None`` when it gave no usable answer, ``problem`` says why."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class FoundGpu:
     """One GPU as its driver lists it.
 

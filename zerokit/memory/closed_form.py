@@ -7,8 +7,6 @@ approximation of the activations of Hugging Face's eager modules. Its results ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import NF4_BYTES, QUANTIZED_BYTES, Job
 from zerokit.domain.model_shape import ModelShape
@@ -26,6 +24,7 @@ from zerokit.memory.host import pinned
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
 from zerokit.memory.replay.optimizers import optimizer_bytes
 from zerokit.units import GIB
+from zerokit.values import frozen_dataclass
 
 ASSUMPTION = (
     "memory is analytic: closed forms from the model's shape, not a trace of the model; activations within "
@@ -49,7 +48,7 @@ _REUSED_SHARE = 1 / 2
 """Of the reuse distance, what is gathered at the worst instant on average over layers: an approximation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class _Sizes:
     """Elements on one rank, before ZeRO divides them; ``element_bytes`` of a weight; ``ranks`` of ZeRO."""
 

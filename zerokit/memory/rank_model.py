@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
+from zerokit.values import frozen_dataclass
 
 FP64 = 8  # bytes; gradient norms accumulate in it (zero/utils.py:59 get_norm_dtype)
 DTYPE_BYTES = {
@@ -149,7 +150,7 @@ class RankModel:
         return self is other
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class ElementBytes:
     """Bytes per element of each kind of tensor, as DeepSpeed chooses them.
 

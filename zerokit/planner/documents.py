@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from zerokit.domain.hardware import Cluster
@@ -13,12 +13,13 @@ from zerokit.domain.strategy import Candidate, RankEstimate, Saving, Strategy
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options, plain
+from zerokit.values import frozen_dataclass
 
 ESTIMATE_SCHEMA = "zerokit.estimate/1"
 _ALL_RANKS_UP_TO = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class RankPrediction:
     """The prediction for one rank, or for a row of ranks that are alike.
 
@@ -50,7 +51,7 @@ class RankPrediction:
         return body if self.last is None else {**body, "ranks": [self.rank, self.last]}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class PlannedStrategy:
     """One strategy with its prediction.
 
@@ -180,7 +181,7 @@ class PlannedStrategy:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Estimate:
     """Memory and step time of one strategy. Bytes, seconds.
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.errors import InputError
 from zerokit.planner.values import MAX_GPUS, choice, whole
 from zerokit.units import format_gib, parse_bytes
+from zerokit.values import frozen_dataclass
 
 DEFAULT_GPU = "h100-sxm-80gb"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Hardware:
     """A cluster, and what was taken or assumed."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from zerokit.machine.versions import installed
 from zerokit.planner import hub_cache
 from zerokit.planner.memory_source import Model, Say, Source, silent
 from zerokit.units import format_count, parse_count
+from zerokit.values import frozen_dataclass
 
 # "7b" is what people call 6.74e9: a figure of so many digits within this names the model
 _SAME_SIZE = (0.0, 0.06, 0.06, 0.015)
@@ -31,7 +32,7 @@ _ROUGH = {
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Chosen:
     """A model to plan for.
 
@@ -167,7 +168,7 @@ def _from_file(place: Path, single: bool, say: Say) -> Chosen:
                    shape=found.shape, closed_form=found.closed_form, say=say)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class _Read:
     """What a configuration's model is; ``closed_form``: whether its family's formulas hold for it."""
 

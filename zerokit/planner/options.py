@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from zerokit.domain.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
 from zerokit.errors import InputError
 from zerokit.units import parse_bytes, parse_count, parse_positive_int
+from zerokit.values import frozen_dataclass
 
 Check = Callable[[object, str], object]
 """Raises :class:`InputError`, which names the value as it is told to, for a value that cannot be."""
 Group = Literal["Model", "Hardware", "Job", "Strategy"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Option:
     """One argument of a plan.
 

@@ -15,11 +15,12 @@ from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import PlannedStrategy, degrees
 from zerokit.search.plan import Plan
+from zerokit.values import frozen_dataclass
 
 PLAN_SCHEMA = "zerokit.plan/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class RehearsalRecord:
     """One rehearsal that a plan for a script made. Bytes; ``seconds``: what it took.
 

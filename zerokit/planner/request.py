@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.job import (
@@ -24,9 +23,10 @@ from zerokit.planner.options import given
 from zerokit.planner.values import MAX_GPUS, choice, count, whole
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class ResolvedRequest:
     """What the options ask for: the request, and what was decided on the way (shown to the user).
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
+from zerokit.values import frozen_dataclass
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
@@ -26,7 +27,7 @@ FRAMEWORKS = frozenset({"trainer", "accelerate"})
 """Those that read the file with ``json.load`` and fill ``"auto"``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Setup:
     """A configuration and where it runs; ``None`` where that is not known.
 
@@ -64,7 +65,7 @@ class Setup:
         return self.get(key, missing) is not missing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Edit:
     """A change of the text: what ``check --fix`` writes.
 
@@ -78,7 +79,7 @@ class Edit:
     safe: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Rule:
     """One thing DeepSpeed refuses, ignores or gets wrong.
 
@@ -115,7 +116,7 @@ class Rule:
     since: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Violation:
     """A broken rule, with what its texts name."""
 

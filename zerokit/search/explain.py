@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -13,6 +13,7 @@ from zerokit.memory.components import Component
 from zerokit.search.request import MemoryModel
 from zerokit.search.space import Pins
 from zerokit.units import GIB, format_gib, format_seconds
+from zerokit.values import frozen_dataclass
 
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
 _LARGE_LOSS_SHARE = 0.15
@@ -36,7 +37,7 @@ BOUND_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class ByScript:
     """A way to divide the work that an unmodified script may not take.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -24,6 +24,7 @@ from zerokit.search.space import Layout, Pins, Placement, divisors, knobs, layou
 from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import GIB
+from zerokit.values import frozen_dataclass
 
 _TARGET_TOKENS = 262_144
 """Of a step, where no global batch is given: a convention, which the answer states."""
@@ -34,7 +35,7 @@ _WORTH_SAYING_GAIN = 1.02
 """How many times as fast a plan must be for a change of the script to be mentioned: a choice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Plan:
     """The choice and what it was chosen from.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -11,13 +11,14 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.search.space import Pins
 from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
+from zerokit.values import frozen_dataclass
 
 MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]
 LeastVram = Callable[[Job, Strategy, Cluster], int]
 """A bound from below on what the memory model will say, at a fraction of its cost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Request:
     """What a plan is wanted for. ``precision`` is ``auto`` or one of the job's.
 

@@ -33,6 +33,7 @@ from zerokit.search.space import (
 )
 from zerokit.search.strategies import Space, batches, build_strategy, checkpointings
 from zerokit.timing.allocator_retries import most_spare_bytes, spare_bytes
+from zerokit.values import frozen_dataclass
 
 BATCH_REASON = "global batch not divisible"
 _TOO_LARGE = "GPU memory"
@@ -41,7 +42,7 @@ _ADAM_BYTES = 12
 """A weight's fp32 copy and Adam's two moments (ZeRO, arXiv 1910.02054, K = 12)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Found:
     """Result of a search.
 
@@ -59,7 +60,7 @@ class Found:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class _Family:
     """A strategy but for its knobs."""
 
@@ -71,7 +72,7 @@ class _Family:
     variants: tuple[Knobs, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class _Variant:
     """One knob setting of a family. ``seconds``: without the allocator's retries."""
 

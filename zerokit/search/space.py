@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.rules import Setup, Violation, layout_violations
+from zerokit.values import frozen_dataclass
 
 _NO_SETTINGS = DeepSpeedSettings()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Pins:
     """What the user fixed; ``None``: searched, but for parallelism that the script must cooperate with.
 
@@ -52,7 +52,7 @@ class Pins:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Layout:
     """How ranks are divided."""
 
@@ -107,7 +107,7 @@ def layouts(cluster: Cluster, pins: Pins) -> Iterator[Layout]:
                     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Placement:
     """A ZeRO stage with what is offloaded."""
 
@@ -135,7 +135,7 @@ def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Knobs:
     """Sizes in elements, DeepSpeed's defaults."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.hardware import Cluster
@@ -13,9 +12,10 @@ from zerokit.domain.strategy import Strategy
 from zerokit.search.request import LeastVram, MemoryModel
 from zerokit.search.space import Knobs, Layout, Pins, Placement, divisors
 from zerokit.timing.step_time import TimeModel
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Space:
     """What is searched, and with which models."""
 

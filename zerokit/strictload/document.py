@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zerokit.errors import FileInputError
+from zerokit.values import frozen_dataclass
 
 Path = tuple[str | int, ...]
 """Keys and list indices from the top of the document down to a value."""
@@ -28,7 +29,7 @@ class Place(NamedTuple):
     column: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Problem:
     """Something the strict grammar forbids and the parser could read past."""
 

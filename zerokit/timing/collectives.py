@@ -9,15 +9,14 @@ data, pipeline, from the inside of a node outwards, as DeepSpeed's topology has 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from zerokit.domain.hardware import Cluster
 from zerokit.timing.constants import Calibration, Constants
+from zerokit.values import frozen_dataclass
 
 _NO_PEER_SHARE = 0.5  # without peer access every byte goes through host memory: up and down again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Route:
     """One process group's way: how many ranks, over what, how fast.
 

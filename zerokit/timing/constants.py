@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from zerokit.values import frozen_dataclass
 
 A100_PEAK_FLOPS = 312e12
 """The half-saturation sizes below are an A100's; other GPUs scale them with the root of their peak."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Constants:
     """One training stack on one kind of hardware. Seconds, bytes, elements.
 
@@ -216,7 +217,7 @@ HUGGING_FACE = Constants(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class LayerFactor:
     """Measured over predicted time of a layer at one point: what no formula foresees (the kernels that
     a library picks for these sizes)."""
@@ -227,7 +228,7 @@ class LayerFactor:
     factor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class JobFactors:
     """Measured over predicted step time of one job's strategies.
 
@@ -251,7 +252,7 @@ _PRIOR_WEIGHT = 0.05
 own sizes: so that one far from all of them is left as it is. Chosen, not fitted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Calibration:
     """What was measured on the machine (``zerokit doctor --measure``, ``zerokit tune``); replaces
     the constants. ``None``: not measured.

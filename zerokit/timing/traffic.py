@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import NF4_BYTES, Job
@@ -19,6 +18,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
 from zerokit.timing.collectives import Route, route
 from zerokit.timing.constants import Calibration, Constants
+from zerokit.values import frozen_dataclass
 
 _FETCHED_MODULES = 8
 """Of a layer, fetched apart where prefetching does not join them: about its linear modules and norms."""
@@ -31,7 +31,7 @@ _QUANTIZED_GATHER, _QUANTIZED_REDUCE = 2, 4
 """ZeRO++: weights in 8 bits instead of 16, gradients in 4 (arXiv 2306.10209)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Work:
     """One micro-batch on one rank, data-parallel traffic left out. Seconds.
 
@@ -54,7 +54,7 @@ class Work:
         return self.forward_seconds + self.backward_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class _Flow:
     """Data-parallel traffic: seconds per micro-batch and per step, whether compute hides it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
@@ -17,9 +17,10 @@ from zerokit.linter.finding import Finding, one_for_each_cause
 from zerokit.rules import FRAMEWORKS, Setup, violations
 from zerokit.rules.types import Edit, Rule, Severity, Violation
 from zerokit.strictload import Document
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Context:
     """Where the files are to run; ``None`` where that was not said.
 
@@ -37,7 +38,7 @@ class Context:
     every_reader_must_do: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class _Where:
     """A context with the readers that were given or inferred."""
 

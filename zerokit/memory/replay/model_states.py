@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
@@ -13,6 +12,7 @@ from zerokit.memory.rank_model import ElementBytes, RankModel
 from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
 from zerokit.memory.replay.optimizers import optimizer_bytes, optimizer_name
 from zerokit.memory.replay.partition import Partition
+from zerokit.values import frozen_dataclass
 
 FORWARD_WORKSPACE_BYTES = 32 << 20
 """cuBLAS's workspace on Hopper, one for each thread that multiplies, from its first product on (measured)."""
@@ -21,7 +21,7 @@ CUBLAS_WORKSPACE_BYTES = 2 * FORWARD_WORKSPACE_BYTES
 """In training autograd's thread has one too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Persistent:
     """Bytes on the GPU between steps once the optimizer has stepped, by component."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from zerokit.domain.activations import Pass
@@ -18,9 +17,10 @@ from zerokit.memory.replay.zero_0 import WholeGradients
 from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
 from zerokit.memory.replay.zero_3_gradients import Gradients
 from zerokit.memory.replay.zero_3_parameters import Parameters, gathers, settings_of_gathers
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class MicroStep:
     """DeepSpeed's bytes over one forward and backward, and after it."""
 
@@ -36,7 +36,7 @@ class MicroStep:
         return self.end + activations.peaks[-1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class RankBytes:
     """All that DeepSpeed allocates on one rank, apart from activations."""
 

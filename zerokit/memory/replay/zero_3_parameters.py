@@ -17,6 +17,7 @@ from zerokit.memory.components import Component
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import Overlay, RankModel
 from zerokit.memory.replay.zero_3_fetch_order import modules_of
+from zerokit.values import frozen_dataclass
 
 ABSENT, FLYING, HERE = 0, 1, 2
 
@@ -331,7 +332,7 @@ class Parameters:
                 self._arrive(index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class Gathers:
     """Bytes of gathered parameters over one step: gradients, buckets and states do not move them."""
 
