@@ -20,7 +20,7 @@ from zerokit.search.fewer_gpus import fastest_with_fewer
 from zerokit.search.nearest import nearest_changes
 from zerokit.search.request import Request
 from zerokit.search.search import BATCH_REASON, Found, fits, search
-from zerokit.search.space import Layout, Pins, Placement, divisors, knobs, layout_violation
+from zerokit.search.space import Layout, Pins, Placement, divisors, knobs, layout_violation, layouts
 from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import GIB
@@ -342,7 +342,8 @@ def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple
 def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None = None) -> Candidate | None:
     """The fastest under other pins, if it is clearly faster than the choice, and than ``best``."""
     limit = best.time.step_seconds if best is not None else chosen.time.step_seconds / _WORTH_SAYING_GAIN
-    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit).ranked
+    seen = frozenset(layouts(space.cluster, space.pins))  # the choice is the fastest of these
+    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit, without=seen).ranked
     return ranked[0] if ranked else None
 
 

@@ -80,13 +80,16 @@ class _Variant:
     knobs: Knobs
 
 
-def search(space: Space, top: int = 5, limit_seconds: float = math.inf) -> Found:
+def search(
+    space: Space, top: int = 5, limit_seconds: float = math.inf, without: frozenset[Layout] = frozenset()
+) -> Found:
     """The ``top`` fastest strategies that fit, of those that step within ``limit_seconds``.
 
+    ``without``: layouts that an earlier search went through, and that are left out of this one.
     ``Found.ranked`` is empty when there is none. ``Found.nearest`` then says what lacks least, unless a limit
     of time was set: that costs a memory estimate, and what is too slow has no use for it.
     """
-    return _Search(space, top, limit_seconds).run()
+    return _Search(space, top, limit_seconds, without).run()
 
 
 def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
@@ -103,6 +106,7 @@ class _Search:
     space: Space
     top: int
     limit_seconds: float = math.inf
+    without: frozenset[Layout] = frozenset()
     rejected: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
     # knobs and all but the micro-batch -> (smallest micro-batch that does not fit, why)
@@ -160,6 +164,8 @@ class _Search:
         settings = {spot.stage: knobs(spot.stage, space.pins, space.timing.trainable) for spot in spots}
         modes = checkpointings(space)
         for layout in layouts(space.cluster, space.pins):
+            if layout in self.without:
+                continue
             pairs = list(batches(space, layout))
             size = sum(len(settings[spot.stage]) for spot in spots) * len(modes) * max(1, len(pairs))
             self.candidates += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.hardware import Cluster
@@ -34,30 +35,11 @@ class Space:
 def build_strategy(space: Space, layout: Layout, placement: Placement, checkpointing: str, micro_batch: int,
                    accumulation: int, chosen: Knobs) -> Strategy:  # fmt: skip
     """The strategy of one point of the space."""
-    nvme = space.cluster.nvme_path
-    zero = ZeroSettings(
-        stage=placement.stage,
-        overlap_comm=chosen.overlap_comm,
-        reduce_bucket_size=chosen.reduce_bucket_size,
-        allgather_bucket_size=chosen.reduce_bucket_size,
-        sub_group_size=chosen.sub_group_size,
-        prefetch_bucket_size=chosen.prefetch_bucket_size,
-        param_persistence_threshold=chosen.persistence_threshold,
-        max_reuse_distance=chosen.reuse_distance,
-        gather_16bit_weights_on_model_save=placement.stage == 3 and not space.job.inference,
-        offload_optimizer=Offload(
-            device=placement.optimizer, nvme_path=nvme if placement.optimizer == "nvme" else None
-        ),
-        offload_param=Offload(
-            device=placement.parameters,
-            nvme_path=nvme if placement.parameters == "nvme" else None,
-            buffer_count=5,
-            # one NVMe buffer must hold the largest parameter
-            buffer_size=max(
-                100_000_000, space.shape.largest_parameter if placement.parameters == "nvme" else 0
-            ),
-        ),
-    )
+    zero = _zero_settings(
+        placement, chosen, nvme_path=space.cluster.nvme_path,
+        saves_16_bit=placement.stage == 3 and not space.job.inference,
+        largest_parameter=space.shape.largest_parameter,
+    )  # fmt: skip
     settings = DeepSpeedSettings(
         precision=space.precision,
         micro_batch=micro_batch,
@@ -75,6 +57,34 @@ def build_strategy(space: Space, layout: Layout, placement: Placement, checkpoin
         pipeline_parallel=layout.pipeline,
         sequence_parallel=layout.sequence,
         checkpointing=checkpointing,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _zero_settings(
+    placement: Placement, chosen: Knobs, *, nvme_path: str | None, saves_16_bit: bool, largest_parameter: int
+) -> ZeroSettings:
+    """ZeRO's part of a strategy; the same for every layout and batch."""
+    return ZeroSettings(
+        stage=placement.stage,
+        overlap_comm=chosen.overlap_comm,
+        reduce_bucket_size=chosen.reduce_bucket_size,
+        allgather_bucket_size=chosen.reduce_bucket_size,
+        sub_group_size=chosen.sub_group_size,
+        prefetch_bucket_size=chosen.prefetch_bucket_size,
+        param_persistence_threshold=chosen.persistence_threshold,
+        max_reuse_distance=chosen.reuse_distance,
+        gather_16bit_weights_on_model_save=saves_16_bit,
+        offload_optimizer=Offload(
+            device=placement.optimizer, nvme_path=nvme_path if placement.optimizer == "nvme" else None
+        ),
+        offload_param=Offload(
+            device=placement.parameters,
+            nvme_path=nvme_path if placement.parameters == "nvme" else None,
+            buffer_count=5,
+            # one NVMe buffer must hold the largest parameter
+            buffer_size=max(100_000_000, largest_parameter if placement.parameters == "nvme" else 0),
+        ),
     )
 
 

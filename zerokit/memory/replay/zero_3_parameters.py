@@ -107,9 +107,10 @@ class Parameters:
 
     def _gather(self, indexes: list[int]) -> None:
         """``__all_gather_params_`` and ``all_gather_coalesced``: a flat buffer for each precision."""
-        absent = sorted(i for i in indexes if self.status[i] == ABSENT)
+        absent = [i for i in indexes if self.status[i] == ABSENT]
         if not absent:
             return
+        absent.sort()
         self.available += sum(self.modules.sizes[i] for i in absent)
         converted = [self.gathered_element_bytes[i] != self.element_bytes[i] for i in absent]
         alone = len(absent) == 1 and not converted[0]
