@@ -16,8 +16,6 @@ from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass
 
-__all__ = ["FAMILIES", "Family", "from_config"]
-
 _WHISPER_FRAMES = 1500
 _GATED_KERNELS, _PLAIN_KERNELS, _MOE_KERNELS = 38.0, 20.0, 18.0
 """Of a family that is not in the table; more of experts."""
