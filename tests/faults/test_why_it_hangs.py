@@ -5,6 +5,9 @@ One runs everywhere; all of them with ``./launch.sh test -m slow tests/faults/te
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +36,13 @@ SLOW = pytest.mark.slow
         pytest.param("compile", "child_process", ("rank 1 waits for a process",), marks=SLOW),
         pytest.param("operation", "different_collectives", ("all_reduce", "barrier"), marks=SLOW),
         pytest.param("group", "wrong_group", ("different groups", "hanging.py:"), marks=SLOW),
+        pytest.param("data-parallel", "different_collectives", ("all_reduce", "barrier"), marks=SLOW),
+        pytest.param("expert", "module_skipped", ("skipped `experts.1`", "no token"), marks=SLOW),
+        pytest.param("queue", "lock", ("queue.Queue().get()",), marks=SLOW),
+        pytest.param("two-locks", "lock", ("with second:", "flusher at hanging.py:"), marks=SLOW),
+        pytest.param("file-lock", "lock", ("fcntl.flock",), marks=SLOW),
+        pytest.param("interpreter", "elsewhere", ("interpreter locked at hanging.py:",), marks=SLOW),
+        pytest.param("download", "input_output", ("waits for the network",), marks=SLOW),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_cause(tmp_path: Path, deed: str, kind: str, words: tuple[str, ...]) -> None:
@@ -49,6 +59,43 @@ def test_the_verdict_names_the_cause(tmp_path: Path, deed: str, kind: str, words
         assert not run.left()
     finally:
         run.clean_up()
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("deed", "kind", "words"),
+    [
+        ("uneven-gone", "uneven_batches", ("rank 1 left the training loop after step 4", "drop_last")),
+        ("save-last-gone", "save_on_some_ranks", ("rank 0 saves alone (save_checkpoint", "every rank")),
+        ("shapes", "different_shapes", ("rank 0 got 8 bytes", "all_reduce of [8] float32")),
+    ],
+)
+def test_what_gloo_ends_at_once_has_its_cause_too(
+    tmp_path: Path, deed: str, kind: str, words: tuple[str, ...]
+) -> None:
+    options = ["--num-ranks", "2", "--heartbeat", str(HEARTBEAT), "--grace", "2", "--style", "none"]
+    run = Run(Path(sys.executable), tmp_path, [*options, str(SCRIPT), deed], {})
+    try:
+        code, _, err = run.end(240)
+        assert code == 10, err
+        assert run.report()["hang"]["kind"] == kind, run.report()
+        for text in words:
+            assert text in err.replace("\n", " ")
+    finally:
+        run.clean_up()
+
+
+@SLOW
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a network interface down, in a namespace of its own")
+def test_an_interface_that_goes_down(tmp_path: Path) -> None:
+    options = ["--num-ranks", "2", "--heartbeat", str(HEARTBEAT), "--grace", "2", "--style", "none"]
+    inside = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable]
+    command = [*inside, "-m", "zerokit", "launch", "--device", "cpu", "--run-dir", "run", *options]
+    done = subprocess.run([*command, str(SCRIPT), "network"], cwd=tmp_path, capture_output=True, text=True,
+                          timeout=240, check=False)  # fmt: skip
+    assert done.returncode == 11, done.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["hang"]["kind"] == "network" and "no data moves" in report["hang"]["what"]
 
 
 @SLOW

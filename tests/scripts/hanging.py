@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import queue
+import re
+import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 
-KIND = sys.argv[-1]
+KIND = sys.argv[-1].removesuffix("-gone")
 HIDDEN = 32
 AT_STEP = 4
 
@@ -22,10 +27,13 @@ class Model(torch.nn.Module):
         super().__init__()
         self.embed = torch.nn.Linear(HIDDEN, HIDDEN)
         self.visual = torch.nn.Linear(HIDDEN, 2 * HIDDEN)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(2))
         self.head = torch.nn.Linear(HIDDEN, HIDDEN)
 
-    def forward(self, x: torch.Tensor, image: bool) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, image: bool, experts: int = 2) -> torch.Tensor:
         x = self.embed(x)
+        for expert in self.experts[:experts]:
+            x = x + expert(x)
         if image:
             x = x + self.visual(x)[:, :HIDDEN]
         return self.head(x).square().mean()
@@ -43,7 +51,38 @@ class Slow(torch.utils.data.Dataset):
         return torch.ones(HIDDEN)
 
 
+def lock_each_other(first: threading.Lock, second: threading.Lock) -> None:
+    """This thread holds one lock and wants the other, a second thread the other way round."""
+    held = threading.Event()
+
+    def flush() -> None:
+        with second:
+            held.set()
+            with first:
+                pass
+
+    with first:
+        threading.Thread(target=flush, daemon=True, name="flusher").start()
+        held.wait()
+        with second:
+            pass
+
+
+def data_parallel() -> None:
+    """Plain DDP, whose buckets C++ reduces: rank 1 does one backward less."""
+    torch.distributed.init_process_group("gloo")
+    rank = int(os.environ["RANK"])
+    model = torch.nn.parallel.DistributedDataParallel(Model())
+    for step in range(2 * AT_STEP):
+        loss = model(torch.ones(2, HIDDEN), True)
+        if step == AT_STEP and rank == 1:
+            torch.distributed.barrier()
+        loss.backward()
+
+
 def main() -> None:
+    if KIND == "data-parallel":
+        return data_parallel()
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo")
@@ -53,6 +92,8 @@ def main() -> None:
         "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
     }
+    if KIND == "evaluate":  # so small a model would stay gathered
+        config["zero_optimization"] |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
     engine, *_ = deepspeed.initialize(
         model=(model := Model()), model_parameters=model.parameters(), config=config
     )
@@ -80,6 +121,19 @@ def main() -> None:
                 raise MemoryError("cannot allocate 80 GiB")
             elif KIND == "dead":
                 os._exit(0)
+            elif KIND == "queue":
+                queue.Queue().get()
+            elif KIND == "two-locks":
+                lock_each_other(lock, threading.Lock())
+            elif KIND == "file-lock":
+                files = [Path("lock").open("w"), Path("lock").open("w")]  # noqa: SIM115
+                for file in files:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            elif KIND == "interpreter":
+                re.match("(a+)+$", 50 * "a" + "b")
+            elif KIND == "download":
+                server = socket.create_server(("127.0.0.1", 0))
+                socket.create_connection(server.getsockname()).recv(1)
         if step == AT_STEP and KIND == "group":
             torch.distributed.all_reduce(torch.ones(4), group=other if rank == 0 else None)
         if step == AT_STEP and KIND == "operation":
@@ -89,7 +143,15 @@ def main() -> None:
                 torch.distributed.barrier()
         if step == AT_STEP and KIND == "shapes":
             torch.distributed.all_reduce(torch.ones(4 if rank == 0 else 8))
-        loss = engine(batch, not (KIND == "module" and odd))
+        if KIND == "evaluate" and step == AT_STEP and rank == 0:
+            with torch.no_grad():
+                engine.eval()
+                engine(batch, True)
+                engine.train()
+        if KIND == "network" and step == AT_STEP:
+            torch.distributed.barrier()
+            subprocess.run(["ip", "link", "set", "lo", "down"], check=rank == 0)
+        loss = engine(batch, not (KIND == "module" and odd), 1 if KIND == "expert" and odd else 2)
         engine.backward(loss)
         engine.step()
         if rank == 0:
@@ -101,7 +163,7 @@ def main() -> None:
     if KIND == "save-last" and rank == 0:
         engine.save_checkpoint("ckpt")
     del halves
-    if KIND in ("uneven", "save-last") and rank == 1:
+    if KIND in ("uneven", "save-last") and rank == 1 and not sys.argv[-1].endswith("-gone"):
         # An upload keeps the process; without it Gloo fails at once, and nothing hangs.
         threading.Thread(target=time.sleep, args=(100_000,), name="uploader").start()
 

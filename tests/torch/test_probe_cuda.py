@@ -313,10 +313,10 @@ def test_a_forked_child_gets_pytorchs_own_functions_back(probe, allocator):
 
 def test_gpu_allocations_count_as_movement(probe, allocator, monkeypatch):
     allocator.allocate(MIB)
-    monkeypatch.setattr(probe._movement, "_main_thread", lambda: [(1, 2)])
+    monkeypatch.setattr(probe.movement, "_main_thread", lambda: [(1, 2)])
     probe.watch()
     probe.watch()
-    probe._movement.seconds -= 100
+    probe.movement.seconds -= 100
     probe.watch()
     assert probe.account("tick")["idle_seconds"] >= 100
     allocator.spike(MIB)

@@ -13,6 +13,7 @@ descriptor opened with ``O_APPEND``, so a kill at any moment leaves whole lines 
 ``error``    an exception that nobody caught
 ``calls``    the last collectives it entered, and where its Python is: when quiet or asked, and before the
              last line (:mod:`zerokit.launcher.rank.calls`)
+``flight``   what PyTorch's flight recorder holds, when asked (:mod:`zerokit.launcher.rank.flight_recorder`)
 ``note``     a snapshot or comparison the script asked for
 ``timeline`` points kept when a long file was compacted
 ``end``      the last line: everything known, and how it ended. Without it the rank did not finish.
@@ -66,6 +67,11 @@ def rank_file(run_dir: Path, rank: int) -> Path:
 def stacks_file(run_dir: Path, rank: int) -> Path:
     """Path of the file that takes the Python stacks of rank ``rank`` (on STACKS_SIGNAL, or at a crash)."""
     return run_dir / f"stacks-{rank:05d}.txt"
+
+
+def native_stacks_file(run_dir: Path, rank: int) -> Path:
+    """Path of the file that takes the native stacks of rank ``rank``, where py-spy is installed."""
+    return run_dir / f"stacks-{rank:05d}.native.txt"
 
 
 class RankWriter:

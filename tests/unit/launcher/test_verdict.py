@@ -147,6 +147,11 @@ def test_outcomes(changed: dict[str, Any], outcome: Outcome, code: int) -> None:
           "logs": {0: raised(0, "RuntimeError: Connection closed by peer"),
                    1: raised(1, "torch.distributed.DistBackendError: NCCL error"), **running(2, 3)}},
          2, "terminated terminated failed lost"),
+        # a TypeError is none, whatever its name holds
+        ({"exits": [exit_(0, 1), exit_(1, 1)],
+          "logs": {0: raised(0, "TypeError: 'NoneType' object is not callable"),
+                   1: raised(1, "RuntimeError: Connection closed by peer"), **running(2, 3)}},
+         0, "failed terminated lost lost"),
         # a SIGKILL before zerokit sent any is somebody else's; a later one is zerokit's
         ({"exits": [exit_(0, 1), exit_(3, None, SIGKILL, at=T + 0.1)], "stopped_at": T, "killed_at": T + 1},
          3, "failed lost lost failed"),

@@ -28,7 +28,8 @@ def rank(
         "calls": list(calls), "groups": {"0": {"ranks": [0, 1]}, "4": {"ranks": [0, 1]}},
         "frames": [[TORCH, 10, "all_reduce", "work.wait()"], SCRIPT] if frames is None else frames,
     }  # fmt: skip
-    record |= {key: known.pop(key) for key in ("visited", "forward", "threads") if key in known}
+    own = ("visited", "forward", "threads", "kernel")
+    record |= {key: known.pop(key) for key in own if key in known}
     return view(Path("/nowhere"), number, record, **known)
 
 
@@ -85,6 +86,58 @@ def test_a_rank_that_has_not_come_so_far_skipped_nothing() -> None:
 def test_where_the_rank_is_that_the_others_wait_for(frame: list[Any], expected: str) -> None:
     cause = explain([rank(0, WAITS), rank(1, call(6), frames=[frame, SCRIPT])])
     assert cause is not None and (cause.kind, cause.ranks) == (expected, (1,))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [("futex_do_wait", "lock"), ("wait_woken", "input_output"), ("anon_pipe_read", "child_process"),
+     ("nfs_wait_bit_killable", "storage"), ("hrtimer_nanosleep", "sleep"), ("", "elsewhere")],
+)  # fmt: skip
+def test_the_kernel_tells_where_no_line_does(kernel: str, expected: str) -> None:
+    assert kind(rank(0, WAITS), rank(1, call(6), frames=[SCRIPT], kernel=kernel)) == expected
+
+
+def flight(*calls: dict[str, Any]) -> dict[str, Any]:
+    """What PyTorch recorded; the last is the one that never ended."""
+    entries = [{**each, "from_end": len(calls) - 1 - n} for n, each in enumerate(calls)]
+    entries[-1]["pending"] = True
+    return {"calls": entries}
+
+
+def test_a_queued_collective_is_waited_in_though_the_host_is_elsewhere() -> None:
+    """With NCCL the host goes on until it needs a result: `.item()` is no collective."""
+    reading = [["/home/me/train.py", 40, "main", "print(loss.item())"]]
+    stuck = flight({"count": 7, "operation": "all_reduce", "group": "0", "shape": [4], "dtype": "float32"})
+    waiting = rank(0, call(6), call(7), call(8, "barrier", group="4"), frames=reading, flight=stuck)
+    sleeping = [["/home/me/train.py", 50, "main", "time.sleep(9)"]]
+    cause = explain([waiting, rank(1, call(6), frames=sleeping)])
+    assert cause is not None and (cause.kind, cause.ranks) == ("sleep", (1,))
+    assert "rank 0 waits in all_reduce of [4] float32 (step 5, train.py:40)" in cause.what
+
+
+def test_collectives_that_cpp_starts_are_compared() -> None:
+    """DDP's buckets are in PyTorch's record alone."""
+    backward = [["/v/site-packages/torch/autograd/graph.py", 1, "_engine_run_backward", ""], SCRIPT]
+    bucket = {"count": 3, "operation": "all_reduce", "group": "0", "shape": [10], "dtype": "float32"}
+    other = {**bucket, "shape": [12]}
+    views = [rank(n, frames=backward, flight=flight(each)) for n, each in enumerate([bucket, other])]
+    cause = explain(views)
+    assert cause is not None and cause.kind == "different_shapes"
+    assert "rank 0 entered all_reduce of [10] float32 (train.py:31), rank 1 all_reduce of [12]" in cause.what
+
+
+def test_an_evaluation_on_one_rank() -> None:
+    cause = explain([rank(0, call(7, phase="eval", inside=True)), rank(1, WAITS)])
+    assert cause is not None and (cause.kind, cause.ranks) == ("eval_on_some_ranks", (0,))
+
+
+def test_native_stacks_are_read(tmp_path: Path) -> None:
+    (tmp_path / "stacks-00001.native.txt").write_text(
+        'Process 7: python x.py\nPython v3.11.7 (/usr/bin/python3.11)\n\nThread 7 (idle): "MainThread"\n'
+        "    cuMemcpyDtoH_v2 (libcuda.so)\n    item (libtorch.so)\n    main (train.py:9)\nThread 8 (idle)\n"
+        "    futex_wait (libc.so)\n"
+    )
+    assert view(tmp_path, 1, None).native == ("cuMemcpyDtoH_v2", "item", "main")
 
 
 def test_all_wait_but_not_in_the_same() -> None:

@@ -4,7 +4,7 @@ Wrapped are torch's own functions (torch.distributed.distributed_c10d, which Dee
 too): a call costs a tuple's worth of work, and is formatted only where somebody asks: when the supervisor
 finds the run without progress, when this rank was quiet for a while, and with its last line. Under ZeRO-3
 each call knows the module whose weights were being fetched. Collectives that C++ starts by itself (DDP's
-buckets, compiled graphs) are not seen.
+buckets, compiled graphs) are in PyTorch's own record (:mod:`zerokit.launcher.rank.flight_recorder`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType, ModuleType
 from typing import Any
 
+from zerokit.launcher.rank import flight_recorder
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import Record
 
@@ -66,7 +67,10 @@ class Calls:
     # ---- while it runs
 
     def hook(self, module: ModuleType) -> None:
-        """Wrap the functions of torch.distributed.distributed_c10d."""
+        """Wrap the functions of torch.distributed.distributed_c10d, and have PyTorch record as well."""
+        with contextlib.suppress(Exception):
+            version = str(sys.modules["torch"].__version__)
+            flight_recorder.switch_on(self._probe.run_dir, version, os.environ)
         for name in _COLLECTIVES:
             original = getattr(module, name, None)
             if inspect.isfunction(original):
@@ -154,6 +158,10 @@ class Calls:
 
     def record(self) -> Record:
         """What is known now, as a line of the rank's file; costs milliseconds."""
+        with self._probe.movement.own_reading():  # of the lines of source that it quotes
+            return self._record()
+
+    def _record(self) -> Record:
         self._written = self._last
         probe = self._probe
         names = self._module_names()
@@ -167,6 +175,7 @@ class Calls:
             "module": _module_of(frames, names),
             **self._last_forward(names),
             "threads": _others(probe.main_thread),
+            "kernel": _kernel_wait(),
             "ending": probe.ending,
         }  # fmt: skip
 
@@ -190,6 +199,13 @@ class Calls:
                     if number is not None:
                         found[number] = name
         return found
+
+
+def _kernel_wait() -> str:
+    """The function of the kernel that the main thread waits in (proc(5), wchan); empty where nobody tells."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/wchan", "rb") as file:  # noqa: PTH123
+        return file.read(64).decode("ascii", "replace").strip("0\n")
+    return ""
 
 
 def _written(entry: list[Any], names: dict[int, str]) -> Record:

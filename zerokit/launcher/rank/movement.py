@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from zerokit.launcher.rank.activity import Activity, waits_for_child
 from zerokit.launcher.rank.children import ChildWatch
@@ -45,6 +47,15 @@ class Movement:
         still = time.monotonic() - self.seconds > _STILL_SECONDS
         if still and self._children.working(waits_for_child(frame)):
             self.seconds = time.monotonic()
+
+    @contextmanager
+    def own_reading(self) -> Iterator[None]:
+        """What is read and written in here is our own doing, no sign that the script moves."""
+        before = self._host.moved_bytes()
+        try:
+            yield
+        finally:
+            self._bytes += self._host.moved_bytes() - before
 
     def _main_thread(self) -> list[tuple[int, int]]:
         """Where each of its innermost frames is."""

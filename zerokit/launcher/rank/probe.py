@@ -75,7 +75,7 @@ class Probe:
         self._growth = LeakWatch()
         self._host_rss_bytes, self._host_mark_bytes = self.host.read()
         self._main_thread = threading.get_ident()
-        self._movement = Movement(self._main_thread, self.host)
+        self.movement = Movement(self._main_thread, self.host)
         self._budget = SplitBudget()
         self.ending = False  # the script ran to its end; its threads and exit handlers may not have
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
@@ -224,7 +224,7 @@ class Probe:
         now = time.monotonic()
         for record in self._running():
             record.seconds += now - self._phase_began
-        self._phase_began = self._movement.seconds = now
+        self._phase_began = self.movement.seconds = now
 
     def _settle(self) -> None:
         """Charge the time and the peaks since the last boundary to the phases that were running."""
@@ -274,7 +274,7 @@ class Probe:
             used = max((state.device_used_bytes or 0 for state in states), default=0)
             self.peak_device_used_bytes = max(self.peak_device_used_bytes, used)
             allocated = sum(state.allocations for state in states) != before
-        self._movement.look(allocated)
+        self.movement.look(allocated)
 
     def account(self, type_: str) -> Record:
         """Everything known now, as a record of type ``type_`` (``tick`` or ``end``)."""
@@ -287,9 +287,9 @@ class Probe:
                 "uptime_seconds": round(now - self._started, 3),
                 "phase": self.named[-1] if self.named else self.phase,
                 "progress": self.progress,
-                "idle_seconds": round(now - self._movement.seconds, 3),
+                "idle_seconds": round(now - self.movement.seconds, 3),
                 "cpu_seconds": round(time.process_time(), 3),
-                "ending": self.ending, "activity": self._movement.doing,
+                "ending": self.ending, "activity": self.movement.doing,
                 "steps": self.steps, "micro_steps": self.micro_steps,
                 "host_rss_bytes": self._host_rss_bytes,
                 "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,

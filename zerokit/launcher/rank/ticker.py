@@ -14,6 +14,7 @@ from typing import Any
 
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.calls import Calls
+from zerokit.launcher.rank.flight_recorder import flight_record
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import COMPACT_BYTES, STACKS_SIGNAL, TICK_SECONDS, Record
 
@@ -136,6 +137,9 @@ class Ticker:
     def _signalled(self, numbers: bytes) -> None:
         if STACKS_SIGNAL in numbers:
             self._probe.writer.write(self._calls.record())
+            flight = flight_record()  # after our own: it asks the driver, which may not answer
+            if flight is not None:
+                self._probe.writer.write({"rank": self._probe.identity.rank, "time": time.time(), **flight})
         if signal.SIGTERM in numbers and self.terminates():
             self._stuck_since = time.monotonic()
             self._tick()

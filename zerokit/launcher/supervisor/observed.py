@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.supervisor.progress import Progress
+from zerokit.launcher.verdict.cause import Cause
 from zerokit.launcher.verdict.evidence import RankFiles, oom_kills, read_rank_files
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
-from zerokit.launcher.verdict.why_hung import Cause
+from zerokit.launcher.verdict.why_broken import explain_failure
 from zerokit.report.outcome import Outcome, RankState
 
 _CLOCK_SLACK_SECONDS = 1.0  # what keeping a clock right moves it by
@@ -27,8 +28,9 @@ class Observed:
 
     ``errors``: rank -> when its uncaught exception was read, in monotonic seconds. ``stopped_at`` and
     ``killed_at``: when the ranks were told to end, and killed, in Unix seconds.
-    ``stopped_ranks``: by a signal, when the run was found hung, and ``before_waking`` the ranks' records of
-    collectives then.
+    ``stopped_ranks``: by a signal, when the run was found hung; ``before_waking`` and
+    ``counts_before_waking``: the ranks' records of collectives, and how far they had come, before they were
+    asked for their stacks.
     """
 
     oom_kills_before: int = field(default_factory=oom_kills)
@@ -39,7 +41,8 @@ class Observed:
     interrupted_by: int | None = None
     hung: str | None = None
     stopped_ranks: frozenset[int] = frozenset()
-    before_waking: Mapping[int, Mapping[str, Any]] | None = None
+    before_waking: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    counts_before_waking: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     cause: Cause | None = None
     timed_out: str | None = None
     errors: dict[int, float] = field(default_factory=dict)
@@ -104,6 +107,9 @@ def conclude(
     files = read_rank_files(launch.run_dir, progress.last_accounts())
     evidence = seen.evidence(launch, files)
     verdict = judge(evidence)
+    cause = seen.cause
+    if cause is None and (cause := explain_failure(launch.run_dir, verdict, files)) is not None:
+        verdict = replace(verdict, why=f"{verdict.why}; likely cause: {cause}")
     return Ended(
         evidence=evidence,
         files=files,
@@ -112,7 +118,7 @@ def conclude(
         failure_tail=_failure_tail(verdict, tails, launch.options.show_ranks),
         dropped_bytes=dropped_bytes,
         elapsed_seconds=_elapsed_if_clock_was_set(progress),
-        cause=seen.cause,
+        cause=cause,
     )
 
 

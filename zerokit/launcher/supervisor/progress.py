@@ -112,6 +112,8 @@ class Progress:
         if record["type"] == "start":
             state.host = record.get("host")
             state.pid = record.get("pid") if state.host == self._here else None
+        if record["type"] not in ("start", "tick", "end"):  # the others say nothing of these
+            return
         steps = int(record.get("steps") or 0)
         progress = int(record.get("progress") or 0)
         cpu_seconds = float(record.get("cpu_seconds") or state.cpu_seconds)
@@ -189,11 +191,16 @@ class Progress:
     ) -> list[RankView]:
         """What each rank was doing; ``records``: of its collectives, where not the newest ones count."""
         newest = self.records("calls") if records is None else records
+        flights = self.records("flight") if records is None else {}
         return [
-            view(run_dir, rank, newest.get(rank), steps=state.steps, gone=state.gone,
+            view(run_dir, rank, newest.get(rank), flights.get(rank), steps=state.steps, gone=state.gone,
                  stopped=rank in stopped, ending=state.ending)
             for rank, state in self.ranks.items()
         ]  # fmt: skip
+
+    def counts(self) -> dict[int, tuple[int, int]]:
+        """How far each rank has come: optimizer steps, and all that counts as something new."""
+        return {rank: (state.steps, state.progress) for rank, state in self.ranks.items()}
 
     def stopped(self, living: Iterable[int]) -> frozenset[int]:
         """Ranks of this machine whose process is stopped (SIGSTOP, a debugger)."""

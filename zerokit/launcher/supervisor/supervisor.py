@@ -26,6 +26,7 @@ from zerokit.launcher.launch import Launch
 from zerokit.launcher.rank_file import STACKS_SIGNAL
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
+from zerokit.launcher.supervisor.native_stacks import NativeStacks
 from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
 from zerokit.launcher.supervisor.output import Terminal
 from zerokit.launcher.supervisor.progress import Progress
@@ -67,6 +68,7 @@ class Supervisor:
         self.stopping = False
         self.over = False
         self.stop_after_stacks: float | None = None
+        self.native_stacks: NativeStacks | None = None
         self.signals: list[int] = []
         self._next_poll = time.monotonic()
         self.first_steps = FirstSteps(launch.held_to, launch.style, launch.expected_ranks)
@@ -287,9 +289,7 @@ class Supervisor:
         for text in self.first_steps.news(*self.progress.engine_and_steps()):
             self.terminal.say(f"warning: not as planned: {text}")
         if self.stop_after_stacks is not None and now >= self.stop_after_stacks:
-            self.stop_after_stacks = None
-            self._explain_hang()
-            self._stop(self.launch.options.grace_seconds)
+            self._gather_stacks()
         if self.stopping or self.seen.hung:
             return
         self._check_error_exits(now)
@@ -326,17 +326,33 @@ class Supervisor:
     def _on_hung(self, why: str) -> None:
         self.seen.hung = why
         self.seen.stopped_ranks = self.progress.stopped(self._living())
-        if self.seen.stopped_ranks:  # the request below wakes them, and all go on
-            self.seen.before_waking = self.progress.records("calls")
+        # the request below wakes ranks that are stopped or in an interruptible call, and all go on
+        self.seen.before_waking = self.progress.records("calls")
+        self.seen.counts_before_waking = self.progress.counts()
         self.terminal.say(f"hung: {why}; saving the Python stacks of every rank")
         self._command(do="signal", signal=int(STACKS_SIGNAL), wake=True)
         self.remote.sweep(int(STACKS_SIGNAL))
         self.stop_after_stacks = time.monotonic() + STACKS_SECONDS
 
+    def _gather_stacks(self) -> None:
+        """The Python stacks are there; the native ones come next: they hold the ranks up."""
+        if self.native_stacks is None:
+            self.native_stacks = NativeStacks()
+            pids = {rank: self.progress.ranks[rank].pid for rank in self._living()}
+            self.native_stacks.start(
+                self.launch.run_dir, {rank: pid for rank, pid in pids.items() if pid is not None}
+            )
+        if self.native_stacks.done(self.launch.run_dir):
+            self.stop_after_stacks = None
+            self._explain_hang()
+            self._stop(self.launch.options.grace_seconds)
+
     def _explain_hang(self) -> None:
         """The ranks have answered: compare what they were doing."""
         seen = self.seen
-        views = self.progress.views(self.launch.run_dir, seen.stopped_ranks, seen.before_waking)
+        woken = seen.stopped_ranks or self.progress.counts() != seen.counts_before_waking
+        records = seen.before_waking if woken else None
+        views = self.progress.views(self.launch.run_dir, seen.stopped_ranks, records)
         cause = seen.cause = why_hung.explain(views)
         if cause is not None:
             seen.hung = f"{seen.hung}: {cause}"

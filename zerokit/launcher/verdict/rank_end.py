@@ -32,7 +32,7 @@ _KINDS_BY_WEIGHT = ("oom", "crash", "exception", "signal", "exit")
 _BROKEN_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process (exited|has)|NCCL (error|communicator)"
     r"|unhandled system error|ncclRemoteError|ncclSystemError|watchdog|DistBackendError|DistNetworkError"
-    r"|TCPStore|socket (error|timeout)|gloo.*(timed out|EOF|pair)|peer",
+    r"|TCPStore|socket (error|timeout)|gloo.*(timed out|EOF|pair)|\bpeer\b",
     re.I,
 )
 

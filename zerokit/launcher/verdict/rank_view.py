@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zerokit.launcher.rank_file import stacks_file
+from zerokit.launcher.rank_file import native_stacks_file, stacks_file
 
 _LARGEST_STACKS = 1 << 20
-_STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+_STACK_LINE = re.compile(r'  File "(.+)", line (\d+),? in (.+)')  # faulthandler's, and a traceback's
+_NATIVE_LINE = re.compile(r"    (\S.*?) \(")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>",
               "/zerokit/launcher/", "/zerokit/instrument/", "/deepspeed/", "/torch/",
               "/transformers/", "/accelerate/")  # fmt: skip
@@ -31,7 +32,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A collective that a rank entered; ``count``: the how-manieth of its group."""
+    """A collective that a rank entered; ``count``: the how-manieth of its group.
+
+    ``pending``, ``from_end``: of PyTorch's flight recorder, whether it has not ended, and how many of its
+    group were queued after it.
+    """
 
     number: int
     count: int
@@ -44,6 +49,8 @@ class Call:
     module: str | None = None
     forward: bool = True
     inside: bool = False
+    pending: bool = False
+    from_end: int = 0
 
     def __str__(self) -> str:
         text = self.operation
@@ -54,7 +61,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """One rank: its collectives, its place, and what the system says of its process."""
+    """One rank: its collectives, its place, and what the system says of its process.
+
+    ``flight``: its last collectives as PyTorch's flight recorder has them. ``native``: the functions that
+    its main thread is in, innermost first, where py-spy could tell. ``kernel``: the
+    kernel's function that it waits in. ``broken``: it has ended, because a
+    collective lost its peer.
+    """
 
     rank: int
     steps: int = 0
@@ -70,6 +83,10 @@ class RankView:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     threads: tuple[tuple[str, Place], ...] = ()
     recorded: bool = False
+    flight: tuple[Call, ...] = ()
+    native: tuple[str, ...] = ()
+    kernel: str | None = None
+    broken: bool = False
 
     @property
     def script_place(self) -> Place | None:
@@ -87,15 +104,27 @@ class RankView:
 
     @property
     def waits_in(self) -> Call | None:
-        """The collective that it waits in, or for: the last one entered, while it is at torch's hands."""
-        last = self.calls[-1] if self.calls else None
-        if last is None or self.gone:
+        """The collective that it waits in, or for: the first that never ended, else the last one entered."""
+        if self.gone:
             return None
-        if last.inside:
+        stuck = next((call for call in self.flight if call.pending), None)
+        if stuck is not None:
+            return self._recorded(stuck)
+        last = self.calls[-1] if self.calls else None
+        if last is None:
+            return None
+        if last.inside or self.broken:
             return last
         top = self.frames[:12]
         waiting = any(_waits(place) for place in top)
         return last if waiting else None
+
+    def _recorded(self, call: Call) -> Call:
+        """Our own record of a call of the flight recorder, which knows its module, where there is one."""
+        own = [each for each in self.calls if each.group == call.group]
+        if call.from_end < len(own) and own[-1 - call.from_end].shape == call.shape:
+            return replace(own[-1 - call.from_end], inside=True)
+        return replace(call, step=self.steps)
 
 
 def _waits(place: Place) -> bool:
@@ -105,17 +134,32 @@ def _waits(place: Place) -> bool:
     ) or "/deepspeed/comm/" in path  # fmt: skip
 
 
-def view(run_dir: Path, rank: int, record: Mapping[str, Any] | None, **known: Any) -> RankView:
-    """What is known of a rank: ``record`` is its newest ``calls`` line, ``known`` the supervisor's own."""
+def view(
+    run_dir: Path,
+    rank: int,
+    record: Mapping[str, Any] | None,
+    flight: Mapping[str, Any] | None = None,
+    **known: Any,
+) -> RankView:
+    """What is known of a rank.
+
+    Args:
+        record: its newest ``calls`` line.
+        flight: its newest ``flight`` line.
+        known: the supervisor's own.
+    """
+    known["native"] = _native_stack(native_stacks_file(run_dir, rank))
+    known["flight"] = tuple(_calls((flight or {}).get("calls")))
     if record is None:
         return RankView(rank=rank, frames=_stack(stacks_file(run_dir, rank)), **known)
     known["ending"] = bool(record.get("ending")) or bool(known.get("ending"))
     groups = record.get("groups")
     return RankView(
         rank=rank,
-        calls=tuple(call for item in _list(record.get("calls")) if (call := _call(item)) is not None),
+        calls=tuple(_calls(record.get("calls"))),
         frames=tuple(_places(record.get("frames"))),
         module=_text(record.get("module")),
+        kernel=_text(record.get("kernel")),
         visited=tuple(str(name) for name in _list(record.get("visited"))),
         forward=tuple(n for n in _list(record.get("forward")) if isinstance(n, int)),
         groups={
@@ -137,6 +181,10 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def _calls(value: object) -> list[Call]:
+    return [call for item in _list(value) if (call := _call(item)) is not None]
+
+
 def _call(item: object) -> Call | None:
     """A line's entry; None for one that is damaged."""
     if not isinstance(item, dict):
@@ -144,11 +192,12 @@ def _call(item: object) -> Call | None:
     shape = item.get("shape")
     try:
         return Call(
-            number=int(item["number"]), count=int(item["count"]), operation=str(item["operation"]),
-            group=str(item["group"]), step=int(item["step"]), phase=str(item["phase"]),
+            number=int(item.get("number", 0)), count=int(item["count"]), operation=str(item["operation"]),
+            group=str(item["group"]), step=int(item.get("step", 0)), phase=str(item.get("phase", "")),
             shape=tuple(int(size) for size in shape) if isinstance(shape, list) else None,
             dtype=_text(item.get("dtype")), module=_text(item.get("module")),
             forward=bool(item.get("forward", True)), inside=bool(item.get("inside")),
+            pending=bool(item.get("pending")), from_end=int(item.get("from_end", 0)),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None
@@ -187,3 +236,26 @@ def _stack(path: Path) -> tuple[Place, ...]:
             break
         places.append(Place(match[1], int(match[2]), match[3]))
     return tuple(places)
+
+
+def traceback_places(text: str) -> list[Place]:
+    """The frames of a traceback as Python prints it, innermost first."""
+    matches = (_STACK_LINE.fullmatch(line) for line in text.splitlines())
+    return [Place(match[1], int(match[2]), match[3]) for match in matches if match][::-1]
+
+
+def _native_stack(path: Path) -> tuple[str, ...]:
+    """The functions of the first thread in what ``py-spy dump`` printed, innermost first."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_STACKS).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    _, found, rest = text.partition("\nThread ")
+    names = []
+    for line in rest.splitlines()[1:] if found else []:
+        match = _NATIVE_LINE.match(line)
+        if match is None:
+            break
+        names.append(match[1])
+    return tuple(names)

@@ -1,0 +1,118 @@
+"""Hangs in which all ranks are in collectives: what is not alike, or that nothing moves between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from zerokit.launcher.verdict.cause import Cause, at, names, ranks_of, waiting_in, when
+from zerokit.launcher.verdict.rank_view import Call, RankView
+
+_ALIKE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
+                    "_all_gather_base", "_allgather_base", "reduce_scatter_tensor",
+                    "_reduce_scatter_base"})  # fmt: skip
+_STARTS = frozenset({"init_process_group", "new_group"})
+_ONE_SIDED = frozenset({"send", "recv"})
+
+
+def first_difference(views: Sequence[RankView]) -> Cause | None:
+    """In each group, the first call that is not the same on all of its ranks.
+
+    By our own record, which knows modules, and then by PyTorch's, which has the calls of C++ too.
+    """
+    ours = [(view, view.calls) for view in views]
+    theirs = [(view, view.flight) for view in views]
+    return _first_difference(ours) or _first_difference(theirs)
+
+
+def _first_difference(records: Sequence[tuple[RankView, Sequence[Call]]]) -> Cause | None:
+    (reference, calls), *others = records
+    for group in dict.fromkeys(call.group for call in calls):
+        if len(reference.groups.get(group, ())) == 1:
+            continue
+        mine = _by_count(calls, group)
+        for other, their_calls in others:
+            theirs = _by_count(their_calls, group)
+            for count in sorted(mine.keys() & theirs.keys()):
+                cause = _differ(reference, mine[count], other, theirs[count])
+                if cause is not None:
+                    return cause
+    return None
+
+
+def _by_count(calls: Sequence[Call], group: str) -> Mapping[int, Call]:
+    return {c.count: c for c in calls if c.group == group and c.operation not in _ONE_SIDED}
+
+
+def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
+    head = f"collective {a.count} of the group: rank {one.rank} entered {a}{when(a, one)}, " \
+           f"rank {other.rank} {b}{when(b, other)}"  # fmt: skip
+    if a.operation != b.operation:
+        return Cause(
+            kind="different_collectives", what=head,
+            fix="A branch that depends on the rank or its data calls one of them: let all ranks call both",
+            ranks=(one.rank, other.rank),
+        )  # fmt: skip
+    sized = a.operation in _ALIKE and a.shape is not None and b.shape is not None
+    if sized and (a.shape, a.dtype) != (b.shape, b.dtype):
+        return Cause(
+                kind="different_shapes", what=head,
+                fix="Make the tensor the same on all ranks: pad it, or gather the sizes first",
+                ranks=(one.rank, other.rank),
+            )  # fmt: skip
+    return None
+
+
+def _apart(one: RankView, a: Call, other: RankView, b: Call) -> Cause:
+    """Two ranks wait in calls that are not each other's, and what came between is no longer remembered."""
+    return Cause(
+        kind="different_collectives",
+        what=f"rank {one.rank} waits in {a}, call {a.count} of its group{at(one)}, "
+        f"rank {other.rank} in {b}, call {b.count}{at(other)}",
+        fix="One of them made a call that the other left out: look for a branch on the rank or its data",
+        ranks=(one.rank, other.rank),
+    )
+
+
+def groups(views: Sequence[RankView]) -> Cause | None:
+    """The ranks wait in collectives of different groups."""
+    waiting = waiting_in(views)
+    by_group: dict[str, list[RankView]] = {}
+    for view in waiting:
+        assert view.waits_in is not None
+        by_group.setdefault(view.waits_in.group, []).append(view)
+    calls = [v.waits_in for v in waiting if v.waits_in is not None]
+    if len(by_group) < 2 or any(call.operation in _STARTS for call in calls):
+        return None
+    parts = []
+    for group, members in by_group.items():
+        call = members[0].waits_in
+        ranks = list(members[0].groups.get(group, ()))
+        parts.append(f"{names(members)} in {call} of group {group} (ranks {ranks}{at(members[0])})")
+    return Cause(
+        kind="wrong_group",
+        what="the ranks wait in different groups: " + "; ".join(parts),
+        fix="Pass the same group on every rank, and call new_group in the same order on all of them",
+        ranks=ranks_of(waiting),
+    )
+
+
+def network(views: Sequence[RankView]) -> Cause | None:
+    """All ranks entered the same collective, and it does not end."""
+    waiting = waiting_in(views)
+    if len(waiting) < len(views):
+        return None
+    call = waiting[0].waits_in
+    assert call is not None
+    for view in waiting[1:]:
+        other = view.waits_in
+        if other is not None and (other.count, other.operation) != (call.count, call.operation):
+            return _apart(waiting[0], call, view, other)
+    starting = call.operation in _STARTS
+    what = f"all ranks wait in the same {call}{when(call, waiting[0])}"
+    return Cause(
+        kind="network",
+        what=what + (", where they connect" if starting else "") + ": no data moves between them",
+        fix="Look at the network between the nodes: an interface that is down, a firewall, a wrong interface "
+        "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); NCCL_DEBUG=INFO tells which one is used",
+        ranks=ranks_of(waiting),
+    )

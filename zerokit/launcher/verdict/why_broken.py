@@ -1,0 +1,60 @@
+"""Why ranks lost a peer though none failed by itself: what would hang elsewhere ends at once with Gloo.
+
+A rank that leaves its loop early closes its connections, and the others' collectives break; NCCL's watchdog
+ends ranks that wait for too long. The ranks' last records say as much as those of ranks that hang.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from zerokit.launcher.rank_file import RankLog
+from zerokit.launcher.verdict.cause import Cause, names, ranks_of, they_wait
+from zerokit.launcher.verdict.evidence import RankFiles
+from zerokit.launcher.verdict.rank_end import RankEnd
+from zerokit.launcher.verdict.rank_view import RankView, traceback_places, view
+from zerokit.launcher.verdict.verdict import Verdict
+from zerokit.launcher.verdict.why_hung import explain
+from zerokit.report.outcome import Outcome, RankState
+
+_OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+"""Gloo ends a process so whose peer sends more than it expects (gloo/transport/tcp/pair.cc)."""
+
+
+def explain_failure(run_dir: Path, verdict: Verdict, files: RankFiles) -> Cause | None:
+    """The likely cause; None where a rank failed by itself, was lost, or the records do not tell."""
+    first = verdict.first_failure
+    if verdict.outcome is not Outcome.RANK_FAILED or first is None or not first.consequence:
+        return None
+    if any(end.state is RankState.LOST for end in verdict.ends):
+        return None
+    views = [_view(run_dir, end, files.logs.get(end.rank)) for end in verdict.ends]
+    return _other_size(views, files) or explain(views)
+
+
+def _other_size(views: list[RankView], files: RankFiles) -> Cause | None:
+    """The rank that Gloo ended wrote no record of its call; its peers did."""
+    said = {view.rank: _OTHER_SIZE.search(files.last_words.get(view.rank, "")) for view in views}
+    ended = [view for view in views if said[view.rank] is not None]
+    match = said[ended[0].rank] if ended else None
+    if match is None:
+        return None
+    return Cause(
+        kind="different_shapes",
+        what=f"{names(ended)} got {match[1]} bytes where its own tensor has room for {match[2]}"
+        + they_wait(views, ended),
+        fix="Make the tensor the same on all ranks: pad it, or gather the sizes first",
+        ranks=ranks_of(ended),
+    )
+
+
+def _view(run_dir: Path, end: RankEnd, log: RankLog | None) -> RankView:
+    finished = end.state is RankState.FINISHED
+    record = dict((log.last("calls") if log else None) or {})
+    if end.traceback:
+        record["frames"] = [[*place] for place in traceback_places(end.traceback)]
+    broken = end.consequence and not finished
+    if not finished:
+        record.pop("ending", None)
+    return view(run_dir, end.rank, record, steps=end.steps, gone=finished, broken=broken)
