@@ -28,8 +28,8 @@ import numpy as np
 
 from benchmarks import step_time
 from benchmarks.measure.quality import possible
-from benchmarks.published_runs import FSDP_FILE, MEGATRON_FILE, Run, fsdp_runs, megatron_runs
-from benchmarks.stacks import FSDP_TRITON, MEGATRON
+from benchmarks.published_runs import FSDP_FILE, FSDP_FILES, MEGATRON_FILE, Run, fsdp_runs, megatron_runs
+from benchmarks.stacks import MEGATRON, fsdp_stack
 from zerokit.catalog import gpus
 from zerokit.domain.hardware import Gpu
 from zerokit.memory.closed_form import estimate_analytic
@@ -214,7 +214,7 @@ def tuned_before(runs: Sequence[Run], jobs: int, picked: int = 3, draws: int = 5
 
 def fsdp(path: Path, gpu: Gpu) -> None:
     """Tables of the FSDP runs."""
-    runs = fsdp_runs(path, gpu)
+    runs, stack = fsdp_runs(path, gpu), fsdp_stack(gpu.name)
     measured = [run.seconds for run in runs]
     constant = statistics.median(
         seconds / (6 * run.shape.parameters) / _tokens(run)
@@ -228,14 +228,13 @@ def fsdp(path: Path, gpu: Gpu) -> None:
             [constant * 6 * r.shape.parameters * _tokens(r) for r in runs],
         )
     )
-    print(row("catalogue constants", runs, predict(runs, FSDP_TRITON)))
+    print(row("catalogue constants", runs, predict(runs, stack)))
 
     def one(training: list[Run], judged: list[Run]) -> list[float]:
         factor = statistics.median(
-            run.seconds / seconds
-            for run, seconds in zip(training, predict(training, FSDP_TRITON), strict=True)
+            run.seconds / seconds for run, seconds in zip(training, predict(training, stack), strict=True)
         )
-        return [factor * seconds for seconds in predict(judged, FSDP_TRITON)]
+        return [factor * seconds for seconds in predict(judged, stack)]
 
     print(f"{'micro-batches judged to fit (all did)':<52} {sum(map(fits, runs))} of {len(runs)}")
     print(
@@ -316,8 +315,10 @@ def main() -> None:
     every = arguments.megatron is None and arguments.fsdp is None and not arguments.h200
     if every or arguments.megatron:
         megatron(arguments.megatron or MEGATRON_FILE, gpus.lookup(arguments.gpu or "a100-40gb"))
-    if every or arguments.fsdp:
-        fsdp(arguments.fsdp or FSDP_FILE, gpus.lookup(arguments.gpu or "a100-80gb"))
+    if arguments.fsdp:
+        fsdp(arguments.fsdp, gpus.lookup(arguments.gpu or "a100-80gb"))
+    for name, path in FSDP_FILES.items() if every else ():
+        fsdp(path, gpus.load(name))
     if every or arguments.h200:
         h200()
 

@@ -1,4 +1,4 @@
-"""Step times that others published: Megatron-DeepSpeed and llm-foundry runs on A100s."""
+"""Step times that others published: Megatron-DeepSpeed and llm-foundry runs on A100s and H100s."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ MEGATRON_FILE = DATA / "a100-megatron-deepspeed-iteration-times.csv"
 
 
 FSDP_FILE = DATA / "a100-80gb-fsdp-throughput.csv"
+
+
+FSDP_FILES = {
+    "a100-80gb": FSDP_FILE,
+    "a100-40gb": DATA / "a100-40gb-fsdp-throughput.csv",
+    "h100-sxm-80gb": DATA / "h100-80gb-fsdp-throughput.csv",
+}
+"""llm-foundry's tables, by GPU."""
+_NODE_NETWORK = {"h100-sxm-80gb": 400e9}
+_A100_NODE_NETWORK = 200e9
+"""Bytes per second and node: llm-foundry names 1600 Gb/s RoCE for its A100s. For its H100s it names none:
+3200 Gb/s is what eight ports of 400 Gb/s give, one a GPU (NVIDIA DGX H100 user guide)."""
 
 
 _VOCABULARY = 50304  # GPT-2's, padded to a multiple of 128
@@ -109,9 +121,11 @@ def fsdp_runs(path: Path, gpu: Gpu) -> list[Run]:
                 shape=shape,
                 job=Job(seq_len=length, attention="flash_attention_2"),
                 strategy=Strategy(settings=settings, data_parallel=count, checkpointing=checkpointing),
-                # llm-foundry names its network: 1600 Gb/s RoCE per node
                 cluster=Cluster(
-                    gpu=gpu, gpus=count, nodes=max(1, count // 8), network_bytes_per_second=200e9
+                    gpu=gpu,
+                    gpus=count,
+                    nodes=max(1, count // 8),
+                    network_bytes_per_second=_NODE_NETWORK.get(gpu.name, _A100_NODE_NETWORK),
                 ),
                 seconds=micro * steps * length / float(row["tokens_per_second_per_gpu"]),
                 rivals=(),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.stacks import FSDP_TRITON, MEGATRON
+from benchmarks.stacks import MEGATRON, fsdp_stack
 from zerokit.catalog import gpus
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,14 +21,22 @@ def published(name: str) -> list[tuple[float, float]]:
     pytest.importorskip("numpy")
     from benchmarks import planner
 
-    if name == "fsdp":
-        runs = planner.fsdp_runs(planner.FSDP_FILE, gpus.load("a100-80gb"))
-        return list(zip(planner.predict(runs, FSDP_TRITON), [run.seconds for run in runs], strict=True))
+    if name in planner.FSDP_FILES:
+        runs = planner.fsdp_runs(planner.FSDP_FILES[name], gpus.load(name))
+        return list(zip(planner.predict(runs, fsdp_stack(name)), [run.seconds for run in runs], strict=True))
     runs = planner.megatron_runs(planner.MEGATRON_FILE, gpus.load("a100-40gb"))
     return list(zip(planner.predict(runs, MEGATRON), [run.seconds for run in runs], strict=True))
 
 
-@pytest.mark.parametrize(("name", "bar"), [("fsdp", 0.08), ("megatron", 0.15)])
+@pytest.mark.parametrize(
+    ("name", "bar"),
+    [
+        ("a100-80gb", 0.06),
+        ("a100-40gb", 0.09),
+        ("h100-sxm-80gb", 0.09),
+        ("megatron", 0.15),
+    ],
+)
 def test_time_error_on_published_runs_with_catalogue_constants(name: str, bar: float) -> None:
     errors = [abs(predicted / measured - 1) for predicted, measured in published(name)]
     assert len(errors) > 50
