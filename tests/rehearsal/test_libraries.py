@@ -91,3 +91,18 @@ def test_deepspeed_shares_optimizer_states_between_ranks(tmp_path: Path, model: 
         _, said, _ = rehearse(tmp_path, "--gpus", gpus, "--gpu", "h200", script, model, "3")
         peaks.append(rank_of(said)["phases"]["init"])
     assert peaks[0] > 2 * peaks[1]
+
+
+@pytest.mark.slow
+def test_much_data_is_cut_and_an_evaluation_after_thousands_of_steps_is_told_whole(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "keeps_logits.py"), "50000", "800")
+    rank = rank_of(said)
+    sizes = {each["what"]: each["value"] for each in said["guesses"] if each["decides_sizes"]}
+    (cut,) = sizes
+    assert "50,000 rows" in cut and sizes[cut] == 2048
+    assert {"eval", "save"} <= set(rank["phases"])
+    # a hundred batches of logits in fp32, and all but the last again where the last is joined to them
+    logits = 8 * 128 * 8000 * 4
+    assert 199 * logits < rank["phases"]["eval"] < 206 * logits
+    assert any("of each batch on the GPU" in text for text in said["warnings"])
+    assert code == 0

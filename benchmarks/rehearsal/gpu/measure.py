@@ -23,7 +23,7 @@ import torch
 
 from zerokit.instrument.post_import import PostImport
 from zerokit.launcher.rank.process import Program, run_target
-from zerokit.rehearsal.process.adapters import deepspeed, distributed, training
+from zerokit.rehearsal.process.adapters import data_loaders, deepspeed, training
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.machine import StopRehearsal
 from zerokit.rehearsal.process.phases import Phases
@@ -95,7 +95,7 @@ def main() -> None:
         }
     ).install()
     phases.install()
-    distributed.data_loaders(context)
+    data_loaders.ending(context, whole_evaluations=True)
     error = None
     try:
         run_target(Program(name=rest[0], is_module=is_module, arguments=rest[1:]))

@@ -76,7 +76,7 @@ class Rehearsed:
 
         from zerokit.instrument.post_import import PostImport
         from zerokit.rehearsal.process import collectives, device, loops, tensors
-        from zerokit.rehearsal.process.adapters import ADAPTERS, compiled, distributed, saving
+        from zerokit.rehearsal.process.adapters import ADAPTERS, compiled, data_loaders, distributed, saving
         from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
         from zerokit.rehearsal.process.context import Context
         from zerokit.rehearsal.process.machine import Machine
@@ -104,7 +104,7 @@ class Rehearsed:
         device.install(self.machine)
         collectives.install(self.machine)
         distributed.data_parallel(context)
-        distributed.data_loaders(context)
+        data_loaders.ending(context)
         saving.torch_save(context)
         self.mode = FakeCuda(self.machine)
         tensors.install(self.machine, self.mode)

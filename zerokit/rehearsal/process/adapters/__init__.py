@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from zerokit.rehearsal.process.adapters import bitsandbytes, deepspeed, generation, kernels, saving, training
+from zerokit.rehearsal.process.adapters import (
+    bitsandbytes,
+    datasets,
+    deepspeed,
+    generation,
+    kernels,
+    saving,
+    training,
+)
 from zerokit.rehearsal.process.adapters import transformers as weights
 from zerokit.rehearsal.process.context import Context
 
@@ -18,6 +26,7 @@ Adapter = Callable[[Context, ModuleType], None]
 ADAPTERS: dict[str, Adapter] = {
     "accelerate.accelerator": training.accelerator,
     "bitsandbytes.cextension": bitsandbytes.native_library,
+    "datasets.arrow_dataset": datasets.preparation,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
     "deepspeed.runtime.engine": deepspeed.engine,
     "diffusers.schedulers.scheduling_utils": generation.sampling,

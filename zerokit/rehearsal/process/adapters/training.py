@@ -46,6 +46,14 @@ def trainer(context: Context, module: ModuleType) -> None:
     cls = module.Trainer
     for name in ("evaluation_loop", "prediction_loop"):
         _inside(context, cls, name, "eval")
+    evaluation_loop = cls.evaluation_loop
+
+    @functools.wraps(evaluation_loop)
+    def evaluated(self: Any, *args: Any, **kwargs: Any) -> Any:
+        context.machine.kept_evaluation_batches = self.args.eval_accumulation_steps
+        return evaluation_loop(self, *args, **kwargs)
+
+    cls.evaluation_loop = evaluated
     for name in ("save_model", "_save_checkpoint"):
         _inside(context, cls, name, "save")
 

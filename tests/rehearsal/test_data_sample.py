@@ -1,0 +1,44 @@
+"""Which rows stand for a large data set, and how long rows are told to be."""
+
+from __future__ import annotations
+
+import pytest
+
+datasets = pytest.importorskip("datasets")
+
+from zerokit.rehearsal.process.data_sample import chosen_rows, row_bytes  # noqa: E402
+
+
+def test_lengths_are_those_of_text_and_numbers_in_whatever_nesting() -> None:
+    rows = [
+        {"text": "é" * number, "turns": [{"role": "u", "content": "x" * number}] * (number % 3),
+         "tokens": [1] * number, "none": None}
+        for number in range(20)
+    ]  # fmt: skip
+    data = datasets.Dataset.from_list(rows)
+    wanted = [2 * n + (n % 3) * (1 + n) + n for n in range(20)]
+    base = row_bytes(data)[0]  # a value without a length counts as one
+    assert [size - base for size in row_bytes(data)] == wanted
+    turned = data.select([7, 3])
+    assert [size - base for size in row_bytes(turned)] == [wanted[7], wanted[3]]
+    some = data.select(range(5, 9))
+    assert [size - base for size in row_bytes(some)] == wanted[5:9]
+
+
+def test_a_sample_has_the_longest_rows_and_some_of_every_length() -> None:
+    data = datasets.Dataset.from_dict({"text": ["w" * (number * 7919 % 10_000) for number in range(10_000)]})
+    chosen = chosen_rows(data, 64)
+    assert chosen is not None and chosen == sorted(set(chosen))
+    lengths = sorted(len(data[number]["text"]) for number in chosen)
+    assert lengths[-1] == 9999 and lengths[0] < 100
+    longest = [length for length in lengths if length >= 10_000 - len(chosen) * 3 // 4]
+    assert len(longest) >= len(chosen) * 3 // 4
+    assert sum(lengths) <= 16 << 20
+
+
+def test_small_data_stays_whole_and_every_rank_gets_some_of_long_rows() -> None:
+    assert chosen_rows(datasets.Dataset.from_dict({"text": ["w"] * 4096}), 64) is None
+    long = datasets.Dataset.from_dict({"text": ["w" * 100_000] * 1000})
+    few, many = chosen_rows(long, 64), chosen_rows(long, 512)
+    assert few is not None and many is not None
+    assert 64 <= len(few) <= 160 and len(many) >= 512

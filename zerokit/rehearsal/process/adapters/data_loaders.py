@@ -1,0 +1,115 @@
+"""Data loaders end when enough was seen, so that what stands behind their loops is reached.
+
+An evaluation sees its first batches. One that keeps outputs on the GPU until its end (the Trainer gathers
+logits so, unless told to move them) grows with each: what the other batches would add is added at its end.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+from torch.utils.data import dataloader
+
+from zerokit.rehearsal.process.context import Context
+from zerokit.rehearsal.process.machine import Machine
+
+EVALUATION_BATCHES = 8
+"""An evaluation loop sees so many batches."""
+_GROWING_BATCHES = 4
+"""Of these, the last ones must each add to what is kept."""
+_LEAST_GROWTH_BYTES = 1 << 14
+
+
+class _Evaluation:
+    """One iterator's batches in an evaluation.
+
+    Attributes:
+        given: batches so far.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._levels: list[int] = []
+        self._peaks: list[int] = []
+        self.given = 0
+
+    def next_batch(self) -> None:
+        """Another one is asked for."""
+        ledger = self._machine.ledger
+        self.given += 1
+        self._levels.append(ledger.allocated_bytes)
+        self._peaks.append(ledger.peaks["eval"].allocated_bytes)
+
+    def add_rest(self, batches: int) -> None:
+        """What is kept of the batches that are not made, where each of the last ones seen added some."""
+        kept = self._machine.kept_evaluation_batches
+        by_batch = _growth(self._levels)
+        if by_batch is None:
+            return
+        # Accelerate asks for the next batch before the loop has seen the last one
+        ahead = self._levels[1] - self._levels[0] < by_batch // 2
+        seen = EVALUATION_BATCHES - ahead
+        rest = (batches if kept is None else min(batches, kept)) - seen
+        if rest <= 0:
+            return
+        ledger = self._machine.ledger
+        to_peak = max(by_batch, _growth(self._peaks) or 0)
+        ledger.pass_through(
+            self._peaks[-1] + rest * to_peak - ledger.allocated_bytes, "outputs of an evaluation"
+        )
+        self._machine.warn(
+            f"the evaluation keeps {by_batch / 2**20:.1f} MiB of each batch on the GPU: its peak is reckoned "
+            f"for all {rest + seen} batches from the first {seen}"
+        )
+
+
+def _growth(sizes: list[int]) -> int | None:
+    """The mean of the last steps; None where one of them adds nothing."""
+    last = sizes[-_GROWING_BATCHES - 1 :]
+    steps = [later - before for before, later in itertools.pairwise(last)]
+    if len(steps) < _GROWING_BATCHES or min(steps) < _LEAST_GROWTH_BYTES:
+        return None
+    return sum(steps) // len(steps)
+
+
+def ending(context: Context, *, whole_evaluations: bool = False) -> None:
+    """An iterator gives one batch more at most when enough was seen, and inside of an evaluation
+    :data:`EVALUATION_BATCHES`, unless evaluations are to be whole."""
+    cls = dataloader._BaseDataLoaderIter
+    original = cls.__next__
+    machine, phases = context.machine, context.phases
+
+    def in_evaluation(iterator: Any) -> None:
+        seen = iterator.__dict__.get("_zerokit_evaluation")
+        if seen is None:
+            seen = iterator.__dict__["_zerokit_evaluation"] = _Evaluation(machine)
+        seen.next_batch()
+        if seen.given > EVALUATION_BATCHES:
+            machine.stub(f"evaluation batches after the first {EVALUATION_BATCHES}")
+            seen.add_rest(_batches(machine, iterator))
+            raise StopIteration
+
+    @functools.wraps(original)
+    def following(self: Any) -> Any:
+        if phases.phase == "eval":
+            if not whole_evaluations:
+                in_evaluation(self)
+        elif phases.enough:
+            late = self.__dict__["_zerokit_late"] = self.__dict__.get("_zerokit_late", 0) + 1
+            if late > 1:
+                raise StopIteration
+        return original(self)
+
+    cls.__next__ = following
+
+
+def _batches(machine: Machine, iterator: Any) -> int:
+    """Of the whole data set, where a sample stands for it; 0 where nobody knows."""
+    try:
+        batches, rows = len(iterator._index_sampler), len(iterator._dataset)
+    except (TypeError, AttributeError):
+        return 0
+    whole = machine.samples.get(rows, rows)
+    return -(-batches * whole // max(1, rows))

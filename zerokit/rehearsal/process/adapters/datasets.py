@@ -1,0 +1,67 @@
+"""Long preparations of data are cut to a sample: the longest rows decide what a step takes.
+
+``Dataset.map`` and ``Dataset.filter`` get the longest rows of a large data set, and some of every length
+beside them: a script that filters the longest out has data all the same. Data that is not prepared (a
+collator tokenizes it) stays whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from zerokit.rehearsal.process.context import Context
+
+ROWS_PER_RANK = 64
+"""A sample has so many rows at least, so that there is data for some steps of every rank."""
+
+
+def preparation(context: Context, module: ModuleType) -> None:
+    """Wrap what prepares, and ``select``, which may ask for rows that a sample lacks."""
+    cls = module.Dataset
+    for name in ("map", "filter"):
+        setattr(cls, name, _of_sample(context, getattr(cls, name)))
+    select = cls.select
+
+    @functools.wraps(select)
+    def selected(self: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.machine.samples:
+            indices = _inside(indices, len(self))
+        return select(self, indices, *args, **kwargs)
+
+    cls.select = selected
+
+
+def _of_sample(context: Context, original: Any) -> Any:
+    @functools.wraps(original)
+    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from zerokit.rehearsal.process.data_sample import chosen_rows
+
+        machine = context.machine
+        is_sample = len(self) in machine.samples
+        rows = None if is_sample else chosen_rows(self, ROWS_PER_RANK * machine.world_size)
+        if rows is None:
+            return original(self, *args, **kwargs)
+        machine.guesses.of_shape(
+            f"preparation of {len(self):,} rows of data: the longest of them and some of every length",
+            len(rows),
+        )
+        machine.samples[len(rows)] = len(self)
+        if kwargs.get("num_proc"):
+            kwargs["num_proc"] = None  # a sample is prepared sooner than processes start
+        return original(self.select(rows), *args, **kwargs)
+
+    return prepared
+
+
+def _inside(indices: Any, count: int) -> Any:
+    """Without the indices of rows that are not in the sample."""
+    if not isinstance(indices, Iterable):
+        return indices
+    if not isinstance(indices, range):
+        indices = list(indices)
+    if not indices or max(indices) < count:
+        return indices
+    return [index for index in indices if index < count]

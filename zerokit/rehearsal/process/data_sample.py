@@ -1,0 +1,81 @@
+"""Which rows of a large data set stand for all: the longest, and some of every length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+MOST_ROWS = 4096
+MOST_BYTES = 32 << 20
+"""Rows, and bytes of their text and numbers, beyond either of which a data set is cut."""
+SAMPLE_ROWS, SAMPLE_BYTES = 2048, 16 << 20
+_SPREAD = 4
+"""One row of so many in the sample is taken evenly from all lengths; the others are the longest."""
+
+
+def chosen_rows(dataset: Any, fewest: int) -> list[int] | None:
+    """The rows of a sample, in their order; None where the data set is small.
+
+    Args:
+        fewest: rows, however long they are.
+    """
+    count = len(dataset)
+    if count <= fewest or count <= SAMPLE_ROWS // _SPREAD:
+        return None
+    sizes = row_bytes(dataset)
+    if count <= MOST_ROWS and int(sizes.sum()) <= MOST_BYTES:
+        return None
+    order = np.argsort(-sizes, kind="stable")
+    wanted = min(count, max(SAMPLE_ROWS, fewest))
+    chosen = _sample(order, wanted)
+    while int(sizes[chosen].sum()) > SAMPLE_BYTES and wanted > fewest:
+        wanted = max(fewest, wanted // 2)
+        chosen = _sample(order, wanted)
+    return sorted(int(each) for each in chosen) if wanted < count else None
+
+
+def _sample(order: Any, wanted: int) -> Any:
+    longest = wanted - wanted // _SPREAD
+    rest = order[longest:]
+    spread = np.linspace(0, len(rest) - 1, wanted - longest, dtype=np.int64)
+    return np.concatenate([order[:longest], rest[np.unique(spread)]])
+
+
+def row_bytes(dataset: Any) -> Any:
+    """Bytes of each row's text, read from its offsets alone; a number counts as one, so that tokens are as
+    much as their text."""
+    table = dataset.data.table
+    parts = [
+        sum((_element_bytes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
+        for batch in table.to_batches()
+    ]
+    sizes = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    if dataset._indices is not None:
+        sizes = sizes[np.asarray(dataset._indices.column(0))]
+    return sizes
+
+
+def _element_bytes(values: Any) -> Any:
+    kind = values.type
+    if isinstance(values, pa.ExtensionArray):
+        return _element_bytes(values.storage)
+    if _is_text(kind):
+        return np.asarray(pc.fill_null(pc.binary_length(values), 0)).astype(np.int64)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inside = np.concatenate([[0], np.cumsum(_element_bytes(values.values))])
+        offsets = np.asarray(values.offsets)
+        return inside[offsets[1:]] - inside[offsets[:-1]]
+    if pa.types.is_struct(kind):
+        return sum((_element_bytes(each) for each in values.flatten()), np.zeros(len(values), np.int64))
+    return np.ones(len(values), np.int64)
+
+
+def _is_text(kind: Any) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )  # fmt: skip
