@@ -106,3 +106,24 @@ def test_much_data_is_cut_and_an_evaluation_after_thousands_of_steps_is_told_who
     assert 199 * logits < rank["phases"]["eval"] < 206 * logits
     assert any("of each batch on the GPU" in text for text in said["warnings"])
     assert code == 0
+
+
+@pytest.mark.slow
+def test_flash_attention_that_is_not_installed_allocates_as_its_kernels_do(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", "--out", "kept", str(SCRIPTS / "flash.py"))
+    assert said["stopped"] is None
+    assert any("flash-attn, which is not installed here" in each for each in said["stubbed"])
+    lines = (tmp_path / "kept" / "output.txt").read_text().splitlines()
+    seen = {name: int(size) for name, _, size in (line.rpartition(" ") for line in lines) if size.isdigit()}
+    tokens, heads, dim = 4 * 1024, 16, 64
+    one = tokens * heads * dim * 2
+    # the output, the fp32 log-sum-exp and the state of random numbers
+    assert 0 <= seen["saved"] - (one + 4 * heads * tokens) <= 2048
+    # dq, dk and dv; an accumulator and softmax_d in fp32; dk and dv for every query head (mha_bwd)
+    assert seen["workspaces"] == one + 2 * one // 4 + 2 * one + 4 * heads * tokens + 2 * one
+    # without padding; every sequence has 128 rows to spare in the fp32 ones (mha_varlen_bwd); a block keeps
+    # up to 1 MiB that was not asked for
+    tokens = 1024 + 3 * 256
+    one, spare = tokens * heads * dim * 2, tokens + 4 * 128
+    assert 0 <= seen["in a row"] - (3 * one + 4 * heads * spare * (dim + 1)) <= 3 << 20
+    assert code == 0

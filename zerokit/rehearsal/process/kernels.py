@@ -29,6 +29,7 @@ _WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
 """``getChosenWorkspaceSize`` (``aten/src/ATen/cuda/CublasHandlePool.cpp``): ``:4096:2:16:8``."""
 _LT_WORKSPACE_KIB = 1024
 """``_getWorkspaceSize`` of cublasLt (``aten/src/ATen/cuda/CUDABlas.cpp``), CUBLASLT_WORKSPACE_SIZE."""
+_TILE = 128
 _EMBEDDING_BY_SORT = 3072
 """Indices from which ``embedding_dense_backward`` sorts (``native/cuda/Embedding.cu``)."""
 
@@ -43,6 +44,18 @@ def _attention_backward(args: Arguments) -> int:
     return sum(space.bytes(query.element_size()) for space in spaces)
 
 
+def _flash_backward(args: Arguments) -> int:
+    """Of (batch, sequence, heads, dim), or of (tokens, heads, dim) with cumulated lengths, where each
+    sequence has a tile to spare (``mha_varlen_bwd``)."""
+    shapes = [tuple(each.shape) for each in args[1:4]]
+    cumulated = args[6]
+    if cumulated is not None:
+        spare = _TILE * (cumulated.shape[0] - 1)
+        shapes = [(1, shapes[0][0] + spare, *shapes[0][1:]), *((1, *each) for each in shapes[1:])]
+    query, key, value = ((batch, heads, length, dim) for batch, length, heads, dim in shapes)
+    return sum(space.bytes(args[1].element_size()) for space in flash_backward(query, key, value))
+
+
 def _embedding_backward(args: Arguments) -> int:
     """Sorted indices and their origins, twice each (``native/cuda/Embedding.cu``, radix_sort_pairs)."""
     count = int(args[1].numel())
@@ -54,6 +67,7 @@ TEMPORARIES: dict[str, Callable[[Arguments], int]] = {
     "_softmax_backward_data": lambda args: _bytes(args[0]),
     "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_flash_attention_backward": _flash_backward,
     "embedding_dense_backward": _embedding_backward,
 }
 

@@ -51,7 +51,7 @@ class Rehearsed:
 
     def run(self) -> int:
         """The script from its first to its last line, or as far as it goes."""
-        from zerokit.rehearsal.process import native
+        from zerokit.rehearsal.process import native, stand_ins
 
         try:
             native.install()
@@ -63,6 +63,8 @@ class Rehearsed:
             )
             return 0
         self._forget_self_test()
+        for made_up in stand_ins.offer(self._order):
+            self.machine.stub(made_up)
         stopped = self._run_script()
         result = self._result(stopped)
         self._write_operators(result)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from zerokit.rehearsal.process.twins import twin
 from zerokit.timing import operators as kinds
 
 Shape = tuple[int, ...]
@@ -148,11 +149,16 @@ def _attention(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], 
     given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     query, key, value = given["query"], given["key"], given["value"]
     causal = bool(given.get("is_causal"))
-    batch, heads, length, width = query.shape[0], query.shape[1], query.shape[2], query.shape[3]
-    scores = 2.0 * batch * heads * length * key.shape[2] * (width + value.shape[3]) * (0.5 if causal else 1)
+    if name.startswith("_flash_attention"):
+        shapes, pairs = _flash_shapes(query, key, value, given["cum_seq_q"], given["cum_seq_k"])
+    else:
+        shapes = tuple(tuple(each.shape) for each in (query, key, value))
+        pairs = shapes[0][0] * shapes[0][2] * shapes[1][2]
+    heads, width = shapes[0][1], shapes[0][3]
+    scores = 2.0 * heads * pairs * (width + shapes[2][3]) * (0.5 if causal else 1)
     backward = name.endswith("backward")
     return Facts(
-        shapes=tuple(tuple(each.shape) for each in (query, key, value)),
+        shapes=shapes,
         dtype=_dtype(query),
         layout=kinds.CAUSAL if causal else "",
         flops=scores * (2.5 if backward else 1.0),
@@ -160,6 +166,21 @@ def _attention(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], 
         bytes_written=total(outputs),
         launches=3 if backward else 1,
     )
+
+
+def _flash_shapes(query: Any, key: Any, value: Any, queries: Any, keys: Any) -> tuple[tuple[Shape, ...], int]:
+    """As (batch, heads, sequence, dim), and how many keys all queries meet together.
+
+    Tensors are (batch, sequence, heads, dim), or (tokens, heads, dim) with the lengths cumulated.
+    """
+    tensors = [each if each.dim() == 4 else each.unsqueeze(0) for each in (query, key, value)]
+    shapes = tuple((each.shape[0], each.shape[2], each.shape[1], each.shape[3]) for each in tensors)
+    if queries is None:
+        return shapes, shapes[0][0] * shapes[0][2] * shapes[1][2]
+    ends, key_ends = (twin(each) if isinstance(each, FakeTensor) else each for each in (queries, keys))
+    if ends is None or key_ends is None:
+        return shapes, shapes[0][2] * shapes[1][2] // max(1, queries.shape[0] - 1)
+    return shapes, int((ends.diff().long() * key_ends.diff().long()).sum())
 
 
 def _convolution(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Facts:

@@ -1,0 +1,62 @@
+"""Packages of compiled kernels that the run has and this machine lacks: made up where the run asks for them.
+
+Libraries choose their code by what is installed, so a stand-in is offered only to a run that names it:
+``flash_attention_2`` among the arguments, in a file that they name or in the script, or an import without
+which the script would end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+from zerokit.rehearsal.order import Order
+
+FLASH_ATTENTION_VERSION = "2.8.3"
+_ASKS = re.compile(r"flash_attention_2|^(?:from|import) flash_attn\b", re.MULTILINE)
+_MOST_BYTES = 1 << 20
+_READ = (".json", ".yaml", ".yml", ".toml", ".sh")
+
+
+def offer(order: Order) -> list[str]:
+    """Put stand-ins where imports find them, after all that is installed.
+
+    Returns:
+        What they are, to be told.
+    """
+    if not _asks_for_flash_attention(order) or importlib.util.find_spec("flash_attn") is not None:
+        return []
+    folder = Path(order.folder, "stand-ins")
+    package, about = folder / "flash_attn", folder / f"flash_attn-{FLASH_ATTENTION_VERSION}.dist-info"
+    for each in (package, about):
+        each.mkdir(parents=True)
+    module = "zerokit.rehearsal.process.flash_attention"
+    for name in ("__init__", "flash_attn_interface", "bert_padding"):
+        (package / f"{name}.py").write_text(
+            f'from {module} import *\n__version__ = "{FLASH_ATTENTION_VERSION}"\n'
+        )
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: flash-attn\nVersion: {FLASH_ATTENTION_VERSION}\n"
+    )
+    (about / "top_level.txt").write_text("flash_attn\n")
+    (about / "RECORD").write_text("flash_attn/__init__.py,,\n")
+    sys.path.append(str(folder))
+    return [f"flash-attn, which is not installed here: as version {FLASH_ATTENTION_VERSION}"]
+
+
+def _asks_for_flash_attention(order: Order) -> bool:
+    named = [Path(part) for argument in order.arguments for part in argument.rpartition("=")[::2] if part]
+    files = [path / "config.json" if path.is_dir() else path for path in named if len(str(path)) < 4096]
+    texts = [*order.arguments, *(_text(each) for each in files if each.suffix in _READ)]
+    if not order.is_module:
+        texts.append(_text(Path(order.target)))
+    return any(_ASKS.search(text) for text in texts)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace") if path.stat().st_size <= _MOST_BYTES else ""
+    except OSError:
+        return ""
