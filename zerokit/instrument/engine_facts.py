@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from zerokit.instrument.skippable import skippable_modules
+
 _LEADING = ("input_ids", "labels", "inputs_embeds", "pixel_values", "input_features")
 
 
@@ -65,6 +67,7 @@ def record(engine: Any) -> dict[str, Any]:
         "parameters": sum(map(_elements, parameters)),
         "trainable_parameters": sum(_elements(each) for each in parameters if each.requires_grad),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
+        "skippable": _fact(lambda: skippable_modules(engine.module)) or {},
     }
 
 

@@ -32,7 +32,7 @@ from zerokit.launcher.supervisor.output import Terminal
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.supervisor.remote import RemoteProcesses
 from zerokit.launcher.supervisor.streams import Streams
-from zerokit.launcher.verdict import why_hung
+from zerokit.launcher.verdict import warn_skippable, why_hung
 from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
@@ -70,6 +70,7 @@ class Supervisor:
         self.stop_after_stacks: float | None = None
         self.native_stacks: NativeStacks | None = None
         self.signals: list[int] = []
+        self._warned: set[str] = set()
         self._next_poll = time.monotonic()
         self.first_steps = FirstSteps(launch.held_to, launch.style, launch.expected_ranks)
         self._next_plain_status = time.monotonic() + _PLAIN_STATUS_SECONDS
@@ -286,6 +287,8 @@ class Supervisor:
                 self.seen.errors.setdefault(rank, now)
             elif record["type"] == "end" and self.launch.placement.remote:
                 self._on_remote_end(rank, record)
+            elif record["type"] == "engine" and self.launch.expected_ranks > 1:
+                self._warn_once(warn_skippable.warnings_of(record))
         for text in self.first_steps.news(*self.progress.engine_and_steps()):
             self.terminal.say(f"warning: not as planned: {text}")
         if self.stop_after_stacks is not None and now >= self.stop_after_stacks:
@@ -300,6 +303,12 @@ class Supervisor:
         elif (word := self.progress.word(self._living())) is not None:
             self.terminal.say(word)
         self._show_status(now)
+
+    def _warn_once(self, texts: list[str]) -> None:
+        for text in texts:
+            if text not in self._warned:
+                self._warned.add(text)
+                self.terminal.say(f"warning: {text}")
 
     def _on_remote_end(self, rank: int, record: dict[str, Any]) -> None:
         """No guard watches the ranks of other machines: their own last line tells."""
