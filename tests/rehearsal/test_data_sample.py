@@ -1,11 +1,14 @@
-"""Which rows stand for a large data set, and how long rows are told to be."""
+"""Data sets in a rehearsal: which rows stand for a large one, and those that are prepared already."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 datasets = pytest.importorskip("datasets")
 
+from zerokit.rehearsal import data_cache  # noqa: E402
 from zerokit.rehearsal.process.data_sample import chosen_rows, row_bytes  # noqa: E402
 
 
@@ -42,3 +45,25 @@ def test_small_data_stays_whole_and_every_rank_gets_some_of_long_rows() -> None:
     few, many = chosen_rows(long, 64), chosen_rows(long, 512)
     assert few is not None and many is not None
     assert 64 <= len(few) <= 160 and len(many) >= 512
+
+
+def test_what_was_prepared_before_is_found_and_nothing_is_put_beside_it(tmp_path: Path) -> None:
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    cache = data_cache.of_user({"HOME": str(home)})
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    files = {"data_files": str(tmp_path / "rows.jsonl"), "split": "train"}
+    datasets.load_dataset("json", cache_dir=str(cache), **files)
+    before = sorted(cache.rglob("*"))
+    (tmp_path / "rows.jsonl").touch()
+    data_cache.link(cache, copy)
+    (prepared,) = copy.rglob("*.arrow")
+    found = datasets.Dataset.from_file(str(prepared))
+    found.map(lambda row: {"length": len(row["text"])}, cache_file_name=str(prepared.parent / "made.arrow"))
+    assert found["text"][:] == ["a", "b"]
+    assert sorted(cache.rglob("*")) == before
+
+
+def test_the_cache_is_where_the_environment_says() -> None:
+    assert data_cache.of_user({"HF_DATASETS_CACHE": "/x", "HF_HOME": "/y"}) == Path("/x")
+    assert data_cache.of_user({"HF_HOME": "/y", "HOME": "/h"}) == Path("/y/datasets")
+    assert data_cache.of_user({"XDG_CACHE_HOME": "/z"}) == Path("/z/huggingface/datasets")

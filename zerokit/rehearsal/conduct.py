@@ -18,8 +18,8 @@ from typing import Any
 from zerokit.domain.hardware import Gpu
 from zerokit.launcher.secrets import Secrets
 from zerokit.memory import card
+from zerokit.rehearsal import data_cache, step_time
 from zerokit.rehearsal import result as results
-from zerokit.rehearsal import step_time
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
@@ -139,6 +139,7 @@ def _environment(script: PreparedScript, folder: Path) -> dict[str, str]:
     caches = {name: str(folder / "caches" / kind) for name, kind in _CACHES.items()}
     for path in caches.values():
         Path(path).mkdir(parents=True)
+    data_cache.link(data_cache.of_user(script.environment), Path(caches[data_cache.VARIABLE]))
     threads = {"OMP_NUM_THREADS": "1"} if "OMP_NUM_THREADS" not in script.environment else {}
     return script.environment | _OFFLINE | caches | threads | {"TMPDIR": str(folder)}
 
