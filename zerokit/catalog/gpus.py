@@ -40,6 +40,8 @@ _FIELDS = {
     "link": Field(kind="text", choices=("nvlink", "pcie", "xgmi")),
     "link_gb_per_second": Field(kind="number"),
     "pcie_gb_per_second": Field(kind="number"),
+    "network_gb_per_second": Field(kind="number", required=False),
+    "slowest_network_gb_per_second": Field(kind="number", required=False),
     "context_mib": Field(kind="whole"),
     "peer_to_peer": Field(kind="flag"),
     "expandable_segments": Field(kind="flag"),
@@ -180,6 +182,10 @@ def _read(path: Path) -> _Entry:
         else tflops * 1e12 / _tensor_peak(peaks)
         for kind in ("measured", "sustained")
     )
+    network, slowest_network = (
+        None if (rate := values.get(f"{kind}network_gb_per_second")) is None else rate * 1e9
+        for kind in ("", "slowest_")
+    )
     names_of_it = (*values.get("aliases", []), *values["driver_names"])
     gpu = Gpu(
         name=values["name"],
@@ -191,6 +197,8 @@ def _read(path: Path) -> _Entry:
         link=values["link"],
         link_bytes_per_second=values["link_gb_per_second"] * 1e9,
         pcie_bytes_per_second=values["pcie_gb_per_second"] * 1e9,
+        network_bytes_per_second=network,
+        slowest_network_bytes_per_second=slowest_network,
         matmul_efficiency=measured,
         sustained_efficiency=sustained,
         peer_to_peer=values["peer_to_peer"],
@@ -229,6 +237,9 @@ def _check(document: Document, name: str) -> None:
     if values["link"] == "pcie" and values["link_gb_per_second"] != values["pcie_gb_per_second"]:
         message = "link is pcie, so link_gb_per_second must equal pcie_gb_per_second"
         raise document.error(("link_gb_per_second",), message)
+    if values.get("slowest_network_gb_per_second", 0) > values.get("network_gb_per_second", 0):
+        key = "slowest_network_gb_per_second"
+        raise document.error((key,), f"{key} is more than network_gb_per_second")
     sources = values["sources"]
     missing = [key for key in _FIGURES if key in values and key not in sources]
     if missing:

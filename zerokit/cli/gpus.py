@@ -52,6 +52,8 @@ def as_dict(gpu: Gpu) -> dict[str, Any]:
         "link": gpu.link,
         "link_bytes_per_second": gpu.link_bytes_per_second,
         "pcie_bytes_per_second": gpu.pcie_bytes_per_second,
+        "network_bytes_per_second": gpu.network_bytes_per_second,
+        "slowest_network_bytes_per_second": gpu.slowest_network_bytes_per_second,
         "context_bytes": gpu.context_bytes,
         "peer_to_peer": gpu.peer_to_peer,
         "expandable_segments": gpu.expandable_segments,
@@ -88,6 +90,7 @@ def _one(gpu: Gpu) -> str:
         ("hbm_gb_per_second", "memory bandwidth", f"{gpu.hbm_bytes_per_second / 1e9:g} GB/s"),
         ("link_gb_per_second", f"{gpu.link} per direction", f"{gpu.link_bytes_per_second / 1e9:g} GB/s"),
         ("pcie_gb_per_second", "host link per direction", f"{gpu.pcie_bytes_per_second / 1e9:g} GB/s"),
+        *_networks(gpu),
         ("context_mib", "driver's own memory", f"{gpu.context_bytes // MIB} MiB"),
         ("peer_to_peer", "peer access", "yes" if gpu.peer_to_peer else "no"),
         ("expandable_segments", "expandable segments", "yes" if gpu.expandable_segments else "no"),
@@ -97,3 +100,11 @@ def _one(gpu: Gpu) -> str:
     rows += [("", what, value, gpu.sources.get(key, "")) for key, what, value in figures]
     also = wrapped(f"also called: {', '.join(gpu.aliases)}") if gpu.aliases else []
     return "\n".join([f"{gpu.name}: {gpu.title}", *aligned(rows), *also])
+
+
+def _networks(gpu: Gpu) -> list[tuple[str, str, str]]:
+    rates = (
+        ("network_gb_per_second", "network per GPU, usual", gpu.network_bytes_per_second),
+        ("slowest_network_gb_per_second", "network per GPU, slowest", gpu.slowest_network_bytes_per_second),
+    )
+    return [(key, what, f"{rate / 1e9:g} GB/s") for key, what, rate in rates if rate is not None]

@@ -8,6 +8,9 @@ from dataclasses import field, replace
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass
 
+UNKNOWN_NETWORK_BYTES_PER_SECOND = 50e9
+"""Per node, of GPUs whose usual network the catalogue does not have: one port of 400 Gb/s."""
+
 
 @frozen_dataclass
 class Gpu:
@@ -23,6 +26,8 @@ class Gpu:
         link: ``nvlink``, ``pcie`` or ``xgmi``: what joins the GPUs of one node.
         link_bytes_per_second: per GPU and direction over that link.
         pcie_bytes_per_second: host link, per direction.
+        network_bytes_per_second: per GPU and direction between this GPU's usual nodes; ``None``: not known.
+        slowest_network_bytes_per_second: the same of the slowest of the common clouds' nodes.
         context_bytes: driver memory of a CUDA context before the first tensor.
         sources: figure name -> where it comes from.
     """
@@ -36,6 +41,8 @@ class Gpu:
     link: str
     link_bytes_per_second: float
     pcie_bytes_per_second: float
+    network_bytes_per_second: float | None = None
+    slowest_network_bytes_per_second: float | None = None
     matmul_efficiency: float | None = None
     sustained_efficiency: float | None = None
     peer_to_peer: bool = True
@@ -67,7 +74,7 @@ class Cluster:
     Attributes:
         gpus: on all nodes together.
         host_ram_bytes: per node; ``None`` when not known.
-        network_bytes_per_second: per node and direction, between nodes.
+        network_bytes_per_second: per node and direction, between nodes; ``None``: not given.
         nvme_path: a folder on local NVMe on every node, when there is one.
     """
 
@@ -75,7 +82,7 @@ class Cluster:
     gpus: int
     nodes: int = 1
     host_ram_bytes: int | None = None
-    network_bytes_per_second: float = 50e9
+    network_bytes_per_second: float | None = None
     nvme_path: str | None = None
     nvme_bytes_per_second: float = 3e9
 
@@ -92,3 +99,11 @@ class Cluster:
     def gpus_per_node(self) -> int:
         """GPUs in each node."""
         return self.gpus // self.nodes
+
+    @property
+    def node_network_bytes_per_second(self) -> float:
+        """Between nodes, per node and direction: as given, or as usual for nodes of this GPU."""
+        if self.network_bytes_per_second is not None:
+            return self.network_bytes_per_second
+        each = self.gpu.network_bytes_per_second
+        return UNKNOWN_NETWORK_BYTES_PER_SECOND if each is None else each * self.gpus_per_node

@@ -57,7 +57,7 @@ def checkpoint_bytes(parameters: int, trainable: int, settings: DeepSpeedSetting
 
 def _gather_seconds(whole: int, cluster: Cluster) -> float:
     gpu = cluster.gpu
-    link = cluster.network_bytes_per_second if cluster.nodes > 1 else gpu.link_bytes_per_second
+    link = cluster.node_network_bytes_per_second if cluster.nodes > 1 else gpu.link_bytes_per_second
     return whole / link + whole / (gpu.pcie_bytes_per_second * _COPY_SHARE)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.domain.hardware import Cluster, Gpu
+from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, Gpu
 from zerokit.errors import InputError
 from zerokit.planner.values import MAX_GPUS, choice, whole
 from zerokit.units import format_gib, parse_bytes
@@ -66,13 +66,13 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     if nodes == 1 and network is not None and (found or options.get("gpus")):
         notes = (*notes, f"⟨network⟩ {options['network']}: not used, one node sends nothing over it")
     if nodes > 1 and network is None:
-        notes = (*notes, "network assumed: 50 GB/s per node (400 Gb/s); ⟨network⟩ not given")
+        notes = (*notes, _assumed_network(gpu, gpus // nodes))
     cluster = Cluster(
         gpu=gpu,
         gpus=gpus,
         nodes=nodes,
         host_ram_bytes=host_ram,
-        network_bytes_per_second=float(network or 50e9),
+        network_bytes_per_second=float(network) if network else None,
         nvme_path=options.get("nvme"),
     )
     return Hardware(cluster=cluster, notes=notes, named=named, found_here=found > 0)
@@ -101,6 +101,18 @@ def _catalogue_name(text: str) -> str:
         return gpus.lookup(text).name
     except InputError:
         return text
+
+
+def _assumed_network(gpu: Gpu, per_node: int) -> str:
+    """What is taken for a network that was not given."""
+    usual, slowest = gpu.network_bytes_per_second, gpu.slowest_network_bytes_per_second
+    if usual is None:
+        rate = UNKNOWN_NETWORK_BYTES_PER_SECOND
+        return f"network assumed: {rate / 1e9:g} GB/s per node (400 Gb/s); ⟨network⟩ not given"
+    words = f"network assumed: {usual * per_node / 1e9:g} GB/s per node, as usual for {gpu.name}"
+    if slowest is not None and slowest < usual:
+        words += f" (common clouds: {slowest * per_node / 1e9:.3g} to {usual * per_node / 1e9:g})"
+    return f"{words}; ⟨network⟩ not given"
 
 
 def _load_gpu(name: str) -> Gpu:

@@ -72,7 +72,7 @@ def route(
             half_bytes=constants.half_bytes,
             latency_seconds=constants.latency_seconds,
         )
-    network = cluster.network_bytes_per_second * constants.network_efficiency
+    network = cluster.node_network_bytes_per_second * constants.network_efficiency
     if calibration and calibration.network_bytes_per_second:
         network = calibration.network_bytes_per_second
     groups = min(per_node, inner_ranks)

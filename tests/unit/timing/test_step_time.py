@@ -362,3 +362,12 @@ def test_smaller_buckets_of_the_gather_of_stepped_weights_are_more_messages() ->
         return TimeModel(model, Job(seq_len=2048), cluster).estimate(strategy).parts["link"]
 
     assert link_seconds(5_000_000) > link_seconds(50_000_000) > link_seconds(500_000_000)
+
+
+def test_the_network_is_that_of_the_gpus_usual_nodes_unless_it_is_given() -> None:
+    """NVIDIA's DGX H100 has eight ports of 400 Gb/s for eight GPUs."""
+    h100 = Cluster(gpu=gpus.load("h100-sxm-80gb"), gpus=16, nodes=2)
+    assert h100.node_network_bytes_per_second == 8 * 400e9 / 8
+    assert replace(h100, gpus=4).node_network_bytes_per_second == 2 * 400e9 / 8
+    assert replace(h100, network_bytes_per_second=1e9).node_network_bytes_per_second == 1e9
+    assert Cluster(gpu=gpus.load("rtx-4090"), gpus=16, nodes=2).node_network_bytes_per_second == 50e9
