@@ -230,7 +230,7 @@ demo() {
     cd "$here"
     run=runs/demo-$(date +%Y%m%d-%H%M%S)
     "$venv/bin/zerokit" plan --model examples/tiny-llama.json --seq-len 128 --micro-batch 4 \
-        --gradient-accumulation 1 --checkpointing none --out "$run/plan"
+        --gradient-accumulation 1 --checkpointing none --device local --out "$run/plan"
     printf '\n'
     "$venv/bin/zerokit" launch --plan "$run/plan" --run-dir "$run/run" examples/train_causal_lm.py --steps 20
     cat <<EOF

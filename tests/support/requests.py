@@ -14,7 +14,7 @@ from zerokit.search.space import Pins
 
 def request_for(
     model: str = "llama-3.1-8b", gpu: str = "h100-sxm-80gb", count: int = 8, nodes: int = 1,
-    job: Job | None = None, pins: Pins | None = None, host_ram: int | None = None,
+    job: Job | None = None, pins: Pins | None = None, host_ram: int | None = 8 << 40,
 ) -> Request:  # fmt: skip
     entry = models.load(model)
     shape = from_config(entry.hf_config, name=model, parameters=entry.parameters)

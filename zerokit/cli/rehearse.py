@@ -1,4 +1,4 @@
-"""``zerokit rehearse``: run a training script on a GPU that is not there: its memory, beforehand."""
+"""``zerokit rehearse``: run a training script on a GPU that is not there."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ class Gpu:
         network_bytes_per_second: per GPU and direction between this GPU's usual nodes; ``None``: not known.
         slowest_network_bytes_per_second: the same of the slowest of the common clouds' nodes.
         context_bytes: driver memory of a CUDA context before the first tensor.
+        host_bytes_per_gpu: of nodes that have this GPU, host memory over GPUs; 0: not known.
         sources: figure name -> where it comes from.
     """
 
@@ -48,6 +49,7 @@ class Gpu:
     peer_to_peer: bool = True
     expandable_segments: bool = True
     context_bytes: int = 0
+    host_bytes_per_gpu: int = 0
     max_gpus_per_node: int = 8
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -73,8 +75,9 @@ class Cluster:
 
     Attributes:
         gpus: on all nodes together.
-        host_ram_bytes: per node; ``None`` when not known.
+        host_ram_bytes: per node, as given or found here; ``None``: neither.
         network_bytes_per_second: per node and direction, between nodes; ``None``: not given.
+        gpu_assumed: nobody named the GPU, and none was found here.
         nvme_path: a folder on local NVMe on every node, when there is one.
     """
 
@@ -85,6 +88,7 @@ class Cluster:
     network_bytes_per_second: float | None = None
     nvme_path: str | None = None
     nvme_bytes_per_second: float = 3e9
+    gpu_assumed: bool = False
 
     def __post_init__(self) -> None:
         if self.gpus < 1 or self.nodes < 1:
@@ -107,3 +111,10 @@ class Cluster:
             return self.network_bytes_per_second
         each = self.gpu.network_bytes_per_second
         return UNKNOWN_NETWORK_BYTES_PER_SECOND if each is None else each * self.gpus_per_node
+
+    @property
+    def host_limit_bytes(self) -> int | None:
+        """Host memory per node that plans keep to: what is known of it, else what such nodes have."""
+        if self.host_ram_bytes is not None:
+            return self.host_ram_bytes
+        return self.gpu.host_bytes_per_gpu * self.gpus_per_node or None

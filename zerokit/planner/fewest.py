@@ -175,14 +175,22 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
         model_name=resolved.model_name,
         request=given(options),
         sizes=tuple(FewestGpus(found=size, price_per_gpu_hour=prices.get(size.gpu.name)) for size in found),
-        notes=tuple(note for note in request.assumptions if "GPU" not in note),
+        notes=(*(note for note in request.assumptions if "GPU" not in note), *_host_notes(options)),
         most_gpus=most,
+    )
+
+
+def _host_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
+    if options.get("host_ram"):
+        return ()
+    return (
+        "host memory is no more than nodes with these GPUs have (`zerokit gpus NAME`): ⟨host_ram⟩ not given",
     )
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
     """Refuse what the answer says, or what it does not depend on."""
-    if options.get("device") == "cpu":
+    if options.get("device") in ("cpu", "local"):
         raise InputError("⟨device⟩ cpu: size counts GPUs; leave it out")
     if options.get("nodes"):
         raise InputError("⟨nodes⟩: size finds the number of nodes; leave it out")

@@ -32,21 +32,25 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     Raises:
         InputError: names the option and the fix.
     """
-    device = choice(options, "device", ("cuda", "cpu"))
+    device = choice(options, "device", ("cuda", "cpu", "local"))
+    if device == "local" and (options.get("gpu") or options.get("vram")):
+        raise InputError("⟨gpu⟩, ⟨vram⟩: not with ⟨device⟩ local, which is this machine's hardware")
     _refuse_number_with_name(options)
     gpus, nodes = whole(options, "gpus", MAX_GPUS), whole(options, "nodes", MAX_GPUS)
     host_ram = parse_bytes(options["host_ram"], "⟨host_ram⟩") if options.get("host_ram") else None
     if device == "cpu":
         return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: ⟨device⟩ cpu is given",), options)
     gpu, notes, found, named = _gpu(options)
+    assumed = gpu is None
     if gpu is None:
-        if gpus is None and device is None:
-            notes = (*notes, "planned for CPU ranks of this machine; for GPUs give ⟨gpus⟩ N and ⟨gpu⟩ NAME")
-            return _cpu_ranks(None, nodes, host_ram, notes, options)
+        if device == "local":
+            return _cpu_ranks(
+                gpus, nodes, host_ram, (*notes, "planned for CPU ranks of this machine"), options
+            )
         gpu = _load_gpu(DEFAULT_GPU)
         notes = (
-            *notes,
-            f"assumed {gpu.title} GPUs: none was named with ⟨gpu⟩ or ⟨vram⟩, none was found here",
+            f"assumed {gpu.title}: none was named, none was found here ({'; '.join(notes)}); "
+            "name yours: ⟨gpus⟩ N ⟨gpu⟩ NAME; ⟨device⟩ cpu plans for CPU ranks",
         )
     if gpus is None:
         gpus = found or 1
@@ -74,6 +78,7 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         host_ram_bytes=host_ram,
         network_bytes_per_second=float(network) if network else None,
         nvme_path=options.get("nvme"),
+        gpu_assumed=assumed,
     )
     return Hardware(cluster=cluster, notes=notes, named=named, found_here=found > 0)
 

@@ -114,8 +114,8 @@ OPTIONS: tuple[Option, ...] = (
             _text, "Kind of GPU, for precision and memory."),
     _option("vram", "Hardware", "SIZE", "Memory per GPU as nvidia-smi counts it: 24GiB, 81559MiB.",
             parse_bytes, f"Memory per GPU, {_WHETHER}"),
-    _option("host_ram", "Hardware", "SIZE", "Host memory per node: 1TiB. [default: no limit]",
-            parse_bytes),
+    _option("host_ram", "Hardware", "SIZE",
+            "Host memory per node: 1TiB. [default: this machine's, or what such nodes have]", parse_bytes),
     _option("nvme", "Hardware", "DIR", "A folder on local NVMe on every node; allows NVMe offload.", _text),
     _option("network", "Hardware", "RATE",
             "Network bandwidth per node and direction, per second. [default: usual for the GPU]",
@@ -166,9 +166,10 @@ OPTIONS: tuple[Option, ...] = (
             parse_count),
     _option("sub_group", "Strategy", "ELEMENTS", "DeepSpeed's sub_group_size.", parse_count),
     _option("overlap_comm", "Strategy", "on|off", "DeepSpeed's overlap_comm.", _switch),
-    _option("device", "Hardware", "auto|cuda|cpu",
-            "cpu: plan for CPU ranks of this machine; ⟨gpus⟩ is then their number. [default: auto]",
-            _one_of("auto", "cuda", "cpu")),
+    _option("device", "Hardware", "auto|cuda|cpu|local",
+            "cpu: CPU ranks of this machine, ⟨gpus⟩ is then their number; local: its GPUs, else CPU ranks. "
+            "[default: auto]",
+            _one_of("auto", "cuda", "cpu", "local")),
     _option("inference", "Job", "", "No training: weights, KV cache and the working set.", _flag),
     _option("no_calibration", "Hardware", "",
             "Ignore what `doctor --measure` and `tune` measured on this machine.", _flag),
@@ -223,7 +224,7 @@ class PlanOptions(TypedDict, total=False):
     persistence: Count | None
     sub_group: Count | None
     overlap_comm: bool | str | None
-    device: Literal["auto", "cuda", "cpu"]
+    device: Literal["auto", "cuda", "cpu", "local"]
     inference: bool
     no_calibration: bool
     all_gpus: bool

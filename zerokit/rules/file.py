@@ -262,12 +262,11 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="superoffload-below-stage-3",
-        since=(0, 18),
-        severity="warning",
+        severity="error",
         silent=True,
         source="deepspeed/runtime/engine.py:2749",
         key="zero_optimization.offload_optimizer.super_offload",
-        message="SuperOffload works at stage 3 (and on NVIDIA GPUs) only; ordinary optimizer offload runs here",
+        message="SuperOffload works at stage 3 (and on NVIDIA GPUs) only; ignored here",
         fix='set "stage": 3, or remove super_offload',
         broken=lambda s: (
             s.get("zero_optimization.offload_optimizer.super_offload") is True and s.settings.zero.stage < 3
@@ -276,7 +275,6 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="zenflow-without-offload",
-        since=(0, 17),
         severity="error",
         silent=False,
         source="deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py:116",

@@ -118,8 +118,7 @@ def _below_stage_3(name: str) -> dict[str, Any]:
 STRATEGY_RULES: tuple[Rule, ...] = (
     Rule(
         id="offload-param-below-stage-3",
-        severity="warning",
-        without_effect=True,
+        severity="error",
         silent=True,
         source="deepspeed/runtime/engine.py:2749",
         key="zero_optimization.offload_param",
@@ -133,8 +132,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="offload-optimizer-at-stage-0",
-        severity="warning",
-        without_effect=True,
+        severity="error",
         silent=True,
         source="deepspeed/runtime/engine.py:1562",
         key="zero_optimization.offload_optimizer",
@@ -144,8 +142,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="nvme-below-stage-3",
-        severity="warning",
-        without_effect=True,
+        severity="error",
         silent=True,
         source="deepspeed/runtime/zero/stage_1_and_2.py:220",
         key="zero_optimization.offload_optimizer.device",
@@ -258,7 +255,6 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="grad-accum-dtype-at-stage-0",
-        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/engine.py:2323",
@@ -284,7 +280,6 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="master-weights-at-stage-0",
-        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/config.py:705",
@@ -299,7 +294,6 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="bf16-states-without-master",
-        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/config.py:714",
@@ -310,7 +304,6 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="master-weights-without-cpu-adam",
-        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/zero/stage_1_and_2.py:332",
@@ -346,7 +339,6 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="muon-reduce-scatter",
-        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/zero/stage3.py:361",
@@ -380,7 +372,6 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         severity="warning",
         silent=True,
         source="deepspeed/runtime/engine.py:669",
-        since=(0, 18),
         key="torch_autocast.enabled",
         message="torch_autocast together with {precision}: the weights are in {precision} already, so autocast "
         "only adds casts",

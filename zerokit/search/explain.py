@@ -84,7 +84,9 @@ def cluster_words(cluster: Cluster) -> str:
         ranks = f"{cluster.gpus} CPU rank{'s' if cluster.gpus != 1 else ''}"
         return f"{ranks} ({format_gib(cluster.gpu.driver_vram_bytes, 1)} each)"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
-    return f"{cluster.gpus} × {cluster.gpu.name} ({format_gib(cluster.gpu.driver_vram_bytes, 1)} each){nodes}"
+    assumed = "assumed, " if cluster.gpu_assumed else ""
+    each = f"{assumed}{format_gib(cluster.gpu.driver_vram_bytes, 1)} each"
+    return f"{cluster.gpus} × {cluster.gpu.name} ({each}){nodes}"
 
 
 def strategy_words(strategy: Strategy) -> str:
@@ -155,7 +157,7 @@ def lack_words(nearest: Candidate, cluster: Cluster) -> str:
     needs = f"the closest, {strategy_words(nearest.strategy)}, needs {format_gib(needed, 1)} a GPU"
     if needed > cluster.gpu.driver_vram_bytes:
         return f"{needs}, {format_gib(needed - cluster.gpu.driver_vram_bytes, 1)} too much"
-    host = format_gib(cluster.host_ram_bytes or 0, 0)
+    host = format_gib(cluster.host_limit_bytes or 0, 0)
     wanted = format_gib(nearest.memory.host_bytes_per_node, 0)
     return f"{needs} and {wanted} of host RAM per node, where there are {host}"
 

@@ -16,6 +16,7 @@ Works = Callable[[Request], Candidate | None]
 """The best plan of a changed request, or None."""
 
 _SHORTEST_SEQUENCE = 256
+_ANY_HOST_BYTES = 1 << 62
 _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
 """Of the number of GPUs: 256 times as many, and how many at most."""
 
@@ -96,9 +97,9 @@ def more_parallel(request: Request, works: Works) -> str | None:
 
 def more_host_memory(request: Request, works: Works) -> str | None:
     """Offload with more host RAM than there is."""
-    if request.cluster.host_ram_bytes is None or request.on_cpu:
+    if request.cluster.host_limit_bytes is None or request.on_cpu:
         return None
-    found = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=None)))
+    found = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=_ANY_HOST_BYTES)))
     if not found:
         return None
     return f"⟨host_ram⟩ {found.memory.host_bytes_per_node / GIB:.0f}GiB per node: {_words(found)}"

@@ -17,13 +17,13 @@ from zerokit.rules import first_violation
 from zerokit.search import explain as advice
 from zerokit.search import fewer_gpus
 from zerokit.search.fewer_gpus import fastest_with_fewer
+from zerokit.search.host_memory import assumed_host, note_on_choice
 from zerokit.search.nearest import nearest_changes
 from zerokit.search.request import Request
-from zerokit.search.search import BATCH_REASON, Found, fits, search
+from zerokit.search.search import BATCH_REASON, HOST_REASON, Found, fits, search
 from zerokit.search.space import Layout, Pins, Placement, divisors, knobs, layout_violation, layouts
 from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
-from zerokit.units import GIB
 from zerokit.values import frozen_dataclass
 
 _TARGET_TOKENS = 262_144
@@ -142,7 +142,8 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     others = [with_saving(other, space.shape, space.job, request.cluster) for other in others]
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
-        *request.assumptions, *notes, *chosen.memory.assumptions, *_host_note(chosen, request),
+        *request.assumptions, *notes, *chosen.memory.assumptions,
+        *note_on_choice(chosen, request.cluster, found),
         *saving_notes(chosen, space.shape, space.job, request.cluster),
     )  # fmt: skip
     return Plan(
@@ -192,13 +193,13 @@ def time_model(request: Request, job: Job) -> TimeModel:
 
 
 def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, bool]:
-    """Memory and time of one given strategy, and whether it fits.
+    """Memory and time of one given strategy, and whether it fits what is known of the hardware.
 
     Raises:
         InputError: the strategy is not legal.
     """
     violation = first_violation(strategy, key_value_heads=request.shape.kv_heads)
-    if violation is not None and (violation.rule.severity == "error" or violation.rule.without_effect):
+    if violation is not None and violation.rule.severity == "error":
         raise InputError(f"{violation.key}: {violation.message}; {violation.fix}")
     job = replace(request.job, global_batch=strategy.global_batch)
     memory = (request.exact_memory or request.memory)(job, strategy, request.cluster)
@@ -206,7 +207,9 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
     time = timing.with_retries(timing.estimate(strategy), strategy, memory)
     takes = saving(request.shape, job, strategy, request.cluster)
     found = Candidate(strategy=strategy, memory=memory, time=time, saving=takes)
-    return found, fits(memory, request.cluster) is None
+    reason = fits(memory, request.cluster)
+    assumed = reason == HOST_REASON and request.cluster.host_ram_bytes is None
+    return found, reason is None or assumed
 
 
 def check_pins(space: Space, request: Request) -> None:
@@ -286,17 +289,6 @@ def _check_placement(space: Space, layout: Layout) -> None:
         raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.fix}")
 
 
-def _host_note(chosen: Candidate, request: Request) -> tuple[str, ...]:
-    zero = chosen.strategy.settings.zero
-    offloads = zero.offload_optimizer.device != "none" or zero.offload_param.device != "none"
-    if request.cluster.host_ram_bytes is not None or not offloads:
-        return ()
-    need = chosen.memory.host_bytes_per_node / GIB
-    return (
-        f"host RAM was not given: this plan needs {need:,.0f} GiB per node; ⟨host_ram⟩ SIZE makes it a limit",
-    )
-
-
 def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
     """What a script that does its part could gain: tensor and sequence parallel, pipelines."""
     if request.cluster.gpus < 2 or request.job.inference or not request.timed:
@@ -360,7 +352,11 @@ def _explain(request: Request, space: Space, found: Found) -> str:
         lines[0] += f": {next(iter(found.rejected))}"
     changes = nearest_changes(request, _best)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
-        lines[0] += " (this machine has no GPU; to plan for others name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
+        lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
+    elif request.cluster.gpu_assumed:
+        lines[0] += " (no GPU was named and none was found here: name yours, ⟨gpus⟩ N ⟨gpu⟩ NAME)"
+    if request.cluster.host_ram_bytes is None and HOST_REASON in found.rejected:
+        lines.append(assumed_host(request.cluster))
     if changes:
         lines.append("What would make it fit:")
         lines += [f"  - {change}" for change in changes]

@@ -37,6 +37,7 @@ from zerokit.values import frozen_dataclass
 
 BATCH_REASON = "global batch not divisible"
 _TOO_LARGE = "GPU memory"
+HOST_REASON = "host memory"
 _SLOWER = "slower than the plans shown"
 _ADAM_BYTES = 12
 """A weight's fp32 copy and Adam's two moments (ZeRO, arXiv 1910.02054, K = 12)."""
@@ -96,8 +97,9 @@ def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
     """Why the estimate does not fit the cluster; ``None`` when it does."""
     if memory.min_vram_bytes > cluster.gpu.driver_vram_bytes:
         return _TOO_LARGE
-    if cluster.host_ram_bytes is not None and memory.host_bytes_per_node > cluster.host_ram_bytes:
-        return "host memory"
+    limit = cluster.host_limit_bytes
+    if limit is not None and memory.host_bytes_per_node > limit:
+        return HOST_REASON
     return None
 
 
@@ -305,8 +307,8 @@ class _Search:
         space = self.space
         memory = space.memory(space.job, strategy, space.cluster)
         lack = max(1.0, memory.min_vram_bytes / space.cluster.gpu.driver_vram_bytes)
-        if space.cluster.host_ram_bytes:
-            lack += max(0.0, memory.host_bytes_per_node / space.cluster.host_ram_bytes - 1)
+        if limit := space.cluster.host_limit_bytes:
+            lack += max(0.0, memory.host_bytes_per_node / limit - 1)
         if lack > 1 and (self.nearest is None or lack < self.nearest[0]):
             self.nearest = (lack, strategy, memory)
         return memory

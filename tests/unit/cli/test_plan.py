@@ -167,7 +167,7 @@ def test_adapters_go_on_modules_that_the_model_has(capsys: pytest.CaptureFixture
 
 def test_cpu_ranks_are_planned_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.json").write_text(json.dumps(TINY))
-    body = as_json(capsys, "plan", "--model", "config.json", "--seq-len", "128")
+    body = as_json(capsys, "plan", "--model", "config.json", "--seq-len", "128", "--device", "local")
     chosen = body["chosen"]
     assert chosen["data_parallel"] == 2
     assert chosen["precision"] in ("bf16", "fp32")

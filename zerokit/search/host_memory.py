@@ -1,0 +1,40 @@
+"""What is said of host memory that nobody named: the figure that was taken, and where it decides."""
+
+from __future__ import annotations
+
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.strategy import Candidate
+from zerokit.search.search import HOST_REASON, Found
+from zerokit.units import GIB
+
+
+def note_on_choice(chosen: Candidate, cluster: Cluster, found: Found) -> tuple[str, ...]:
+    """What was taken for the host's memory, where the choice depends on it."""
+    zero = chosen.strategy.settings.zero
+    offloads = zero.offload_optimizer.device != "none" or zero.offload_param.device != "none"
+    if cluster.host_ram_bytes is not None or not (offloads or HOST_REASON in found.rejected):
+        return ()
+    need = chosen.memory.host_bytes_per_node / GIB
+    return (f"{assumed_host(cluster)}; this plan needs {need:,.0f} GiB of it",)
+
+
+def note_on_estimate(found: Candidate, cluster: Cluster) -> tuple[str, ...]:
+    """Where a strategy takes more host memory than nodes with such GPUs have, as far as is known."""
+    needed, limit = found.memory.host_bytes_per_node, cluster.host_limit_bytes
+    if cluster.host_ram_bytes is not None or limit is None or needed <= limit:
+        return ()
+    return (
+        f"{needed / GIB:,.0f} GiB of host memory per node are more than assumed: {assumed_host(cluster)}",
+    )
+
+
+def assumed_host(cluster: Cluster) -> str:
+    """What is taken for the host memory of a node, and its source."""
+    gpu, limit = cluster.gpu, cluster.host_limit_bytes
+    if limit is None:
+        return "host memory is no limit: ⟨host_ram⟩ not given"
+    source = gpu.sources.get("host_gib_per_gpu", "")
+    return (
+        f"host memory {limit / GIB:,.0f} GiB per node, {gpu.host_bytes_per_gpu / GIB:,.0f} GiB per GPU: "
+        f"⟨host_ram⟩ not given ({source})"
+    )
