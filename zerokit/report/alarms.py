@@ -9,6 +9,8 @@ from zerokit.units import format_gib
 
 _BEHIND_STEPS = 2  # a rank may be one step behind its peers whenever it is looked at
 _SLOW = 1.2  # of the median step time
+_OF_TRAINING = ("steps were skipped", "not finite", "the gradients are zero", "the loss is the same",
+                "the others wait for")  # fmt: skip
 _FULL = 0.97  # of the card, as the device counts it
 _HOST_FULL = 0.95  # of the memory that a host, or its control group, has
 
@@ -32,7 +34,7 @@ def alarms(run: RunReport, host_limit_bytes: int | None = None) -> list[str]:
             f"host memory near its end: the ranks' peaks sum to {format_gib(resident, 1)} of "
             f"{format_gib(host_limit_bytes, 1)}"
         )
-    return found + [text for text in run.problems if "steps were skipped" in text or "not finite" in text]
+    return found + [text for text in run.problems if any(words in text for words in _OF_TRAINING)]
 
 
 def _stragglers(ranks: list[RankReport]) -> list[str]:

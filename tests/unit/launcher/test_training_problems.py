@@ -30,5 +30,27 @@ def test_many_steps_skipped() -> None:
     assert "4 of 10 optimizer steps were skipped" in text
 
 
+@pytest.mark.parametrize(
+    ("learning", "text"),
+    [
+        ({"same": 12}, "the loss is the same to the last digit (rank 0, 12 backward passes)"),
+        ({"same": 12, "zero_gradients": 12}, "the gradients are zero (rank 0, the last 12 steps)"),
+        ({"not_finite": 3}, "the loss is not finite (rank 0, the last 3 backward passes)"),
+    ],
+)
+def test_what_is_seen_of_the_training(learning: dict[str, int], text: str) -> None:
+    known = logs(0, 12)
+    known[0].records[0]["learning"] = learning
+    (told,) = training_problems(known)
+    assert told.startswith(text)
+
+
+@pytest.mark.parametrize("learning", [{"same": 5}, {"not_finite": 1}, {"same": "x"}, 5])
+def test_too_little_to_tell(learning: object) -> None:
+    known = logs(0, 12)
+    known[0].records[0]["learning"] = learning
+    assert training_problems(known) == []
+
+
 def test_no_ranks() -> None:
     assert training_problems({}) == []

@@ -85,7 +85,9 @@ class Calls:
         def fetch(coordinator: Any, current_submodule: Any, forward: bool) -> Any:
             self._module = module = (current_submodule.ds_id, forward)
             self._visits.append((*module, probe.steps, probe.micro_steps))
+            began = time.perf_counter()
             result = original(coordinator, current_submodule, forward)
+            probe.waits.add(probe.phase, time.perf_counter() - began)
             self._module = None
             return result
 
@@ -129,9 +131,12 @@ class Calls:
             ring[number % RING] = entry
             self._last = number
             inside.call = True
+            began = time.perf_counter()
             try:
                 return original(*args, **kwargs)
             finally:
+                if self._module is None:  # a fetch of weights is measured as a whole
+                    probe.waits.add(probe.phase, time.perf_counter() - began)
                 inside.call = False
                 entry[9] = False
                 if starts:

@@ -69,6 +69,7 @@ def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
             probe.micro_steps += 1
         probe.enter("backward")
 
+    probe.learning.hook(engine)
     limit = step_limit.of_environment(probe)
 
     def after_model_step(self: Any) -> None:

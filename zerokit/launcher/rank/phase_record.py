@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from zerokit.launcher.rank.cuda_memory import Peaks
 from zerokit.launcher.rank_file import SCHEMA, Record
+
+_RECENT_STEPS = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +38,30 @@ class PhaseRecord:
             "peak_host_rss_bytes": self.peak_host_rss_bytes,
             "seconds": round(self.seconds, 3),
             "count": self.count,
+        }
+
+
+class StepTimes:
+    """Seconds from one optimizer step to the next, of the last ones."""
+
+    def __init__(self) -> None:
+        self._last_end: float | None = None
+        self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+
+    def done(self) -> None:
+        """A step was applied now."""
+        now = time.monotonic()
+        if self._last_end is not None:
+            self._seconds.append(now - self._last_end)
+        self._last_end = now
+
+    def account(self) -> Record:
+        """For a tick; empty before the second step."""
+        if not self._seconds:
+            return {}
+        return {
+            "step_seconds": round(self._seconds[-1], 6),
+            "median_step_seconds": round(statistics.median(self._seconds), 6),
         }
 
 

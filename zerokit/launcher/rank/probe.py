@@ -15,11 +15,9 @@ names with ``zerokit.phase``, which are measured beside these.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,11 +28,12 @@ from zerokit.launcher.rank.cuda_memory import CudaMemory, Peaks
 from zerokit.launcher.rank.growth import LeakWatch
 from zerokit.launcher.rank.host_memory import HostMemory
 from zerokit.launcher.rank.movement import Movement
-from zerokit.launcher.rank.phase_record import Identity, PhaseRecord
+from zerokit.launcher.rank.phase_record import Identity, PhaseRecord, StepTimes
 from zerokit.launcher.rank.split_budget import SplitBudget
+from zerokit.launcher.rank.training_watch import TrainingWatch
+from zerokit.launcher.rank.waits import Waits
 from zerokit.launcher.rank_file import RankWriter, Record, rank_file
 
-_RECENT_STEPS = 64
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
 _MAX_NOTES = 200
 _CLEAN_EXIT = ("finished", 0)
@@ -70,13 +69,13 @@ class Probe:
         self.peak_device_used_bytes = 0
         self._lock = threading.RLock()
         self._started = self._phase_began = time.monotonic()
-        self._last_step_end: float | None = None
-        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._step_times = StepTimes()
         self._growth = LeakWatch()
         self._host_rss_bytes, self._host_mark_bytes = self.host.read()
         self._main_thread = threading.get_ident()
         self.movement = Movement(self._main_thread, self.host)
         self._budget = SplitBudget()
+        self.waits, self.learning = Waits(), TrainingWatch()
         self.ending = False  # the script ran to its end; its threads and exit handlers may not have
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
         self._mixed = False  # whether a boundary was passed unread since the last reading
@@ -185,11 +184,10 @@ class Probe:
         if not self._mine:
             return
         with self._lock:
-            now = time.monotonic()
             self.steps += 1
-            if self._last_step_end is not None:
-                self._step_seconds.append(now - self._last_step_end)
-            self._last_step_end = now
+            if self.steps == 1:
+                self.waits.begin(self.phases)
+            self._step_times.done()
             self._step_ended = True
 
     def _watch_growth(self) -> None:
@@ -294,7 +292,8 @@ class Probe:
                 "host_rss_bytes": self._host_rss_bytes,
                 "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,
                 "baseline_host_rss_bytes": self.baseline_host_rss_bytes,
-                **self._gpu_account(), **self._step_account(),
+                **self._gpu_account(), **self._step_times.account(), **self.learning.account(),
+                **self.waits.account(self.phases, self.phase, self._phase_began),
                 "phases": {name: record.account(on_gpu) for name, record in self.phases.items()},
             }  # fmt: skip
             leaks = self._growth.leaks()
@@ -329,14 +328,6 @@ class Probe:
         if self.cuda is None:
             return (self.gpu_status or "hook_failed") if "torch" in sys.modules else "no_torch"
         return "nothing_allocated" if self.cuda.ready() else "not_used"
-
-    def _step_account(self) -> Record:
-        if not self._step_seconds:
-            return {}
-        return {
-            "step_seconds": round(self._step_seconds[-1], 6),
-            "median_step_seconds": round(statistics.median(self._step_seconds), 6),
-        }
 
     # -- records beside the ticks ----------------------------------------------------------------
 

@@ -26,6 +26,8 @@ from zerokit.launcher import processes
 from zerokit.launcher.rank_file import RankTail, rank_file
 from zerokit.launcher.supervisor.heartbeat_default import Heartbeat
 from zerokit.launcher.verdict.rank_view import RankView, view
+from zerokit.launcher.verdict.training import doubts
+from zerokit.report.stragglers import find_straggler
 from zerokit.units import format_gib, format_seconds
 
 _BUSY_CORE_SHARE = 0.05
@@ -316,10 +318,10 @@ def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> l
     full = [state for state in states if state.last.get("alloc_retries")]
     if full:
         found.append(f"! {_names(full)} ran full {max(s.last['alloc_retries'] for s in full)} times")
-    skipping = [state for state in states if int(state.last.get("skipped_steps") or 0) >= 3]
-    if skipping:
-        most = max(skipping, key=lambda state: int(state.last["skipped_steps"]))
-        found.append(f"! {most.last['skipped_steps']} of {most.steps} steps skipped: gradients not finite")
+    ticks = {state.rank: state.last for state in states}
+    found += [f"! {text.partition(';')[0]}" for text in doubts(ticks)]
+    if (straggler := find_straggler(ticks)) is not None:
+        found.append(f"! {straggler}")
     leaking = [state for state in states if state.last.get("leaks")]
     if leaking:
         leak = leaking[0].last["leaks"][0]

@@ -1,21 +1,71 @@
-"""Runs that end well as processes, and trained nothing: what the ranks' own counts say."""
+"""Runs that go on, and end well as processes, but train nothing or wait: what the ranks' own counts say."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from zerokit.launcher.rank_file import RankLog
+from zerokit.report.stragglers import find_straggler
 
 _WARN_SHARE = 0.2  # of the steps; fewer are a loss scale that is being found
 _FEWEST = 3
+_SAME_LOSSES = 10
+_Ticks = Mapping[int, Mapping[str, Any]]
 
 
 def training_problems(logs: Mapping[int, RankLog]) -> list[str]:
-    """One sentence for each thing that makes the training itself doubtful."""
-    counts = []
-    for rank, log in sorted(logs.items()):
-        known = log.last("end", "tick") or {}
-        counts.append((int(known.get("skipped_steps") or 0), int(known.get("steps") or 0), rank))
+    """One sentence for each thing that makes the training doubtful, and for a rank that is waited for."""
+    ticks = newest(logs)
+    straggler = find_straggler(ticks)
+    return [*doubts(ticks), *([str(straggler)] if straggler is not None else [])]
+
+
+def newest(logs: Mapping[int, RankLog]) -> dict[int, Mapping[str, Any]]:
+    """The last account of each rank."""
+    return {rank: log.last("end", "tick") or {} for rank, log in sorted(logs.items())}
+
+
+def doubts(ticks: _Ticks) -> list[str]:
+    """Steps that were skipped, losses that are no number or never change, gradients that are zero."""
+    found = _skipped(ticks)
+    count, rank = _most(ticks, "not_finite")
+    if count >= _FEWEST:
+        found.append(
+            f"the loss is not finite (rank {rank}, the last {count} backward passes); look for NaN in the "
+            "data, a division by zero (labels that are all ignored), or a learning rate that is too high"
+        )
+    count, rank = _most(ticks, "zero_gradients")
+    zero = count >= _FEWEST
+    if zero:
+        found.append(
+            f"the gradients are zero (rank {rank}, the last {count} steps): nothing is learned; look for "
+            "labels that are all ignored, a loss cut off from the model (detach, no_grad), or frozen weights"
+        )
+    count, rank = _most(ticks, "same")
+    if count >= _SAME_LOSSES and not zero:
+        found.append(
+            f"the loss is the same to the last digit (rank {rank}, {count} backward passes): nothing seems "
+            "to be learned; look at the learning rate, the optimizer's parameters and skipped steps"
+        )
+    return found
+
+
+def _most(ticks: _Ticks, name: str) -> tuple[int, int]:
+    counts = [
+        (int(known.get(name) or 0), -rank)
+        for rank, tick in ticks.items()
+        if isinstance(known := tick.get("learning"), dict) and isinstance(known.get(name), int)
+    ]
+    count, rank = max(counts, default=(0, 0))
+    return count, -rank
+
+
+def _skipped(ticks: _Ticks) -> list[str]:
+    counts = [
+        (int(known.get("skipped_steps") or 0), int(known.get("steps") or 0), rank)
+        for rank, known in sorted(ticks.items())
+    ]
     skipped, steps, rank = max(counts, default=(0, 0, 0))
     if skipped < _FEWEST or skipped < _WARN_SHARE * steps:
         return []

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.verdict.as_planned import PlanCheck
 from zerokit.launcher.verdict.rank_end import RankEnd, RankExit, RunEnd, rank_end, settle, signal_name
+from zerokit.launcher.verdict.training import doubts, newest
 from zerokit.report.outcome import Outcome, RankState
 
 _MOST_NAMED = 8
@@ -230,7 +231,10 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
         return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=silent)
     if any(end.state is RankState.STOPPED for end in ends):
         return _judge_stopped(evidence, ends)
-    return _held_to_plan(evidence, _verdict(Outcome.OK, f"all {evidence.expected_ranks} ranks finished"))
+    why = f"all {evidence.expected_ranks} ranks finished"
+    if doubtful := doubts(newest(evidence.logs)):
+        why += f", but {doubtful[0].partition(';')[0]}"
+    return _held_to_plan(evidence, _verdict(Outcome.OK, why))
 
 
 def _judge_stopped(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:

@@ -1,0 +1,49 @@
+"""Real DeepSpeed on CPU ranks: runs that end well as processes, and are told to be wrong all the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Run
+
+pytest.importorskip("deepspeed")
+SCRIPT = Path(__file__).parents[1] / "scripts" / "doubtful.py"
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("deeds", "problems"),
+    [
+        (
+            ("slow-loss", "zero"),
+            ("the gradients are zero", "the others wait for rank 0", "spends in forward"),
+        ),
+        pytest.param(
+            ("slow-data", "constant"),
+            ("the loss is the same", "the others wait for rank 1", "between steps (data, logging)"),
+            marks=SLOW,
+        ),
+        pytest.param(("nan",), ("all 12 optimizer steps were skipped", "the loss is not finite"), marks=SLOW),
+        pytest.param(("healthy",), (), marks=SLOW),
+    ],
+)
+def test_the_report_says_what_is_wrong(
+    tmp_path: Path, deeds: tuple[str, ...], problems: tuple[str, ...]
+) -> None:
+    run = Run(
+        Path(sys.executable), tmp_path, ["--num-ranks", "2", "--style", "none", str(SCRIPT), *deeds], {}
+    )
+    try:
+        code, _, err = run.end(240)
+        assert code == 0, err
+        report = run.report()
+        told = " / ".join(report["problems"])
+        for text in problems:
+            assert text in told
+        assert report["why"] == "all 2 ranks finished" if not problems else problems[0] in report["why"]
+        assert bool(report["problems"]) is bool(problems)
+    finally:
+        run.clean_up()

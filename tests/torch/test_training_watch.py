@@ -1,0 +1,44 @@
+"""What is seen of losses and gradient norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from zerokit.launcher.rank.training_watch import TrainingWatch  # noqa: E402
+
+
+def watch(losses: list[float], norms: list[Any]) -> dict[str, Any]:
+    seen = TrainingWatch()
+    for loss in losses:
+        seen.see_loss(torch.tensor(loss, requires_grad=True))
+    for norm in norms:
+        seen.see_gradient_norm(norm)
+    known: dict[str, Any] = seen.account().get("learning", {})
+    return known
+
+
+def test_runs_of_the_same_and_of_no_number() -> None:
+    assert watch([1.0, 2.0, 2.0, 2.0], []) == {"loss": 2.0, "same": 3, "not_finite": 0, "zero_gradients": 0}
+    assert watch([2.0, float("nan"), float("inf")], [])["not_finite"] == 2
+    assert watch([float("nan"), 2.0], [])["same"] == 1
+    assert watch([], []) == {}
+
+
+def test_a_norm_that_was_never_computed_is_not_zero() -> None:
+    zero = torch.zeros(())
+    assert watch([1.0], [0.0, 0.0, None])["zero_gradients"] == 0
+    assert watch([1.0], [torch.ones(()), zero, zero])["zero_gradients"] == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_nobody_waits() -> None:
+    seen = TrainingWatch()
+    for _ in range(5):
+        seen.see_loss(torch.full((), 2.0, device="cuda"))
+        torch.cuda.synchronize()
+    assert seen.account()["learning"]["same"] == 4  # the last is on its way

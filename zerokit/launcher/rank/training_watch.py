@@ -1,0 +1,95 @@
+"""Whether a rank learns: its losses and gradient norms, seen without making the GPU wait."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+from typing import Any
+
+from zerokit.launcher.rank_file import Record
+
+
+class _Scalar:
+    """A number that may be on a GPU: copied beside the training, and read when it has arrived."""
+
+    def __init__(self) -> None:
+        self._copy: Any = None
+        self._arrived: Any = None
+
+    def read(self, value: Any) -> float | None:
+        """The newest number that is here; None where none has arrived since the last call.
+
+        A value that comes while another is under way is not looked at.
+        """
+        if not hasattr(value, "is_cuda"):
+            return float(value)
+        if not value.is_cuda:
+            return float(value.detach())
+        torch = sys.modules["torch"]
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        number = None
+        if self._arrived is not None:
+            if not self._arrived.query():
+                return None
+            number = float(self._copy)
+        if self._copy is None or self._copy.dtype != value.dtype:
+            self._copy = torch.empty((), dtype=value.dtype, pin_memory=True)
+            self._arrived = torch.cuda.Event()
+        self._copy.copy_(value.detach(), non_blocking=True)
+        self._arrived.record()
+        return number
+
+
+class TrainingWatch:
+    """How often in a row the loss was the same or no number, and the gradients nothing."""
+
+    def __init__(self) -> None:
+        self._losses, self._norms = _Scalar(), _Scalar()
+        self._last: float | None = None
+        self.same = self.not_finite = self.zero_gradients = 0
+
+    def hook(self, engine: Any) -> None:
+        """Look at what DeepSpeed's engine class is given and finds."""
+        backward, step = engine.backward, engine._take_model_step
+
+        @functools.wraps(backward)
+        def watched_backward(this: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                self.see_loss(loss)
+            return backward(this, loss, *args, **kwargs)
+
+        @functools.wraps(step)
+        def watched_step(this: Any, *args: Any, **kwargs: Any) -> Any:
+            result = step(this, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                self.see_gradient_norm(this._global_grad_norm)
+            return result
+
+        engine.backward, engine._take_model_step = watched_backward, watched_step
+
+    def see_loss(self, loss: Any) -> None:
+        """A loss, of one element, that a backward pass begins with."""
+        number = self._losses.read(loss) if loss.numel() == 1 else None
+        if number is None:
+            return
+        finite = math.isfinite(number)
+        self.not_finite = 0 if finite else self.not_finite + 1
+        self.same = self.same + 1 if finite and number == self._last else int(finite)
+        self._last = number
+
+    def see_gradient_norm(self, norm: Any) -> None:
+        """DeepSpeed's norm of all gradients; a plain 0.0 is what it has before it has computed one."""
+        number = self._norms.read(norm) if hasattr(norm, "is_cuda") else None
+        if number is not None:
+            self.zero_gradients = self.zero_gradients + 1 if number == 0 else 0
+
+    def account(self) -> Record:
+        """For a tick; empty before the first loss."""
+        if self._last is None:
+            return {}
+        loss = self._last if math.isfinite(self._last) else None
+        return {"learning": {"loss": loss, "same": self.same, "not_finite": self.not_finite,
+                             "zero_gradients": self.zero_gradients}}  # fmt: skip
