@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from zerokit.rehearsal.process.ledger import Ledger
-from zerokit.trace.sdpa_workspaces import flash_backward
+from zerokit.trace.sdpa_workspaces import flash_backward, round_up
 
 Arguments = tuple[Any, ...]
 MIB = 1 << 20
@@ -56,6 +56,17 @@ def _flash_backward(args: Arguments) -> int:
     return sum(space.bytes(args[1].element_size()) for space in flash_backward(query, key, value))
 
 
+def _efficient_backward(args: Arguments) -> int:
+    """fp32 sums over the output's rows, and of 16-bit inputs an fp32 accumulator of the query's gradient in
+    tiles of 64 (``attention_backward.cu``; ``kernel_backward.h``, workspace_elements_gq)."""
+    query: torch.Tensor = args[1]
+    batch, heads, length, dim = query.shape
+    size: int = 4 * batch * heads * length
+    if query.element_size() == 2:
+        size += 4 * batch * heads * round_up(length, 64) * round_up(dim, 64)
+    return size
+
+
 def _embedding_backward(args: Arguments) -> int:
     """Sorted indices and their origins, twice each (``native/cuda/Embedding.cu``, radix_sort_pairs)."""
     count = int(args[1].numel())
@@ -67,6 +78,7 @@ TEMPORARIES: dict[str, Callable[[Arguments], int]] = {
     "_softmax_backward_data": lambda args: _bytes(args[0]),
     "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_flash_attention_backward": _flash_backward,
     "embedding_dense_backward": _embedding_backward,
 }
