@@ -76,3 +76,27 @@ def undocumented(path: Path) -> list[str]:
 
 def test_every_public_function_has_a_docstring() -> None:
     assert [name for path in python_files("zerokit", "tools") for name in undocumented(path)] == []
+
+
+CLI_ENTRY = {"run", "main", "cli", "commands", "command"}
+"""What may be imported from the command line: how it is started, and its commands as click has them."""
+
+
+def from_the_command_line(path: Path) -> list[str]:
+    """What a file imports from ``zerokit.cli`` beyond its entry."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[:2] == ["zerokit", "cli"]:
+            found += [alias.name for alias in node.names if alias.name not in CLI_ENTRY]
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.startswith("zerokit.cli")]
+    return [f"{path.relative_to(ROOT)}: {name}" for name in found]
+
+
+def test_nobody_needs_more_of_the_command_line_than_to_start_it() -> None:
+    others = [
+        path
+        for path in python_files("zerokit", "tools", "benchmarks", "tests")
+        if ROOT / "zerokit/cli" not in path.parents
+    ]
+    assert [name for path in others for name in from_the_command_line(path)] == []

@@ -11,7 +11,7 @@ import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from zerokit.cli import COMMANDS, cli
+from zerokit.cli import cli, commands
 from zerokit.linter.explain import examples, explain, section
 
 _COLUMNS = 80
@@ -30,7 +30,7 @@ def commands_page() -> str:
     lines = ["# Commands", "", "What `zerokit COMMAND --help` prints.", ""]
     above = click.Context(cli, info_name="zerokit", terminal_width=_COLUMNS)
     lines += ["```text", cli.get_help(above), "```", ""]
-    for name in COMMANDS:
+    for name in commands():
         command = cli.get_command(above, name)
         if command is not None:
             lines += [f"## zerokit {name}", "", "```text", _help(command, name, above), "```", ""]

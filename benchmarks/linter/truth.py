@@ -2,30 +2,40 @@
 
 Reads one JSON object per line from standard input, ``{"id", "reader", "path", "world_size"}``, and
 answers each with a line: whether the reader got as far as a built engine, and what it built. Readers:
-``raw`` (``deepspeed.initialize`` with the path), ``trainer`` (transformers' HfTrainerDeepSpeedConfig with
-TrainingArguments that agree with the file, then ``Accelerator.prepare``), ``accelerate`` (the plugin and
-``Accelerator.prepare``), ``launch`` (an accelerate YAML: the loader, the launcher's checks and its
-command). One process, a fork a case; see ``deep_engine`` for how ranks are stood in for.
+``raw`` (``deepspeed.initialize`` with the path), ``lightning`` (as PyTorch Lightning's DeepSpeedStrategy:
+it refuses accumulation in the file, fills the batch size, and calls ``deepspeed.initialize``), ``trainer``
+(transformers' HfTrainerDeepSpeedConfig with TrainingArguments that agree with the file, then
+``Accelerator.prepare``), ``accelerate`` (the plugin and ``Accelerator.prepare``), ``launch`` (an accelerate
+YAML: the loader, the launcher's checks and its command). One process, a fork a case; see ``deep_engine``
+for how ranks are stood in for.
+
+What the file cannot help is stood in for, too: a disk for NVMe (the host's memory), packages of monitors,
+FP8 kernels and MPI that are not installed, a DeepSpeed JSON that an accelerate YAML names and that was not
+gathered with it, and ``--num_processes`` where the YAML leaves the number to the command line.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import pathlib
 import sys
+import tempfile
 import types
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 if __name__ == "__main__":
     sys.path[0] = str(pathlib.Path(__file__).parents[2])
 
 from zerokit.linter.deepspeed import deep_engine
-from zerokit.strictload import parse_json
+from zerokit.strictload import parse_json, parse_yaml
 
 _HIDDEN = 16
+_A_CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
 
 
 def main() -> None:
@@ -38,14 +48,72 @@ def main() -> None:
     import datasets  # noqa: F401
     import transformers.integrations.deepspeed  # noqa: F401
 
+    _stand_in_for_packages()
     gc.freeze()
     deep_engine._MOST_SECONDS = 10
-    work = {"raw": _raw, "trainer": _trainer, "accelerate": _accelerate, "launch": _launch}
+    work = {
+        "raw": _raw,
+        "trainer": _trainer,
+        "accelerate": _accelerate,
+        "launch": _launch,
+        "lightning": _lightning,
+    }
     for line in sys.stdin:
         case = json.loads(line)
         answer = deep_engine._in_a_fork(case, 0, work[case["reader"]])
         answers.write(json.dumps({"id": case["id"], "reader": case["reader"], **answer}) + "\n")
         answers.flush()
+
+
+def _stand_in_for_packages() -> None:
+    """Monitors write to nothing; FP8 and MPI are taken to be there."""
+    import accelerate.utils.launch
+    import deepspeed.monitor.comet
+    import deepspeed.monitor.tensorboard
+    import deepspeed.monitor.wandb
+
+    for name, needs in {
+        "torch.utils.tensorboard": "tensorboard",
+        "wandb": "wandb",
+        "comet_ml": "comet_ml",
+    }.items():
+        if importlib.util.find_spec(needs) is None:
+            sys.modules[name] = mock.MagicMock()
+    deepspeed.monitor.tensorboard.check_tb_availability = lambda: None
+    deepspeed.monitor.wandb.check_wandb_availability = lambda: None
+    deepspeed.monitor.comet.check_comet_availability = lambda: None
+    accelerate.utils.launch.is_fp8_available = lambda: True
+    accelerate.utils.launch._get_mpirun_args = lambda: (
+        "mpirun",
+        "--hostfile",
+        "-n",
+        "--npernode",
+        "--bind-to",
+    )
+
+
+def _with_memory_for_nvme(case: Mapping[str, Any]) -> dict[str, Any]:
+    """The case with NVMe that has a path read as host memory; whatever else a reader meets is as written."""
+    try:
+        config = json.loads(pathlib.Path(case["path"]).read_text(encoding="utf-8"))
+        zero = config["zero_optimization"]
+    except (ValueError, KeyError, TypeError):
+        return dict(case)
+    changed = False
+    for name in ("offload_optimizer", "offload_param"):
+        block = zero.get(name) if isinstance(zero, dict) and zero.get("stage") == 3 else None
+        if (
+            isinstance(block, dict)
+            and block.get("device") == "nvme"
+            and isinstance(block.get("nvme_path"), str)
+        ):
+            block["device"] = "cpu"
+            changed = True
+            if isinstance(config.get("aio"), dict):
+                config["aio"].pop("use_gds", None)  # GPUDirect Storage asks for a GPU
+    if not changed:
+        return dict(case)
+    return {**case, "path": _written(config)}
 
 
 def _config(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,9 +125,16 @@ def _config(case: Mapping[str, Any]) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _model() -> Any:
+def _degree(config: Mapping[str, Any]) -> int:
+    size = _inside(config, "tensor_parallel.autotp_size")
+    return size if isinstance(size, int) else 1
+
+
+def _model(config: Mapping[str, Any]) -> Any:
     import torch
 
+    if _degree(config) > 1:
+        return deep_engine._model({"tensor_parallel": _degree(config)})
     model = torch.nn.Sequential(
         torch.nn.Embedding(64, _HIDDEN), torch.nn.Linear(_HIDDEN, _HIDDEN), torch.nn.LayerNorm(_HIDDEN)
     )
@@ -106,21 +181,43 @@ def _numbers(case: Mapping[str, Any]) -> dict[str, Any]:
     return {**case, "sequence_parallel": 1, "pipeline_parallel": 1}
 
 
+def _optimizer_of_a_script(model: Any, config: Mapping[str, Any]) -> Any:
+    """What a script that calls ``deepspeed.initialize`` passes: it knows whether its file offloads."""
+    zero = config.get("zero_optimization")
+    zero = dict(zero) if isinstance(zero, dict) else {}
+    if zero.get("cpu_offload") is True:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    return deep_engine._scripts_optimizer(model, {**config, "zero_optimization": zero})
+
+
 def _raw(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     import deepspeed
 
+    case = _with_memory_for_nvme(case)
     deep_engine._join(_numbers(case), rank)
-    config, model = _config(case), _model()
-    zero = config.get("zero_optimization")
+    config = _config(case)
+    model = _model(config)
     arguments: dict[str, Any] = {"model": model, "config": case["path"]}
     if isinstance(config.get("optimizer"), dict) and config["optimizer"].get("type"):
         arguments["model_parameters"] = list(model.parameters())
     else:
-        arguments["optimizer"] = deep_engine._scripts_optimizer(
-            model, config if isinstance(zero, dict) else {}
-        )
+        arguments["optimizer"] = _optimizer_of_a_script(model, config)
     engine, *_ = deepspeed.initialize(**arguments)
     return _built(engine)
+
+
+def _lightning(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    config = json.loads(pathlib.Path(case["path"]).read_text(encoding="utf-8"))
+    if "gradient_accumulation_steps" in config:
+        raise ValueError("Do not set `gradient_accumulation_steps` in the DeepSpeed config")
+    config.setdefault("train_micro_batch_size_per_gpu", 1)
+    return _raw({**case, "path": _written(config)}, rank)
+
+
+def _written(config: Mapping[str, Any]) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+        json.dump(config, file)
+    return file.name
 
 
 def _number(value: object, default: Any) -> Any:
@@ -143,7 +240,7 @@ def _prepared(config: Mapping[str, Any], plugin: Any, steps: int, finalize: Any 
     accelerator = Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=steps)
     for state in (PartialState(), accelerator.state):
         state.num_processes = int(os.environ["WORLD_SIZE"])
-    model = _model()
+    model = _model(config)
     if finalize is not None:
         finalize(model)
     if "optimizer" in plugin.deepspeed_config:
@@ -170,6 +267,7 @@ def _precision(config: Mapping[str, Any]) -> str:
 def _accelerate(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     from accelerate.utils import DeepSpeedPlugin
 
+    case = _with_memory_for_nvme(case)
     deep_engine._join(_numbers(case), rank)
     config = _config(case)
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
@@ -182,6 +280,7 @@ def _trainer(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     from accelerate.utils import DeepSpeedPlugin
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
+    case = _with_memory_for_nvme(case)
     deep_engine._join(_numbers(case), rank)
     config = _config(case)
     betas = _inside(config, "optimizer.params.betas")
@@ -223,6 +322,14 @@ def _trainer(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return _prepared(config, plugin, int(steps) or 1, finalize)
 
 
+def _yaml(case: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        value = parse_yaml(pathlib.Path(case["path"]).read_text(encoding="utf-8-sig")).value
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _launch(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     from accelerate.commands import launch
     from accelerate.utils import DeepSpeedPlugin
@@ -236,7 +343,8 @@ def _launch(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
     os.chdir(pathlib.Path(case["path"]).parent)
     parser = launch.launch_command_parser()
-    args = parser.parse_args(["--config_file", case["path"], "train.py"])
+    number = [] if "num_processes" in _yaml(case) else ["--num_processes", "2"]
+    args = parser.parse_args(["--config_file", case["path"], *number, "train.py"])
     args, defaults, precision_from_file = launch._validate_launch_command(args)
     if args.use_deepspeed:
         fields = list(defaults.deepspeed_config) + ["mixed_precision"] * precision_from_file
@@ -244,6 +352,9 @@ def _launch(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
         command, environment = prepare_deepspeed_cmd_env(args)
         if command is None:
             _filter_args(args, get_args_parser(), ["--training_script", "train.py"])
+        named = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
+        if named.endswith((".json", ".conf")) and not pathlib.Path(named).exists():
+            environment["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = _written(_A_CONFIG)
         os.environ.update(environment)
         plugin = DeepSpeedPlugin()
         plugin.set_mixed_precision(environment["ACCELERATE_MIXED_PRECISION"])

@@ -147,17 +147,22 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeepResult]:
     pytest.importorskip("accelerate")
     pytest.importorskip("deepspeed")
     folder = tmp_path_factory.mktemp("accelerate")
+    asked = cases(folder)
     with pytest.MonkeyPatch.context() as patch:
-        cases = []
-        for rule, provocation in PROVOCATIONS.items():
-            path = write(folder, rule)
-            # looked for where accelerate is started, which is one place for all
-            name = r"deepspeed_config_file: (?=ds.json|a.yaml)"
-            text = re.sub(name, f"deepspeed_config_file: {path.parent}/", provocation.text)
-            path.write_text(text)
-            cases.append(DeepCase(mode="accelerate", path=str(path)))
         patch.chdir(folder)
-        return dict(zip(PROVOCATIONS, run_deep(cases), strict=True))
+        return dict(zip(asked, run_deep(list(asked.values())), strict=True))
+
+
+def cases(folder: Path) -> dict[str, DeepCase]:
+    """Every provocation as Accelerate is asked about it."""
+    asked = {}
+    for rule, provocation in PROVOCATIONS.items():
+        path = write(folder, rule)
+        # looked for where accelerate is started, which is one place for all
+        name = r"deepspeed_config_file: (?=ds.json|a.yaml)"
+        path.write_text(re.sub(name, f"deepspeed_config_file: {path.parent}/", provocation.text))
+        asked[rule] = DeepCase(mode="accelerate", path=str(path))
+    return asked
 
 
 @pytest.mark.parametrize("rule", PROVOCATIONS)

@@ -92,3 +92,64 @@ def test_a_rule_is_one_row(copy: Path) -> None:
         check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2 and "nobody wants 7; use another" in done.stderr
+
+
+def test_a_model_is_one_file(copy: Path) -> None:
+    """By its name, by its repository's, and as what stands for a bare size."""
+    folder = copy / "zerokit/catalog/models"
+    text = (folder / "llama-3.2-1b.yaml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("aliases")]
+    text = "\n".join(lines).replace("llama-3.2-1b", "newllama-11b").replace("Llama-3.2-1B", "NewLlama-11B")
+    layers, count = "num_hidden_layers: 16", 1_235_814_400
+    assert layers in text and f"parameters: {count}" in text
+    per_layer = 60_821_504  # of the 16 layers: (1,235,814,400 - 128,256 × 2,048 - 2,048) / 16
+    more = count + 164 * per_layer
+    text = text.replace(layers, "num_hidden_layers: 180").replace(str(count), str(more))
+    (folder / "newllama-11b.yaml").write_text(text + "\n")
+    for asked in (["--model", "meta-llama/NewLlama-11B"], ["--params", str(more)]):
+        command = ["-m", "zerokit", "estimate", *asked, "--gpus", "1", "--vram", "400GiB", "--json"]
+        assert json.loads(in_copy(copy, *command))["min_vram_bytes"] > 2 * more
+    listed = json.loads(in_copy(copy, "-m", "zerokit", "models", "--json"))["models"]
+    assert [m["parameters"] for m in listed if m["name"] == "newllama-11b"] == [more]
+
+
+def test_a_recipe_is_one_file(copy: Path) -> None:
+    shutil.copytree(ROOT / "recipes", copy / "recipes")
+    shutil.copytree(ROOT / "templates", copy / "templates")
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    (copy / "recipes/new-one.yaml").write_text(
+        "title: A new one\ndescription: For this test.\n\nparams: 350m\ngpus: 2\ngpu: l4\n"
+    )
+    assert "new-one" in in_copy(copy, "-m", "zerokit", "recipes", "list")
+    plan = json.loads(in_copy(copy, "-m", "zerokit", "plan", "--recipe", "new-one", "--json"))
+    assert (plan["chosen"]["data_parallel"], plan["request"]["gpu"]) == (2, "l4")
+
+
+def test_a_command_is_one_file(copy: Path) -> None:
+    (copy / "zerokit/cli/greet.py").write_text(
+        '"""``zerokit greet``: say hello to somebody."""\n\nimport click\n\n\n'
+        '@click.command("greet")\n@click.argument("name")\ndef command(name: str) -> None:\n'
+        '    """Say hello to NAME."""\n    click.echo(f"hello {name}")\n'
+    )
+    assert in_copy(copy, "-m", "zerokit", "greet", "you") == "hello you\n"
+    assert "greet     Say hello to somebody." in in_copy(copy, "-m", "zerokit", "--help")
+
+
+def test_an_option_of_a_plan_is_one_file(copy: Path) -> None:
+    """The command line, recipes, ``check`` and the library take it from the table."""
+    path = copy / "zerokit/planner/options.py"
+    table, row = "OPTIONS: tuple[Option, ...] = (\n", '_option("colour", "Job", "NAME", "A.", _text, "A."),\n'
+    replace_once(path, table, f"{table}    {row}")
+    typed = "    params: Count | None\n    model"
+    replace_once(path, typed, typed.replace("    model", "    colour: str | None\n    model"))
+    asked = ["--params", "350m", "--gpus", "1", "--gpu", "l4"]
+    plan = json.loads(in_copy(copy, "-m", "zerokit", "plan", *asked, "--colour", "red", "--json"))
+    assert plan["request"]["colour"] == "red"
+    assert all("--colour" in in_copy(copy, "-m", "zerokit", name, "--help") for name in ("size", "check"))
+    (copy / "mine.yaml").write_text(
+        "title: T\ndescription: D\nparams: 350m\ngpus: 1\ngpu: l4\ncolour: blue\n"
+    )
+    plan = json.loads(in_copy(copy, "-m", "zerokit", "plan", "--recipe", "mine.yaml", "--json"))
+    assert plan["request"]["colour"] == "blue"
+    code = "import zerokit; plan = zerokit.plan(params='350m', gpus=1, gpu='l4', colour='green')\n"
+    assert "green" in in_copy(copy, "-c", code + "print(plan.to_dict()['request']['colour'])")

@@ -281,3 +281,29 @@ def _unknown(text: str) -> str:
         f"⟨gpu⟩ {text!r} is not in the catalogue; {suggestions(text, names())}"
         "`zerokit gpus` lists them, or give ⟨vram⟩ SIZE per GPU instead"
     )
+
+
+def as_dict(gpu: Gpu) -> dict[str, Any]:
+    """A GPU for ``--json``: bytes and FLOP/s, in whole units."""
+    return {
+        "name": gpu.name,
+        "title": gpu.title,
+        "vram_bytes": gpu.vram_bytes,
+        "driver_vram_bytes": gpu.driver_vram_bytes,
+        "peak_flops": dict(gpu.peak_flops),
+        "matmul_efficiency": gpu.matmul_efficiency,
+        "sustained_efficiency": gpu.sustained_efficiency,
+        "hbm_bytes_per_second": gpu.hbm_bytes_per_second,
+        "link": gpu.link,
+        "link_bytes_per_second": gpu.link_bytes_per_second,
+        "pcie_bytes_per_second": gpu.pcie_bytes_per_second,
+        "network_bytes_per_second": gpu.network_bytes_per_second,
+        "slowest_network_bytes_per_second": gpu.slowest_network_bytes_per_second,
+        "context_bytes": gpu.context_bytes,
+        "host_bytes_per_gpu": gpu.host_bytes_per_gpu,
+        "peer_to_peer": gpu.peer_to_peer,
+        "expandable_segments": gpu.expandable_segments,
+        "max_gpus_per_node": gpu.max_gpus_per_node,
+        "aliases": list(gpu.aliases),
+        "sources": dict(gpu.sources),
+    }

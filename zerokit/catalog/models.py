@@ -5,7 +5,8 @@ test builds every one and compares. ``published_parameters`` is the authors' own
 or rounded to as many digits as they gave.
 
 ``models/index.json`` repeats everything but the configurations, so that choosing a model reads
-one file instead of all. After a change to a model run ``python -m tools.models_index``.
+one file instead of all; a model that is not in it yet is read from its own. After a change to a model that
+is, run ``python -m tools.models_index``.
 """
 
 from __future__ import annotations
@@ -107,9 +108,10 @@ def load(name: str) -> CatalogModel:
 
 @functools.cache
 def index() -> tuple[Summary, ...]:
-    """Every model's summary, by name, from the index file."""
+    """Every model's summary, by name: from the index file, and of a model that is not in it from its own."""
     entries = json.loads(INDEX.read_text(encoding="utf-8"))
-    return tuple(Summary(**{**entry, "aliases": tuple(entry["aliases"])}) for entry in entries)
+    indexed = {entry["name"]: Summary(**{**entry, "aliases": tuple(entry["aliases"])}) for entry in entries}
+    return tuple(indexed.get(name) or load(name) for name in names())
 
 
 def lookup(text: str) -> CatalogModel:
@@ -199,6 +201,11 @@ def summary(model: Summary) -> dict[str, Any]:
     """The model without its configuration, as the index file and ``--json`` hold it."""
     values = {field.name: getattr(model, field.name) for field in dataclasses.fields(Summary)}
     return {**values, "aliases": list(model.aliases)}
+
+
+def as_dict(model: CatalogModel) -> dict[str, Any]:
+    """The model with its configuration, as ``--json`` shows it."""
+    return {**summary(model), "hf_config": dict(model.hf_config)}
 
 
 def _check(document: Document, name: str) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import atexit
 import errno
+import functools
 import gc
 import importlib
 import io
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,24 +27,22 @@ from zerokit.cli.say import loud
 from zerokit.errors import ReportNotWritten, ZerokitError
 from zerokit.fields import as_options
 
-# name -> (module below zerokit.cli, attribute, one-line help)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "plan": ("plan", "Choose the fastest DeepSpeed strategy that fits, and write its files."),
-    "estimate": ("estimate", "Memory and step time of one given configuration."),
-    "check": ("check", "Lint DeepSpeed JSON, accelerate YAML, hostfiles, plans and recipes."),
-    "size": ("size", "How many of which GPU a model and job need."),
-    "emit": ("emit", "One more file out of a plan: another variant, a hostfile, a job script."),
-    "launch": ("launch", "Run a training script under DeepSpeed with a plan, and measure it."),
-    "rehearse": ("rehearse", "Run a training script on a GPU that is not there: its memory, beforehand."),
-    "tune": ("tune", "Run the planner's best few for some steps here, keep the fastest."),
-    "report": ("report", "Show a run again, or compare two."),
-    "watch": ("watch", "Show a run while it lives, with alarms."),
-    "gpus": ("gpus", "List the GPUs in the catalogue."),
-    "models": ("models", "List the models in the catalogue."),
-    "recipes": ("recipes", "List, show, copy and check the committed recipes."),
-    "doctor": ("doctor", "What this machine has, and what a DeepSpeed run here would trip over."),
-    "help": ("help", "Show this help, or that of one command."),
-}
+_FIRST = ("plan", "estimate", "check", "size", "emit", "launch", "rehearse", "tune", "report", "watch",
+          "gpus", "models", "recipes", "doctor", "help")  # fmt: skip
+"""In the help, before commands that are not named here."""
+_FIRST_LINE = re.compile(r'"""``zerokit (?P<name>[a-z-]+)``: (?P<text>.+)"""')
+
+
+@functools.cache
+def commands() -> dict[str, str]:
+    """Name and one-line help of every command: what the first line of its file says."""
+    lines = (
+        path.read_text(encoding="utf-8").partition("\n")[0] for path in Path(__file__).parent.glob("*.py")
+    )
+    found = {match["name"]: match["text"] for match in map(_FIRST_LINE.fullmatch, lines) if match}
+    names = sorted(found, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+    return {name: found[name][0].upper() + found[name][1:] for name in names}
+
 
 _LONG_LIVED = frozenset({"launch", "tune", "rehearse"})
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -53,13 +54,13 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands, in the order of the help."""
-        return list(COMMANDS)
+        return list(commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in _FIRST and cmd_name not in commands():
             return None
-        module = importlib.import_module(f"zerokit.cli.{COMMANDS[cmd_name][0]}")
+        module = importlib.import_module(f"zerokit.cli.{cmd_name}")
         if cmd_name in _LONG_LIVED:
             gc.enable()
         command: click.Command = module.command
@@ -69,7 +70,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command named; an unknown one is answered with what was probably meant."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in _FIRST and args[0] not in commands() and not args[0].startswith("-"):
             from zerokit.cli.base import unknown_command
 
             raise unknown_command(args[0], self.list_commands(ctx))
@@ -78,7 +79,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl(list(commands().items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

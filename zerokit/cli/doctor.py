@@ -8,9 +8,9 @@ import click
 
 from zerokit.cli.aligned_text import wrapped
 from zerokit.cli.base import Command
-from zerokit.doctor import Examination, Finding, examine
-from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable, ReportNotWritten
-from zerokit.machine import measured as measurements
+from zerokit.cli.say import say
+from zerokit.doctor import Examination, Finding, examine, rates
+from zerokit.errors import NodeUnusable
 from zerokit.machine import tuned
 from zerokit.machine.measured import Measured
 from zerokit.units import MIB
@@ -19,9 +19,7 @@ _MARKS = {"ok": "✓", "note": "·", "warning": "!", "blocker": "✗"}
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "blocker": "red"}
 
 
-@click.command(
-    "doctor", cls=Command, short_help="What this machine has, and what a DeepSpeed run here would trip over."
-)
+@click.command("doctor", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
     "--strict", is_flag=True, help="End with exit code 13 when something makes every run impossible."
@@ -38,43 +36,17 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
     ✓ fine, · worth knowing, ! slows or breaks some runs, ✗ no run can work.
     """
     examination = examine()
-    if measure_too:
-        _refuse_without_torch(examination)
-        measured: Measured | None = _measure(examination)
-        reason = f"kept in {measurements.path()}"
-    else:
-        measured, reason = measurements.load()
+    known = rates.measure(examination, say) if measure_too else rates.known()
     if as_json:
-        kept = measured.as_dict() if measured else None
-        times, warning = tuned.load()
-        known = {"file": str(tuned.path()), "step_times": len(times), "warning": warning}
-        body = {**examination.as_dict(), "measured": kept, "tuned": known}
-        click.echo(json.dumps(body, indent=1, allow_nan=False))
+        click.echo(json.dumps({**examination.as_dict(), **known.to_dict()}, indent=1, allow_nan=False))
     else:
         for finding in examination.findings:
             _show(finding)
-        click.echo("\n" + "\n".join([*_rates(measured, reason), *_tuned()]))
+        click.echo("\n" + "\n".join([*_rates(known.measured, known.source), *_tuned(known)]))
         click.echo(_verdict(examination))
     if strict and examination.blockers:
         names = ", ".join(finding.check for finding in examination.blockers)
         raise NodeUnusable(f"no run can work here: {names}; `zerokit doctor` says how to fix it")
-
-
-def _refuse_without_torch(examination: Examination) -> None:
-    if any(finding.check == "software.torch" for finding in examination.blockers):
-        raise InputError(f"--measure: torch is not installed; {INSTALL_TRAINING}")
-
-
-def _measure(examination: Examination) -> Measured:
-    from zerokit.doctor.measure import measure
-
-    click.echo("measuring: about a minute, some more if DeepSpeed's CPU Adam has to be compiled", err=True)
-    measured = measure(examination.detected)
-    try:
-        measurements.save(measured, measurements.path())
-    except OSError as error:
-        raise ReportNotWritten(f"{measurements.path()}: {error.strerror}") from error
-    return measured
 
 
 def _rates(measured: Measured | None, reason: str) -> list[str]:
@@ -113,16 +85,14 @@ def _spread(measured: Measured) -> str:
     return f" ({low:.2f} to {high:.2f} in nine tenths of the rounds)" if low and high else ""
 
 
-def _tuned() -> list[str]:
+def _tuned(known: rates.Rates) -> list[str]:
     """Step times that `tune` keeps for later plans."""
-    times, warning = tuned.load()
-    if warning is not None:
-        return [f"Tuned step times: {warning}"]
-    if not times:
+    if known.tuned_warning is not None:
+        return [f"Tuned step times: {known.tuned_warning}"]
+    if not known.tuned:
         return ["Tuned step times: none; `zerokit tune` keeps them"]
-    jobs = len({(each.gpu, each.gpus, each.job_key) for each in times})
-    of = "1 job" if jobs == 1 else f"{jobs} jobs"
-    return [f"Tuned step times: {len(times)}, of {of} ({tuned.path()})"]
+    of = "1 job" if known.tuned_jobs == 1 else f"{known.tuned_jobs} jobs"
+    return [f"Tuned step times: {len(known.tuned)}, of {of} ({tuned.path()})"]
 
 
 def _show(finding: Finding) -> None:

@@ -16,7 +16,6 @@ from zerokit.errors import NothingFits
 @click.command(
     "estimate",
     cls=Command,
-    short_help="Memory and step time of one given configuration.",
     examples=(
         (
             "An existing DeepSpeed file",

@@ -1,9 +1,8 @@
-"""``zerokit gpus``: the GPUs in the catalogue, and each figure's source."""
+"""``zerokit gpus``: list the GPUs in the catalogue."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
@@ -16,7 +15,7 @@ from zerokit.units import GIB, MIB, format_gib
 _COLUMNS = ("NAME", "GiB", "bf16 TFLOP/s", "GB/s memory", "GB/s link", "LINK", "TITLE")
 
 
-@click.command("gpus", cls=Command, short_help="List the GPUs in the catalogue.")
+@click.command("gpus", cls=Command)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 def command(name: str | None, as_json: bool) -> None:
@@ -27,41 +26,14 @@ def command(name: str | None, as_json: bool) -> None:
     """
     if name is not None:
         gpu = gpus.lookup(name)
-        click.echo(json.dumps(as_dict(gpu), indent=1) if as_json else _one(gpu))
+        click.echo(json.dumps(gpus.as_dict(gpu), indent=1) if as_json else _one(gpu))
         return
     everything = gpus.catalog()
     if as_json:
-        click.echo(
-            json.dumps({"schema": "zerokit.gpus/1", "gpus": [as_dict(gpu) for gpu in everything]}, indent=1)
-        )
+        listed = [gpus.as_dict(gpu) for gpu in everything]
+        click.echo(json.dumps({"schema": "zerokit.gpus/1", "gpus": listed}, indent=1))
     else:
         click.echo(_table(everything))
-
-
-def as_dict(gpu: Gpu) -> dict[str, Any]:
-    """A GPU for ``--json``: bytes and FLOP/s, in whole units."""
-    return {
-        "name": gpu.name,
-        "title": gpu.title,
-        "vram_bytes": gpu.vram_bytes,
-        "driver_vram_bytes": gpu.driver_vram_bytes,
-        "peak_flops": dict(gpu.peak_flops),
-        "matmul_efficiency": gpu.matmul_efficiency,
-        "sustained_efficiency": gpu.sustained_efficiency,
-        "hbm_bytes_per_second": gpu.hbm_bytes_per_second,
-        "link": gpu.link,
-        "link_bytes_per_second": gpu.link_bytes_per_second,
-        "pcie_bytes_per_second": gpu.pcie_bytes_per_second,
-        "network_bytes_per_second": gpu.network_bytes_per_second,
-        "slowest_network_bytes_per_second": gpu.slowest_network_bytes_per_second,
-        "context_bytes": gpu.context_bytes,
-        "host_bytes_per_gpu": gpu.host_bytes_per_gpu,
-        "peer_to_peer": gpu.peer_to_peer,
-        "expandable_segments": gpu.expandable_segments,
-        "max_gpus_per_node": gpu.max_gpus_per_node,
-        "aliases": list(gpu.aliases),
-        "sources": dict(gpu.sources),
-    }
 
 
 def _table(everything: tuple[Gpu, ...]) -> str:

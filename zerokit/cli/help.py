@@ -1,4 +1,4 @@
-"""``zerokit help``: the same as ``--help``, for those who write it as a command."""
+"""``zerokit help``: show this help, or that of one command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from zerokit.cli.base import Command, unknown_command
 
 
-@click.command("help", cls=Command, short_help="Show the help of zerokit, or of one command.")
+@click.command("help", cls=Command)
 @click.argument("name", required=False, metavar="[COMMAND]")
 @click.pass_context
 def command(context: click.Context, name: str | None) -> None:

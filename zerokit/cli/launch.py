@@ -1,4 +1,4 @@
-"""``zerokit launch``: run a training script with a plan, supervised and measured."""
+"""``zerokit launch``: run a training script under DeepSpeed with a plan, and measure it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``zerokit models``: the models in the catalogue, with counted and published sizes."""
+"""``zerokit models``: list the models in the catalogue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zerokit.units import format_count
 _COLUMNS = ("NAME", "PARAMETERS", "FAMILY", "HEAD", "TITLE")
 
 
-@click.command("models", cls=Command, short_help="List the models in the catalogue.")
+@click.command("models", cls=Command)
 @click.argument("name", required=False)
 @click.option("--family", help="Only the models of this family.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -27,7 +27,7 @@ def command(name: str | None, family: str | None, as_json: bool) -> None:
         model, notes = models.resolve(name)
         for note in notes:
             click.echo(f"zerokit: {note}", err=True)
-        click.echo(json.dumps(_full(model), indent=1) if as_json else _one(model))
+        click.echo(json.dumps(models.as_dict(model), indent=1) if as_json else _one(model))
         return
     chosen = models.index()
     if family is not None:
@@ -49,10 +49,6 @@ def _table(chosen: tuple[models.Summary, ...]) -> str:
     for model in sorted(chosen, key=lambda model: (model.family, model.parameters, model.name)):
         rows.append((model.name, f"{model.parameters:,}", model.family, model.head, model.title))
     return "\n".join(aligned(rows, right=(1,)))
-
-
-def _full(model: models.CatalogModel) -> dict[str, object]:
-    return {**models.summary(model), "hf_config": dict(model.hf_config)}
 
 
 def _one(model: models.CatalogModel) -> str:

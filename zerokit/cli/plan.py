@@ -1,4 +1,4 @@
-"""``zerokit plan``: the fastest strategy that fits, its files and its reasons."""
+"""``zerokit plan``: choose the fastest DeepSpeed strategy that fits, and write its files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class PlanCommand(Command):
 @click.command(
     "plan",
     cls=PlanCommand,
-    short_help="Choose the fastest DeepSpeed strategy that fits, and write its files.",
     examples=(
         (
             "LoRA on 4-bit weights, one 24 GB card",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zerokit.cli.program import program
+from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.memory.components import label
 from zerokit.planner import answer
@@ -52,63 +53,59 @@ def paragraph(text: str) -> list[str]:
     return textwrap.wrap(text, width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def memory_table(estimate: Mapping[str, Any], capacity_bytes: int | None, what: str = "GPU") -> list[str]:
+def memory_table(estimate: Estimate, capacity_bytes: int | None, what: str = "GPU") -> list[str]:
     """Components at the peak of the worst rank, then the sum and what is around it."""
-    worst = max(estimate["per_rank"], key=lambda rank: rank["peak_allocated_bytes"])
-    parts = sorted(worst["components"].items(), key=lambda item: -item[1])
-    parts = [(label(name), size) for name, size in parts]
+    worst = estimate.worst_rank
+    parts = [
+        (label(name), size) for name, size in sorted(worst.components.items(), key=lambda item: -item[1])
+    ]
     column = max([len(name) for name, _ in parts] + [28])
-    peak = worst["peak_allocated_bytes"]
+    peak = worst.peak_allocated_bytes
     lines = [
         f"  {name:<{column}}  {format_gib(size):>12}  {'█' * round(_BAR * size / peak) if peak else ''}"
         for name, size in parts
     ]
-    needed = estimate["min_vram_bytes"]
-    rows = [
-        (f"peak allocated ({worst['peak_phase']})", peak),
-        (f"required per {what}", needed),
+    sums = [
+        (f"peak allocated ({worst.peak_phase})", peak),
+        (f"required per {what}", estimate.min_vram_bytes),
     ]
     if capacity_bytes:
-        rows += [(f"available per {what}", capacity_bytes)]
+        sums.append((f"available per {what}", capacity_bytes))
     lines.append(f"  {'':<{column}}  {'-' * 12}")
-    lines += [f"  {name:<{column}}  {format_gib(size):>12}" for name, size in rows]
-    return lines
+    return [*lines, *(f"  {name:<{column}}  {format_gib(size):>12}" for name, size in sums)]
 
 
-def phases(estimate: Mapping[str, Any]) -> str:
+def phases(estimate: Estimate) -> str:
     """``init 12.1, forward 30.0, …``."""
-    worst = max(estimate["per_rank"], key=lambda rank: rank["peak_allocated_bytes"])
-    return "peaks by phase: " + ", ".join(
-        f"{name} {format_gib(size)}" for name, size in worst["phases"].items()
-    )
+    sizes = estimate.worst_rank.phases.items()
+    return "peaks by phase: " + ", ".join(f"{name} {format_gib(size)}" for name, size in sizes)
 
 
-def speed(estimate: Mapping[str, Any], world_size: int) -> list[str]:
+def speed(estimate: Estimate) -> list[str]:
     """Step time, throughput, and where the time goes."""
-    if estimate["step_seconds"] is None:
+    total, per_gpu = estimate.step_seconds, estimate.tokens_per_second_per_gpu
+    if total is None or per_gpu is None:
         return ["  not predicted"]
-    per_gpu = estimate["tokens_per_second_per_gpu"]
+    per_billion = 1e9 / (per_gpu * estimate.planned.strategy.world_size)
     lines = [
-        f"  {format_seconds(estimate['step_seconds'])} a step, {per_gpu:,.0f} tokens/s per GPU, "
-        f"{format_seconds(1e9 / (per_gpu * world_size))} per 1e9 tokens"
+        f"  {format_seconds(total)} a step, {per_gpu:,.0f} tokens/s per GPU, "
+        f"{format_seconds(per_billion)} per 1e9 tokens"
     ]
-    total = estimate["step_seconds"]
-    parts = sorted(estimate["time_parts"].items(), key=lambda item: -item[1])
+    parts = sorted(estimate.time_parts.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {size / total:.0%}" for name, size in parts if size / total >= 0.005)
     return [*lines, *paragraph(f"where it goes: {shares}")]
 
 
-def saving(estimate: Mapping[str, Any]) -> list[str]:
+def saving(takes: Saving | None) -> list[str]:
     """What a save takes, where the job saves anything."""
-    takes = estimate["saving"]
     if takes is None:
         return []
-    weights = format_gib(takes["weights_bytes"], 1) if takes["weights_bytes"] else "none that load"
-    lines = [f"  weights {weights}, each checkpoint {format_gib(takes['checkpoint_bytes'], 1)} of disk"]
-    if takes["host_bytes"]:
+    weights = format_gib(takes.weights_bytes, 1) if takes.weights_bytes else "none that load"
+    lines = [f"  weights {weights}, each checkpoint {format_gib(takes.checkpoint_bytes, 1)} of disk"]
+    if takes.host_bytes:
         lines.append(
-            f"  gathered on rank 0: {format_gib(takes['host_bytes'], 1)} of its host's RAM, "
-            f"{format_seconds(takes['seconds'])} and the disk's time"
+            f"  gathered on rank 0: {format_gib(takes.host_bytes, 1)} of its host's RAM, "
+            f"{format_seconds(takes.seconds)} and the disk's time"
         )
     return [heading("Saving"), *lines]
 
@@ -145,15 +142,16 @@ def _answer(planned: PlannedStrategy, title: str) -> list[str]:
     return [*lines, "", *_strategy(planned)]
 
 
-def _details(planned: PlannedStrategy, estimate: Mapping[str, Any]) -> list[str]:
+def _details(planned: PlannedStrategy) -> list[str]:
     """Memory by component and phase, host memory, saving and speed."""
+    estimate = planned.estimate
     what = "CPU rank" if planned.on_cpu else "GPU"
     capacity = None if planned.fits is None else planned.cluster.gpu.driver_vram_bytes
     lines = [heading(f"Memory per {what} (worst rank)"), *memory_table(estimate, capacity, what)]
     lines += paragraph(phases(estimate))
-    lines += [heading("Host memory per node"), f"  {format_gib(estimate['host_bytes_per_node'], 1)}"]
-    lines += saving(estimate)
-    return [*lines, heading("Expected speed"), *speed(estimate, planned.strategy.world_size)]
+    lines += [heading("Host memory per node"), f"  {format_gib(estimate.host_bytes_per_node, 1)}"]
+    lines += saving(estimate.saving)
+    return [*lines, heading("Expected speed"), *speed(estimate)]
 
 
 def _todo(planned: PlannedStrategy) -> list[str]:
@@ -199,7 +197,7 @@ def _listed(
 
 def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     lines = [heading("Chosen"), *paragraph(body["chosen"]["why"])]
-    lines += _details(result.chosen, body["chosen"]["estimate"])
+    lines += _details(result.chosen)
     if body["alternatives"]:
         lines += [heading("Next best"), *bullets(other["why"] for other in body["alternatives"])]
     if body["faster_with"]:
@@ -250,5 +248,5 @@ def estimate(result: Estimate, *, explain: bool) -> str:
     lines += _todo(planned)
     lines += _listed("Assumed", body["assumptions"], None if explain else answer.worth_a_look)
     if explain:
-        return "\n".join([*lines, *_details(planned, body)])
+        return "\n".join([*lines, *_details(planned)])
     return "\n".join([*lines, "", "The same with --explain: memory and time in detail."])

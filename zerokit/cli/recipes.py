@@ -1,15 +1,12 @@
-"""``zerokit recipes``: list, show, copy and check plan requests kept as files."""
+"""``zerokit recipes``: list, show, copy and check the committed recipes."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
 from zerokit.cli.aligned_text import aligned
-from zerokit.errors import ZerokitError
-from zerokit.fields import as_options
 
 
 @click.group("recipes")
@@ -50,7 +47,7 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
     recipe = recipes.with_overrides(recipes.load_any(name), overrides)
     if as_json:
-        click.echo(json.dumps(_as_dict(recipe), indent=2))
+        click.echo(json.dumps(recipe.to_dict(), indent=2))
         return
     if overrides:
         click.echo(f"{recipe.title}, with {' '.join(overrides)}")
@@ -76,14 +73,9 @@ def copy_command(name: str, destination: str) -> None:
 def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
     """Read each recipe strictly, plan it, and compare with what it expects. All unless some are named."""
     from zerokit.planner import recipes
-    from zerokit.planner.recipe_check import check_recipe
+    from zerokit.planner.recipe_check import check_recipes
 
-    results: dict[str, list[str]] = {}
-    for name in names or recipes.names():
-        try:
-            results[name] = check_recipe(recipes.load_any(name), write=write)
-        except ZerokitError as error:
-            results[name] = [as_options(error.marked)]
+    results = check_recipes(names or recipes.names(), write=write)
     failed = sum(bool(problems) for problems in results.values())
     if as_json:
         body = {"schema": "zerokit.recipes-check/1", "ok": not failed, "problems": results}
@@ -94,15 +86,3 @@ def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
                 click.echo(f"{name}: {problem}")
         click.echo(f"{len(results) - failed} of {len(results)} recipes as expected")
     return 2 if failed else 0
-
-
-def _as_dict(recipe: Any) -> dict[str, Any]:
-    return {
-        "schema": "zerokit.recipe/1",
-        "name": recipe.name,
-        "title": recipe.title,
-        "description": recipe.description,
-        "request": dict(recipe.request),
-        "arguments": recipe.arguments(),
-        "expect": dict(recipe.expect),
-    }

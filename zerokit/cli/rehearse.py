@@ -1,4 +1,4 @@
-"""``zerokit rehearse``: run a training script on a GPU that is not there."""
+"""``zerokit rehearse``: run a training script on a GPU that is not there: its memory, beforehand."""
 
 from __future__ import annotations
 

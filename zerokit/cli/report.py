@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 @click.command(
     "report",
     cls=Command,
-    short_help="Show a run again, or compare two.",
     epilog="A run that still lives, or whose launcher was killed, is shown from the ranks' own files.",
 )
 @click.argument("runs", metavar="RUN [RUN]", nargs=-1, required=True)
@@ -34,6 +33,8 @@ def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
     """Show RUN, a run folder or a report.json, again; with two runs, compare them."""
     if len(runs) > 2:
         raise InputError(f"report takes one run, or two to compare; got {len(runs)}")
+    from zerokit.launcher.verdict.saved_run import load_run
+
     reports = [load_run(Path(run)) for run in runs]
     if html is not None:
         _write_page(Path(html), [Path(run) for run in runs], reports)
@@ -69,28 +70,3 @@ def _compare(runs: tuple[str, ...], reports: list[RunReport], as_json: bool) -> 
         click.echo(json.dumps(comparison, indent=1, allow_nan=False))
     else:
         print_comparison(comparison, (runs[0], runs[1]))
-
-
-def load_run(place: Path) -> RunReport:
-    """The report of a run folder or of a report.json; of the ranks' own files while the run lives.
-
-    Raises:
-        InputError: there is no such run, or its report is damaged.
-    """
-    from zerokit.emit.plan_file import read_of_run
-    from zerokit.launcher.rank_file import find_rank_files
-    from zerokit.launcher.run_folder import REPORT_FILE
-    from zerokit.launcher.verdict.report import report_of_folder
-    from zerokit.report.schema import load_report
-
-    if not place.exists():
-        raise InputError(f"{place}: no such run; give a run folder or its report.json")
-    if not place.is_dir():
-        return load_report(place)
-    written = place / REPORT_FILE
-    if written.exists():
-        return load_report(written)
-    if not find_rank_files(place):
-        raise InputError(f"{place} is no run folder: it holds neither report.json nor rank-*.jsonl")
-    plan, problems = read_of_run(place)
-    return report_of_folder(place, plan, problems)

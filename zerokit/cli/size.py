@@ -17,7 +17,6 @@ from zerokit.errors import NothingFits
 @click.command(
     "size",
     cls=Command,
-    short_help="How many of which GPU a model and job need.",
     examples=(
         ("Which GPU for LoRA on 14B", "zerokit size --params 14b --method lora"),
         ("How many of one kind, and the cost", "zerokit size --params 175b --gpu a100-40gb --price 2.10"),

@@ -1,4 +1,4 @@
-"""``zerokit tune``: the planner's best few, each run for some steps on this machine; the fastest is kept."""
+"""``zerokit tune``: run the planner's best few for some steps here, keep the fastest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from zerokit.units import parse_positive_int
     "tune",
     cls=ScriptCommand,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
-    short_help="Run the planner's best few for some steps here, keep the fastest.",
     epilog="Options after the script are the script's own. {micro_batch}, {gradient_accumulation} and "
     "{checkpointing} (true or false) in them are filled in from each plan. "
     "Example: zerokit tune --model llama-3.1-8b train.py --batch {micro_batch}",

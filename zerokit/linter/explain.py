@@ -5,17 +5,19 @@ The texts are those of the finding itself, in a file that breaks the rule.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.deepspeed.tables import choose, restore, tables
 from zerokit.linter.files import check_files
 from zerokit.linter.finding import Finding
-from zerokit.rules import READERS, RULES
+from zerokit.rules import READERS, RULES, Rule
 from zerokit.strictload import load_yaml
 from zerokit.suggest import alike
 from zerokit.temporary import temporary_folder
@@ -59,7 +61,7 @@ def explain(rule: str) -> Explanation:
         raise InputError(f"--explain {rule}: there is no such rule; {listed}")
     files = {name: text for name, text in example.items() if "." in name or name == "hostfile"}
     numbers = {name: example[name] for name in _SETTINGS if name in example}
-    with temporary_folder("explain") as folder:
+    with temporary_folder("explain") as folder, _where_it_holds(rule):
         paths = {name: folder / name for name in files}
         for name, text in files.items():
             paths[name].write_text(text, encoding="utf-8", newline="")
@@ -73,9 +75,26 @@ def explain(rule: str) -> Explanation:
     return Explanation(rule=rule, why=example.get("why") or _why(rule), files=files, finding=finding)
 
 
+@contextlib.contextmanager
+def _where_it_holds(rule: str) -> Iterator[None]:
+    """Check for the newest version in which a rule holds."""
+    known = _known(rule)
+    newest = max(tables())
+    last = min(known.until, newest) if known is not None else newest
+    token = choose(".".join(map(str, last)))
+    try:
+        yield
+    finally:
+        restore(token)
+
+
+def _known(rule: str) -> Rule | None:
+    return next((candidate for candidate in RULES if candidate.id == rule), None)
+
+
 def _why(rule: str) -> str:
     """Why it matters, for a rule without words of its own."""
-    known = next((candidate for candidate in RULES if candidate.id == rule), None)
+    known = _known(rule)
     if known is None:
         return ""
     if known.silent:
@@ -87,10 +106,16 @@ def _why(rule: str) -> str:
 
 def who(rule: str) -> str:
     """For whom a rule holds, where that is not everybody."""
-    known = next((candidate for candidate in RULES if candidate.id == rule), None)
+    known = _known(rule)
     if known is None or len(known.readers) == len(READERS):
         return ""
     return " and ".join(READERS[reader] for reader in READERS if reader in known.readers)
+
+
+def versions(rule: str) -> str:
+    """The versions of DeepSpeed in which a rule holds, where those are not all that there are tables for."""
+    known = _known(rule)
+    return known.versions if known is not None else ""
 
 
 def as_text(explanation: Explanation) -> str:
@@ -101,6 +126,8 @@ def as_text(explanation: Explanation) -> str:
         parts += ["", "Why", f"  {explanation.why}"]
     if who(explanation.rule):
         parts += ["", "For", f"  {who(explanation.rule)}"]
+    if versions(explanation.rule):
+        parts += ["", "Versions", f"  {versions(explanation.rule)}"]
     parts += ["", "Example"]
     for name, text in explanation.files.items():
         shown = "\n".join(f"    {line}" for line in text.rstrip().splitlines())
@@ -141,6 +168,8 @@ def section(one: Explanation, heading: str) -> list[str]:
         lines += ["", one.why]
     if who(one.rule):
         lines += ["", f"Holds for {who(one.rule)}."]
+    if versions(one.rule):
+        lines += ["", f"Versions: {versions(one.rule)}."]
     for name, text in one.files.items():
         kind = pathlib.Path(name).suffix.removeprefix(".") or "text"
         lines += ["", f"`{name}`:", "", f"```{kind}", text.rstrip().replace("\ufeff", ""), "```"]

@@ -262,6 +262,11 @@ class Estimate:
         return tuple(per_rank(self.planned.candidate.memory.ranks, self.planned.strategy.world_size))
 
     @property
+    def worst_rank(self) -> RankPrediction:
+        """The entry of ``per_rank`` with the highest peak."""
+        return max(self.per_rank, key=lambda rank: rank.peak_allocated_bytes)
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What was assumed, in sentences."""
         return tuple(plain(note) for note in self._notes)

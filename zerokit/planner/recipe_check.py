@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zerokit import planner
-from zerokit.errors import InputError
+from zerokit.errors import InputError, ZerokitError
+from zerokit.fields import as_options
 from zerokit.files import write_whole
+from zerokit.planner import recipes
 from zerokit.planner.recipes import EXPECTED_STRATEGY, Recipe, differences, prediction_of
 from zerokit.strictload import load_yaml
 from zerokit.strictload.yamldump import dump_yaml
@@ -29,6 +31,17 @@ def check_recipe(recipe: Recipe, *, write: bool = False) -> list[str]:
     if not recipe.expect:
         raise InputError("has no expect block; `zerokit recipes check --write` fills it")
     return differences(recipe, chosen)
+
+
+def check_recipes(names: Iterable[str], *, write: bool = False) -> dict[str, list[str]]:
+    """What is wrong with each recipe, by its name or file; nothing where it plans to what it expects."""
+    problems: dict[str, list[str]] = {}
+    for name in names:
+        try:
+            problems[name] = check_recipe(recipes.load_any(name), write=write)
+        except ZerokitError as error:
+            problems[name] = [as_options(error.marked)]
+    return problems
 
 
 def _write_expectation(recipe: Recipe, chosen: Mapping[str, Any]) -> None:

@@ -59,6 +59,18 @@ class Recipe:
                 found += [option, as_text(value)]
         return found
 
+    def to_dict(self) -> dict[str, Any]:
+        """What ``recipes show --json`` prints."""
+        return {
+            "schema": "zerokit.recipe/1",
+            "name": self.name,
+            "title": self.title,
+            "description": self.description,
+            "request": dict(self.request),
+            "arguments": self.arguments(),
+            "expect": dict(self.expect),
+        }
+
 
 _ABOUT = ("title", "description", "expect")
 EXPECTED_STRATEGY = (

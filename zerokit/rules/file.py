@@ -262,11 +262,12 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="superoffload-below-stage-3",
-        severity="error",
+        since=(0, 18),
+        severity="warning",
         silent=True,
         source="deepspeed/runtime/engine.py:2749",
         key="zero_optimization.offload_optimizer.super_offload",
-        message="SuperOffload works at stage 3 (and on NVIDIA GPUs) only; ignored here",
+        message="SuperOffload works at stage 3 (and on NVIDIA GPUs) only; ordinary optimizer offload runs here",
         fix='set "stage": 3, or remove super_offload',
         broken=lambda s: (
             s.get("zero_optimization.offload_optimizer.super_offload") is True and s.settings.zero.stage < 3
@@ -275,6 +276,7 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="zenflow-without-offload",
+        since=(0, 17),
         severity="error",
         silent=False,
         source="deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py:116",

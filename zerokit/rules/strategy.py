@@ -118,7 +118,8 @@ def _below_stage_3(name: str) -> dict[str, Any]:
 STRATEGY_RULES: tuple[Rule, ...] = (
     Rule(
         id="offload-param-below-stage-3",
-        severity="error",
+        severity="warning",
+        without_effect=True,
         silent=True,
         source="deepspeed/runtime/engine.py:2749",
         key="zero_optimization.offload_param",
@@ -132,7 +133,8 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="offload-optimizer-at-stage-0",
-        severity="error",
+        severity="warning",
+        without_effect=True,
         silent=True,
         source="deepspeed/runtime/engine.py:1562",
         key="zero_optimization.offload_optimizer",
@@ -142,7 +144,8 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="nvme-below-stage-3",
-        severity="error",
+        severity="warning",
+        without_effect=True,
         silent=True,
         source="deepspeed/runtime/zero/stage_1_and_2.py:220",
         key="zero_optimization.offload_optimizer.device",
@@ -255,6 +258,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="grad-accum-dtype-at-stage-0",
+        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/engine.py:2323",
@@ -280,6 +284,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="master-weights-at-stage-0",
+        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/config.py:705",
@@ -294,6 +299,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="bf16-states-without-master",
+        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/config.py:714",
@@ -304,6 +310,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="master-weights-without-cpu-adam",
+        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/zero/stage_1_and_2.py:332",
@@ -339,6 +346,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="muon-reduce-scatter",
+        since=(0, 18),
         severity="error",
         silent=False,
         source="deepspeed/runtime/zero/stage3.py:361",
@@ -372,6 +380,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         severity="warning",
         silent=True,
         source="deepspeed/runtime/engine.py:669",
+        since=(0, 18),
         key="torch_autocast.enabled",
         message="torch_autocast together with {precision}: the weights are in {precision} already, so autocast "
         "only adds casts",

@@ -87,7 +87,8 @@ class Rule:
         severity: ``error``: the run fails, or does not do what the file says where it matters;
             ``warning``: something is ignored or risky; ``note``: worth knowing.
         silent: DeepSpeed accepts it without a word (else it raises or warns).
-        source: file:line in the DeepSpeed release named by ``settings.DEEPSPEED_VERSION``.
+        source: file:line in the DeepSpeed release named by ``settings.DEEPSPEED_VERSION``, or in that which
+            the path names (``deepspeed-0.17.6/…``).
         key: dotted key a finding points at; may hold ``{fields}`` of the details.
         message: what is wrong and what will happen; may hold ``{fields}`` of the details.
         broken: falsy when the rule is kept; true, or the details that the texts need.
@@ -95,7 +96,9 @@ class Rule:
             needs the model and the job.
         readers: for whom it holds.
         otherwise: severity where somebody else may read the file, too; ``None``: it is not shown then.
-        since: first minor version of DeepSpeed in which it holds.
+        since, until: first and last minor version of DeepSpeed in which it holds, of those that there are
+            tables for.
+        without_effect: the run works, and the setting does nothing: an estimate asks which of the two is meant.
         missing: the key whose absence it is; a misspelt one is a finding of its own.
         edits: changes that ``check --fix`` can write.
     """
@@ -113,7 +116,23 @@ class Rule:
     readers: frozenset[str] = EVERY_READER
     otherwise: Severity | None = "warning"
     missing: str = ""
+    without_effect: bool = False
     since: tuple[int, int] = (0, 0)
+    until: tuple[int, int] = (99, 0)
+
+    def holds_in(self, version: tuple[int, int]) -> bool:
+        """Whether it holds in a minor version of DeepSpeed."""
+        return self.since <= version <= self.until
+
+    @property
+    def versions(self) -> str:
+        """The range in words; empty where it holds in every version."""
+        first, last = (".".join(map(str, end)) for end in (self.since, self.until))
+        if self.since == self.until:
+            return f"DeepSpeed {first}"
+        if self.until < (99, 0):
+            return f"DeepSpeed up to {last}" if self.since == (0, 0) else f"DeepSpeed {first} to {last}"
+        return f"DeepSpeed {first} and later" if self.since > (0, 0) else ""
 
 
 @frozen_dataclass

@@ -199,7 +199,7 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
         InputError: the strategy is not legal.
     """
     violation = first_violation(strategy, key_value_heads=request.shape.kv_heads)
-    if violation is not None and violation.rule.severity == "error":
+    if violation is not None and (violation.rule.severity == "error" or violation.rule.without_effect):
         raise InputError(f"{violation.key}: {violation.message}; {violation.fix}")
     job = replace(request.job, global_batch=strategy.global_batch)
     memory = (request.exact_memory or request.memory)(job, strategy, request.cluster)

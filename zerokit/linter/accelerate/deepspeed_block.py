@@ -238,8 +238,10 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             document,
             path,
             "accelerate-offload-stage",
-            f"{key} needs stage {'3' if name == 'param' else '1, 2 or 3'}; at stage {stage} it is ignored",
+            f"{key} works at stage {'3' if name == 'param' else '1, 2 or 3'} only; at stage {stage} it is "
+            f"ignored, and the {'weights' if name == 'param' else 'optimizer states'} stay on the GPU",
             "change zero_stage, or set it to none",
+            severity="warning",
             source="DeepSpeed 0.19.8, runtime/engine.py:2749",
         )
     elif device == "nvme":
@@ -313,6 +315,7 @@ def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             f"{machines} machines through {launcher or 'pdsh'} without deepspeed_hostfile: "
             "DeepSpeed only warns, and trains on this machine alone",
             "add deepspeed_hostfile, or deepspeed_multinode_launcher: standard",
+            severity="warning",
             source="DeepSpeed 0.19.8, launcher/runner.py:214",
         )
     if launcher == "standard" and not document.value.get("main_process_ip"):

@@ -162,7 +162,7 @@ def _rules(document: Document, where: _Where) -> Iterator[Finding]:
         readers=where.readers,
     )
     for violation in _at_every_stage(setup):
-        if violation.rule.since > minor(version()):
+        if not violation.rule.holds_in(minor(version())):
             continue
         severity = _for_readers(violation.rule, where)
         if severity is None:
@@ -214,6 +214,8 @@ def _for_readers(rule: Rule, where: _Where) -> Severity | None:
 
 def _source(rule: Rule) -> str:
     package, _, rest = rule.source.partition("/")
+    if package.startswith("deepspeed-"):
+        return f"DeepSpeed {package.partition('-')[2]}, {rest}"
     if package == "deepspeed":
         return f"DeepSpeed {DEEPSPEED_VERSION}, {rest}"
     return f"Accelerate {ACCELERATE_VERSION}, {rest}"

@@ -149,7 +149,12 @@ def _unknown(
     owners = [name for name in _homes(key) if name != block_name]
     if owners:
         home = "the top level" if not owners[0] else owners[0]
-        return finding(document, path, "misplaced-key", what, f"move it to {home}", suggests=key)
+        if refused or key == "stage":
+            return finding(document, path, "misplaced-key", what, f"move it to {home}", suggests=key)
+        return finding(
+            document, path, "misplaced-key", f"{what}, and runs as if it were not there",
+            f"move it to {home}", severity="warning", suggests=key,
+        )  # fmt: skip
     guess = nearest(key, block["keys"])
     if guess is None:
         guess = synonym(key, block["keys"])

@@ -1,0 +1,78 @@
+"""What is known of this machine's speed: rates that the doctor measured, step times that ``tune`` kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from zerokit.doctor.examine import Examination
+from zerokit.errors import INSTALL_TRAINING, InputError, ReportNotWritten
+from zerokit.machine import measured as measurements
+from zerokit.machine import tuned
+from zerokit.machine.measured import Measured
+from zerokit.timing.calibration import Observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What later plans on this machine count with.
+
+    Attributes:
+        measured: rates; None: nothing was measured.
+        source: where they are kept, or why there are none.
+        tuned: step times of real runs.
+        tuned_warning: why those that were kept cannot be used.
+    """
+
+    measured: Measured | None
+    source: str
+    tuned: tuple[Observation, ...]
+    tuned_warning: str | None
+
+    @property
+    def tuned_jobs(self) -> int:
+        """How many jobs the step times are of."""
+        return len({(each.gpu, each.gpus, each.job_key) for each in self.tuned})
+
+    def to_dict(self) -> dict[str, Any]:
+        """``measured`` and ``tuned`` of ``doctor --json``."""
+        return {
+            "measured": self.measured.as_dict() if self.measured else None,
+            "tuned": {
+                "file": str(tuned.path()),
+                "step_times": len(self.tuned),
+                "warning": self.tuned_warning,
+            },
+        }
+
+
+def known() -> Rates:
+    """What was measured and kept before; nothing is measured now."""
+    return _with_tuned(*measurements.load())
+
+
+def measure(examination: Examination, say: Callable[[str], None]) -> Rates:
+    """Measure this machine and keep the rates for later plans: about a minute. ``say`` hears that first.
+
+    Raises:
+        InputError: torch is not installed.
+        RankFailed, RunHung: it did not come to an end.
+        ReportNotWritten: the rates cannot be kept.
+    """
+    from zerokit.doctor.measure import measure as measure_now
+
+    if any(finding.check == "software.torch" for finding in examination.blockers):
+        raise InputError(f"⟨measure⟩: torch is not installed; {INSTALL_TRAINING}")
+    say("measuring: about a minute, some more if DeepSpeed's CPU Adam has to be compiled")
+    measured, path = measure_now(examination.detected), measurements.path()
+    try:
+        measurements.save(measured, path)
+    except OSError as error:
+        raise ReportNotWritten(f"{path}: {error.strerror}") from error
+    return _with_tuned(measured, f"kept in {path}")
+
+
+def _with_tuned(measured: Measured | None, source: str) -> Rates:
+    times, warning = tuned.load()
+    return Rates(measured=measured, source=source, tuned=tuple(times), tuned_warning=warning)

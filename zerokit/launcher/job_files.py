@@ -1,0 +1,212 @@
+"""The files that start a plan's script elsewhere: a job of Slurm or Kubernetes, and single configurations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from zerokit.domain.job import Job
+from zerokit.emit import jobs, plan_file
+from zerokit.emit.accelerate import accelerate_yaml
+from zerokit.emit.deepspeed import VARIANTS, deepspeed_config
+from zerokit.emit.files import DEEPSPEED_NAMES
+from zerokit.emit.plan_file import PlanFile
+from zerokit.errors import InputError
+from zerokit.launcher.command import script_options
+from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
+from zerokit.values import frozen_dataclass
+
+Say = Callable[[str], None]
+
+
+@frozen_dataclass
+class JobScript:
+    """The script of a job.
+
+    Attributes:
+        style: how it is told of its configuration beyond its command; ``none``: the command says all.
+        command: its path and arguments, those that name the configuration included.
+        config: the DeepSpeed file that it is given.
+    """
+
+    style: str
+    command: Sequence[str]
+    config: Path
+
+
+def deepspeed_json(folder: str, variant: str) -> str:
+    """The DeepSpeed JSON of a plan, as its consumer takes it.
+
+    Raises:
+        InputError: there is no such plan, or no such variant.
+    """
+    return json.dumps(deepspeed_config(plan_file.read(folder).strategy(), Job(), variant=variant), indent=2)
+
+
+def accelerate_config(folder: str, form: str, config: str | None) -> str:
+    """The YAML for ``accelerate launch --config_file``.
+
+    Args:
+        form: ``file`` names a DeepSpeed JSON, ``plugin`` has the plugin's own keys.
+        config: the JSON to name; None: the plan's for Accelerate.
+
+    Raises:
+        InputError: there is no such plan, or it cannot be said in this form.
+    """
+    if form == "plugin" and config is not None:
+        raise InputError("⟨deepspeed⟩: only with ⟨form⟩ file")
+    plan = plan_file.read(folder)
+    named = config or str(_config(plan, "accelerate").absolute())
+    return accelerate_yaml(
+        plan.strategy(),
+        plan.nodes,
+        ds_config_path=named if form == "file" else None,
+        attention=str(plan.request.get("attention") or "sdpa"),
+    )
+
+
+def hostfile(folder: str, hosts: Sequence[str]) -> str:
+    """DeepSpeed's hostfile for the nodes of a plan.
+
+    Raises:
+        InputError: there is no such plan, or it is for another number of nodes.
+    """
+    plan = plan_file.read(folder)
+    return jobs.hostfile(hosts, plan.strategy(), plan.nodes)
+
+
+def sbatch_script(
+    folder: str,
+    script: Sequence[str],
+    *,
+    style: str = "auto",
+    variables: Sequence[str] = (),
+    job_name: str,
+    time_limit: str | None,
+    say: Say,
+) -> str:
+    """An sbatch script: one torchrun on each node of the plan, through srun.
+
+    Args:
+        script: its path and arguments.
+        variables: ``NAME=VALUE`` for the job, beside those of the plan.
+        say: hears how the script is taken.
+
+    Raises:
+        InputError: the plan is not for GPUs, or the script cannot be given its configuration.
+    """
+    plan = _for_gpus(folder)
+    taken = job_script(plan, script, style=style, say=say)
+    return jobs.sbatch_script(
+        plan.strategy(),
+        plan.nodes,
+        taken.command,
+        ds_config_path=str(taken.config),
+        style=taken.style,
+        environment=_environment(plan, variables),
+        job_name=job_name,
+        time_limit=time_limit,
+    )
+
+
+def kubernetes_manifest(
+    folder: str,
+    script: Sequence[str],
+    *,
+    image: str,
+    style: str = "auto",
+    variables: Sequence[str] = (),
+    name: str,
+    gpu_resource: str,
+    say: Say,
+) -> str:
+    """A manifest: the DeepSpeed JSON as a ConfigMap, and an Indexed Job of one pod per node of the plan.
+
+    Arguments as of :func:`sbatch_script`; the script is a path in the image.
+
+    Raises:
+        InputError: the plan is not for GPUs, or the script cannot be given its configuration.
+    """
+    plan = _for_gpus(folder)
+    taken = job_script(plan, script, style=style, config=Path(jobs.CONFIG_IN_POD), say=say)
+    variant = taken.style if taken.style in VARIANTS else "raw"
+    return jobs.kubernetes_manifest(
+        plan.strategy(),
+        plan.nodes,
+        taken.command,
+        image=image,
+        ds_config=deepspeed_config(plan.strategy(), Job(), variant=variant),
+        style=taken.style,
+        environment=_environment(plan, variables),
+        name=name,
+        gpu_resource=gpu_resource,
+    )
+
+
+def job_script(
+    plan: PlanFile, script: Sequence[str], *, style: str, say: Say, config: Path | None = None
+) -> JobScript:
+    """How a script takes its configuration, and its whole command.
+
+    Args:
+        style: ``auto`` reads the script's source.
+        config: the file that it is given; None: the plan's.
+
+    Raises:
+        InputError: the script is not here, takes none, or cannot run the plan.
+    """
+    path = Path(script[0])
+    facts = _facts(path, style)
+    taken = facts.style if style == "auto" else style
+    if style == "auto":
+        say(f"{path} is taken as {STYLE_WORDS[taken]}: {facts.why}")
+    if taken == "none" and style == "auto":
+        raise InputError(f"{path}: {facts.why}; say how it takes its configuration with ⟨style⟩")
+    if taken in ("trainer", "accelerate") and plan.strategy().pipeline_parallel > 1:
+        raise InputError(
+            f"{path} is taken as {STYLE_WORDS[taken]}, which cannot run a pipeline: the plan is for a "
+            "script that builds a PipelineModule (⟨style⟩ raw)"
+        )
+    if taken == "trainer":
+        say(f"the plan holds with these TrainingArguments: {' '.join(plan.trainer_arguments)}")
+    file = config or _config(plan, taken)
+    options = script_options(taken, facts, tuple(script[1:]), file)
+    # a raw script has its options now; the others get theirs by the environment
+    return JobScript(style="none" if taken == "raw" else taken, command=[*script, *options], config=file)
+
+
+def _facts(path: Path, style: str) -> ScriptFacts:
+    if style not in ("auto", *STYLES):
+        raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
+    if style != "auto" and not path.exists():
+        return ScriptFacts(path=path)
+    try:
+        return read_script(path, None)
+    except InputError as error:
+        raise InputError(
+            f"{error.marked}; with ⟨style⟩ raw, accelerate or trainer it need not be here"
+        ) from None
+
+
+def _for_gpus(folder: str) -> PlanFile:
+    plan = plan_file.read(folder)
+    if plan.cluster.get("gpu") == "cpu":
+        raise InputError(f"⟨plan⟩ {folder}: it is for CPU ranks of one machine; plan for GPUs, with --gpu")
+    return plan
+
+
+def _config(plan: PlanFile, variant: str) -> Path:
+    """The plan's DeepSpeed file for a consumer; where there is none, the raw one."""
+    paths = [plan.folder / DEEPSPEED_NAMES[name] for name in (variant, "raw") if name in DEEPSPEED_NAMES]
+    return next((path for path in paths if path.is_file()), paths[-1])
+
+
+def _environment(plan: PlanFile, variables: Sequence[str]) -> dict[str, str]:
+    found = dict(plan.environment)
+    for text in variables:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise InputError(f"⟨env⟩ {text}: write NAME=VALUE")
+        found[name] = value
+    return found

@@ -1,0 +1,76 @@
+"""A run as its files tell: its report, or what the ranks have written so far while it lives."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from zerokit.emit.plan_file import read_of_run
+from zerokit.errors import InputError
+from zerokit.launcher.rank_file import find_rank_files
+from zerokit.launcher.run_folder import REPORT_FILE
+from zerokit.launcher.verdict.report import report_of_folder
+from zerokit.machine.host import detect_host
+from zerokit.report.alarms import alarms
+from zerokit.report.html import write_page
+from zerokit.report.openmetrics import openmetrics
+from zerokit.report.schema import RunReport, load_report
+
+_PATIENCE_SECONDS = 15.0
+"""From the ranks' last words to the launcher's report."""
+
+
+def load_run(path: Path) -> RunReport:
+    """The report of a run folder or of a report.json; of the ranks' own files while the run lives.
+
+    Raises:
+        InputError: there is no such run, or its report is damaged.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such run; give a run folder or its report.json")
+    if not path.is_dir():
+        return load_report(path)
+    written = path / REPORT_FILE
+    if written.exists():
+        return load_report(written)
+    if not find_rank_files(path):
+        raise InputError(f"{path} is no run folder: it holds neither report.json nor rank-*.jsonl")
+    plan, problems = read_of_run(path)
+    return report_of_folder(path, plan, problems)
+
+
+class WatchedRun:
+    """A run that is looked at again and again.
+
+    Args:
+        metrics: a file that keeps the figures of the last look, as OpenMetrics text.
+    """
+
+    def __init__(self, path: Path, metrics: Path | None = None) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._ended_since: float | None = None
+
+    def look(self) -> tuple[RunReport, list[str]]:
+        """The run as it is now, and its alarms.
+
+        Raises:
+            InputError: there is no such run, or its report is damaged.
+            ReportNotWritten: the metrics cannot be written.
+        """
+        report = load_run(self._path)
+        found = alarms(report, detect_host().ram_bytes)
+        if self._metrics is not None:
+            write_page(self._metrics, openmetrics(report, found))
+        return report, found
+
+    def is_over(self, report: RunReport) -> bool:
+        """Whether what was just seen is the last there will be: the report is written, or the ranks ended and
+        none comes."""
+        if report.outcome == "running":
+            self._ended_since = None
+            return False
+        now = time.monotonic()
+        self._ended_since = now if self._ended_since is None else self._ended_since
+        written = not self._path.is_dir() or (self._path / REPORT_FILE).exists()
+        return written or now - self._ended_since > _PATIENCE_SECONDS
