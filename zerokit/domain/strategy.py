@@ -94,12 +94,17 @@ class TimeEstimate:
     """Predicted time of one optimizer step. Seconds.
 
     ``bound_by`` is the largest of ``parts``: compute, link, network, pcie, host, nvme, launch, retries.
+
+    Attributes:
+        step_seconds_range: as fast and as slow as what nobody measured may make it (host, network); ``None``:
+            nothing does, or not asked.
     """
 
     step_seconds: float
     tokens_per_second_per_gpu: float
     parts: Mapping[str, float]
     bound_by: str
+    step_seconds_range: tuple[float, float] | None = None
 
 
 @frozen_dataclass

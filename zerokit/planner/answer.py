@@ -12,7 +12,8 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
 from zerokit.memory.components import label
-from zerokit.planner.documents import PlannedStrategy
+from zerokit.planner.documents import Estimate, PlannedStrategy
+from zerokit.timing.ranges import SURE
 from zerokit.units import format_gib, format_seconds
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
@@ -42,9 +43,17 @@ def pace(planned: PlannedStrategy) -> str:
         return "Step time: not predicted for CPU ranks" if planned.on_cpu else "Step time: not predicted"
     per_billion = 1e9 / (rate * planned.strategy.world_size)
     return (
-        f"Step: {format_seconds(seconds)}, {rate:,.0f} tokens/s per GPU, {format_seconds(per_billion)} "
-        "per 1e9 tokens"
+        f"Step: {format_seconds(seconds)}{_range(estimate)}, {rate:,.0f} tokens/s per GPU, "
+        f"{format_seconds(per_billion)} per 1e9 tokens"
     )
+
+
+def _range(estimate: Estimate) -> str:
+    """`` (12.0 to 19.0 s)``, where host or network may make so much of a difference."""
+    found = estimate.step_seconds_range
+    if found is None or found[1] < (1 + SURE) * found[0]:
+        return ""
+    return f" ({format_seconds(found[0])} to {format_seconds(found[1])})"
 
 
 def trains(job: Job) -> str:

@@ -232,6 +232,11 @@ class Estimate:
         return self.planned.candidate.time.step_seconds if self.planned.timed else None
 
     @property
+    def step_seconds_range(self) -> tuple[float, float] | None:
+        """The same as fast and as slow as host and network, where nobody measured them, may make it."""
+        return self.planned.candidate.time.step_seconds_range if self.planned.timed else None
+
+    @property
     def tokens_per_second_per_gpu(self) -> float | None:
         """Throughput of a GPU; None where none is predicted."""
         return self.planned.candidate.time.tokens_per_second_per_gpu if self.planned.timed else None
@@ -292,6 +297,7 @@ class Estimate:
             "host_components": self.host_components,
             "nvme_bytes_per_node": self.nvme_bytes_per_node,
             "step_seconds": self.step_seconds,
+            "step_seconds_range": None if self.step_seconds_range is None else list(self.step_seconds_range),
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "time_parts": self.time_parts,
             "bound_by": self.bound_by,

@@ -40,7 +40,7 @@ def fastest_with_fewer(space: Space, best: Candidate) -> Space | None:
     found, seconds = None, best.time.step_seconds
     for cluster in halves(space.cluster):
         time = space.timing
-        timing = TimeModel(space.shape, space.job, cluster, time.constants, time.calibration, time.trainable)
+        timing = TimeModel(space.shape, space.job, cluster, time.stack, time.calibration, time.trainable)
         smaller = replace(space, cluster=cluster, timing=timing)
         ranked = search(smaller, top=1, limit_seconds=seconds).ranked
         if ranked and ranked[0].time.step_seconds < seconds:

@@ -16,6 +16,7 @@ from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
 from zerokit.search import explain as advice
 from zerokit.search import fewer_gpus
+from zerokit.search.close_calls import close_call, with_range
 from zerokit.search.fewer_gpus import fastest_with_fewer
 from zerokit.search.host_memory import assumed_host, note_on_choice
 from zerokit.search.nearest import nearest_changes
@@ -140,6 +141,8 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(other, space.shape, space.job, request.cluster) for other in others]
+    if request.timed and not request.job.inference:
+        chosen, *others = (with_range(each, space.timing) for each in (chosen, *others))
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
@@ -160,7 +163,14 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         cluster=space.cluster,
         assumptions=assumptions,
         faster_with=(*_faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
-        advice=advice.advise(chosen, space.shape, space.job, request.cluster, request.memory),
+        advice=(
+            *advice.advise(chosen, space.shape, space.job, request.cluster, request.memory),
+            *(
+                close_call(chosen, others, space.timing)
+                if request.timed and not request.job.inference
+                else ()
+            ),
+        ),
     )
 
 
@@ -207,6 +217,7 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
     time = timing.with_retries(timing.estimate(strategy), strategy, memory)
     takes = saving(request.shape, job, strategy, request.cluster)
     found = Candidate(strategy=strategy, memory=memory, time=time, saving=takes)
+    found = with_range(found, timing) if request.timed and not request.job.inference else found
     reason = fits(memory, request.cluster)
     assumed = reason == HOST_REASON and request.cluster.host_ram_bytes is None
     return found, reason is None or assumed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from zerokit.values import frozen_dataclass
 
@@ -217,6 +218,21 @@ HUGGING_FACE = Constants(
 )
 
 
+HOST_FACTOR = 0.81
+"""Of the host that the constants' times are those of, over the reference host's (``host_speed``): 1.5 times
+those of ``kernels.jsonl``'s host, which is at 0.54."""
+_OF_THE_HOST = (
+    "launch_seconds", "hook_seconds", "offload_hook_seconds", "offload_fetch_seconds",
+    "stage3_launch_seconds", "tensor_launch_seconds", "step_launch_seconds", "tensor_step_seconds",
+)  # fmt: skip
+
+
+def at_host(constants: Constants, factor: float) -> Constants:
+    """The constants on a host that takes ``factor`` times the reference host's seconds to issue work."""
+    scale = factor / HOST_FACTOR
+    return replace(constants, **{name: scale * getattr(constants, name) for name in _OF_THE_HOST})
+
+
 @frozen_dataclass
 class LayerFactor:
     """Measured over predicted time of a layer at one point: what no formula foresees (the kernels that
@@ -261,6 +277,8 @@ class Calibration:
         matmul_flops: largest 16-bit matmul rate.
         allreduce_bytes_per_second: bus bandwidth inside a node for large messages.
         layer_factors: measured layers; they speak for layers of nearly the same sizes only.
+        host_factor: the host's seconds to issue operators over the reference host's (``host_speed``).
+        host_factor_low, host_factor_high: between them are nine tenths of its probe's rounds.
         tuned: factors of the very job that is timed; they go before the layers'.
         rehearsed: the same of its script's rehearsals; ``tuned`` goes before them.
     """
@@ -272,6 +290,9 @@ class Calibration:
     device_to_host_bytes_per_second: float | None = None
     cpu_adam_parameters_per_second: float | None = None
     nvme_bytes_per_second: float | None = None
+    host_factor: float | None = None
+    host_factor_low: float | None = None
+    host_factor_high: float | None = None
     layer_factors: tuple[LayerFactor, ...] = ()
     tuned: JobFactors | None = None
     rehearsed: JobFactors | None = None

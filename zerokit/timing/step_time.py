@@ -17,7 +17,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.domain.strategy import MemoryEstimate, Strategy, TimeEstimate
 from zerokit.timing.allocator_retries import retry_seconds, spare_bytes
-from zerokit.timing.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants
+from zerokit.timing.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants, at_host
 from zerokit.timing.traffic import Traffic, Work
 
 _EMULATION_SLOWDOWN = 8
@@ -67,8 +67,10 @@ class TimeModel:
         self.shape = shape
         self.job = job
         self.cluster = cluster
-        self.constants = constants
+        self.stack = constants
         self.calibration = calibration or Calibration()
+        factor = self.calibration.host_factor
+        self.constants = constants = constants if factor is None else at_host(constants, factor)
         self.traffic = Traffic(
             shape,
             job,

@@ -1,0 +1,80 @@
+"""Step times as ranges: by the host, the network and offload, narrowed by what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import zerokit
+from tests.support.requests import request_for
+from zerokit.domain.job import Job
+from zerokit.search.plan import Plan, make_plan, make_space
+from zerokit.search.space import Pins
+from zerokit.timing.constants import Calibration
+from zerokit.timing.host_speed import FASTEST, SLOWEST
+from zerokit.timing.ranges import step_range, unmeasured
+from zerokit.timing.step_time import TimeModel
+
+SMALL = Pins(zero_stage=3, micro_batch=1, gradient_accumulation=1, checkpointing="none")
+
+
+def small(calibration: Calibration | None = None) -> Plan:
+    request = request_for("llama-3.2-1b", "h200", 2, job=Job(seq_len=2048), pins=SMALL)
+    return make_plan(replace(request, calibration=calibration))
+
+
+def test_a_step_that_the_host_paces_spans_the_hosts_that_were_measured() -> None:
+    """Kernels are launched one after the other: a host twice as fast takes half the time for them."""
+    time = small().chosen.time
+    assert time.step_seconds_range is not None
+    low, high = time.step_seconds_range
+    assert low < time.step_seconds < high
+    assert 1.5 < high / low <= SLOWEST / FASTEST
+
+
+def test_a_probed_host_narrows_the_range_and_moves_the_time() -> None:
+    unknown = small().chosen.time
+    probed = small(Calibration(host_factor=0.6, host_factor_low=0.58, host_factor_high=0.65)).chosen.time
+    assert unknown.step_seconds_range is not None and probed.step_seconds_range is not None
+    low, high = probed.step_seconds_range
+    assert low < probed.step_seconds < high < unknown.step_seconds
+    assert high - low < 0.3 * (unknown.step_seconds_range[1] - unknown.step_seconds_range[0])
+
+
+def test_only_an_unknown_network_widens_the_range() -> None:
+    request = request_for("llama-3.1-70b", "h100-sxm-80gb", 32, 4)
+    given = replace(request, cluster=replace(request.cluster, network_bytes_per_second=400e9))
+    for asked, names in ((request, {"the host's speed", "the network"}), (given, {"the host's speed"})):
+        chosen, space = make_plan(asked).chosen, make_space(asked)[0]
+        assert {each.name for each in unmeasured(space.timing, chosen.strategy)} == names
+        low, high = step_range(space.timing, chosen.strategy, chosen.memory) or (0, 0)
+        assert low <= chosen.time.step_seconds <= high
+
+
+def test_offload_depends_on_the_host_unless_it_was_measured() -> None:
+    pins = Pins(zero_stage=3, offload_optimizer="cpu", offload_param="cpu")
+    request = request_for("llama-3.1-8b", "rtx-4090", 2, job=Job(seq_len=2048, global_batch=8), pins=pins)
+    chosen, space = make_plan(request).chosen, make_space(request)[0]
+    low, high = chosen.time.step_seconds_range or (0, 0)
+    assert high > 1.2 * low
+    measured = Calibration(cpu_adam_parameters_per_second=3e9, host_to_device_bytes_per_second=100e9)
+    model = TimeModel(space.shape, space.job, space.cluster, calibration=measured)
+    assert {each.name for each in unmeasured(model, chosen.strategy)} == {"the host's speed"}
+
+
+def test_a_plan_says_when_a_slow_network_would_change_the_choice() -> None:
+    plan = zerokit.plan(params="70b", gpus=16, gpu="a100-80gb")
+    said = [line for line in plan.advice if "decides between the choice" in line]
+    assert said and "the network" in said[0] and "network" in said[0]
+    known = zerokit.plan(params="70b", gpus=16, gpu="a100-80gb", network="200GB")
+    assert not [line for line in known.advice if line.startswith("the network decides")]
+
+
+def test_the_range_is_in_the_json_and_none_for_cpu_ranks() -> None:
+    estimate = zerokit.plan(params="1b", gpus=2, gpu="h200", zero=3, micro_batch=1).chosen.estimate
+    low, high = estimate.to_dict()["step_seconds_range"]
+    assert low <= estimate.step_seconds <= high
+    on_cpu = zerokit.plan(params="20m", gpus=2, device="cpu", seq_len=64).chosen.estimate
+    assert on_cpu.to_dict()["step_seconds_range"] is None
+    assert pytest.approx(high) == estimate.step_seconds_range[1]

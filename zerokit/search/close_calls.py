@@ -1,0 +1,29 @@
+"""How sure a time is, and where what nobody measured decides between two plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zerokit.domain.strategy import Candidate
+from zerokit.search.explain import strategy_words
+from zerokit.timing.ranges import step_range, turned_by
+from zerokit.timing.step_time import TimeModel
+
+
+def with_range(candidate: Candidate, timing: TimeModel) -> Candidate:
+    """The candidate with the range of its step time."""
+    found = step_range(timing, candidate.strategy, candidate.memory)
+    return replace(candidate, time=replace(candidate.time, step_seconds_range=found))
+
+
+def close_call(chosen: Candidate, others: Sequence[Candidate], timing: TimeModel) -> tuple[str, ...]:
+    """The first of the next best that may be faster than the choice, and what tells; empty: none may."""
+    for other in others:
+        turn = turned_by(timing, chosen.strategy, other.strategy)
+        if turn is not None:
+            return (
+                f"{turn.name} decides between the choice and {strategy_words(other.strategy)}: "
+                f"{turn.told_by} or `zerokit tune` tells which is faster",
+            )
+    return ()

@@ -1,0 +1,139 @@
+"""Between which times a step lies, by what nobody measured: the host, the network, what moves between them.
+
+The GPU's own work is predicted within a few per cent; hosts of one kind differ by half and more, and so do
+networks of clouds. What ``zerokit doctor --measure``, ``zerokit tune`` or an option says narrows the range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from zerokit.domain.strategy import MemoryEstimate, Strategy
+from zerokit.timing.constants import Calibration
+from zerokit.timing.host_speed import FASTEST, SLOWEST
+from zerokit.timing.step_time import TimeModel
+from zerokit.values import frozen_dataclass
+
+_UNKNOWN_NETWORKS = (12.5e9, 100e9)
+"""Per node, of GPUs whose nodes' network is not in the catalogue: one port of 100 Gb/s to two of 400."""
+_ADAM_RATES = (2.1e9, 4.5e9)
+"""Weights a second and node: 0.48 s per 1e9 on busy hosts, 0.22 at best (as ``Constants`` says)."""
+_COPIES = 2.0
+"""What a node copies to and from all of its GPUs at once was measured on one host: half and twice of it."""
+SURE = 0.1
+"""A range narrower than this, of its lower end, is not worth a word: a choice."""
+
+
+@frozen_dataclass
+class Unmeasured:
+    """One thing that a step time depends on and that is not known.
+
+    Attributes:
+        name: in words.
+        fast, slow: the time model where it is as fast, and as slow, as it may be.
+        told_by: what tells.
+    """
+
+    name: str
+    fast: TimeModel
+    slow: TimeModel
+    told_by: str
+
+
+def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
+    """What the strategy's time depends on and nothing says."""
+    calibration, cluster = model.calibration, model.cluster
+    if cluster.gpu.name == "cpu":
+        return
+    low, high = calibration.host_factor_low or FASTEST, calibration.host_factor_high or SLOWEST
+    yield Unmeasured(
+        name="the host's speed", told_by="`zerokit doctor --measure` on the GPU machine",
+        fast=_with(model, replace(calibration, host_factor=low)),
+        slow=_with(model, replace(calibration, host_factor=high)),
+    )  # fmt: skip
+    if (
+        cluster.nodes > 1
+        and not calibration.network_bytes_per_second
+        and not cluster.network_bytes_per_second
+    ):
+        slowest, fastest = _networks(model)
+        yield Unmeasured(
+            name="the network", told_by="⟨network⟩",
+            fast=_with(model, replace(calibration, network_bytes_per_second=fastest)),
+            slow=_with(model, replace(calibration, network_bytes_per_second=slowest)),
+        )  # fmt: skip
+    zero = strategy.settings.zero
+    if {zero.offload_optimizer.device, zero.offload_param.device} != {"none"}:
+        known = calibration.host_to_device_bytes_per_second or calibration.cpu_adam_parameters_per_second
+        if not known:
+            yield Unmeasured(
+                name="the host's copies and optimizer",
+                told_by="`zerokit doctor --measure` on the GPU machine",
+                fast=_with(model, _offloading(model, _ADAM_RATES[1], _COPIES)),
+                slow=_with(model, _offloading(model, _ADAM_RATES[0], 1 / _COPIES)),
+            )  # fmt: skip
+
+
+def step_range(model: TimeModel, strategy: Strategy, memory: MemoryEstimate) -> tuple[float, float] | None:
+    """Seconds of a step where all that is not measured is as fast, and as slow, as it may be.
+
+    None where the very strategy ran here, or its script was rehearsed: that measured what it depends on.
+    """
+    known = model.calibration.tuned or model.calibration.rehearsed
+    if known is not None and strategy.family in known.tried:
+        return None
+    fast = slow = model.calibration
+    for each in unmeasured(model, strategy):
+        fast = _merged(fast, model.calibration, each.fast.calibration)
+        slow = _merged(slow, model.calibration, each.slow.calibration)
+    if fast is slow:
+        return None
+    low, high = (
+        there.with_retries(there.estimate(strategy), strategy, memory).step_seconds
+        for there in (_with(model, fast), _with(model, slow))
+    )
+    return min(low, high), max(low, high)
+
+
+def turned_by(model: TimeModel, first: Strategy, second: Strategy) -> Unmeasured | None:
+    """What could make the second strategy the faster of the two; None: nothing that is known of."""
+    for each in unmeasured(model, second):
+        for there in (each.fast, each.slow):
+            if there.estimate(second).step_seconds < there.estimate(first).step_seconds:
+                return each
+    return None
+
+
+def _with(model: TimeModel, calibration: Calibration) -> TimeModel:
+    return TimeModel(model.shape, model.job, model.cluster, model.stack, calibration, model.trainable)
+
+
+def _merged(onto: Calibration, plain: Calibration, changed: Calibration) -> Calibration:
+    """``onto`` with what ``changed`` has otherwise than ``plain``."""
+    names = (
+        "host_factor", "network_bytes_per_second", "host_to_device_bytes_per_second",
+        "device_to_host_bytes_per_second", "cpu_adam_parameters_per_second",
+    )  # fmt: skip
+    values = {name: getattr(changed, name) for name in names}
+    return replace(onto, **{k: v for k, v in values.items() if v != getattr(plain, k)})
+
+
+def _networks(model: TimeModel) -> tuple[float, float]:
+    """Of a node, as a calibration has it: what a collective reaches of the datasheet's rate."""
+    gpu, share = model.cluster.gpu, model.stack.network_efficiency
+    usual, slowest = gpu.network_bytes_per_second, gpu.slowest_network_bytes_per_second
+    if usual is None:
+        return _UNKNOWN_NETWORKS[0] * share, _UNKNOWN_NETWORKS[1] * share
+    per_node = model.cluster.gpus_per_node
+    return (slowest or usual) * per_node * share, usual * per_node * share
+
+
+def _offloading(model: TimeModel, adam: float, copies: float) -> Calibration:
+    c = model.stack
+    return replace(
+        model.calibration,
+        cpu_adam_parameters_per_second=adam,
+        host_to_device_bytes_per_second=c.host_to_device_bytes_per_second * copies,
+        device_to_host_bytes_per_second=c.device_to_host_bytes_per_second * copies,
+    )
