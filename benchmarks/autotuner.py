@@ -46,10 +46,12 @@ from typing import Any
 
 import yaml
 
+import zerokit
 from benchmarks.autotuner_table import Answer, table
 from benchmarks.measure import planned
 from benchmarks.measure.rows import notes_of
 from benchmarks.measure.run import free_port
+from zerokit.errors import ZerokitError
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "benchmarks" / "autotuner_job.py"
@@ -183,12 +185,12 @@ class Benchmark:
         (self.folder / "result.json").write_text(text, encoding="utf-8")
 
     @property
-    def planning(self) -> list[str]:
-        """The job as zerokit's commands are told of it."""
-        job = {"model": self.options.model, "gpus": self.options.gpus, "seq-len": self.options.seq_len,
-               "global-batch": self.options.global_batch, "tp": 1, "sp": 1,
-               "device": self.options.device}  # fmt: skip
-        return [*planned.argv(job), "--no-calibration"]
+    def planning(self) -> dict[str, Any]:
+        """The job as the planner is told of it."""
+        options = self.options
+        return {"model": options.model, "gpus": options.gpus, "seq_len": options.seq_len,
+                "global_batch": options.global_batch, "tp": 1, "sp": 1, "device": options.device,
+                "no_calibration": True}  # fmt: skip
 
     @property
     def device_environment(self) -> dict[str, str]:
@@ -207,17 +209,17 @@ class Benchmark:
         return [str(JOB), *planned.argv(words)]
 
     def plan(self) -> Answer:
-        """``zerokit plan``."""
-        command = [sys.executable, "-m", "zerokit", "plan", *self.planning, "--out", "files"]
-        if self.options.card_gib is not None:
-            command += ["--vram", f"{self.options.card_gib}GiB"]
-        done = run(command, fresh(self.folder / "plan"), self.left)
-        if done.code != 0:
-            raise SystemExit(f"zerokit plan: {done.why}")
-        chosen = chosen_of(done.output.parent / "files")
-        step = chosen["estimate"]["step_seconds"]
+        """``zerokit.plan``."""
+        card = {} if self.options.card_gib is None else {"vram": f"{self.options.card_gib}GiB"}
+        began = time.monotonic()
+        try:
+            answer = zerokit.plan(**self.planning, **card, out=fresh(self.folder / "plan") / "files")
+        except ZerokitError as error:
+            raise SystemExit(f"zerokit.plan: {error}") from None
+        seconds, chosen = round(time.monotonic() - began, 2), answer.chosen
+        step = chosen.estimate.step_seconds
         tokens = self.options.global_batch * self.options.seq_len
-        return {"seconds": done.seconds, "finished": True, "runs": [], **of_plan(chosen),
+        return {"seconds": seconds, "finished": True, "runs": [], **of_plan(chosen.to_dict()),
                 "own_tokens_per_second": step and tokens / step}  # fmt: skip
 
     def tune(self) -> Answer:
@@ -225,8 +227,10 @@ class Benchmark:
         if self.options.card_gib is not None:
             return {"error": "zerokit tune plans for the GPUs that are there, not for a smaller card"}
         place = fresh(self.folder / "tune")
-        command = [sys.executable, "-m", "zerokit", "tune", *self.planning, "--style", "raw",
-                   "--out", "files", "--run-dir", place / "run", "--top", self.options.top,
+        job = {name.replace("_", "-"): value for name, value in self.planning.items() if value is not True}
+        # a process of its own: it is stopped when time is up
+        command = [sys.executable, "-m", "zerokit", "tune", *planned.argv(job), "--no-calibration",
+                   "--style", "raw", "--out", "files", "--run-dir", place / "run", "--top", self.options.top,
                    "--steps", self.options.tune_steps,
                    *self.script(10_000, place / "notes", "{checkpointing}")]  # fmt: skip
         done = run(command, place, self.left - self.options.run_seconds)

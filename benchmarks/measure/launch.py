@@ -26,7 +26,10 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class Launched:
-    """Every case is a ``zerokit launch`` of ``benchmarks.measure.train``."""
+    """Every case is a ``zerokit launch`` of ``benchmarks.measure.train``, in a process of its own.
+
+    They run side by side, and each has its GPUs and its limit from the environment.
+    """
 
     grace_seconds = 20.0
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import zerokit
 from benchmarks.rehearsal.inputs import Inputs
 from benchmarks.rehearsal.rows import MeasuredRun, compared, planned_runs, raw_runs, timed_runs
 from zerokit.catalog import gpus
@@ -177,39 +177,20 @@ class Bench:
     def _plan(self, run: MeasuredRun, model: Path) -> str:
         strategy, out = run.strategy, self.folder / f"plan-{run.name}"
         batch = strategy["micro_batch"] * strategy["data_parallel"] * strategy["gradient_accumulation"]
-        lora = ["--method", "lora", "--lora-rank", "16"] if "--use_peft" in run.arguments else []
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "zerokit",
-                "plan",
-                "--model",
-                str(model),
-                "--gpus",
-                str(run.gpus),
-                "--gpu",
-                "h200",
-                "--seq-len",
-                "1024" if "grpo" in run.name else "2048",
-                "--zero",
-                str(strategy["zero_stage"]),
-                "--micro-batch",
-                str(strategy["micro_batch"]),
-                "--global-batch",
-                str(batch),
-                "--checkpointing",
-                strategy["activation_checkpointing"],
-                "--offload-optimizer",
-                strategy["offload_optimizer"],
-                "--offload-param",
-                strategy["offload_param"],
-                "--out",
-                str(out),
-                *lora,
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
+        lora: dict[str, Any] = {"method": "lora", "lora_rank": 16} if "--use_peft" in run.arguments else {}
+        zerokit.plan(
+            model=model,
+            gpus=run.gpus,
+            gpu="h200",
+            seq_len=1024 if "grpo" in run.name else 2048,
+            zero=strategy["zero_stage"],
+            micro_batch=strategy["micro_batch"],
+            global_batch=batch,
+            checkpointing=strategy["activation_checkpointing"],
+            offload_optimizer=strategy["offload_optimizer"],
+            offload_param=strategy["offload_param"],
+            out=out,
+            **lora,
         )
         return str(out)
 
