@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -37,6 +37,19 @@ class Kernel(IntEnum):
     CUDNN = 3
 
 
+class Call(NamedTuple):
+    """What a call of attention gives: the GPU's compute capability, and the operator's arguments."""
+
+    capability: tuple[int, int]
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    causal: bool
+    gqa: bool
+
+
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -54,7 +67,7 @@ def choose(
     """``select_sdp_backend``: the first kernel in order of priority that takes the inputs."""
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or min(query.shape[2], key.shape[2]) == 0:
         return Kernel.MATH
-    rest = (query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    call = Call(capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     cuda = torch.backends.cuda
     order = [
         (Kernel.FLASH, cuda.flash_sdp_enabled(), _flash),
@@ -64,7 +77,7 @@ def choose(
     if _prefers_cudnn(capability):
         order.insert(0, order.pop())
     for kernel, enabled, takes in order:
-        if enabled and takes(capability, *rest):
+        if enabled and takes(call):
             return kernel
     return Kernel.MATH
 
@@ -80,8 +93,9 @@ def _dense(*tensors: torch.Tensor | None, singleton: bool) -> bool:
     return all(t is None or t.stride(-1) == 1 or (singleton and t.shape[-1] == 1) for t in tensors)
 
 
-def _same_heads(query: Any, key: Any, value: Any, gqa: bool) -> bool:
+def _same_heads(call: Call, gqa: bool) -> bool:
     """``check_batch_size_and_num_heads_dense``."""
+    query, key, value = call.query, call.key, call.value
     if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
         return False
     if key.shape[1] == query.shape[1] == value.shape[1]:
@@ -89,16 +103,8 @@ def _same_heads(query: Any, key: Any, value: Any, gqa: bool) -> bool:
     return gqa and query.shape[1] % key.shape[1] == 0 and query.shape[1] % value.shape[1] == 0
 
 
-def _cudnn(
-    capability: tuple[int, int],
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    dropout: float,
-    causal: bool,
-    gqa: bool,
-) -> bool:
+def _cudnn(call: Call) -> bool:
+    capability, query, key, value, mask, dropout, *_ = call
     dims = query.shape[-1], value.shape[-1]
     limit = 192 if capability[0] in (9, 10) and dims == (192, 128) else _CUDNN_HEAD_DIM
     return (
@@ -108,7 +114,7 @@ def _cudnn(
         and dropout * 16 == int(dropout * 16)
         and not torch.are_deterministic_algorithms_enabled()
         and _dense(query, key, value, mask, singleton=True)
-        and _same_heads(query, key, value, gqa)
+        and _same_heads(call, call.gqa)
         and max(dims) <= limit
         and all(dim % 8 == 0 for dim in dims)
         and key.shape[2] != 1
@@ -116,16 +122,8 @@ def _cudnn(
     )
 
 
-def _flash(
-    capability: tuple[int, int],
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    dropout: float,
-    causal: bool,
-    gqa: bool,
-) -> bool:
+def _flash(call: Call) -> bool:
+    capability, query, key, value, mask, dropout, causal, _ = call
     dim = query.shape[-1]
     wants_gradient = any(tensor.requires_grad for tensor in (query, key, value))
     small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
@@ -137,21 +135,13 @@ def _flash(
         and not (small and wants_gradient and not (dim <= 192 or (dropout == 0 and dim > 224)))
         and not (causal and query.shape[2] != key.shape[2])
         and query.dtype in _HALF
-        and _same_heads(query, key, value, gqa)
+        and _same_heads(call, call.gqa)
         and _dense(query, key, value, singleton=True)
     )
 
 
-def _efficient(
-    capability: tuple[int, int],
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    dropout: float,
-    causal: bool,
-    gqa: bool,
-) -> bool:
+def _efficient(call: Call) -> bool:
+    capability, query, key, value, mask, *_ = call
     half = query.dtype in _HALF
     alignment = 4 if capability[0] >= 8 else 1
     if capability[0] >= 8 or (capability[0] >= 7 and half):  # minimum_gemm_alignment
@@ -166,7 +156,7 @@ def _efficient(
         and query.shape[-1] == key.shape[-1]
         and query.shape[-1] % alignment == 0
         and value.shape[-1] % alignment == 0
-        and _same_heads(query, key, value, gqa=False)
+        and _same_heads(call, gqa=False)
         and _dense(query, key, value, mask, singleton=False)
     )
 
