@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
 from zerokit.planner.memory_source import silent
 from zerokit.planner.options import PlanOptions, normalized
 from zerokit.planner.signatures import shows_options
@@ -184,7 +185,7 @@ def tune(
     run_dir: Path | None = None,
     launcher: str = "deepspeed",
     style: str = "auto",
-    heartbeat: float = 60.0,
+    heartbeat: float = TUNE_SECONDS,
     grace: float = 10.0,
     show: str = "none",
     dry_run: bool = False,

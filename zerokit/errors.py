@@ -14,6 +14,7 @@
     │   └── NodeUnusable    13  port taken, host unreachable, versions differ
     └── ReportNotWritten    74
 
+14 is no error's: a rehearsal that could not go to its end is reported, and ends with it.
 Any other exception is a bug in zerokit and ends with exit code 1.
 Messages say what is wrong, where, and how to fix it.
 """
@@ -26,6 +27,7 @@ from typing import ClassVar
 from zerokit import fields
 
 __all__ = [
+    "INCOMPLETE_REHEARSAL",
     "INSTALL_TRAINING",
     "FileInputError",
     "InputError",
@@ -41,6 +43,8 @@ __all__ = [
 ]
 
 
+INCOMPLETE_REHEARSAL = 14
+"""What ``zerokit rehearse`` ends with where it could not go to the end."""
 INSTALL_TRAINING = "pip install torch deepspeed accelerate transformers"
 """What `launch` and tracing need beside zerokit itself, which is on no package index."""
 

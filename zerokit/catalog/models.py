@@ -23,18 +23,18 @@ from typing import Any
 
 from zerokit.catalog.naming import Words, contains, incomplete, split, suggestions
 from zerokit.catalog.reader import Field, read
+from zerokit.domain.hf_classes import HEADS
 from zerokit.errors import InputError
 from zerokit.strictload import Document
 from zerokit.values import frozen_dataclass
 
 FOLDER = Path(__file__).parent / "models"
-HEADS = ("causal", "mlm", "seq2seq", "speech-seq2seq", "image-classification")
 
 _FIELDS = {
     "name": Field(kind="text"),
     "title": Field(kind="text"),
     "family": Field(kind="text"),
-    "head": Field(kind="text", choices=HEADS),
+    "head": Field(kind="text", choices=tuple(HEADS)),
     "hub": Field(kind="text", required=False),
     "aliases": Field(kind="texts", required=False),
     "experts": Field(kind="whole", required=False),
@@ -55,7 +55,7 @@ class Summary:
     """What the catalogue says about a model, apart from its configuration.
 
     Attributes:
-        head: which ``AutoModelFor…`` builds it: one of ``HEADS``.
+        head: which ``AutoModelFor…`` builds it: one of :data:`zerokit.domain.hf_classes.HEADS`.
         parameters: as transformers builds it, tied weights counted once.
         published_parameters: the authors' figure, with ``source``.
         licence: of the published weights; zerokit carries no weights.

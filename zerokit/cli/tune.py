@@ -11,6 +11,7 @@ from zerokit.cli import options as shared_options
 from zerokit.cli.say import say
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
+from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.units import parse_positive_int
 
@@ -40,7 +41,7 @@ from zerokit.units import parse_positive_int
 )
 @click.option(
     "--heartbeat",
-    default=60.0,
+    default=TUNE_SECONDS,
     show_default=True,
     help="Seconds without progress that count as hung; 0: never.",
 )

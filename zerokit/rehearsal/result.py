@@ -6,13 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zerokit.domain.phases import PHASES
-from zerokit.errors import NothingFits
+from zerokit.errors import INCOMPLETE_REHEARSAL, NothingFits
 from zerokit.timing.recorded_step import StepTime
 
 SCHEMA = "zerokit.rehearsal/1"
-
-
-INCOMPLETE_EXIT_CODE = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +116,7 @@ class Rehearsal:
         """What the command ends with: 3 where it does not fit, 14 where it did not go to the end, else 0."""
         if self.fits is False:
             return NothingFits.exit_code
-        return 0 if self.complete else INCOMPLETE_EXIT_CODE
+        return 0 if self.complete else INCOMPLETE_REHEARSAL
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""

@@ -13,6 +13,7 @@ from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
 from zerokit.launcher.options import LaunchOptions, check_launcher
 from zerokit.launcher.rank.step_limit import WARM_UP_STEPS
+from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
 from zerokit.planner.plan_folder import DEFAULT_FOLDER, check_folder, write_plan
@@ -53,7 +54,7 @@ class TuneSettings:
     out: str = DEFAULT_FOLDER
     launcher: str = "deepspeed"
     style: str = "auto"
-    heartbeat: float = 60.0
+    heartbeat: float = TUNE_SECONDS
     grace: float = 10.0
     show: str = "none"
 

@@ -13,6 +13,8 @@ LEAST_SECONDS = 60.0
 FIRST_TIME_SECONDS = 300.0
 MOST_SECONDS = 600.0
 _TIMES_THE_LONGEST = 10.0
+TUNE_SECONDS = 60.0
+"""Of a trial of ``zerokit tune``, which lives for minutes: fixed, whatever the trial has shown."""
 
 
 class Heartbeat:
