@@ -11,6 +11,7 @@ _CUTOFF = 0.78  # difflib's ratio from which a key is suggested
 _ALIKE = 0.6  # the same for names, of which there are more, and longer ones
 _LONG_WORD = 6
 _SHORTEST_TYPO = 4
+_MOST_SLIPS = 3
 _DIGITS = re.compile(r"\d+")
 
 _SYNONYMS = {
@@ -54,11 +55,37 @@ _ONE_MEANING = frozenset({"zero_stage", "learning_rate", "pinned_memory"})
 
 
 def alike(text: str, names: Iterable[str], most: int = 1) -> list[str]:
-    """Up to ``most`` names of things (models, GPUs, recipes, rules) that ``text`` is like, the likest first.
+    """Up to ``most`` long names (recipes, rules) that ``text`` is like, the likest first.
 
-    For keys of a file there is :func:`nearest`, which is stricter.
+    For short names there is :func:`misspelt`, and for keys of a file :func:`nearest`, which are stricter.
     """
     return difflib.get_close_matches(text, list(names), n=most, cutoff=_ALIKE)
+
+
+def misspelt(text: str, names: Iterable[str], most: int = 1, *, unfinished: bool = False) -> list[str]:
+    """Up to ``most`` of the names that ``text`` is with a slip of the finger; all equally near.
+
+    One letter off, two from eight letters on, three from twelve on; or the beginning of the name.
+
+    Args:
+        text: what was typed.
+        names: the names that there are.
+        most: how many at most.
+        unfinished: compare with the first words of a name too, as ``h20`` of ``h20-96gb``.
+    """
+    wanted = fold(text).replace(" ", "")
+    allowed = min(max(1, len(wanted) // 4), _MOST_SLIPS)
+    found: dict[str, int] = {}
+    for name in names:
+        words = name.split("-")
+        beginnings = {"".join(words[:end]) for end in range(1, len(words))} if unfinished else set()
+        forms = [fold(name), *(form for form in sorted(beginnings) if _DIGITS.search(form))]
+        slips = [distance(wanted, form) for form in forms if abs(len(form) - len(wanted)) <= allowed]
+        if len(wanted) >= _SHORTEST_TYPO and forms[0].startswith(wanted):
+            slips.append(1)
+        if slips and min(slips) <= allowed:
+            found[name] = min(slips)
+    return [name for name in found if found[name] == min(found.values())][:most]
 
 
 def fold(word: str) -> str:

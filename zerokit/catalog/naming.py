@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from zerokit.suggest import alike
+from zerokit.suggest import misspelt
 
 Words: TypeAlias = tuple[str, ...]
 
@@ -63,5 +63,5 @@ def incomplete(found: Sequence[str]) -> str:
 
 def suggestions(text: str, names: Sequence[str]) -> str:
     """``did you mean …?`` with a space after it, or nothing where no name is alike."""
-    close = alike(text.lower().rpartition("/")[2], names, most=3)
+    close = misspelt(text.lower().rpartition("/")[2], names, most=3, unfinished=True)
     return f"did you mean {' or '.join(close)}? " if close else ""

@@ -107,8 +107,8 @@ _OTHER_COMMANDS = {
 
 def unknown_command(name: str, known: list[str]) -> InputError:
     """What to say of a command that there is not."""
-    from zerokit.suggest import alike
+    from zerokit.suggest import misspelt
 
-    close = alike(name, known)
+    close = misspelt(name, known)
     hint = _OTHER_COMMANDS.get(name) or (f"did you mean `zerokit {close[0]}`?" if close else None)
     return InputError(f"there is no command {name!r}; {hint or '`zerokit help` lists them'}")

@@ -271,9 +271,9 @@ def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
 def meant(name: str, *more: str) -> str:
     """The key that was meant, or all there are."""
     from zerokit.planner.other_names import OTHER_NAMES
-    from zerokit.suggest import alike
+    from zerokit.suggest import misspelt
 
     if name in OTHER_NAMES:
         return OTHER_NAMES[name]
-    close = alike(name, [*BY_NAME, *more])
+    close = misspelt(name, [*BY_NAME, *more])
     return f"did you mean {close[0]!r}?" if close else f"use {', '.join(BY_NAME)}"

@@ -101,11 +101,11 @@ def instead(name: str, known: Iterable[str]) -> str | None:
         name: with or without dashes.
         known: the arguments that there are, with underscores.
     """
-    from zerokit.suggest import alike
+    from zerokit.suggest import misspelt
 
     key = name.strip("-").replace("-", "_").lower()
     if key in OTHER_NAMES:
         return OTHER_NAMES[key]
     names = list(known)
-    close = alike(key, names) if len(key) > 2 else []
-    return f"did you mean ⟨{close[0]}⟩?" if close else None
+    close = misspelt(key, names, most=2) if len(key) > 2 else []
+    return f"did you mean {' or '.join(f'⟨{name}⟩' for name in close)}?" if close else None

@@ -343,7 +343,7 @@ def test_the_answer_says_what_another_name_was_taken_for(capsys: pytest.CaptureF
         code, out, err = call(capsys, command, "--model", "phi-4-mini", "--gpu", "h200")
         assert (code, out) == (2, "") and "did you mean phi-3-mini" in err
         code, out, err = call(capsys, command, "--model", "gpt2", "--gpu", "gb400")
-        assert (code, out) == (2, "") and "did you mean gb300 or gb200" in err
+        assert (code, out) == (2, "") and "did you mean gb200 or gb300" in err
 
 
 def test_an_estimate_that_does_not_fit_ends_with_3_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
