@@ -49,6 +49,8 @@ def launch(
     no_arguments: bool = False,
     accept_mismatch: bool = False,
     retry_smaller: bool = False,
+    max_restarts: int = 0,
+    resume_option: str | None = None,
     dry_run: bool = False,
     say: Say = silent,
 ) -> LaunchResult | DryRun:
@@ -74,6 +76,10 @@ def launch(
         no_arguments: add no arguments of the plan to the script's.
         accept_mismatch: run a script that contradicts its plan.
         retry_smaller: after an out-of-memory run the next plan that would fit, at most 3 times.
+        max_restarts: how often to start it again after a failure or a hang, from the newest checkpoint that
+            every rank finished writing.
+        resume_option: how the script takes a checkpoint, ``{folder}`` and ``{tag}`` filled in; a Trainer
+            needs none.
         dry_run: return the command and its environment, and run nothing.
         say: hears, line by line, how it goes.
 
@@ -89,9 +95,11 @@ def launch(
     from zerokit.launcher import attempts
     from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
+    from zerokit.launcher.restarts import check_resume_option
     from zerokit.rehearsal.of_launch import rehearse_launch
     from zerokit.script.entry_points import named_target
 
+    check_resume_option(resume_option)
     target = named_target(script, module, arguments)
     chosen = choose_plan(
         plan=_folder_of(plan), recipe=_text(recipe), deepspeed=_text(deepspeed), no_plan=no_plan,
@@ -101,13 +109,14 @@ def launch(
         target=target, plan=chosen, deepspeed=_text(deepspeed), device=device, launcher=launcher, style=style,
         run_dir=_text(run_dir), grace_seconds=grace, heartbeat_seconds=heartbeat, num_ranks=num_ranks,
         nodes=nodes, hostfile=_text(hostfile), master_port=master_port, show_ranks=show,
-        no_arguments=no_arguments, accept_mismatch=accept_mismatch,
+        no_arguments=no_arguments, accept_mismatch=accept_mismatch, resume_option=resume_option,
     )  # fmt: skip
     if dry_run:
         return attempts.dry_run(options, say)
     return attempts.launch(
         options,
         retries=attempts.MOST_RETRIES if retry_smaller else 0,
+        max_restarts=max_restarts,
         plan_again=planner.plan_into,
         rehearse=rehearse_launch,
         listener=attempts.Listener(say=say),

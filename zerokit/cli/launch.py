@@ -86,6 +86,21 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     is_flag=True,
     help=f"After an out-of-memory run the next plan that would fit, at most {_MOST_RETRIES} times.",
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="After a failure or a hang start it again, at most N times, from the newest checkpoint that every "
+    "rank finished writing.",
+)
+@click.option(
+    "--resume-option",
+    metavar="TEXT",
+    help="How the script takes a checkpoint: an option of its own, with {folder} and {tag} filled in where "
+    "they stand in it. A Trainer needs none; empty: it finds its checkpoint by itself.",
+)
 @click.option("--no-arguments", is_flag=True, help="Add nothing to the script's own arguments.")
 @click.option(
     "--accept-mismatch", is_flag=True, help="Run a script whose own configuration contradicts the plan."
@@ -101,6 +116,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     from zerokit.launcher import attempts
     from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
+    from zerokit.launcher.restarts import check_resume_option
     from zerokit.planner import plan_into, plan_recipe_into
     from zerokit.rehearsal.of_launch import rehearse_launch
     from zerokit.script import entry_points
@@ -119,7 +135,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         overrides=overrides, arguments=resolved.target.arguments, plan_recipe=plan_recipe_into, say=say,
     )  # fmt: skip
     same = ("deepspeed", "device", "launcher", "style", "run_dir", "num_ranks", "nodes", "hostfile",
-            "master_port", "no_arguments", "accept_mismatch")  # fmt: skip
+            "master_port", "no_arguments", "accept_mismatch", "resume_option")  # fmt: skip
+    check_resume_option(options["resume_option"])
     launch_options = LaunchOptions(
         target=resolved.target, plan=plan, grace_seconds=options["grace"],
         heartbeat_seconds=options["heartbeat"], show_ranks=options["show"],
@@ -131,6 +148,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     result = attempts.launch(
         launch_options,
         retries=attempts.MOST_RETRIES if options["retry_smaller"] else 0,
+        max_restarts=options["max_restarts"],
         plan_again=plan_into,
         rehearse=rehearse_launch,
         listener=attempts.Listener(say=say, show=_show, failure=_print_failure),

@@ -1,4 +1,4 @@
-"""One launch from its options to its report: the run, and after an out-of-memory its retries."""
+"""One launch from its options to its report: the run, its retries after an out-of-memory, its restarts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zerokit.errors import ReportNotWritten
+from zerokit.errors import NodeUnusable, ReportNotWritten
 from zerokit.fields import as_options
 from zerokit.files import home_folder
-from zerokit.launcher import replan
+from zerokit.launcher import replan, restarts
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.replan import NextPlan, NoNextPlan, PlanAgain
 from zerokit.launcher.supervisor.observed import Ended
 from zerokit.report import schema
@@ -111,6 +112,7 @@ def launch(
     options: LaunchOptions,
     *,
     retries: int = 0,
+    max_restarts: int = 0,
     plan_again: PlanAgain,
     rehearse: Rehearse | None = None,
     listener: Listener | None = None,
@@ -118,6 +120,7 @@ def launch(
     """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed.
 
     Args:
+        max_restarts: how often it is started again after another failure, from its newest checkpoint.
         rehearse: says after an out-of-memory what a rehearsal of the command says; None: nobody does.
 
     Raises:
@@ -127,6 +130,7 @@ def launch(
         session = _Session(
             options=options,
             retries=retries,
+            max_restarts=max_restarts,
             plan_again=plan_again,
             rehearse=rehearse,
             listener=listener or Listener(),
@@ -143,6 +147,7 @@ class Attempt:
     report: RunReport
     exit_code: int
     next: NextPlan | NoNextPlan | None = None
+    logs: Mapping[int, RankLog] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> Path:
@@ -156,6 +161,7 @@ class _Session:
 
     options: LaunchOptions
     retries: int
+    max_restarts: int
     plan_again: PlanAgain
     rehearse: Rehearse | None
     listener: Listener
@@ -166,8 +172,15 @@ class _Session:
         self.say = self.listener.say
 
     def run(self) -> LaunchResult:
-        """The run, and its retries."""
-        last = first = self._attempt(self.options)
+        """The run, its retries with smaller plans, and its restarts."""
+        first = self._attempt(self.options)
+        last = self._retry_smaller(first)
+        if last is first and last.report.outcome not in ("ok", "oom"):
+            last = self._restart(first)
+        return LaunchResult(run_dir=first.run_dir, report=first.report, exit_code=last.exit_code)
+
+    def _retry_smaller(self, first: Attempt) -> Attempt:
+        last = first
         for number in range(1, self.retries + 1):
             if last.report.outcome != "oom":
                 break
@@ -176,17 +189,51 @@ class _Session:
                 break
             changes = replan.changes(last.launch.plan["chosen"], last.next.plan.chosen)
             self.say(f"⟨retry_smaller⟩: attempt {number + 1} of at most {self.retries + 1}: {changes}")
-            name = f"retry-{number}"
-            again = replace(self.options, plan=str(last.next.folder), run_dir=str(first.run_dir / name))
-            last = self._attempt(again, retry_of=first.run_dir)
-            outcome, code = last.report.outcome, last.exit_code
-            self._note_retry(
-                first, schema.Retry(folder=name, changes=changes, outcome=outcome, exit_code=code)
-            )
+            again = replace(self.options, plan=str(last.next.folder))
+            last = self._again(first, again, f"retry-{number}", changes)
         else:
             if self.retries and last.report.outcome == "oom":
                 self.say(f"⟨retry_smaller⟩: out of memory again, after {self.retries} retries")
-        return LaunchResult(run_dir=first.run_dir, report=first.report, exit_code=last.exit_code)
+        return last
+
+    def _restart(self, first: Attempt) -> Attempt:
+        """Go on from the newest checkpoint, as often as allowed and as it is of use."""
+        last, before, checkpoint = first, None, None
+        for number in range(1, self.max_restarts + 1):
+            if last.report.outcome in ("ok", "stopped"):
+                break
+            newer = restarts.newest_checkpoint(last.logs, last.launch.expected_ranks)
+            reason = restarts.why_not(last.report, before if newer is None else None)
+            if reason is not None:
+                self.say(f"⟨max_restarts⟩: no restart: {reason}")
+                break
+            checkpoint = newer or checkpoint
+            try:
+                options, changes = self._from(checkpoint, last)
+                self.say(f"⟨max_restarts⟩: restart {number} of at most {self.max_restarts}: {changes}")
+                before, last = last.report, self._again(first, options, f"restart-{number}", changes)
+            except restarts.NoRestart as error:
+                self.say(f"⟨max_restarts⟩: no restart: {error}")
+                break
+            except NodeUnusable as error:
+                self.say(restarts.on_fewer(checkpoint, last.launch.expected_ranks))
+                self.say(error.marked)
+                break
+        return last
+
+    def _from(self, checkpoint: restarts.Checkpoint | None, last: Attempt) -> tuple[LaunchOptions, str]:
+        if checkpoint is None:
+            return self.options, "from the beginning: no checkpoint is complete"
+        options = restarts.resumed(self.options, checkpoint, last.launch.script_options)
+        return options, f"from {checkpoint}"
+
+    def _again(self, first: Attempt, options: LaunchOptions, name: str, changes: str) -> Attempt:
+        """A further attempt in a folder below the first one's, linked from its report."""
+        again = replace(options, run_dir=str(first.run_dir / name))
+        last = self._attempt(again, retry_of=first.run_dir)
+        outcome, code = last.report.outcome, last.exit_code
+        self._note_retry(first, schema.Retry(folder=name, changes=changes, outcome=outcome, exit_code=code))
+        return last
 
     def _note_retry(self, first: Attempt, retry: schema.Retry) -> None:
         """Link a retry from the first run's report."""
@@ -236,7 +283,9 @@ class _Session:
             # On a full disk the ranks' own reports are missing too; their exit codes were seen.
             failed = ended.verdict.exit_code and not ended.verdict.reports_missing
             exit_code = ended.verdict.exit_code if failed else not_written.exit_code
-        return Attempt(launch=launch, report=report, exit_code=exit_code, next=following)
+        return Attempt(
+            launch=launch, report=report, exit_code=exit_code, next=following, logs=ended.files.logs
+        )
 
     def _tell_end(self, ended: Ended, run_dir: Path) -> None:
         from zerokit.launcher.build_locks import stale_locks

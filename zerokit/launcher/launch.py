@@ -30,6 +30,7 @@ class Launch:
         style: how the script takes its configuration.
         added_arguments: options that the script gets from the plan.
         micro_batch_free: whether the script takes its micro-batch from the configuration.
+        script_options: that the script's parser knows.
         notes: what is worth saying about it, one line each.
     """
 
@@ -49,6 +50,7 @@ class Launch:
     style: str = "none"
     added_arguments: tuple[str, ...] = ()
     micro_batch_free: bool = False
+    script_options: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     @property

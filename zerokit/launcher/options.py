@@ -29,6 +29,8 @@ class LaunchOptions:
             has shown decides (:mod:`zerokit.launcher.supervisor.heartbeat_default`).
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
         stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
+        resume_option: how the script is told of a checkpoint, ``{folder}`` and ``{tag}`` filled in; None: a
+            Trainer needs none. resume_from: the checkpoint that a Trainer goes on from.
         limit_seconds: the run is ended after so long; None: never.
         no_arguments: nothing is added to the script's own arguments.
         accept_mismatch: the script may contradict its plan.
@@ -50,6 +52,8 @@ class LaunchOptions:
     show_ranks: str = "first"
     stop_after_steps: int | None = None
     limit_seconds: float | None = None
+    resume_option: str | None = None
+    resume_from: str | None = None
     no_arguments: bool = False
     accept_mismatch: bool = False
 

@@ -118,6 +118,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
         style=style,
         added_arguments=configured.added_arguments,
         micro_batch_free=style == "raw" and facts.reads_micro_batch,
+        script_options=frozenset(facts.options),
         notes=tuple(notes),
     )
 

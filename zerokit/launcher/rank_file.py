@@ -13,6 +13,7 @@ descriptor opened with ``O_APPEND``, so a kill at any moment leaves whole lines 
 ``error``    an exception that nobody caught
 ``calls``    the last collectives it entered, and where its Python is: when quiet or asked, and before the
              last line (:mod:`zerokit.launcher.rank.calls`)
+``checkpoint`` one that this rank finished writing (:mod:`zerokit.launcher.rank.checkpoints`)
 ``flight``   what PyTorch's flight recorder holds, when asked (:mod:`zerokit.launcher.rank.flight_recorder`)
 ``note``     a snapshot or comparison the script asked for
 ``timeline`` points kept when a long file was compacted

@@ -26,7 +26,8 @@ LOGS_FOLDER = "logs"
 NEXT_PLAN_FOLDER = "next-plan"
 COMMAND_SCHEMA = "zerokit.command/1"
 _OF_A_RUN = re.compile(
-    r"rank-\d+\.jsonl|stacks-\d+\.txt|plan|retry-\d+|oom-\d+\..*|alive|tune\.json|trial-\d+|"
+    r"rank-\d+\.jsonl|stacks-\d+(\.native)?\.txt|flight-recorder-\d+|plan|(retry|restart)-\d+|oom-\d+\..*|"
+    r"alive|tune\.json|trial-\d+|"
     + "|".join(
         re.escape(name)
         for name in (

@@ -356,8 +356,8 @@ def _rehearsed_lines(failure: Failure) -> list[str]:
 
 
 def retry_lines(run: RunReport) -> list[str]:
-    """How the attempts with smaller plans ended, one line each."""
-    lines = [f"Again after the run in {run.retry_of}, which ran out of memory"] if run.retry_of else []
+    """How the further attempts ended, one line each."""
+    lines = [f"Again after the run in {run.retry_of}"] if run.retry_of else []
     for number, retry in enumerate(run.retries, 1):
         how = f" ({retry.changes})" if retry.changes else ""
         lines.append(f"Attempt {number + 1} in {retry.folder}{how}: {retry.outcome}")

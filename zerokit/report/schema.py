@@ -156,7 +156,7 @@ class Failure(_Part):
 
 
 class Retry(_Part):
-    """A further attempt, with a plan that needs less memory; its folder is below the first run's."""
+    """A further attempt, with a smaller plan or from a checkpoint; its folder is below the first run's."""
 
     folder: str
     outcome: OutcomeName

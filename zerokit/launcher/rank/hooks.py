@@ -19,6 +19,7 @@ from zerokit.instrument import engine_facts
 from zerokit.instrument.post_import import Hook, PostImport
 from zerokit.launcher.rank import local_store, parts_hooks, step_limit
 from zerokit.launcher.rank.calls import Calls
+from zerokit.launcher.rank.checkpoints import Checkpoints
 from zerokit.launcher.rank.cuda_memory import CudaMemory
 from zerokit.launcher.rank.oom_record import OomWatch
 from zerokit.launcher.rank.probe import Probe
@@ -28,21 +29,33 @@ def install(probe: Probe, calls: Calls) -> PostImport:
     """Put the hooks for this rank."""
     oom = OomWatch(probe)
     calls.engines = lambda: [engine for reference in ENGINES if (engine := reference()) is not None]
+    saves = Checkpoints(probe)
     hooks: dict[str, Hook] = {
         "torch": functools.partial(_hook_torch, probe, oom),
-        "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom),
+        "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom, saves),
         "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
         local_store.RENDEZVOUS: local_store.keep_store_local,
         "torch.distributed.distributed_c10d": calls.hook,
         "deepspeed.runtime.zero.partitioned_param_coordinator": calls.hook_zero3,
         **parts_hooks.hooks(probe),
     }
+    for name, hook in (("transformers.trainer", saves.hook_trainer),
+                       ("accelerate.accelerator", saves.hook_accelerate)):  # fmt: skip
+        hooks[name] = _both(hooks[name], hook)
     if probe.identity.device == "cpu":
         hooks["deepspeed.comm.torch"] = _hook_comm
         hooks["accelerate.state"] = _hook_accelerate_state
     finder = PostImport(hooks)
     finder.install()
     return finder
+
+
+def _both(one: Hook, other: Hook) -> Hook:
+    def hook(module: ModuleType) -> None:
+        one(module)
+        other(module)
+
+    return hook
 
 
 def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
@@ -61,8 +74,9 @@ def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
     oom.attach(torch)
 
 
-def _hook_engine(probe: Probe, oom: OomWatch, module: ModuleType) -> None:
+def _hook_engine(probe: Probe, oom: OomWatch, saves: Checkpoints, module: ModuleType) -> None:
     engine = module.DeepSpeedEngine
+    saves.hook_engine(engine)
 
     def backward(self: Any) -> None:
         if probe.phase != "backward":  # accelerate calls engine.step only where the optimizer steps

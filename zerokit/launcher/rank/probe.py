@@ -36,6 +36,7 @@ from zerokit.launcher.rank_file import RankWriter, Record, rank_file
 
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
 _MAX_NOTES = 200
+_MOST_CHECKPOINTS = 16
 _CLEAN_EXIT = ("finished", 0)
 _TRAINING = ("forward", "backward", "step")
 _NOBODYS = ("load", "init", "other")  # phases that one which the script names replaces
@@ -340,6 +341,9 @@ class Probe:
         kept = self.notes if record["type"] == "note" else self.events
         if record["type"] == "engine":  # the newest says it all
             kept[:] = [each for each in kept if each["type"] != "engine"]
+        if record["type"] == "checkpoint":  # the newest may be needed, none of them may be lost to the others
+            old = [each for each in kept if each["type"] == "checkpoint"]
+            kept[:] = [each for each in kept if each not in old[: 1 - _MOST_CHECKPOINTS]]
         if len(kept) < _MAX_NOTES:
             kept.append(full)
             self.writer.write(full)

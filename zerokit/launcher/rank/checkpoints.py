@@ -1,0 +1,95 @@
+"""Checkpoints that a rank wrote whole, and how a Trainer goes on from one.
+
+A rank tells of a checkpoint when the call that saves it has returned; the run has it when every rank did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from zerokit.launcher.rank.probe import Probe
+
+RESUME_VARIABLE = "ZEROKIT_RESUME_FROM"
+"""The folder of a checkpoint that a Trainer is to go on from."""
+
+
+class Checkpoints:
+    """Wraps what saves a checkpoint; of calls inside each other only the outermost is told of."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._inside = threading.local()
+
+    def hook_engine(self, engine: Any) -> None:
+        """DeepSpeed's own (0.19.8, runtime/engine.py: save_checkpoint)."""
+
+        def saved(this: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            folder = args[0] if args else kwargs["save_dir"]
+            tag = args[1] if len(args) > 1 else kwargs.get("tag")
+            self._tell("deepspeed", folder, tag if tag is not None else f"global_step{this.global_steps}")
+
+        self._wrap(engine, "save_checkpoint", saved)
+
+    def hook_accelerate(self, module: ModuleType) -> None:
+        """``Accelerator.save_state`` returns its folder."""
+        self._wrap(module.Accelerator, "save_state", lambda this, args, kw, result: self._tell(
+            "accelerate", result))  # fmt: skip
+
+    def hook_trainer(self, module: ModuleType) -> None:
+        """A Trainer's checkpoints (5.23, trainer.py: _save_checkpoint), and its way back to one."""
+
+        def saved(this: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            base = this._get_output_dir(trial=args[1] if len(args) > 1 else kwargs.get("trial"))
+            self._tell("trainer", os.path.join(base, f"checkpoint-{this.state.global_step}"))  # noqa: PTH118
+
+        self._wrap(module.Trainer, "_save_checkpoint", saved)
+        resume = os.environ.get(RESUME_VARIABLE)
+        if resume:
+            _resume(module.Trainer, resume)
+
+    def _tell(self, kind: str, folder: Any, tag: Any = None) -> None:
+        path = os.path.abspath(os.fspath(folder))  # noqa: PTH100
+        record = {"type": "checkpoint", "kind": kind, "folder": path, "step": self._probe.steps}
+        self._probe.event({**record, "tag": str(tag)} if tag is not None else record)
+
+    def _wrap(self, owner: Any, name: str, saved: Callable[..., None]) -> None:
+        original = owner.__dict__.get(name)
+        if original is None:
+            return
+        inside = self._inside
+
+        @functools.wraps(original)
+        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+            outermost = not getattr(inside, "call", False)
+            inside.call = True
+            try:
+                result = original(this, *args, **kwargs)
+            finally:
+                if outermost:
+                    inside.call = False
+            if outermost:
+                with contextlib.suppress(Exception):
+                    saved(this, args, kwargs, result)
+            return result
+
+        setattr(owner, name, wrapped)
+
+
+def _resume(trainer: Any, folder: str) -> None:
+    """Have ``train`` begin at the checkpoint, where the script names none and it is this Trainer's own."""
+    original = trainer.train
+
+    @functools.wraps(original)
+    def train(this: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        own = os.path.realpath(this.args.output_dir) == os.path.realpath(os.path.dirname(folder))  # noqa: PTH120
+        if own and resume_from_checkpoint in (None, False):
+            resume_from_checkpoint = folder
+        return original(this, resume_from_checkpoint, *args, **kwargs)
+
+    trainer.train = train

@@ -1,0 +1,182 @@
+"""Coming back after a failure: from which checkpoint, and how the script is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zerokit.errors import InputError
+from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.rank_file import RankLog
+from zerokit.report.schema import RunReport
+from zerokit.script.entry_points import Target
+
+_WORTH_IT = ("rank_failed", "hung", "launcher_lost")
+_USUAL_OPTION = "--resume_from_checkpoint"
+_PLACES = ("{folder}", "{tag}")
+_KINDS = ("trainer", "accelerate", "deepspeed")
+
+
+class NoRestart(Exception):
+    """Why a run is not started again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One that every rank finished writing.
+
+    Attributes:
+        kind: who wrote it: ``trainer``, ``accelerate`` (``save_state``), ``deepspeed`` (``save_checkpoint``).
+        folder: as it was given to the call; of a Trainer the ``checkpoint-N`` itself.
+        tag: the folder inside it, of DeepSpeed's own.
+        step: the optimizer step of the first rank that wrote it.
+    """
+
+    kind: str
+    folder: Path
+    tag: str | None
+    step: int
+
+    @property
+    def path(self) -> Path:
+        """Where its files are."""
+        return self.folder / self.tag if self.tag is not None else self.folder
+
+    def __str__(self) -> str:
+        return f"{self.path} (step {self.step})"
+
+
+def check_resume_option(option: str | None) -> None:
+    """Refuse an option that would not say where the checkpoint is.
+
+    Raises:
+        InputError: it has placeholders that are unknown.
+    """
+    if option is None:
+        return
+    rest = option
+    for place in _PLACES:
+        rest = rest.replace(place, "")
+    if "{" in rest or "}" in rest:
+        raise InputError(f"⟨resume_option⟩ {option}: only {' and '.join(_PLACES)} can be filled in")
+
+
+def newest_checkpoint(logs: Mapping[int, RankLog], expected_ranks: int) -> Checkpoint | None:
+    """The last one that every rank has told of, and that is still there."""
+    by_rank = [_told(logs[rank].records) for rank in sorted(logs)]
+    if not by_rank or len(by_rank) < expected_ranks:
+        return None
+    common = [found for found in by_rank[0] if all(_is_in(found, others) for others in by_rank[1:])]
+    return next((found for found in reversed(common) if _is_whole(found)), None)
+
+
+def _told(records: Iterable[Mapping[str, Any]]) -> list[Checkpoint]:
+    """A later one of the same place stands for the earlier: it was overwritten."""
+    found: dict[Path, Checkpoint] = {}
+    for record in records:
+        folder, tag, kind = record.get("folder"), record.get("tag"), record.get("kind")
+        if record.get("type") != "checkpoint" or not isinstance(folder, str) or kind not in _KINDS:
+            continue
+        step = record.get("step")
+        each = Checkpoint(
+            kind=str(kind),
+            folder=Path(folder),
+            tag=tag if isinstance(tag, str) else None,
+            step=step if isinstance(step, int) else 0,
+        )
+        found.pop(each.path, None)
+        found[each.path] = each
+    return list(found.values())
+
+
+def _is_in(one: Checkpoint, others: Sequence[Checkpoint]) -> bool:
+    return any((one.path, one.step) == (other.path, other.step) for other in others)
+
+
+def _is_whole(checkpoint: Checkpoint) -> bool:
+    try:
+        names = {path.name for path in checkpoint.path.iterdir()}
+    except OSError:
+        return False
+    if checkpoint.kind != "trainer":
+        return bool(names)
+    states = any(name.startswith(("global_step", "optimizer")) for name in names)  # not save_only_model
+    return states and "trainer_state.json" in names
+
+
+def why_not(report: RunReport, before: RunReport | None) -> str | None:
+    """Why a restart would be of no use; ``before``: of the attempt before, from the same checkpoint."""
+    if report.outcome not in _WORTH_IT:
+        return f"the outcome is {report.outcome}"
+    if report.outcome == "launcher_lost" and not any(rank.reported for rank in report.ranks):
+        return "no rank started"
+    first, earlier = report.first_failure, before.first_failure if before is not None else None
+    if first is None or earlier is None or first.kind != "exception":
+        return None
+    if (first.rank, first.error) == (earlier.rank, earlier.error):
+        return f"the same error came twice, and no checkpoint in between: {first.error}"
+    return None
+
+
+def resumed(options: LaunchOptions, checkpoint: Checkpoint, script_options: Iterable[str]) -> LaunchOptions:
+    """The launch that goes on from a checkpoint.
+
+    Args:
+        options: of the first launch.
+        script_options: that the script's parser knows.
+
+    Raises:
+        NoRestart: nobody says how the script takes a checkpoint.
+    """
+    if checkpoint.kind == "trainer" and options.resume_option is None:
+        return replace(options, resume_from=str(checkpoint.path))
+    option = options.resume_option
+    if option is None and checkpoint.kind == "accelerate" and _USUAL_OPTION in set(script_options):
+        option = _USUAL_OPTION
+    if option is None:
+        raise NoRestart(
+            f"{options.target.name} wrote {checkpoint}, and nobody says how it takes one: name its option "
+            "with ⟨resume_option⟩ (an empty one, where it finds its checkpoint by itself)"
+        )
+    return replace(options, target=_told_of(options.target, option, checkpoint))
+
+
+def _told_of(target: Target, option: str, checkpoint: Checkpoint) -> Target:
+    words = option.split()
+    if not words:
+        return target
+    arguments = _without(target.arguments, words[0].partition("=")[0])
+    filled = [
+        w.replace("{folder}", str(checkpoint.folder)).replace("{tag}", checkpoint.tag or "") for w in words
+    ]
+    if filled == words:
+        filled = [*words[:-1], f"{words[-1]}{checkpoint.folder}"] if option.endswith("=") else [
+            *words, str(checkpoint.folder)]  # fmt: skip
+    return replace(target, arguments=(*arguments, *filled))
+
+
+def _without(arguments: Sequence[str], name: str) -> list[str]:
+    """The arguments without an option that the user gave, and its value."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip and not argument.startswith("-"):
+            skip = False
+            continue
+        skip = argument == name
+        if not skip and not argument.startswith(name + "="):
+            kept.append(argument)
+    return kept
+
+
+def on_fewer(checkpoint: Checkpoint | None, ranks: int) -> str:
+    """Why a run whose machines are no longer all there is not started on those that are left."""
+    if checkpoint is None:
+        return "⟨max_restarts⟩: no restart: not all machines can be used, and the plan is for all of them"
+    return (
+        f"⟨max_restarts⟩: no restart on fewer GPUs: {checkpoint} holds optimizer states cut for {ranks} "
+        "ranks; convert it (python -m deepspeed.checkpoint.ds_to_universal), plan for the GPUs left, "
+        "and load it with load_universal in the DeepSpeed configuration"
+    )
