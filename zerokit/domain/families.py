@@ -225,9 +225,7 @@ def _stacks(config: _Config) -> tuple[Stack, ...]:
     if _experts(config) == 1:
         return (stack(layers, _mlp(hidden, ffn, family.gated), ffn),)
     sparse_mlp, sparse_ffn = _moe(config, hidden, ffn)
-    dense_layers = (
-        config.whole("first_k_dense_replace", default=1) if "first_k_dense_replace" in config.values else 0
-    )
+    dense_layers = config.whole("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
     sparse = stack(layers - dense_layers, sparse_mlp, sparse_ffn)
     if not dense_layers:
         return (sparse,)
@@ -357,7 +355,10 @@ FAMILIES: Mapping[str, Family] = {
     "cohere": Family(kernels=38, gated=True, tied=True),
     "granite": Family(kernels=40, gated=True),
     "qwen3": Family(kernels=54, gated=True, defaults={"head_dim": 128}),
-    "olmo2": Family(kernels=56, gated=True),
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), Family(kernels=56, gated=True)),
+    **dict.fromkeys(("seed_oss", "minimax_m2"), Family(gated=True, defaults={"head_dim": 128})),
+    "smollm3": Family(gated=True, tied=True),
+    "ernie4_5": Family(gated=True, tied=True, defaults={"head_dim": 128}),
     "glm4": Family(kernels=58, gated=True, defaults={"head_dim": 128}),
     "gemma": Family(kernels=42, gated=True, tied=True, defaults={"head_dim": 256}),
     "gemma2": Family(kernels=73, gated=True, tied=True, defaults={"head_dim": 256}),

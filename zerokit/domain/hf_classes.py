@@ -33,7 +33,7 @@ class Head:
 HEADS: Mapping[str, Head] = {
     "causal": Head("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
     "mlm": Head("AutoModelForMaskedLM", ("ForMaskedLM", "ForPreTraining")),
-    "seq2seq": Head("AutoModelForSeq2SeqLM", ("ForConditionalGeneration",)),
+    "seq2seq": Head("AutoModelForSeq2SeqLM", ("ForConditionalGeneration", "MarianMTModel")),
     "speech-seq2seq": Head("AutoModelForSpeechSeq2Seq", ("WhisperForConditionalGeneration",)),
     "image-classification": Head("AutoModelForImageClassification", ("ForImageClassification",)),
     "sequence-classification": Head("AutoModelForSequenceClassification", ("ForSequenceClassification",)),
@@ -45,8 +45,10 @@ CLASSIFIERS = ("sequence-classification", "token-classification", "question-answ
 """Heads with a few outputs in place of the vocabulary."""
 
 _SEQ2SEQ = frozenset(
-    {"t5", "mt5", "umt5", "bart", "mbart", "switch_transformers", "longt5", "pegasus", "marian"}
-)
+    {"t5", "mt5", "umt5", "bart", "mbart", "switch_transformers", "longt5", "pegasus", "marian", "blenderbot",
+     "blenderbot-small", "bigbird_pegasus", "led", "m2m_100", "mvp", "nllb-moe", "pegasus_x", "plbart",
+     "prophetnet", "t5gemma"}
+)  # fmt: skip
 _NO_TEXT = frozenset({"vit"})
 _MEANS: Mapping[str, str] = {
     "ForMultipleChoice": "it has one output in place of the vocabulary's head",

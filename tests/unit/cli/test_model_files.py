@@ -85,7 +85,8 @@ def test_what_transformers_writes_for_towers_is_refused_by_name(
     [
         "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "glm", "helium", "olmo", "olmo2",
         "olmo3", "exaone4", "ministral3", "gemma4_text", "granite", "smollm3", "cohere2", "gpt2", "opt",
-        "gpt_neox", "bloom", "stablelm", "starcoder2", "mixtral", "qwen3_moe", "deepseek_v3",
+        "gpt_neox", "bloom", "stablelm", "starcoder2", "mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v2",
+        "seed_oss", "ernie4_5", "minimax_m2",
     ],
 )  # fmt: skip
 def test_parameters_are_those_that_transformers_builds(write: Any, model_type: str) -> None:
@@ -132,6 +133,20 @@ def test_hybrids_and_other_heads_are_counted_as_they_are_built(
     write: Any, model_type: str, auto_class: str
 ) -> None:
     check_count(write, model_type, auto_class, num_hidden_layers=8)
+
+
+@pytest.mark.parametrize("model_type", ["marian", "m2m_100", "blenderbot", "plbart", "mvp"])
+def test_encoder_decoders_of_text_are_not_taken_for_models_of_images(write: Any, model_type: str) -> None:
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
+
+    config = CONFIG_MAPPING[model_type]()
+    with torch.device("meta"):
+        built = AutoModelForSeq2SeqLM.from_config(config)
+    written = json.loads(config.to_json_string(use_diff=False)) | {"architectures": [type(built).__name__]}
+    shape = choose_model(None, write(written)).shape
+    assert shape.head == "seq2seq"
+    assert shape.parameters == sum(parameter.numel() for parameter in built.parameters())
 
 
 def causal_types() -> list[str]:
