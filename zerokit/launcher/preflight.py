@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable
 from zerokit.launcher.nodes.cluster import ssh_command
@@ -82,6 +84,18 @@ def check_versions(launcher: str, style: str) -> None:
     used = {launcher} | ({"deepspeed"} if style != "none" else set())
     used |= {"accelerate"} if style in ("accelerate", "trainer") else set()
     if (problem := supported.refusal(*used)) is not None:
+        raise InputError(problem)
+
+
+def check_stage_on_cpu(config: Mapping[str, Any], ranks: int) -> None:
+    """Whether the installed DeepSpeed can train at this stage on CPU ranks.
+
+    Raises:
+        InputError: it cannot; names the versions that can.
+    """
+    zero = config.get("zero_optimization")
+    stage = zero.get("stage") if isinstance(zero, Mapping) else 0
+    if isinstance(stage, int) and (problem := supported.cpu_refusal(stage, ranks)) is not None:
         raise InputError(problem)
 
 

@@ -79,6 +79,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
         configured = _own_file(options, config, facts, style, placement)
     elif config is not None and plan is not None:
         configured = _from_plan(options, plan, config, facts, style, placement)
+    if placement.devices.kind == "cpu" and configured.config is not None:
+        preflight.check_stage_on_cpu(configured.config, placement.ranks)
     notes += configured.notes
     other = _rehearsed_otherwise(plan, target) if plan is not None else None
     if other is not None:

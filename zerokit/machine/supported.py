@@ -1,6 +1,11 @@
 """Which DeepSpeed and accelerate versions a launch works with: the one place that says so.
 
 Both ends were run on two CPU ranks, raw and Trainer scripts (``tests/corpus_scripts/test_supported.py``).
+
+DeepSpeed 0.18.7 to 0.18.9 cannot train with ZeRO-1 or ZeRO-2 on several CPU ranks. Their first step gathers
+the weights into views that autograd watches (``runtime/zero/stage_1_and_2.py:2205`` of 0.18.9), which gloo
+refuses: "Output 0 of Split is a view and is being modified inplace". A script of DeepSpeed alone ends so, with
+torch 2.11 and 2.13; with 0.18.6 and 0.19.0 it trains.
 """
 
 from __future__ import annotations
@@ -56,6 +61,19 @@ def refusal(*packages: str) -> str | None:
         if version is not None and (problem := each.problem(version)) is not None:
             return problem
     return None
+
+
+def cpu_refusal(zero_stage: int, ranks: int) -> str | None:
+    """Why the installed DeepSpeed cannot train at this stage on so many CPU ranks; None: it can."""
+    version = installed("deepspeed")
+    if version is None or ranks < 2 or zero_stage not in (1, 2):
+        return None
+    if not (0, 18, 7) <= _numbers(version) < (0, 19):
+        return None
+    return (
+        f"DeepSpeed {version} fails in its first step with ZeRO-{zero_stage} on CPU ranks (0.18.7 to "
+        "0.18.9 do): pip install 'deepspeed>=0.19,<0.20', or use ZeRO-3"
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -44,6 +45,36 @@ def test_another_version_is_refused_by_name(
     assert f"pip install '{each.specifier}'" in said
     assert run(["doctor", "--strict"]) == 13
     assert f"pip install '{each.specifier}'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("version", "stage", "refused"),
+    [
+        ("0.18.7", 1, True),
+        ("0.18.9", 2, True),
+        ("0.18.9", 3, False),
+        ("0.18.6", 2, False),
+        ("0.19.0", 2, False),
+    ],
+)
+def test_what_deepspeed_cannot_do_on_cpu_ranks_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    version: str,
+    stage: int,
+    refused: bool,
+) -> None:
+    """ZeRO-1 and 2 of DeepSpeed 0.18.7 to 0.18.9 on gloo, as a script without zerokit showed."""
+    pytest.importorskip("deepspeed")
+    monkeypatch.chdir(tmp_path)
+    install(tmp_path, "deepspeed", version, monkeypatch)
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
+    Path("ds.json").write_text(json.dumps(config))
+    words = ["launch", "--device", "cpu", "--num-ranks", "2", "--deepspeed", "ds.json", "--dry-run"]
+    assert run([*words, str(ROOT / "tests" / "scripts" / "raw.py")]) == (2 if refused else 0)
+    said = capsys.readouterr().err
+    assert (f"DeepSpeed {version} fails in its first step with ZeRO-{stage} on CPU ranks" in said) is refused
 
 
 @pytest.mark.parametrize("version", ["0.16.9", "0.18.9", "0.19.12+cu128", "0.19.9rc1", "unknown"])
