@@ -230,6 +230,7 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
     with usable():
         with torch.device("meta"):
             model = auto.from_config(config, dtype=dtype, attn_implementation=variant.attention)
+            model.tie_weights()  # Transformers 5.0 leaves them apart on the meta device
         config = model.config
     if variant.tensor_parallel > 1:
         from zerokit.trace.building.tensor_parallel import shard
