@@ -92,6 +92,8 @@ def main(arguments: list[str]) -> int:
                         "three quarters of the time; their memory is estimated in closed form")  # fmt: skip
     parser.add_argument("--missing", action="store_true", help="keep what a profile has and trace the rest; "
                         "without names: of every model")  # fmt: skip
+    parser.add_argument("--before", metavar="RELEASE", help="write the profile of Transformers before this "
+                        "release, in which what the model allocates changed")  # fmt: skip
     options = parser.parse_args(arguments)
     whole_only, missing = options.whole_only, options.missing
     wanted = options.names or [n for n in models.names() if missing or n not in profiles.names()]
@@ -99,7 +101,8 @@ def main(arguments: list[str]) -> int:
         began = time.monotonic()
         profile, left_out = trace(name, whole_only, profiles.load(name) if missing else None)
         if profile is not None:
-            write_whole(profiles.FOLDER / f"{name}.json.gz", profiles.packed(profile))
+            before = f".before-{options.before}" if options.before else ""
+            write_whole(profiles.FOLDER / f"{name}{before}.json.gz", profiles.packed(profile))
         count = 0 if profile is None else len(profile.traces)
         print(f"{name}: {count} variants in {time.monotonic() - began:.0f} s", flush=True)
         for line in left_out:

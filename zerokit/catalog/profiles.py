@@ -1,8 +1,10 @@
 """Traced profiles of the catalogue's models, committed so that planning needs no torch.
 
-``profiles/NAME.json.gz`` is written by ``python -m tools.trace_catalogue NAME``. Its first line is the
-profile's document (:mod:`zerokit.domain.profile_json`), but under ``parameter_sets`` stands the number of the
-line that holds each set. A plan needs one set of a dozen, and they are most of the file.
+``profiles/NAME.json.gz`` is written by ``python -m tools.trace_catalogue NAME``; where releases of
+Transformers differ, ``NAME.before-RELEASE.json.gz`` beside it is of those before RELEASE (``--before``). The
+first line of a file is the profile's document (:mod:`zerokit.domain.profile_json`), but under
+``parameter_sets`` stands the number of the line that holds each set. A plan needs one set of a dozen, and
+they are most of the file.
 """
 
 from __future__ import annotations
@@ -14,23 +16,45 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from zerokit.catalog.transformers_releases import is_before
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.profile_json import from_json, to_json
 
 FOLDER = Path(__file__).parent / "profiles"
+_SUFFIX, _BEFORE = ".json.gz", ".before-"
 _GZIP = zlib.MAX_WBITS | 16  # zlib reads gzip itself, and the gzip module takes longer to import than to use
 
 
 def names() -> tuple[str, ...]:
     """The models with a committed profile."""
-    return tuple(sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz")))
+    found = (path.name.removesuffix(_SUFFIX) for path in FOLDER.glob(f"*{_SUFFIX}"))
+    return tuple(sorted(name for name in found if _BEFORE not in name))
 
 
 @lru_cache(maxsize=8)
-def load(name: str) -> ModelProfile | None:
-    """The profile of a catalogue model, or ``None`` where none is committed."""
-    path = FOLDER / f"{name}.json.gz"
+def load(name: str, transformers: str | None = None) -> ModelProfile | None:
+    """The profile of a catalogue model, or ``None`` where none is committed.
+
+    ``transformers``: the version whose code is meant; the newest that was traced unless given.
+    """
+    path = place(name, transformers)
     return from_json(document(path.read_bytes())) if path.is_file() else None
+
+
+def place(name: str, transformers: str | None = None) -> Path:
+    """The file of a model's profile for a version of Transformers: ``NAME.before-5.20.json.gz`` for 5.19."""
+    if transformers is not None:
+        for release in ranges(name):
+            if is_before(transformers, release):
+                return FOLDER / f"{name}{_BEFORE}{release}{_SUFFIX}"
+    return FOLDER / f"{name}{_SUFFIX}"
+
+
+def ranges(name: str) -> tuple[str, ...]:
+    """The releases in which what this model allocates changed, rising: a profile for those before each."""
+    head = f"{name}{_BEFORE}"
+    found = [path.name[len(head) : -len(_SUFFIX)] for path in FOLDER.glob(f"{head}*{_SUFFIX}")]
+    return tuple(sorted(found, key=lambda release: [int(part) for part in release.split(".")]))
 
 
 def document(packed: bytes) -> dict[str, Any]:

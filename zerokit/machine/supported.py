@@ -4,7 +4,7 @@ Both ends were run on two CPU ranks, raw and Trainer scripts (``tests/corpus_scr
 
 DeepSpeed 0.18.7 to 0.18.9 cannot train with ZeRO-1 or ZeRO-2 on several CPU ranks. Their first step gathers
 the weights into views that autograd watches (``runtime/zero/stage_1_and_2.py:2205`` of 0.18.9), which gloo
-refuses: "Output 0 of Split is a view and is being modified inplace". A script of DeepSpeed alone ends so, with
+refuses: "Output 0 of Split is a view and is being modified inplace". A script of DeepSpeed alone ends so with
 torch 2.11 and 2.13; with 0.18.6 and 0.19.0 it trains.
 """
 

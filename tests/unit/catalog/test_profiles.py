@@ -1,0 +1,99 @@
+"""Profiles by release of Transformers: each range has its own, and a plan says which it took."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerokit.catalog import models, profiles
+from zerokit.catalog.transformers_releases import NEWEST, OLDEST, alike, is_before
+from zerokit.cli import run
+
+RANGES = [(name, release) for name in profiles.names() for release in profiles.ranges(name)]
+
+
+def install(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another Transformers, as far as its metadata go."""
+    (folder / "site" / f"transformers-{version}.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(folder / "site"), *sys.path])
+
+
+def test_t5_and_gemma_2_have_a_profile_for_each_range() -> None:
+    """As the sweep of releases found: tools/sweep_transformers.py."""
+    assert profiles.ranges("t5-base") == ("5.0", "5.15", "5.20")
+    assert profiles.ranges("gemma-2-2b") == ("5.21",)
+    assert profiles.ranges("llama-3.1-8b") == ()
+
+
+@pytest.mark.parametrize(("name", "release"), RANGES)
+def test_a_range_holds_a_trace_of_its_own_releases(name: str, release: str) -> None:
+    older = profiles.load(name, _one_before(release))
+    newest = profiles.load(name)
+    assert older is not None and newest is not None
+    assert is_before(older.transformers_version, release)
+    assert not is_before(newest.transformers_version, release)
+    assert older.parameter_count == newest.parameter_count == models.load(name).parameters
+    assert set(older.traces) <= set(newest.traces)
+
+
+def _one_before(release: str) -> str:
+    major, minor = map(int, release.split("."))
+    return f"{major}.{minor - 1}" if minor else f"{major - 1}.57"
+
+
+@pytest.mark.parametrize(
+    ("version", "traced"),
+    [("4.57.6", "4.57.6"), ("5.14.1", "5.13.1"), ("5.19.0", "5.19.0"), ("5.20.0", "5.23.0")],
+)
+def test_a_plan_takes_the_profile_of_the_installed_release(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    version: str,
+    traced: str,
+) -> None:
+    install(tmp_path, version, monkeypatch)
+    asked = ["plan", "--model", "t5-base", "--gpus", "1", "--gpu", "h200", "--micro-batch", "16", "--seq-len",
+             "512", "--checkpointing", "none", "--out", str(tmp_path / "plan"), "--json"]  # fmt: skip
+    assert run(asked) == 0
+    body = json.loads(capsys.readouterr().out)
+    said = [note for note in body["assumptions"] if note.startswith(f"Transformers {version} is installed")]
+    if version.split(".")[:2] == traced.split(".")[:2]:
+        assert not said
+    else:
+        assert len(said) == 1 and f"traces are of {traced}, with the same result" in said[0]
+    activations = body["chosen"]["estimate"]["per_rank"][0]["components"]["activations"]
+    # 5.23 keeps less than half of what 5.19 and older do
+    assert (activations > 14e9) is (traced != "5.23.0")
+
+
+def test_a_release_that_was_not_swept_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, "9.1.0", monkeypatch)
+    assert run(["plan", "--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--json"]) == 0
+    assert "Transformers 9.1.0 is installed" in (said := capsys.readouterr().out)
+    assert "versions may keep more or less" in said and "zerokit estimate" in said
+
+
+@pytest.mark.parametrize(
+    ("model_type", "version", "other", "same"),
+    [
+        ("llama", f"{OLDEST}.2", f"{NEWEST}.9", True),
+        ("llama", "5.24.0", "5.23.0", False),
+        ("llama", "4.55.0", "5.23.0", False),
+        ("mixtral", "5.0.0", "5.23.0", True),
+        ("mixtral", "4.57.1", "5.23.0", False),
+        ("t5", "5.19.0", "5.23.0", False),
+        ("t5", "5.19.0", "5.15.0", True),
+        ("gemma2", "5.20.2", "5.21.0", False),
+        ("llama", "main", "5.23.0", False),
+    ],
+)
+def test_releases_are_alike_only_where_the_sweep_says_so(
+    model_type: str, version: str, other: str, same: bool
+) -> None:
+    assert alike(model_type, version, other) is same
