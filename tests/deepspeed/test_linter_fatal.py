@@ -39,7 +39,22 @@ def scheduler(kind: str, **parameters: Any) -> dict[str, Any]:
     return base(scheduler={"type": kind, "params": parameters})
 
 
+def plain(kind: str, **parameters: Any) -> dict[str, Any]:
+    """A scheduler of torch's, for which the optimizer must be torch's."""
+    return {
+        **scheduler(kind, **parameters),
+        "zero_optimization": {"stage": 0},
+        "bf16": {"enabled": False},
+    }
+
+
 REFUSED = [
+    plain("LambdaLR"),
+    plain("StepLR", gamma=0.5),
+    plain("CosineAnnealingLR", T_max=100, cycles=2),
+    base(data_types={"keep_in_fp32_modules": True}),
+    base(zero_optimization="Auto", data_types={"grad_accum_dtype": "fp32"}),
+    base(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}, train_micro_batch_size_per_gpu="x"),
     base(scheduler={"type": "WarmupLR"}),
     base(scheduler={"type": "WarmupLR", "params": None}),
     base(scheduler={"type": ""}),
@@ -77,11 +92,9 @@ ACCEPTED = [
     adamw(torch_adam=True, amsgrad=True),
     adamw(set_grad_none=True),
     scheduler("WarmupDecayLR", total_num_steps=1e3, warmup_num_steps=100),
-    {
-        **scheduler("CosineAnnealingLR", T_max=100),
-        "zero_optimization": {"stage": 0},
-        "bf16": {"enabled": False},
-    },
+    plain("CosineAnnealingLR", T_max=100, last_epoch=-1),
+    plain("ReduceLROnPlateau"),
+    base(data_types={"keep_in_fp32_modules": ["lm_head"]}),
     scheduler("WarmupLR"),
     base(checkpoint={"tag_validation": "fail"}),
     base(data_types={"grad_accum_dtype": "float32"}),
@@ -122,6 +135,9 @@ STAGE = "deepspeed_config: {zero_stage: 2}\n"
 NO = "distributed_type: NO\nnum_processes: 1\n"
 YAML_REFUSED = [
     HEAD + "deepspeed_config: {zero_stage: 3, zero3_init_flag: none}\n",
+    HEAD + "deepspeed_config: {zero_stage: 3, zero3_init_flag: {a: 1}}\n",
+    HEAD + "deepspeed_config: {deepspeed_config_file: absent.json, zero3_init_flag: none}\n",
+    HEAD + "use_cpu: {a: 1}\n" + STAGE,
     HEAD.replace("LOCAL_MACHINE", "LOCAL") + STAGE,
     HEAD + "deepspeed_config: {zero_stage: 2.0}\n",
     HEAD + "gpu_ids: [0, 1]\n" + STAGE,

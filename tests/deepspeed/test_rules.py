@@ -161,6 +161,13 @@ PROVOCATIONS: dict[str, Provocation] = {
         "max_grad_norm", optimizer={"type": "AdamW", "params": {"lr": 1e-4, "max_grad_norm": 1.0}}
     ),
     "unknown-scheduler": top("LR scheduler", scheduler={"type": "cosine", "params": {}}),
+    "torch-scheduler-parameters": top(
+        "step_size",
+        scheduler={"type": "StepLR", "params": {}},
+        zero_optimization={"stage": 0},
+        bf16={"enabled": False},
+    ),
+    "keep-in-fp32-modules": top("must be", data_types={"keep_in_fp32_modules": True}),
     "scheduler-without-total-steps": top(
         "total_num_steps", scheduler={"type": "WarmupDecayLR", "params": {}}
     ),

@@ -1,44 +1,204 @@
-"""TrainingArguments in JSON or YAML: what the Trainer refuses about DeepSpeed and FSDP (5.23.0)."""
+"""TrainingArguments in JSON or YAML: what the Trainer refuses or ignores of DeepSpeed, FSDP and its keys."""
 
 from __future__ import annotations
 
+import functools
+import json
 import pathlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from zerokit.linter.accelerate.keys import short
 from zerokit.linter.finding import Finding, finding_at
+from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document
+from zerokit.suggest import distance, fold, nearest
 
-SOURCE = "Transformers 5.23.0, training_args.py"
+_MOST_TYPOS = 2
+_LIST = pathlib.Path(__file__).with_name("training-arguments.json")
+_PATH = re.compile(r"[./\\]")
+_FSDP_1 = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "NO_SHARD")
+_SHARDING = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
+_WORDS = (*_SHARDING, "offload", "auto_wrap")
+_VALUES: Mapping[str, tuple[str, ...]] = {
+    "version": ("1", "2"),
+    "auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
+    "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"),
+    "backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
+}
+_ASKED_AS_WORDS = (
+    "activation_checkpointing", "cpu_ram_efficient_loading", "forward_prefetch", "limit_all_gathers",
+    "sync_module_states", "use_orig_params",
+)  # fmt: skip
+_TRUTH = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
+
+
+@functools.cache
+def argument_list() -> Mapping[str, Any]:
+    """The Trainer's arguments and keys of ``fsdp_config``; written by ``python -m tools.arguments_keys``."""
+    loaded: Mapping[str, Any] = json.loads(_LIST.read_text(encoding="utf-8"))
+    return loaded
+
+
+def _source() -> str:
+    return f"Transformers {argument_list()['transformers']}, training_args.py"
 
 
 def lint_arguments(document: Document) -> Iterator[Finding]:
     """Findings about a file of TrainingArguments."""
     value = document.value
     named = value.get("deepspeed")
-    if isinstance(named, str) and named and not _is_here(named, document.path):
-        yield finding_at(
-            document, ("deepspeed",), "arguments-deepspeed-missing",
-            f"{named[:60]!r} is not here, nor beside this file: the Trainer looks for it where it is started",
-            "correct the path", severity="warning", source=SOURCE,
-        )  # fmt: skip
+    yield from _misspelt(document)
+    yield from _texts(document)
+    # a word alone may be the name of a framework's own configuration
+    if isinstance(named, str) and _PATH.search(named) and not _is_here(named, document.path):
+        yield _missing(document, "deepspeed", named)
     if named and value.get("fsdp"):
         yield finding_at(
             document, ("fsdp",), "arguments-fsdp-and-deepspeed",
             "fsdp and deepspeed are both given: the Trainer refuses it",
             "keep one of the two", source="Transformers 5.23.0, trainer.py:475",
         )  # fmt: skip
+    elif value.get("fsdp") or value.get("fsdp_config"):
+        yield from _fsdp(document)
     if value.get("fp16") is True and value.get("bf16") is True:
         yield finding_at(
             document, ("fp16",), "arguments-fp16-and-bf16",
             "fp16 and bf16 are both on: the Trainer refuses it",
-            "keep one of the two", source=SOURCE,
+            "keep one of the two", source=_source(),
         )  # fmt: skip
     if named is None and not value.get("fsdp") and not value.get("fsdp_config"):
         yield finding_at(
             document, (), "not-a-configuration",
-            "these are training arguments that name no DeepSpeed JSON: there is nothing to check here",
+            "these are training arguments that name no DeepSpeed JSON: only their names are checked",
             "check the DeepSpeed JSON that the Trainer gets", severity="note",
         )  # fmt: skip
+
+
+def _misspelt(document: Document) -> Iterator[Finding]:
+    """Keys that differ from an argument's in spelling: any other may be one of the script's own."""
+    known = argument_list()["fields"]
+    for key in document.value:
+        guess = None if key in known else nearest(str(key), known)
+        if guess is None or guess in document.value or distance(fold(str(key)), fold(guess)) > _MOST_TYPOS:
+            continue
+        yield finding_at(
+            document, (key,), "arguments-unknown-key",
+            f"TrainingArguments has no {short(key)}: HfArgumentParser refuses it unless the script has one",
+            f"did you mean {guess!r}?", severity="warning", source=_source(), suggests=guess,
+            edits=(Edit(kind="rename", key=str(key), value=guess, safe=False),),
+        )  # fmt: skip
+
+
+def _texts(document: Document) -> Iterator[Finding]:
+    """Numbers and booleans in quotes: HfArgumentParser hands a file's values on as they are."""
+    for key, kind in argument_list()["fields"].items():
+        value = document.value.get(key)
+        if not isinstance(value, str) or not _stands_for(kind, value):
+            continue
+        unquoted = any(problem.place == document.values.get((key,)) for problem in document.problems)
+        what = "YAML reads it as text, and so does" if unquoted else "it stays text for"
+        yield finding_at(
+            document, (key,), "arguments-value-as-text",
+            f"{key} is {short(value)}: {what} HfArgumentParser; parsers that convert read {_noun(kind)}",
+            "write it with a point, as 5.0e-5" if unquoted else "write it without quotes",
+            severity="note" if unquoted else "warning", source="Transformers 5.23.0, hf_argparser.py:358",
+        )  # fmt: skip
+
+
+def _noun(kind: str) -> str:
+    return "true or false" if kind == "boolean" else "a number"
+
+
+def _stands_for(kind: str, text: str) -> bool:
+    if kind == "boolean":
+        return text.lower() in ("true", "false", "yes", "no", "on", "off")
+    if kind not in ("integer", "number"):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _fsdp(document: Document) -> Iterator[Finding]:
+    value = document.value
+    config = value.get("fsdp_config")
+    if isinstance(config, str) and config and not _is_here(config, document.path):
+        yield _missing(document, "fsdp_config", config)
+    if not value.get("fsdp"):
+        yield finding_at(
+            document, ("fsdp_config",), "arguments-fsdp-off",
+            "fsdp_config is given, and fsdp is not: the Trainer ignores it and runs without FSDP",
+            "add \"fsdp\": true, or remove fsdp_config", severity="warning", source=_source(),
+        )  # fmt: skip
+        return
+    block: Mapping[str, Any] = config if isinstance(config, dict) else {}
+    yield from _fsdp_words(document, block)
+    yield from _fsdp_block(document, block)
+
+
+def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
+    """``fsdp`` as a text or a list of options, which version 2 takes a part of."""
+    given = document.value["fsdp"]
+    words = given.split() if isinstance(given, str) else given if isinstance(given, list) else []
+    version = str(block.get("version", block.get("fsdp_version", 2)))
+    for word in map(str, words):
+        if word.lower() not in _WORDS:
+            guess = nearest(word, _WORDS)
+            yield finding_at(
+                document, ("fsdp",), "arguments-fsdp-option",
+                f"fsdp has no option {short(word)}: the Trainer refuses it",
+                f"did you mean {guess}?" if guess else f"use {', '.join(_WORDS)}", source=_source(),
+            )  # fmt: skip
+        elif word.upper() in _FSDP_1 and version == "2":
+            yield finding_at(
+                document, ("fsdp",), "arguments-fsdp-option",
+                f"{word} needs FSDP 1, and the Trainer runs FSDP 2: it refuses the file",
+                'use full_shard or shard_grad_op, or set "version": 1 in fsdp_config', source=_source(),
+            )  # fmt: skip
+
+
+def _fsdp_block(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
+    known = argument_list()["fsdp_config"]
+    for key, value in block.items():
+        name = str(key).removeprefix("fsdp_")
+        if name not in known:
+            guess = nearest(name, known)
+            yield finding_at(
+                document, ("fsdp_config", key), "arguments-fsdp-ignored-key",
+                f"the Trainer ignores {short(key)} in fsdp_config",
+                f"did you mean {guess!r}?" if guess else f"use {', '.join(known)}, or remove it",
+                severity="warning", source=_source(),
+                suggests=guess or "",
+            )  # fmt: skip
+        elif not _is_value(name, value):
+            allowed = _VALUES.get(name, ("true", "false"))
+            yield finding_at(
+                document, ("fsdp_config", key), "arguments-fsdp-value",
+                f"{key} is {short(value)}: the Trainer fails on it", f"use {' or '.join(allowed)}",
+                severity=_severity(value), source=_source(),
+            )  # fmt: skip
+
+
+def _is_value(name: str, value: object) -> bool:
+    if name in _VALUES:
+        return str(value).upper() in _VALUES[name] and not isinstance(value, bool)
+    return name not in _ASKED_AS_WORDS or str(value).lower() in _TRUTH
+
+
+def _severity(value: object) -> Severity:
+    return "warning" if value is None else "error"
+
+
+def _missing(document: Document, key: str, name: str) -> Finding:
+    return finding_at(
+        document, (key,), f"arguments-{key.replace('_', '-')}-missing",
+        f"{name[:60]!r} is not here, nor beside this file: the Trainer looks for it where it is started",
+        "correct the path", severity="warning", source=_source(),
+    )  # fmt: skip
 
 
 def _is_here(name: str, beside: str) -> bool:

@@ -23,7 +23,7 @@ class Finding:
         fix: what to write instead.
         source: where DeepSpeed, Accelerate or the launcher decides it; empty for plain grammar.
         suggests: the name that was probably meant, or that stands where nobody reads it.
-        missing: the key whose absence this is.
+        missing: the key whose absence this is, or those of which one is missing.
         edits: changes that ``--fix`` can write; those that are not safe with ``--unsafe`` alone.
     """
 
@@ -36,7 +36,7 @@ class Finding:
     source: str = ""
     edits: tuple[Edit, ...] = ()
     suggests: str = ""
-    missing: str = ""
+    missing: str | tuple[str, ...] = ""
 
     @property
     def fixable(self) -> Literal["safe", "unsafe"] | None:
@@ -72,7 +72,7 @@ def finding_at(
     source: str = "",
     edits: tuple[Edit, ...] = (),
     suggests: str = "",
-    missing: str = "",
+    missing: str | tuple[str, ...] = "",
 ) -> Finding:
     """A finding at ``path`` of a document, or where the nearest parent of it is written."""
     return Finding(
@@ -126,4 +126,6 @@ def _follows(consequence: Finding, cause: Finding) -> bool:
         return False
     if consequence.rule == "auto-not-filled":
         return cause.rule in _NOT_READ
+    if cause.rule == "auto-not-filled":
+        return consequence.rule not in _NOT_READ
     return cause.rule in _WRONG_VALUE and consequence.rule not in _WRONG_VALUE

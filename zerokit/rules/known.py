@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 DEEPSPEED_OPTIMIZERS = frozenset(
     {"adagrad", "adam", "adamw", "lamb", "muadam", "muadamw", "musgd", "lion", "muon"}
 )
@@ -25,14 +27,36 @@ ZERO_TESTED_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
 HOST_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion"})
 """Those that DeepSpeed has a kernel for on the host."""
 
-TORCH_SCHEDULERS = frozenset(
-    {
-        "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
-        "SequentialLR", "CosineAnnealingLR", "ChainedScheduler", "ReduceLROnPlateau", "CyclicLR",
-        "CosineAnnealingWarmRestarts", "OneCycleLR", "PolynomialLR",
-    }
-)  # fmt: skip
-"""torch.optim.lr_scheduler: DeepSpeed looks there for what it has not itself (runtime/engine.py:1929)."""
+TORCH_SCHEDULERS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "ChainedScheduler": ((), ("optimizer",)),
+    "ConstantLR": ((), ("factor", "total_iters")),
+    "CosineAnnealingLR": (("T_max",), ("eta_min",)),
+    "CosineAnnealingWarmRestarts": (("T_0",), ("T_mult", "eta_min")),
+    "CyclicLR": (
+        ("base_lr", "max_lr"),
+        ("step_size_up", "step_size_down", "mode", "gamma", "scale_fn", "scale_mode", "cycle_momentum",
+         "base_momentum", "max_momentum"),
+    ),
+    "ExponentialLR": (("gamma",), ()),
+    "LambdaLR": (("lr_lambda",), ()),
+    "LinearLR": ((), ("start_factor", "end_factor", "total_iters")),
+    "MultiStepLR": (("milestones",), ("gamma",)),
+    "MultiplicativeLR": (("lr_lambda",), ()),
+    "OneCycleLR": (
+        ("max_lr",),
+        ("total_steps", "epochs", "steps_per_epoch", "pct_start", "anneal_strategy", "cycle_momentum",
+         "base_momentum", "max_momentum", "div_factor", "final_div_factor", "three_phase"),
+    ),
+    "PolynomialLR": ((), ("total_iters", "power")),
+    "ReduceLROnPlateau": (
+        (), ("mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "min_lr", "eps"),
+    ),
+    "SequentialLR": (("schedulers", "milestones"), ()),
+    "StepLR": (("step_size",), ("gamma",)),
+}  # fmt: skip
+"""torch.optim.lr_scheduler: DeepSpeed looks there for what it has not itself (runtime/engine.py:1929), and
+passes ``params`` on. Their required and optional parameters; ``last_epoch`` and, before torch 2.7, ``verbose``
+are taken by all."""
 
 SCHEDULERS = frozenset({"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"})
 """deepspeed/runtime/lr_schedules.py, VALID_LR_SCHEDULES."""

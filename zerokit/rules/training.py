@@ -31,8 +31,41 @@ def _scheduler_parameter(setup: Setup, name: str) -> bool:
 
 def _no_parameters(setup: Setup) -> bool:
     kind = setup.get("scheduler.type")
-    known = isinstance(kind, str) and kind in SCHEDULERS | TORCH_SCHEDULERS
+    known = isinstance(kind, str) and (kind in SCHEDULERS or kind in TORCH_SCHEDULERS)
     return known and setup.get("scheduler.params") is None
+
+
+def _torch_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
+    name, given = setup.get("scheduler.type"), setup.get("scheduler.params")
+    plain = setup.settings.zero.stage == 0 and setup.settings.precision == "fp32"
+    if (
+        not plain
+        or not isinstance(name, str)
+        or name not in TORCH_SCHEDULERS
+        or not isinstance(given, Mapping)
+    ):
+        return False
+    required, optional = TORCH_SCHEDULERS[name]
+    if "lr_lambda" in required or "schedulers" in required or name == "ChainedScheduler":
+        return {
+            "name": name,
+            "why": "needs objects that no JSON can hold",
+            "instead": "build it in the script",
+        }
+    missing = [key for key in required if key not in given]
+    if missing:
+        listed = " and ".join(missing)
+        return {"name": name, "why": f"needs {listed}", "instead": f"add {listed} to params"}
+    unknown = next((key for key in given if key not in (*required, *optional, "last_epoch", "verbose")), None)
+    if unknown is None:
+        return False
+    known = ", ".join((*required, *optional))
+    return {"name": name, "why": f"takes no parameter {unknown!r}", "instead": f"use {known}"}
+
+
+def _keep_in_fp32(setup: Setup) -> bool:
+    value = setup.get("data_types.keep_in_fp32_modules", "auto")
+    return value != "auto" and not (isinstance(value, list) and all(isinstance(name, str) for name in value))
 
 
 def _cycle_without_limits(setup: Setup) -> bool | Mapping[str, Any]:
@@ -108,6 +141,29 @@ TRAINING_RULES: tuple[Rule, ...] = (
         message="the scheduler has no params: the engine fails to start, even where every one has a default",
         fix='add "params": {}, with those that the scheduler needs',
         broken=_no_parameters,
+        scope="file",
+    ),
+    Rule(
+        id="torch-scheduler-parameters",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/engine.py:1935",
+        key="scheduler.params",
+        message="torch's {name} {why}: the engine fails to start",
+        fix="{instead}",
+        broken=_torch_scheduler,
+        scope="file",
+    ),
+    Rule(
+        id="keep-in-fp32-modules",
+        since=(0, 19),
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/config.py:564",
+        key="data_types.keep_in_fp32_modules",
+        message="keep_in_fp32_modules is neither auto nor a list of names: DeepSpeed refuses the file",
+        fix='write a list of module names, such as ["lm_head"], or "auto"',
+        broken=_keep_in_fp32,
         scope="file",
     ),
     Rule(

@@ -158,12 +158,11 @@ def test_fix_writes_what_is_safe_and_leaves_the_rest(
 
 
 def test_fix_goes_on_until_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    optimizer = {"type": "AdamW", "params": {"learning_rate": "1e-5"}}
-    path = write(tmp_path, "ds.json", {**GOOD, "optimizer": optimizer})
+    path = write(tmp_path, "ds.json", {**GOOD, "zero_optimization": {"zero_stage": "3"}})
     Path(path).write_bytes(b"\xef\xbb\xbf" + Path(path).read_bytes().replace(b"\n", b"\r\n"))
     assert check(path, "--fix", capsys=capsys)[0] == 0
     text = Path(path).read_bytes().decode()
-    assert json.loads(text)["optimizer"]["params"] == {"lr": 1e-5}
+    assert json.loads(text)["zero_optimization"] == {"stage": 3}
     assert "\r\n" in text and text.count("\n") == text.count("\r\n")
 
 

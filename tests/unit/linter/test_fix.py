@@ -90,6 +90,21 @@ def test_an_ignored_setting_takes_effect_on_demand_alone(
     assert run(["check", str(path), "--unsafe"]) == 2
 
 
+def test_a_number_in_quotes_is_written_where_the_same_is_built(tmp_path: Path) -> None:
+    """DeepSpeed's classes read a number out of the text; an optimizer is built with the text itself."""
+    path = tmp_path / "ds.json"
+    zero = {"stage": "2", "reduce_bucket_size": "500000"}
+    path.write_text(
+        json.dumps(base(optimizer={"type": "AdamW", "params": {"lr": "5e-05"}}, zero_optimization=zero))
+    )
+    run(["check", str(path), "--fix"])
+    fixed = json.loads(path.read_text())
+    assert fixed["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 500000}
+    assert fixed["optimizer"]["params"]["lr"] == "5e-05"
+    run(["check", str(path), "--fix", "--unsafe"])
+    assert json.loads(path.read_text())["optimizer"]["params"]["lr"] == 5e-05
+
+
 def test_a_key_with_dots_names_one_level(tmp_path: Path) -> None:
     config = base(**{"zero_optimization.stage": 3})
     path = tmp_path / "ds.json"

@@ -83,6 +83,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
         )
     elif named is not None:
         yield from _beside_config_file(document, block)
+        yield from _flags(document, block)
     else:
         yield from _plugin_values(document, block)
     yield from _multi_node(document, block)
@@ -152,8 +153,7 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
         yield init_flag(document, stage, "")
     if flag is False and stage == 3:
         yield init_off(document)
-    if isinstance(flag, str) and flag.lower() not in _TRUTH_WORDS:
-        yield _flag_text(document, flag)
+    yield from _flags(document, block)
     if isinstance(save, str) and save.lower() not in ("true", "false"):
         yield finding_at(
             document,
@@ -168,12 +168,16 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
 _TRUTH_WORDS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 
 
-def _flag_text(document: Document, flag: str) -> Finding:
-    return finding_at(
+def _flags(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
+    """Accelerate hands ``zero3_init_flag`` on as text, and takes a few words for true or false."""
+    flag = block.get("zero3_init_flag")
+    if flag is None or str(flag).lower() in _TRUTH_WORDS:
+        return
+    yield finding_at(
         document,
         ("deepspeed_config", "zero3_init_flag"),
         "accelerate-flag-as-text",
-        f"zero3_init_flag is the text {short(flag)}: Accelerate fails on it",
+        f"zero3_init_flag is {short(flag)}: Accelerate fails on it",
         "write true or false without quotes",
         source=PLUGIN,
     )
@@ -211,7 +215,7 @@ def _defaults(document: Document) -> Finding:
         "accelerate-deepspeed-defaults",
         "neither a DeepSpeed JSON nor zero_stage is named: Accelerate runs ZeRO stage 2 with its defaults",
         "name a DeepSpeed JSON as deepspeed_config_file, or write zero_stage",
-        missing="zero_stage",
+        missing=("zero_stage", "deepspeed_config"),
         severity="warning",
         source=PLUGIN,
     )

@@ -101,6 +101,7 @@ def _top_level(document: Document) -> Iterator[Finding]:
             suggests=guess or str(key),
         )
     yield from _environment(document)
+    yield from _flags(document)
     kind = value.get("distributed_type")
     if kind is False:
         return  # NO without quotes: a boolean that launches as NO does
@@ -152,6 +153,28 @@ def _top_level(document: Document) -> Iterator[Finding]:
             "distributed_type is DEEPSPEED: the fsdp_config block is ignored",
             "remove one of the two",
             severity="warning",
+            source=LAUNCH,
+        )
+
+
+_FLAGS = ("use_cpu", "debug", "same_network", "enable_cpu_affinity")
+
+
+def _flags(document: Document) -> Iterator[Finding]:
+    """Accelerate asks whether they are true, as Python does; a mapping it takes apart."""
+    for key in _FLAGS:
+        value = document.value.get(key)
+        if value is None or isinstance(value, bool):
+            continue
+        fails = key == "use_cpu" and isinstance(value, dict)
+        what = "fails on it" if fails else f"takes it for {str(bool(value)).lower()}"
+        yield finding_at(
+            document,
+            (key,),
+            "accelerate-flag-as-text",
+            f"{key} is {short(value)}: accelerate launch {what}",
+            "write true or false without quotes",
+            severity="error" if fails else "warning",
             source=LAUNCH,
         )
 

@@ -16,7 +16,7 @@ from zerokit.linter.deepspeed.values import LARGEST_INTEGER
 from zerokit.linter.finding import Finding, one_for_each_cause
 from zerokit.rules import FRAMEWORKS, Setup, violations
 from zerokit.rules.types import Edit, Rule, Severity, Violation
-from zerokit.strictload import Document
+from zerokit.strictload import Document, Place
 from zerokit.values import frozen_dataclass
 
 
@@ -61,6 +61,7 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
             severity=_severity(problem.rule, where),
             message=problem.message,
             fix=problem.fix,
+            suggests=_key_at(document, problem.place),
         )
         for problem in document.problems
     ]
@@ -70,6 +71,12 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
         findings += _rules(document, where)
         findings += _hardware(document, context)
     return _without_consequences(findings)
+
+
+def _key_at(document: Document, place: Place) -> str:
+    """The key whose value stands at a place: it is given, if in a form that cannot be read."""
+    path = next((path for path, where in document.values.items() if where == place), ())
+    return str(path[-1]) if path else ""
 
 
 _PARAMETERS = ("optimizer.params", "scheduler.params")
@@ -184,7 +191,10 @@ def _at_every_stage(setup: Setup) -> list[Violation]:
     """What is broken whatever the stage, where the file does not name one that DeepSpeed knows."""
     zero = setup.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, Mapping) else 0
-    if not isinstance(zero, Mapping) or (stage in (0, 1, 2, 3) and not isinstance(stage, bool)):
+    unread = zero is not None and not isinstance(zero, bool | Mapping)
+    if not unread and (
+        not isinstance(zero, Mapping) or (stage in (0, 1, 2, 3) and not isinstance(stage, bool))
+    ):
         return violations(setup)
     broken = []
     for number in range(4):

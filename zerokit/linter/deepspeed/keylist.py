@@ -55,7 +55,8 @@ def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[
         dotted = ".".join(path)
         if entry is None:
             if name in ("optimizer", "scheduler") and (
-                not value.get("type") or is_parameter(value, name, key)
+                (not value.get("type") and nearest(key, block["keys"]) != "type")
+                or is_parameter(value, name, key)
             ):
                 continue  # one cause: the whole block is ignored, or the key stands beside params
             if block["unknown"] != "any" and not _is_removed(name, key):
@@ -123,7 +124,8 @@ def _ignored_setting(
     if said is not None:
         what = f"DeepSpeed ignores {key!r}: what {said} says is what runs"
         return finding(document, path, "unknown-key", what, "remove it", severity="warning")
-    return finding(document, path, "unknown-key", f"DeepSpeed ignores {key!r}: {what_runs}", fix)
+    what = f"DeepSpeed ignores {key!r}: {what_runs}"
+    return finding(document, path, "unknown-key", what, fix, suggests=blocks[0])
 
 
 def _unknown(

@@ -266,7 +266,8 @@ def _number(document: Document, path: tuple[str, str, str], value: object) -> It
         if not all(_is_number(item) for item in value):
             yield wrong(document, path, entry, value)
     elif isinstance(value, str):
-        yield from number_as_text(document, path, entry, value, refused=False)
+        # what is built holds the text: a number there is another configuration
+        yield from number_as_text(document, path, entry, value, refused=False, safe=False)
     elif value is None and path[0] == "scheduler":
         return  # as if absent
     elif not _is_number(value) or (key in _WHOLE and value != int(value)):  # type: ignore[call-overload]

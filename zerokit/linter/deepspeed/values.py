@@ -134,9 +134,9 @@ def _number(
 
 
 def number_as_text(
-    document: Document, path: Path, entry: Mapping[str, Any], given: str, *, refused: bool
+    document: Document, path: Path, entry: Mapping[str, Any], given: str, *, refused: bool, safe: bool = True
 ) -> Iterator[Finding]:
-    """A number in quotes: ``"4"``, ``"5e8"``."""
+    """A number in quotes: ``"4"``, ``"5e8"``; ``safe``: the same is built without them, or nothing was."""
     try:
         number = float(given.replace("_", ""))
     except ValueError:
@@ -158,7 +158,7 @@ def number_as_text(
         "number-as-text",
         f'{path[-1]} is the text "{given}": {effect}',
         f"write {value} without quotes",
-        edits=(Edit(kind="set", key=dotted, value=value),),
+        edits=(Edit(kind="set", key=dotted, value=value, safe=safe),),
     )
 
 
