@@ -94,6 +94,26 @@ class RankModel:
         return sum(p.numel for p in frozen if not p.stored_bytes), sum(p.stored_bytes for p in frozen)
 
     @cached_property
+    def _biases(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """(shape of the weight, elements of the bias) of each layer that multiplies and adds a bias."""
+        shapes = {p.name: p.shape for p in self.parameters}
+        pairs = (
+            (shapes.get(f"{name.removesuffix('.bias')}.weight", ()), shape)
+            for name, shape in shapes.items()
+            if name.endswith(".bias") and len(shape) == 1
+        )
+        return tuple((weight, bias[0]) for weight, bias in pairs if len(weight) == 2)
+
+    def adds_bias_in_product(self, stage: int) -> bool:
+        """Whether some layer's product and bias are one operator (``addmm``).
+
+        Below stage 3 that is every linear layer with a bias; stage 3's add it afterwards
+        (``LinearFunctionForZeroStage3``, runtime/zero/linear.py). GPT-2's ``Conv1D``, whose weight is
+        (in, out), is one always.
+        """
+        return any(stage < 3 or weight[0] != bias for weight, bias in self._biases)
+
+    @cached_property
     def trainable_numel(self) -> int:
         """Elements with gradients."""
         return sum(self.trainable_sizes)

@@ -18,7 +18,11 @@ from zerokit.memory.components import Component
 from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
-from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
+from zerokit.memory.replay.model_states import (
+    CUBLAS_WORKSPACE_BYTES,
+    FORWARD_WORKSPACE_BYTES,
+    LT_WORKSPACE_BYTES,
+)
 
 _MOST_TRACED_IN_A_SEARCH = 4
 
@@ -187,7 +191,9 @@ class Model:
         if profile is None:
             return 0
         least = least_vram_bytes(profile, job, strategy, cluster)
-        return max(0, least - CUBLAS_WORKSPACE_BYTES) if cluster.gpu.name == "cpu" else least
+        if cluster.gpu.name != "cpu":
+            return least
+        return max(0, least - CUBLAS_WORKSPACE_BYTES - 2 * LT_WORKSPACE_BYTES)
 
     def detailed(self) -> Model:
         """The same, with every rank up to 64 GPUs."""

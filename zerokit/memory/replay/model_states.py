@@ -20,6 +20,10 @@ FORWARD_WORKSPACE_BYTES = 32 << 20
 CUBLAS_WORKSPACE_BYTES = 2 * FORWARD_WORKSPACE_BYTES
 """In training autograd's thread has one too."""
 
+LT_WORKSPACE_BYTES = 1 << 20
+"""cublasLt's, through which products with a bias go: one for each thread that makes such
+(``_getWorkspaceSize``, aten/src/ATen/cuda/CUDABlas.cpp, torch 2.11 to 2.13)."""
+
 
 @frozen_dataclass
 class Persistent:
@@ -72,11 +76,19 @@ def second_copy_bytes(model: RankModel, zero: ZeroSettings, element_bytes: int) 
     return share_bytes(model, zero.zero_hpz_partition_size, element_bytes)
 
 
+def workspace_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
+    """cuBLAS's and cublasLt's. Autograd's thread makes products with a bias where it runs layers again."""
+    if not model.adds_bias_in_product(settings.zero.stage):
+        return CUBLAS_WORKSPACE_BYTES
+    again = model.checkpointing in ("full", "reentrant")
+    return CUBLAS_WORKSPACE_BYTES + LT_WORKSPACE_BYTES * (2 if again else 1)
+
+
 def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
     """The steady state of one rank, before a step's gradients and activations."""
     zero, element_bytes = settings.zero, ElementBytes.of(settings)
     states = optimizer_bytes(settings)
-    components: dict[Component, int] = {Component.CUBLAS_WORKSPACE: CUBLAS_WORKSPACE_BYTES}
+    components: dict[Component, int] = {Component.CUBLAS_WORKSPACE: workspace_bytes(model, settings)}
     if model.profile.buffer_bytes:
         components[Component.BUFFERS] = model.profile.buffer_bytes
     if zero.stage == 3:
