@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 3
 """Steps that are not timed: kernels are chosen in the first, and ZeRO-3 prefetches from its third forward."""
 
-PROBE_SECONDS = 4.0
+PROBE_SECONDS = 3.0
 
 
 class Training:
