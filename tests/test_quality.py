@@ -100,3 +100,13 @@ def test_nobody_needs_more_of_the_command_line_than_to_start_it() -> None:
         if ROOT / "zerokit/cli" not in path.parents
     ]
     assert [name for path in others for name in from_the_command_line(path)] == []
+
+
+def test_no_helper_is_imported_from_a_test_file() -> None:
+    found = []
+    for path in python_files("tests", "benchmarks", "tools", "zerokit"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+                names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+                found += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.startswith("test_")]
+    assert found == []

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deepspeed import test_linter_accelerate, test_rules
+from tests.deepspeed import accelerate_provocations, rule_provocations
 from zerokit.linter.accelerate import keys
 from zerokit.linter.deepspeed import deep, tables
 from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
@@ -65,14 +65,18 @@ def asked_of(name: str, version: str, cases: list[DeepCase]) -> list[DeepResult]
 @functools.cache
 def answers(version: str) -> dict[str, DeepResult]:
     """What an older DeepSpeed says to every provocation."""
-    cases = test_rules.cases()
+    cases = rule_provocations.cases()
     return dict(zip(cases, asked_of("deepspeed", version, list(cases.values())), strict=True))
 
 
 @pytest.mark.parametrize("version", OLDER)
-@pytest.mark.parametrize("rule_id", test_rules.PROVOCATIONS)
+@pytest.mark.parametrize("rule_id", rule_provocations.PROVOCATIONS)
 def test_a_rule_holds_in_its_range_and_nowhere_else(rule_id: str, version: str) -> None:
-    provocation, answer, known = test_rules.PROVOCATIONS[rule_id], answers(version)[rule_id], rule(rule_id)
+    provocation, answer, known = (
+        rule_provocations.PROVOCATIONS[rule_id],
+        answers(version)[rule_id],
+        rule(rule_id),
+    )
     warns_only = known.silent or provocation.says is None
     as_said = answer.ok if warns_only else str(provocation.says).lower() in str(answer.error).lower()
     if known.holds_in(tables.minor(version)):
@@ -82,9 +86,9 @@ def test_a_rule_holds_in_its_range_and_nowhere_else(rule_id: str, version: str) 
 
 
 @pytest.mark.parametrize("version", OLDER)
-@pytest.mark.parametrize("rule_id", sorted({*test_rules.PROVOCATIONS} - ASKED_OTHERWISE))
+@pytest.mark.parametrize("rule_id", sorted({*rule_provocations.PROVOCATIONS} - ASKED_OTHERWISE))
 def test_what_an_older_version_refuses_is_an_error(rule_id: str, version: str, tmp_path: Path) -> None:
-    provocation, answer = test_rules.PROVOCATIONS[rule_id], answers(version)[rule_id]
+    provocation, answer = rule_provocations.PROVOCATIONS[rule_id], answers(version)[rule_id]
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(provocation.config))
     world_size = None if provocation.config.get("train_batch_size") == 5 else provocation.world_size
@@ -101,16 +105,16 @@ def accelerate_answers(version: str) -> dict[str, DeepResult]:
     """What an older Accelerate makes of every provocation."""
     folder = Path(FOLDER, f"provocations-{version}-{os.getpid()}")
     folder.mkdir(parents=True)
-    cases = test_linter_accelerate.cases(folder)
+    cases = accelerate_provocations.cases(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         return dict(zip(cases, asked_of("accelerate", version, list(cases.values())), strict=True))
 
 
 @pytest.mark.parametrize("version", OLDER_ACCELERATE)
-@pytest.mark.parametrize("name", test_linter_accelerate.PROVOCATIONS)
+@pytest.mark.parametrize("name", accelerate_provocations.PROVOCATIONS)
 def test_rules_of_accelerate_hold_in_its_older_versions(name: str, version: str) -> None:
-    provocation, answer = test_linter_accelerate.PROVOCATIONS[name], accelerate_answers(version)[name]
+    provocation, answer = accelerate_provocations.PROVOCATIONS[name], accelerate_answers(version)[name]
     if provocation.says is None:
         assert answer.ok, answer.error
     else:

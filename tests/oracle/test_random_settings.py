@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.oracle import test_deepspeed_allocations as fixed
+from tests.oracle import allocations as fixed
 from tests.oracle.expected import GPT2, LLAMA, case
 
 pytest.importorskip("deepspeed")
@@ -82,7 +82,7 @@ def drawn(number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return fixed._run([drawn(number) for number in range(CASES)], tmp_path_factory.mktemp("drawn"))
+    return fixed.run_ranks([drawn(number) for number in range(CASES)], tmp_path_factory.mktemp("drawn"))
 
 
 @pytest.mark.slow
