@@ -55,6 +55,7 @@ def tiny() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_two_cpu_ranks_through_zerokit_launch(tiny: dict[str, Any], tmp_path: Path) -> None:
     place, rows = tmp_path / "cases.json", tmp_path / "rows.jsonl"
     place.write_text(json.dumps([tiny, tiny | {"id": "again", "gate": False}]))

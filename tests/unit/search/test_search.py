@@ -131,9 +131,10 @@ def random_requests(number: int) -> list[Request]:
     return found
 
 
-def test_200_random_plans_fit_and_are_valid_and_meet_the_batch() -> None:
+@pytest.mark.parametrize("number", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_plans_fit_and_are_valid_and_meet_the_batch(number: int) -> None:
     made = traced = 0
-    for request in random_requests(200):
+    for request in random_requests(number):
         space = make_space(request)[0]
         ranked = search(space, top=1).ranked
         if not ranked:
@@ -159,7 +160,7 @@ def test_200_random_plans_fit_and_are_valid_and_meet_the_batch() -> None:
             * (chosen.strategy.data_parallel)
             == space.global_batch
         )
-    assert made > 100 and traced > 60
+    assert made > number / 2 and traced > 0.3 * number
 
 
 def outcome(plan: Plan) -> tuple[int, str, str]:
