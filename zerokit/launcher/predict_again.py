@@ -8,35 +8,26 @@ from typing import Any
 
 from zerokit import planner
 from zerokit.errors import InputError, NothingFits
+from zerokit.planner.effects import IN_FILE
 from zerokit.planner.options import OPTIONS
 from zerokit.report.what_ran import Difference
 from zerokit.temporary import temporary_folder
 
-_FROM_THE_FILE = frozenset(
-    {
-        "zero",
-        "offload_optimizer",
-        "offload_param",
-        "micro_batch",
-        "global_batch",
-        "precision",
-        "optimizer",
-        "tp",
-    }
-)
-"""Options that a DeepSpeed file decides, and that ``estimate`` refuses beside one."""
-_BUCKETS = frozenset({"bucket_size", "prefetch", "persistence", "max_live", "reuse_distance"})
+_FROM_THE_FILE = frozenset((*IN_FILE, "micro_batch", "global_batch", "optimizer", "tp"))
+"""Options that the plan's DeepSpeed configuration decides, which the estimate is made of."""
+_ADAPTERS = ("lora_rank", "lora_targets")
 
 
 def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> dict[str, Any] | None:
-    """A plan with the estimate for what ran, where the batch, length, accumulation, precision or
-    checkpointing differ; None where something differs that the plan's words cannot say (another model, a
-    second engine, other adapters) or the estimate cannot be made."""
+    """A plan with the estimate for what ran, where the batch, length, accumulation, precision, checkpointing
+    or optimizer differ, or all weights were trained instead of adapters; None where something differs that
+    the plan's words cannot say (another model, a second engine, adapters of unknown rank) or the
+    estimate cannot be made."""
     request, chosen = plan.get("request"), plan.get("chosen")
     if not isinstance(request, Mapping) or not isinstance(chosen, Mapping):
         return None
     config = json.loads(json.dumps(chosen.get("deepspeed_config") or {}))
-    known = {option.name for option in OPTIONS} - _FROM_THE_FILE - _BUCKETS
+    known = {option.name for option in OPTIONS} - _FROM_THE_FILE
     options = {name: str(value) for key, value in request.items() if (name := key.replace("-", "_")) in known}
     options["checkpointing"] = str(chosen.get("activation_checkpointing", "none"))
     for difference in differing:
@@ -69,6 +60,12 @@ def _apply(difference: Difference, config: dict[str, Any], options: dict[str, st
         options["checkpointing"] = ran
     elif difference.option == "precision" and ran in ("bf16", "fp16", "fp32"):
         config["bf16"], config["fp16"] = {"enabled": ran == "bf16"}, {"enabled": ran == "fp16"}
+    elif difference.option == "optimizer":
+        config["optimizer"] = {"type": ran}
+    elif difference.option == "method" and ran == "all":
+        options["method"] = "full"
+        for name in _ADAPTERS:
+            options.pop(name, None)
     else:
         return False
     return True

@@ -15,10 +15,11 @@ _OF_TRAINING = (
     "optimizer", "gradient_accumulation", "checkpointing", "reduce_bucket", "overlap_comm",
     "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
 )  # fmt: skip
-_IN_FILE = (
+IN_FILE = (
     "zero", "offload_optimizer", "offload_param", "precision", "gradient_accumulation", "nvme",
     *_STAGE_3_SIZES, *_BUCKETS,
 )  # fmt: skip
+"""What a DeepSpeed file decides, and is refused beside one."""
 
 
 def given(options: Options, name: str) -> bool:
@@ -62,7 +63,7 @@ def refuse_beside_file(options: Options, config: Mapping[str, Any]) -> None:
         if isinstance(config.get("optimizer"), dict)
         else None,
     }
-    for name in (*_IN_FILE, *(name for name, value in held.items() if value not in (None, "auto"))):
+    for name in (*IN_FILE, *(name for name, value in held.items() if value not in (None, "auto"))):
         if given(options, name):
             raise InputError(f"⟨{name}⟩: the file of ⟨deepspeed⟩ decides it; leave it out")
 

@@ -53,9 +53,38 @@ def test_checkpointing_that_the_script_left_off_is_predicted_without_it(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("asked", "differing", "ran_as"),
+    [
+        ({"gradient_accumulation": 2, "micro_batch": 1}, ("gradient-accumulation", 4),
+         {"gradient_accumulation": 4, "micro_batch": 1}),
+        ({"reduce_bucket": "100m", "overlap_comm": "off", "micro_batch": 1}, ("seq-len", 2048),
+         {"reduce_bucket": "100m", "overlap_comm": "off", "micro_batch": 1, "seq_len": 2048}),
+        ({"micro_batch": 1}, ("optimizer", "SGD"), {"micro_batch": 1, "optimizer": "SGD"}),
+        ({"micro_batch": 1, "method": "lora", "lora_rank": 8}, ("method", "all"), {"micro_batch": 1}),
+    ],
+    ids=["a given accumulation", "given buckets", "another optimizer", "all weights for adapters"],
+)  # fmt: skip
+def test_what_was_asked_for_does_not_hinder_it(
+    tmp_path: Path, asked: dict[str, Any], differing: tuple[str, object], ran_as: dict[str, Any]
+) -> None:
+    job = {"seq_len": 1024, "checkpointing": "none"}
+    plan, wanted = planned(tmp_path / "a", **(job | asked)), planned(tmp_path / "b", **(job | ran_as))
+    again = predict_again(plan, [ran(*differing)])
+    assert again is not None
+    expected = wanted["chosen"]["estimate"]["peak_allocated_bytes"]
+    assert again["chosen"]["estimate"]["peak_allocated_bytes"] == expected
+
+
+@pytest.mark.parametrize(
     "difference",
-    [ran(None, 2), ran("model", 7_000_000_000), ran("method", "all"), ran("seq-len", "many")],
-    ids=["a second engine", "another model", "adapters", "no number"],
+    [
+        ran(None, 2),
+        ran("model", 7_000_000_000),
+        ran("method", 851_968),
+        ran("seq-len", "many"),
+        ran("optimizer", "OfMyOwn"),
+    ],
+    ids=["a second engine", "another model", "adapters", "no number", "an unknown optimizer"],
 )
 def test_what_a_plan_cannot_say_is_not_predicted(tmp_path: Path, difference: Difference) -> None:
     plan = planned(tmp_path / "a", seq_len=1024, micro_batch=1, global_batch=2)
