@@ -155,6 +155,7 @@ PROVOCATIONS: dict[str, Provocation] = {
         zero_optimization={"stage": 0},
         bf16={"enabled": False},
     ),
+    "random-ltd": top("total_layer_num", data_efficiency={"data_routing": {"random_ltd": ON}}),
     "keep-in-fp32-modules": top("must be", data_types={"keep_in_fp32_modules": True}),
     "scheduler-without-total-steps": top(
         "total_num_steps", scheduler={"type": "WarmupDecayLR", "params": {}}

@@ -48,11 +48,21 @@ def plain(kind: str, **parameters: Any) -> dict[str, Any]:
     }
 
 
+RANDOM_LTD = {
+    **ON,
+    "total_layer_num": 4,
+    "random_ltd_layer_num": 2,
+    "random_ltd_schedule": {
+        "min_value": 1, "max_value": 2, "schedule_type": "fixed_linear", "schedule_config": {},
+    },
+}  # fmt: skip
 REFUSED = [
     plain("LambdaLR"),
     plain("StepLR", gamma=0.5),
     plain("CosineAnnealingLR", T_max=100, cycles=2),
     base(data_types={"keep_in_fp32_modules": True}),
+    base(data_efficiency={"data_routing": {"random_ltd": {**RANDOM_LTD, "random_ltd_schedule": {}}}}),
+    base(data_efficiency={"data_routing": {"random_ltd": {**RANDOM_LTD, "layer_token_lr_schedule": ON}}}),
     base(zero_optimization="Auto", data_types={"grad_accum_dtype": "fp32"}),
     base(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}, train_micro_batch_size_per_gpu="x"),
     base(scheduler={"type": "WarmupLR"}),
@@ -95,6 +105,7 @@ ACCEPTED = [
     plain("CosineAnnealingLR", T_max=100, last_epoch=-1),
     plain("ReduceLROnPlateau"),
     base(data_types={"keep_in_fp32_modules": ["lm_head"]}),
+    base(data_efficiency={"data_routing": {"random_ltd": RANDOM_LTD}}),
     scheduler("WarmupLR"),
     base(checkpoint={"tag_validation": "fail"}),
     base(data_types={"grad_accum_dtype": "float32"}),

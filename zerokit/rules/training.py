@@ -63,6 +63,23 @@ def _torch_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
     return {"name": name, "why": f"takes no parameter {unknown!r}", "instead": f"use {known}"}
 
 
+_RANDOM_LTD = "data_efficiency.data_routing.random_ltd"
+_OF_RANDOM_LTD = (
+    "total_layer_num", "random_ltd_layer_num", "random_ltd_schedule", "random_ltd_schedule.min_value",
+    "random_ltd_schedule.max_value", "random_ltd_schedule.schedule_config", "random_ltd_schedule.schedule_type",
+)  # fmt: skip
+
+
+def _random_ltd(setup: Setup) -> bool | Mapping[str, Any]:
+    """Read whatever ``data_efficiency`` and ``data_routing`` say of being enabled."""
+    if setup.get(f"{_RANDOM_LTD}.enabled") is not True:
+        return False
+    if setup.get(f"{_RANDOM_LTD}.layer_token_lr_schedule.enabled") is True:
+        return {"what": "layer_token_lr_schedule is not implemented", "instead": "turn it off"}
+    missing = next((key for key in _OF_RANDOM_LTD if not setup.has(f"{_RANDOM_LTD}.{key}")), None)
+    return missing is not None and {"what": f"random_ltd needs {missing}", "instead": f"add {missing}"}
+
+
 def _keep_in_fp32(setup: Setup) -> bool:
     value = setup.get("data_types.keep_in_fp32_modules", "auto")
     return value != "auto" and not (isinstance(value, list) and all(isinstance(name, str) for name in value))
@@ -152,6 +169,17 @@ TRAINING_RULES: tuple[Rule, ...] = (
         message="torch's {name} {why}: the engine fails to start",
         fix="{instead}",
         broken=_torch_scheduler,
+        scope="file",
+    ),
+    Rule(
+        id="random-ltd",
+        severity="error",
+        silent=False,
+        source="deepspeed/runtime/data_pipeline/data_routing/scheduler.py:42",
+        key=_RANDOM_LTD,
+        message="{what}: the engine fails to start",
+        fix="{instead}, or disable random_ltd",
+        broken=_random_ltd,
         scope="file",
     ),
     Rule(
