@@ -48,6 +48,7 @@ def launch(
     show: str = "first",
     no_arguments: bool = False,
     accept_mismatch: bool = False,
+    no_trackers: bool = False,
     retry_smaller: bool = False,
     max_restarts: int = 0,
     resume_option: str | None = None,
@@ -75,6 +76,7 @@ def launch(
         show: which ranks' output to pass on: ``first``, ``all`` or ``none``.
         no_arguments: add no arguments of the plan to the script's.
         accept_mismatch: run a script that contradicts its plan.
+        no_trackers: log no memory to the tracker that the script uses.
         retry_smaller: after an out-of-memory run the next plan that would fit, at most 3 times.
         max_restarts: how often to start it again after a failure or a hang, from the newest checkpoint that
             every rank finished writing.
@@ -109,7 +111,8 @@ def launch(
         target=target, plan=chosen, deepspeed=_text(deepspeed), device=device, launcher=launcher, style=style,
         run_dir=_text(run_dir), grace_seconds=grace, heartbeat_seconds=heartbeat, num_ranks=num_ranks,
         nodes=nodes, hostfile=_text(hostfile), master_port=master_port, show_ranks=show,
-        no_arguments=no_arguments, accept_mismatch=accept_mismatch, resume_option=resume_option,
+        no_arguments=no_arguments, accept_mismatch=accept_mismatch, no_trackers=no_trackers,
+        resume_option=resume_option,
     )  # fmt: skip
     if dry_run:
         return attempts.dry_run(options, say)

@@ -105,6 +105,11 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
 @click.option(
     "--accept-mismatch", is_flag=True, help="Run a script whose own configuration contradicts the plan."
 )
+@click.option(
+    "--no-trackers",
+    is_flag=True,
+    help="Log no memory to the TensorBoard, W&B, MLflow or Trackio that the script uses.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the exact command and environment, and run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(arguments: tuple[str, ...], **options: Any) -> int:
@@ -135,7 +140,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         overrides=overrides, arguments=resolved.target.arguments, plan_recipe=plan_recipe_into, say=say,
     )  # fmt: skip
     same = ("deepspeed", "device", "launcher", "style", "run_dir", "num_ranks", "nodes", "hostfile",
-            "master_port", "no_arguments", "accept_mismatch", "resume_option")  # fmt: skip
+            "master_port", "no_arguments", "accept_mismatch", "no_trackers", "resume_option")  # fmt: skip
     check_resume_option(options["resume_option"])
     launch_options = LaunchOptions(
         target=resolved.target, plan=plan, grace_seconds=options["grace"],

@@ -23,6 +23,7 @@ from zerokit.launcher.placement import Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.checkpoints import RESUME_VARIABLE
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
+from zerokit.launcher.rank.trackers import OFF_VARIABLE
 from zerokit.launcher.run_folder import ACCELERATE_FILE, DEEPSPEED_ENV_FILE
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
@@ -138,6 +139,8 @@ def build(
         command.set_variables[STOP_VARIABLE] = str(options.stop_after_steps)
     if options.resume_from is not None:
         command.set_variables[RESUME_VARIABLE] = options.resume_from
+    if options.no_trackers:
+        command.set_variables[OFF_VARIABLE] = "1"
     script = bootstrap_argv(options.target, setup.arguments)
     if (options.launcher != "deepspeed" or placement.slurm is not None) and any("$" in w for w in script):
         # torch's agent takes every argument for a template: $$ is $, ${local_rank} a number

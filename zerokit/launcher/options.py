@@ -34,6 +34,7 @@ class LaunchOptions:
         limit_seconds: the run is ended after so long; None: never.
         no_arguments: nothing is added to the script's own arguments.
         accept_mismatch: the script may contradict its plan.
+        no_trackers: memory is not logged to the tracker that the script uses.
     """
 
     target: Target
@@ -56,6 +57,7 @@ class LaunchOptions:
     resume_from: str | None = None
     no_arguments: bool = False
     accept_mismatch: bool = False
+    no_trackers: bool = False
 
     def __post_init__(self) -> None:
         if self.show_ranks not in SHOWN_RANKS:

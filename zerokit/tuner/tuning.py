@@ -165,7 +165,7 @@ class Tuning:
             target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings.launcher,
             style=style, heartbeat_seconds=settings.heartbeat, grace_seconds=settings.grace,
             show_ranks=settings.show, stop_after_steps=settings.steps, limit_seconds=settings.timeout,
-            no_arguments=True, accept_mismatch=True,
+            no_arguments=True, accept_mismatch=True, no_trackers=True,
         )  # fmt: skip
         return cls(
             target=target, read=replace(read, request=request),

@@ -17,7 +17,7 @@ from typing import Any
 
 from zerokit.instrument import engine_facts
 from zerokit.instrument.post_import import Hook, PostImport
-from zerokit.launcher.rank import local_store, parts_hooks, step_limit
+from zerokit.launcher.rank import local_store, parts_hooks, step_limit, trackers
 from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.checkpoints import Checkpoints
 from zerokit.launcher.rank.cuda_memory import CudaMemory
@@ -38,6 +38,7 @@ def install(probe: Probe, calls: Calls) -> PostImport:
         "torch.distributed.distributed_c10d": calls.hook,
         "deepspeed.runtime.zero.partitioned_param_coordinator": calls.hook_zero3,
         **parts_hooks.hooks(probe),
+        **trackers.hooks(probe),
     }
     for name, hook in (("transformers.trainer", saves.hook_trainer),
                        ("accelerate.accelerator", saves.hook_accelerate)):  # fmt: skip

@@ -24,11 +24,25 @@ class PhaseRecord:
     peak_host_rss_bytes: int = 0
     seconds: float = 0.0
     count: int = 0
+    recent_allocated_bytes: int = 0  # the peaks since they were last taken
+    recent_host_rss_bytes: int = 0
 
     def add(self, peaks: Peaks) -> None:
         """Raise the allocator's peaks."""
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, peaks.allocated_bytes)
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, peaks.reserved_bytes)
+        self.recent_allocated_bytes = max(self.recent_allocated_bytes, peaks.allocated_bytes)
+
+    def add_host(self, rss_bytes: int) -> None:
+        """Raise the peak of resident memory."""
+        self.peak_host_rss_bytes = max(self.peak_host_rss_bytes, rss_bytes)
+        self.recent_host_rss_bytes = max(self.recent_host_rss_bytes, rss_bytes)
+
+    def take_recent(self) -> tuple[int, int]:
+        """Peak allocated and resident bytes since the last call."""
+        taken = self.recent_allocated_bytes, self.recent_host_rss_bytes
+        self.recent_allocated_bytes = self.recent_host_rss_bytes = 0
+        return taken
 
     def account(self, on_gpu: bool) -> Record:
         """As the rank file has it; without a GPU its figures are None."""

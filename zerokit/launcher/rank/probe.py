@@ -254,7 +254,7 @@ class Probe:
         reached = mark if rose_here else self._host_rss_bytes
         self._host_mark_bytes = max(self._host_mark_bytes, mark)
         for record in self._running():
-            record.peak_host_rss_bytes = max(record.peak_host_rss_bytes, reached)
+            record.add_host(reached)
         self.peak.peak_host_rss_bytes = max(self.peak.peak_host_rss_bytes, self._host_mark_bytes)
 
     # -- what is known ---------------------------------------------------------------------------
@@ -305,6 +305,11 @@ class Probe:
         if self.writer.failed_writes:
             record["failed_writes"] = self.writer.failed_writes
         return record
+
+    def take_recent_peaks(self) -> dict[str, tuple[int, int]]:
+        """By phase: peak allocated and resident bytes since the last call."""
+        with self._lock:
+            return {name: record.take_recent() for name, record in self.phases.items()}
 
     def _gpu_account(self) -> Record:
         if self.cuda is None or not self.cuda.devices:
