@@ -5,10 +5,11 @@ The answer comes first and fits a screen of 24 lines of 80 columns; the rest is 
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zerokit.cli.program import program
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from zerokit.planner.plan_result import PlanResult
 
 _NARROWEST, _WIDEST = 40, 100
+_SCREEN = 24
 _BAR = 24
 _NAMES = 13
+_NOT_GIVEN = re.compile(r"(--[a-z-]+|⟨[a-z_]+⟩) not given")
 
 
 def width() -> int:
@@ -170,14 +173,59 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     if planned.estimate.basis != "rehearsed":  # else the script does it
         lines += _todo(planned)
     lines += _rehearsed(result)
-    lines += _listed("Assumed", body["assumptions"], None if explain else answer.worth_a_look)
-    lines += _listed("Worth knowing", body["advice"], None if explain else _first_advice)
-    if explain:
-        lines += _reasons(result, body)
-    lines += [heading("Next"), *_next(result, folder, explain and script is None, script)]
+    following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if not explain:
-        lines.append("  --explain adds memory and time in detail, other plans, and every file")
-    return "\n".join(lines)
+        notes, closing = _notes(body["assumptions"], body["advice"], _SCREEN - _height([*lines, *following]))
+        whole = [*lines, *notes, *following, *closing]
+        if _height(whole) > _SCREEN:
+            whole.remove("")
+        return "\n".join(whole)
+    lines += _listed("Assumed", body["assumptions"], body["assumptions"])
+    lines += _listed("Worth knowing", body["advice"], body["advice"])
+    return "\n".join([*lines, *_reasons(result, body), *following])
+
+
+def _notes(
+    assumptions: Sequence[str], advice: Sequence[str], room: int
+) -> tuple[Sequence[str], Sequence[str]]:
+    """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
+
+    Where they are too long for the screen, what was not given is one note, then each note is one line, then
+    advice is left to ``--explain``, and then the first assumptions are: warnings stand last.
+    """
+    told = answer.worth_a_look(assumptions)
+    short = _without_defaults(told)
+    closing = ["  --explain adds memory and time in detail, other plans, and every file"]
+    first = _first_advice(advice)
+
+    def listed(notes: Sequence[str], more: Sequence[str], *, cut: bool) -> list[str]:
+        return [
+            *_listed("Assumed", assumptions, notes, cut=cut),
+            *_listed("Worth knowing", advice, more, cut=cut),
+        ]
+
+    choices = [
+        (listed(told, first, cut=False), closing),
+        (listed(short, first, cut=False), closing),
+        (listed(short, first, cut=True), closing),
+        (listed(short, (), cut=True), closing),
+        *((listed(short[at:], (), cut=True), []) for at in range(max(1, len(short)))),
+    ]
+    return next((each for each in choices if _height([*each[0], *each[1]]) <= room), choices[-1])
+
+
+def _without_defaults(notes: Sequence[str]) -> tuple[str, ...]:
+    """The notes, those on options that were not given as one, in front."""
+    options = [found.group(1) for note in notes if (found := _NOT_GIVEN.search(note))]
+    if len(options) < 2:
+        return tuple(notes)
+    rest = tuple(note for note in notes if not _NOT_GIVEN.search(note))
+    return (f"defaults for {', '.join(options[:-1])} and {options[-1]}", *rest)
+
+
+def _height(lines: Iterable[str]) -> int:
+    """Lines on the terminal: a heading brings an empty one."""
+    return sum(line.count("\n") + 1 for line in lines)
 
 
 def _first_advice(advice: Sequence[str]) -> Sequence[str]:
@@ -185,14 +233,21 @@ def _first_advice(advice: Sequence[str]) -> Sequence[str]:
     return [line for line in advice if not line.startswith("ZeRO-3 would take")][:1]
 
 
-def _listed(
-    title: str, notes: Sequence[str], chosen: Callable[[Sequence[str]], Sequence[str]] | None
-) -> list[str]:
-    """Notes below a title that says how many were left out."""
-    shown = notes if chosen is None else chosen(notes)
-    left = len(notes) - len(shown)
-    more = f" ({left} more: --explain)" if left and shown else ""
-    return [heading(title + more), *bullets(shown)] if shown else []
+def _listed(title: str, notes: Sequence[str], shown: Sequence[str], *, cut: bool = False) -> list[str]:
+    """Those of the notes that are shown, below a title that says how many are not; ``cut``: a line each."""
+    if not shown:
+        return []
+    left = len(notes) - sum(note in notes for note in shown)
+    more = f" ({left} more: --explain)" if left else " (whole: --explain)" if cut else ""
+    lines = [bullets([note]) for note in shown]
+    if cut:
+        lines = [[_ended(first) if rest else first] for first, *rest in lines]
+    return [heading(title + more), *(line for part in lines for line in part)]
+
+
+def _ended(line: str) -> str:
+    """The first line of a longer note."""
+    return (line if len(line) + 2 <= width() else line.rpartition(" ")[0]) + " …"
 
 
 def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
@@ -246,7 +301,8 @@ def estimate(result: Estimate, *, explain: bool) -> str:
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
     lines += _todo(planned)
-    lines += _listed("Assumed", body["assumptions"], None if explain else answer.worth_a_look)
+    assumptions = body["assumptions"]
+    lines += _listed("Assumed", assumptions, assumptions if explain else answer.worth_a_look(assumptions))
     if explain:
         return "\n".join([*lines, *_details(planned)])
     return "\n".join([*lines, "", "The same with --explain: memory and time in detail."])

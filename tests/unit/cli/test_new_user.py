@@ -110,6 +110,31 @@ def test_the_answer_of_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]
         assert words in more
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("--model llama-3.1-405b --gpus 64 --nodes 8 --gpu h100-sxm-80gb --global-batch 512",
+         ("defaults for --network, --seq-len and --host-ram", "6 more: --explain")),
+        ("--model mixtral-8x7b --gpus 2 --gpu rtx-4090 --method qlora --host-ram 64GiB",
+         ("have no room there …", "5 more: --explain")),
+        ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "defaults for --seq-len and --global-batch")),
+        ("--model llama-3.1-70b --gpus 4 --gpu h100-sxm-80gb --inference --quant int8", ()),
+        ("--model gpt2 --device cpu --gpus 2", ()),
+    ],
+)  # fmt: skip
+def test_a_plan_of_every_kind_fits_one_screen(
+    asked: str, said: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Notes that are too many are shortened, warnings last; with --explain they are whole."""
+    assert run(["plan", *asked.split()]) == 0
+    short = capsys.readouterr().out
+    lines = short.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80, short
+    assert all(words in short for words in (*said, "zerokit launch --plan zerokit-plan"))
+    assert run(["plan", *asked.split(), "--explain"]) == 0
+    assert "…" not in capsys.readouterr().out
+
+
 def test_the_next_command_is_the_one_that_the_user_has(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

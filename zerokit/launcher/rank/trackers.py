@@ -94,7 +94,7 @@ def _hook_writer(metrics: TrackerMetrics, module: ModuleType) -> None:
 
 
 def _hook_run(metrics: TrackerMetrics, module: ModuleType) -> None:
-    """W&B and Trackio count each call as a step of the run: ours go with the script's own, in the same call."""
+    """W&B and Trackio count each call as a step: ours go along with the script's own."""
     original = module.Run.log
 
     @functools.wraps(original)
