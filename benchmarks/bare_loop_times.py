@@ -44,10 +44,11 @@ def main() -> None:
     errors: dict[str, list[float]] = {}
     for row in (each for path in options.rows for each in cases.read(path)):
         measured = row.get("step_seconds_mean")
+        if "error" in row:
+            said = (row["error"].strip().splitlines() or ["it did not end in time"])[-1]
+            print(f"{row['id']:<34} failed: {said[:80]}")
+            continue
         if measured is None:
-            if row.get("error"):
-                print(f"{row['id']:<34} failed: {row['error'].strip().splitlines()[-1][:80]}")
-                continue
             case = cases.complete(row)
             said = "  ".join(f"{host}: {predicted_seconds(case, host):.3f} s" for host in options.hosts)
             print(f"{row['id']:<34} {said}")
