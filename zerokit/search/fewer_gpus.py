@@ -13,8 +13,12 @@ from zerokit.search.strategies import Space
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import format_seconds
 
-_PACE = {"network": "the network", "link": "the link between GPUs"}
-"""What makes fewer GPUs faster: of the bounds of a step, those that grow with their number."""
+_PACE = {
+    "network": "the network",
+    "link": "the link between GPUs",
+    "launch": "the host, which launches as many kernels for a smaller batch per GPU,",
+}
+"""What makes fewer GPUs faster: of the bounds of a step, those that do not shrink with their number."""
 
 
 def halves(cluster: Cluster) -> Iterator[Cluster]:
@@ -32,8 +36,8 @@ def halves(cluster: Cluster) -> Iterator[Cluster]:
 def fastest_with_fewer(space: Space, best: Candidate) -> Space | None:
     """The space of those fewer GPUs that do the same global batch fastest; None: all of them do.
 
-    ``best``: the fastest with all GPUs. Only links make fewer GPUs faster, so nothing is asked where
-    something else sets the pace.
+    ``best``: the fastest with all GPUs. Only links and launches make fewer GPUs faster, so
+    nothing is asked where something else sets the pace.
     """
     if best.time.bound_by not in _PACE:
         return None
@@ -51,8 +55,9 @@ def fastest_with_fewer(space: Space, best: Candidate) -> Space | None:
 def left_idle(best: Candidate, whole: Candidate, cluster: Cluster) -> str:
     """Why the plan does not use all GPUs, and how it would."""
     used = best.strategy.world_size
+    verb = "is" if used == 1 else "are"
     return (
-        f"{used} of the {cluster.gpus} GPUs are used and {cluster.gpus - used} left idle, which is "
+        f"{used} of the {cluster.gpus} GPUs {verb} used and {cluster.gpus - used} left idle, which is "
         f"{_gain(best, whole)} faster: {_PACE[whole.time.bound_by]} sets the pace of the best plan for all "
         f"({strategy_words(whole.strategy)}, {format_seconds(whole.time.step_seconds)} a step); a larger "
         "⟨global_batch⟩ gives all of them work, ⟨all_gpus⟩ plans for all"

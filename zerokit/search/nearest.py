@@ -57,10 +57,17 @@ def smaller_batch(request: Request, works: Works) -> str | None:
 
 def shorter_sequence(request: Request, works: Works) -> str | None:
     """The longest halved sequence that fits."""
-    length = request.job.seq_len
-    while length >= 2 * _SHORTEST_SEQUENCE:
-        length //= 2
-        found = works(replace(request, job=replace(request.job, seq_len=length)))
+    lengths: list[int] = []
+    while request.job.seq_len >> len(lengths) >= 2 * _SHORTEST_SEQUENCE:
+        lengths.append(request.job.seq_len >> (len(lengths) + 1))
+
+    def at(length: int) -> Candidate | None:
+        return works(replace(request, job=replace(request.job, seq_len=length)))
+
+    if not lengths or not at(lengths[-1]):
+        return None  # weights and states alone are too much: nothing between is asked
+    for length in lengths:
+        found = at(length)
         if found:
             return f"⟨seq_len⟩ {length}: {_words(found)}"
     return None

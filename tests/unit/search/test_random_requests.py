@@ -98,6 +98,13 @@ def test_gpus_that_only_wait_for_links_are_left_idle(tmp_path: Path) -> None:
     assert seconds(alone) == pytest.approx(seconds(plan))
 
 
+def test_gpus_that_only_launch_kernels_are_left_idle() -> None:
+    """Four sequences of 128 tokens: every GPU launches the same kernels, for one of them or for four."""
+    plan = zerokit.plan(model="gpt2", gpu="rtx-4090", gpus=4, global_batch=4, seq_len=128)
+    assert plan.chosen.strategy.world_size == 1 and plan.chosen.micro_batch == 4
+    assert any("1 of the 4 GPUs" in note for note in plan.assumptions)
+
+
 def test_gpus_that_wait_for_the_network_are_told_of_with_what_helps() -> None:
     """Gradients of 13 B parameters for one sequence a GPU: hardly any work between two reductions."""
     plan = zerokit.plan(
