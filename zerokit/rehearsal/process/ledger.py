@@ -104,6 +104,14 @@ class Ledger:
         number, _ = self._take(size, why)
         return number
 
+    def hold(self, size: int, why: str) -> tuple[int, Block]:
+        """A block that :meth:`let_go` gives back."""
+        return self._take(size, why)
+
+    def let_go(self, held: tuple[int, Block]) -> None:
+        """The end of :meth:`hold`."""
+        self._give_back(*held)
+
     def pass_through(self, size: int, why: str) -> None:
         """A kernel's temporary: taken and given back at once."""
         if size:

@@ -33,17 +33,23 @@ class _Evaluation:
         self._machine = machine
         self._levels: list[int] = []
         self._peaks: list[int] = []
+        self._held: Any = None
         self.given = 0
 
-    def next_batch(self) -> None:
-        """Another one is asked for."""
+    def next_batch(self, batches: int) -> None:
+        """Another one is asked for, of so many in the whole evaluation."""
         ledger = self._machine.ledger
         self.given += 1
         self._levels.append(ledger.allocated_bytes)
         self._peaks.append(ledger.peaks["eval"].allocated_bytes)
+        if self._held is not None:
+            ledger.let_go(self._held)
+            self._held = None
+        elif self.given == EVALUATION_BATCHES:
+            self._hold_rest(batches)
 
-    def add_rest(self, batches: int) -> None:
-        """What is kept of the batches that are not made, where each of the last ones seen added some."""
+    def _hold_rest(self, batches: int) -> None:
+        """During the last batch: what the others would add, where each of the last ones seen added some."""
         kept = self._machine.kept_evaluation_batches
         by_batch = _growth(self._levels)
         if by_batch is None:
@@ -54,11 +60,8 @@ class _Evaluation:
         rest = (batches if kept is None else min(batches, kept)) - seen
         if rest <= 0:
             return
-        ledger = self._machine.ledger
         to_peak = max(by_batch, _growth(self._peaks) or 0)
-        ledger.pass_through(
-            self._peaks[-1] + rest * to_peak - ledger.allocated_bytes, "outputs of an evaluation"
-        )
+        self._held = self._machine.ledger.hold(rest * to_peak, "outputs of an evaluation")
         self._machine.warn(
             f"the evaluation keeps {by_batch / 2**20:.1f} MiB of each batch on the GPU: its peak is reckoned "
             f"for all {rest + seen} batches from the first {seen}"
@@ -85,10 +88,9 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
         seen = iterator.__dict__.get("_zerokit_evaluation")
         if seen is None:
             seen = iterator.__dict__["_zerokit_evaluation"] = _Evaluation(machine)
-        seen.next_batch()
+        seen.next_batch(_batches(machine, iterator))
         if seen.given > EVALUATION_BATCHES:
             machine.stub(f"evaluation batches after the first {EVALUATION_BATCHES}")
-            seen.add_rest(_batches(machine, iterator))
             raise StopIteration
 
     @functools.wraps(original)
