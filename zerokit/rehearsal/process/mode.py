@@ -40,6 +40,9 @@ _FACTORIES = _HOST_FACTORIES | {
 }
 _RANDOM = ("rand", "normal", "bernoulli", "native_dropout")
 _UNWRITTEN = ("empty", "new_empty")
+_FILLED = frozenset({
+    "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full",
+})  # fmt: skip
 _OVERWRITES = frozenset({"fill_", "zero_", "copy_"})
 _DRAWN = frozenset({"multinomial", "argmax", "topk", "sort", "argsort"})
 _ENGINE_FRAMES = ("torch/_dynamo/eval_frame.py", "torch/_compile.py")
@@ -331,6 +334,8 @@ class FakeCuda(TorchDispatchMode):
         for output, value in zip(outputs, values, strict=False):
             if value.shape == output.shape:
                 twins.give(output, value, source.validity if source is not None else None)
+                if name in _FILLED:
+                    twins.fill(output)
 
 
 def _is_real_tensor(value: Any) -> bool:

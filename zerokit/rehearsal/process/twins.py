@@ -22,12 +22,17 @@ _NAME = "_zerokit_twin"
 
 
 class Validity:
-    """Whether the values of a family of views are known."""
+    """Whether the values of a family of views are known.
 
-    __slots__ = ("known",)
+    Attributes:
+        filled: they are a constant, which is what a tensor is filled with before a kernel writes into it.
+    """
+
+    __slots__ = ("filled", "known")
 
     def __init__(self, known: bool = True) -> None:
         self.known = known
+        self.filled = False
 
 
 class Twin:
@@ -57,6 +62,13 @@ def give(tensor: torch.Tensor, value: torch.Tensor, validity: Validity | None = 
     tensor.__dict__[_NAME] = Twin(value, validity)
 
 
+def fill(tensor: torch.Tensor) -> None:
+    """What a tensor holds is a constant."""
+    found = twin_of(tensor)
+    if found is not None:
+        found.validity.filled = True
+
+
 def take_over(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """``tensor`` holds what ``source`` holds from now on (``tensor.data = source``)."""
     tensor.__dict__[_NAME] = twin_of(source)
@@ -82,10 +94,11 @@ def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def forget(value: Any) -> None:
-    """A kernel that does nothing here would have written into the tensors among its arguments."""
+    """A kernel that does nothing here would have written into tensors among its arguments: not into integers
+    and booleans that come from data, which it reads."""
     if isinstance(value, FakeTensor):
         found = twin_of(value)
-        if found is not None:
+        if found is not None and (found.validity.filled or value.dtype.is_floating_point):
             found.validity.known = False
     elif isinstance(value, list | tuple):
         for each in value:
@@ -108,6 +121,7 @@ def overwritten(target: torch.Tensor, source: torch.Tensor | None) -> bool:
         return False  # a view of a part: the rest is as unknown as it was
     found.value.copy_(source)
     found.validity.known = True
+    found.validity.filled = source.dim() == 0
     return True
 
 
