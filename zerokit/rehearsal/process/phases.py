@@ -35,6 +35,11 @@ _EVERY_STEP = ("forward", "backward", "step")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
+def _of_step(before: dict[str, int], now: dict[str, int]) -> bool:
+    """Whether two steps reached the same."""
+    return all(before.get(name) == now.get(name) for name in _EVERY_STEP)
+
+
 class Modules(threading.local):
     """The modules that this thread is inside of."""
 
@@ -110,7 +115,8 @@ class Phases:
         if self.on_step is not None:
             self.on_step(self.steps)
         if not self.enough:
-            self.repeats = self.steps >= FEWEST_STEPS and self._step_peaks[-1] == step
+            alike = len({"generate" in each for each in (*self._step_peaks, step)}) == 1
+            self.repeats = self.steps >= FEWEST_STEPS and alike and _of_step(self._step_peaks[-1], step)
             if (self.repeats and self.repeats_end) or self.steps >= self.most_steps:
                 self.enough, self._enough_at = True, self.steps
         if self.recorder is not None:
@@ -120,10 +126,10 @@ class Phases:
             raise StopRehearsal
 
     def _take_step_peaks(self) -> dict[str, int]:
-        """The peaks of this step alone; the run's keep the larger ones."""
+        """The peaks since the last step; the run's keep the larger ones."""
         peaks = self._ledger.recent_peaks
         self._ledger.recent_peaks = {}
-        return {name: size for name, size in peaks.items() if name in _EVERY_STEP}
+        return peaks
 
     # ---------------------------------------------------------------- origins
 
