@@ -69,6 +69,7 @@ def test_what_stands_behind_long_loops_is_reached(tmp_path: Path) -> None:
     weights = 8 * 4 * (1024 * 1024 + 1024)
     # AdamW's foreach kernels: weights, gradients, two moments and one temporary of all weights at once
     assert 5 * weights <= rank["phases"]["step"] - WORKSPACES < 5 * weights + (1 << 20)
+    assert rank["written_bytes"] == 2 * weights  # the first loop saves after two thousand rounds
     assert rank["peak_phase"] == "other"  # eight blocks of 64 MiB behind the last loop
     assert rank["phases"]["other"] > 3 * weights + 8 * (64 << 20)
 

@@ -6,6 +6,8 @@ model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cu
 optimizer = torch.optim.AdamW(model.parameters())
 done = 0
 while True:
+    if done % 2000 == 0 and done > 0:
+        torch.save(model.state_dict(), "on-the-way.pt")
     for _ in range(2):
         model(torch.randn(8, 1024).cuda()).square().mean().backward()
     optimizer.step()

@@ -1,8 +1,10 @@
 """Training loops of the user's own code end when enough was seen, so that what stands behind them is reached.
 
 ``for`` and ``while`` loops that train ask one question more before each round: whether enough was seen, and
-whether an optimizer step was done since they began. Nothing else of the code changes; its lines stay where
-they are. Loops of installed libraries are left alone: the Trainer is told to end by its callbacks.
+whether an optimizer step was done since they began. What they do every so many rounds
+(``if step % 1000 == 0``) they do when enough was seen, in one more round. Nothing else of the code changes;
+its lines stay where they are. Loops of installed libraries are left alone: the Trainer is told to end by its
+callbacks.
 """
 
 from __future__ import annotations
@@ -18,54 +20,122 @@ from typing import Any
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.guesses import is_library
 
-_FOR, _WHILE = "__zerokit_rounds__", "__zerokit_goes_on__"
+_FOR, _WHILE, _EVERY = "__zerokit_rounds__", "__zerokit_goes_on__", "__zerokit_every__"
 _TRAINS = re.compile(r"(?:^|_)(?:step|backward|train|fit|epoch)", re.IGNORECASE)
+
+
+class Loop:
+    """One run of a loop.
+
+    Args:
+        periodic: whether it does something every so many rounds.
+    """
+
+    def __init__(self, context: Context, periodic: bool) -> None:
+        self._context = context
+        self._steps_before = context.phases.steps
+        self._rounds_left = 1 if periodic else 0
+
+    def is_over(self) -> bool:
+        """Whether enough was seen and done before another round."""
+        phases = self._context.phases
+        if not phases.enough or phases.steps == self._steps_before:
+            return False
+        if self._rounds_left:
+            self._rounds_left -= 1
+            return False
+        self._context.machine.stub("rounds of training loops after their peaks repeat")
+        return True
 
 
 class Rounds:
     """The values of a ``for`` loop, until enough was seen."""
 
-    def __init__(self, context: Context, values: Iterable[Any]) -> None:
-        self._context = context
+    def __init__(self, context: Context, values: Iterable[Any], periodic: bool) -> None:
         self._values = iter(values)
-        self._steps_before = context.phases.steps
+        self._loop = Loop(context, periodic)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if _is_over(self._context, self._steps_before):
+        if self._loop.is_over():
             raise StopIteration
         return next(self._values)
 
 
-def _is_over(context: Context, steps_before: int) -> bool:
-    phases = context.phases
-    over = phases.enough and phases.steps > steps_before
-    if over:
-        context.machine.stub("rounds of training loops after their peaks repeat")
-    return over
-
-
 class _Endings(ast.NodeTransformer):
-    """Puts the question into loops that train."""
+    """Puts the questions into loops that train."""
 
     def __init__(self) -> None:
         self.loops = 0
+        self._inside = 0
+        self._periodic = False
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        self.generic_visit(node)
-        if _trains(node):
-            self.loops += 1
-            node.iter = _call(node.iter, _FOR)
+        periodic = self._visit_loop(node)
+        if periodic is not None:
+            node.iter = _call(node.iter, _FOR, ast.Constant(periodic))
         return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        self.generic_visit(node)
-        if _trains(node):
-            self.loops += 1
-            node.test = _call(node.test, _WHILE, ast.Constant(f"{node.lineno}:{node.col_offset}"))
+        periodic = self._visit_loop(node)
+        if periodic is not None:
+            place = ast.Constant(f"{node.lineno}:{node.col_offset}")
+            node.test = _call(node.test, _WHILE, place, ast.Constant(periodic))
         return node
+
+    def _visit_loop(self, node: ast.For | ast.While) -> bool | None:
+        """Whether it does something every so many rounds; None: it does not train."""
+        if not _trains(node):
+            self.generic_visit(node)
+            return None
+        self.loops += 1
+        outside, self._periodic = self._periodic, False
+        self._inside += 1
+        self.generic_visit(node)
+        self._inside -= 1
+        periodic, self._periodic = self._periodic, outside
+        return periodic
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        if self._inside and not _steps(node):
+            node.test = self._periodically(node.test)
+        return node
+
+    def _periodically(self, test: ast.expr) -> ast.expr:
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            test.values = [self._periodically(each) for each in test.values]
+        elif _is_every(test):
+            self._periodic = True
+            return _call(test, _EVERY)
+        return test
+
+
+def _is_every(test: ast.expr) -> bool:
+    """``a % b == 0`` or ``not a % b``."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        value: ast.expr = test.operand
+    elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        right = test.comparators[0]
+        if not (isinstance(right, ast.Constant) and right.value == 0):
+            return False
+        value = test.left
+    else:
+        return False
+    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mod)
+
+
+def _steps(node: ast.If) -> bool:
+    """Whether an optimizer steps there (accumulation), or the loop ends."""
+    for statement in node.body:
+        for each in ast.walk(statement):
+            if isinstance(each, ast.Break | ast.Return | ast.Continue | ast.Raise):
+                return True
+            if isinstance(each, ast.Attribute) and each.attr in ("step", "backward"):
+                return True
+    return False
 
 
 def _call(value: ast.expr, name: str, *arguments: ast.expr) -> ast.expr:
@@ -102,16 +172,19 @@ def compiled(source: Any, path: Any) -> CodeType:
 
 def install(context: Context) -> None:
     """Loaders of source files compile the user's own with the question in their loops."""
-    began: dict[str, int] = {}
+    began: dict[str, Loop] = {}
 
-    def goes_on(condition: Any, key: str) -> Any:
+    def goes_on(condition: Any, key: str, periodic: bool) -> Any:
         if not condition:
             began.pop(key, None)
             return condition
-        return not _is_over(context, began.setdefault(key, context.phases.steps))
+        if key not in began:
+            began[key] = Loop(context, periodic)
+        return not began[key].is_over()
 
-    setattr(builtins, _FOR, lambda values: Rounds(context, values))
+    setattr(builtins, _FOR, lambda values, periodic: Rounds(context, values, periodic))
     setattr(builtins, _WHILE, goes_on)
+    setattr(builtins, _EVERY, lambda value: value or context.phases.enough)
     real_code, real_compile = SourceFileLoader.get_code, SourceFileLoader.source_to_code
 
     def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:

@@ -24,7 +24,7 @@ from zerokit.rehearsal.process.ledger import Origin
 from zerokit.rehearsal.process.machine import Machine, StopRehearsal
 from zerokit.rehearsal.process.recorder import Recorder
 
-STEPS_AFTER_ENOUGH = 3
+STEPS_AFTER_ENOUGH = 6
 """A script that goes on with other steps after its data has ended is stopped after so many."""
 FEWEST_STEPS = 3
 """Optimizer states come with the first step, ZeRO-3 fetches ahead from its third forward on."""
