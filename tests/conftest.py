@@ -28,7 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(QUIET_ENVIRONMENT)
     for name in [name for name in os.environ if name in DROPPED or name.startswith("ZEROKIT_")]:
         del os.environ[name]
-    for name in DROPPED:  # readline, which pytest imports, sets COLUMNS and LINES where os.environ does not see
+    for (
+        name
+    ) in DROPPED:  # readline, which pytest imports, sets COLUMNS and LINES where os.environ does not see
         os.unsetenv(name)
     # Under nohup, or in the background of a script, these come ignored, and children would inherit that.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
