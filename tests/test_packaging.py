@@ -254,6 +254,15 @@ def test_the_metadata_is_what_an_index_takes(archives: tuple[Path, Path]) -> Non
         assert (metadata.description or "").startswith("# zerokit")
 
 
+def test_twine_takes_both_archives(archives: tuple[Path, Path]) -> None:
+    """What the index shows of the README is rendered as the index does it; a warning fails."""
+    pytest.importorskip("twine")
+    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, archives)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+
+
 @pytest.mark.slow
 def test_the_container_is_built_and_plans() -> None:
     """Where a builder works; PyTorch alone is some minutes of it."""
