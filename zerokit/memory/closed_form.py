@@ -26,10 +26,7 @@ from zerokit.memory.replay.optimizers import optimizer_bytes
 from zerokit.units import GIB
 from zerokit.values import frozen_dataclass
 
-ASSUMPTION = (
-    "memory is analytic: closed forms from the model's shape, not a trace of the model; activations within "
-    "about 10-25 %"
-)
+ASSUMPTION = "memory in closed form, not traced: activations within about 10-25 %"
 _FP32 = 4.0
 _16_BIT = 2.0
 _ROUGH_PROCESS_BYTES = 4 * GIB

@@ -109,8 +109,8 @@ class Source:
         if kept is not None:
             self.profile = kept if self.profile is None else store.merged([self.profile, kept])
         self.notes["estimate"] = (
-            f"not all of {self.name} is traced: `zerokit estimate --model {self.name}` with the plan's "
-            "options traces what can be traced, and this command uses that from then on"
+            f"`zerokit estimate --model {self.name}` with these options traces what it can, once; "
+            "this command uses that from then on"
         )
 
     def _knows(self, profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
@@ -134,7 +134,7 @@ class Source:
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
             self.given_up.add(key)
             self.notes["torch"] = (
-                "memory is analytic, not traced: torch and transformers are not installed here "
+                "memory in closed form, not traced: torch and transformers are not installed here "
                 f"({INSTALL_TRAINING})"
             )
             return False
@@ -155,7 +155,7 @@ class Source:
             )
         except ZerokitError as error:
             self.given_up.add(key)
-            self.notes[key] = f"memory is analytic, not traced: {error.marked}"
+            self.notes[key] = f"memory in closed form, not traced: {error.marked}"
         if self.profile is None or not covers(self.profile, job, strategy):
             self.given_up.add(key)
 
