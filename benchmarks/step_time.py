@@ -25,7 +25,7 @@ from zerokit.domain.families import from_config
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate
 from zerokit.memory.card import allocator_bytes
 from zerokit.search.plan import trainable_parameters
-from zerokit.timing.constants import HUGGING_FACE, Constants
+from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
 from zerokit.timing.step_time import TimeModel
 
 DATA = Path(__file__).resolve().parent / "measure" / "data"
@@ -63,7 +63,9 @@ def timed(row: Mapping[str, Any], constants: Constants = HUGGING_FACE) -> Timed:
         outside = planned.allocator_limit(gpu, row["deepspeed_config"], row["world_size"])
         cluster = replace(cluster, gpu=gpu.with_total_memory(gpu.vram_bytes - outside + row["cap_bytes"]))
     trainable = trainable_parameters(shape, case.job)
-    model = TimeModel(shape, case.job, cluster, constants, None, trainable)
+    # a run beside which its host was probed is predicted for that host
+    probed = Calibration(host_factor=row["host_factor"]) if row.get("host_factor") else None
+    model = TimeModel(shape, case.job, cluster, constants, probed, trainable)
     peak = max(peak for peak in row["peak_allocated_bytes"] if peak)
     limit = planned.allocator_limit(cluster.gpu, row["deepspeed_config"], row["world_size"])
     needs = peak + allocator_bytes(cluster.gpu, peak)
@@ -78,11 +80,18 @@ def timed(row: Mapping[str, Any], constants: Constants = HUGGING_FACE) -> Timed:
     estimate = model.with_retries(model.estimate(case.strategy), case.strategy, memory)
     return Timed(
         name=row["id"],
-        measured=statistics.median(row["step_seconds_rank0"][WARM_UP:]),
+        measured=statistics.median(_steps(row)),
         seconds=estimate.step_seconds,
         parts=estimate.parts,
         retries=max(row.get("alloc_retries") or [0]),
     )
+
+
+def _steps(row: Mapping[str, Any]) -> list[float]:
+    """Seconds of the steps after those that warm up; a series leaves them out itself."""
+    if "step_seconds" in row:
+        return list(row["step_seconds"])
+    return list(row.get("step_seconds_rank0", ())[WARM_UP:])
 
 
 def kernels(constants: Constants = HUGGING_FACE) -> list[Timed]:
@@ -110,11 +119,13 @@ def kernels(constants: Constants = HUGGING_FACE) -> list[Timed]:
 
 
 def rows(name: str) -> Iterator[dict[str, Any]]:
-    """Runs of a file that went through."""
+    """Runs of a file that went through; ``name``: of the committed data, or a path."""
     place = accuracy.DATA if name == accuracy.DATA.stem else DATA / f"{name}.jsonl"
+    if name.endswith(".jsonl"):
+        place = Path(name)
     for line in place.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        if row["ok"] and len(row["step_seconds_rank0"]) > WARM_UP:
+        if row.get("ok", not row.get("error")) and _steps(row):
             yield {"cap_bytes": None, **row}
 
 
@@ -145,11 +156,14 @@ def main() -> None:
     )
     parser.add_argument("--all", action="store_true", help="the runs that shared GPUs or hosts too")
     parser.add_argument("--kernels", action="store_true", help="the profiled runs instead")
+    parser.add_argument(
+        "files", metavar="FILE", nargs="*", help="rows of `benchmarks.measure series` instead"
+    )
     options = parser.parse_args()
     if options.kernels:
         print(table("kernels", kernels()))
         return
-    names = ["quality"]
+    names = options.files or ["quality"]
     if options.all:
         names += ["fits", "h200-deepspeed", "held-out-2gpu"]
     for name in names:

@@ -95,3 +95,13 @@ def test_every_published_fsdp_run_is_judged_to_fit() -> None:
 
     runs = planner.fsdp_runs(planner.FSDP_FILE, gpus.load("a100-80gb"))
     assert [run.shape.name for run in runs if not planner.fits(run)] == []
+
+
+def test_a_run_whose_host_was_probed_is_predicted_for_that_host() -> None:
+    from benchmarks import step_time
+
+    row = next(r for r in step_time.rows("bare-loops-2gpu") if r["id"] == "qwen3-0.6b.w2.z3.b2.s1024")
+    usual = step_time.timed({**row, "host_factor": None})
+    probed = step_time.timed(row)  # 1.29 times the reference host's seconds; launches take most of the step
+    assert probed.measured == row["step_seconds_median"]
+    assert abs(probed.error) < abs(usual.error) and usual.error < -0.2
