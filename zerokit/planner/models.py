@@ -145,7 +145,7 @@ def _named(model: str, single: bool, say: Say) -> Chosen:
             raise
         cached = hub_cache.cached_config(model)
         if cached is not None:
-            return _from_file(cached, single, say)
+            return _from_file(cached, single, say, name=model)
         raise InputError(
             f"{error.marked}; to fetch that of the Hub into this machine's cache: "
             f"{hub_cache.fetch_command(model)}"
@@ -156,7 +156,7 @@ def _named(model: str, single: bool, say: Say) -> Chosen:
     )  # fmt: skip
 
 
-def _from_file(place: Path, single: bool, say: Say) -> Chosen:
+def _from_file(place: Path, single: bool, say: Say, name: str | None = None) -> Chosen:
     from zerokit.strictload import load_json
 
     document = load_json(place, strict=False)
@@ -169,8 +169,10 @@ def _from_file(place: Path, single: bool, say: Say) -> Chosen:
         raise FileInputError(str(place), f"{first.message}; {first.fix}", *first.place)
     found = _shape(config, place)
     trace = "always" if single else "some"
-    return _chosen(config, str(place), None, found.notes, trace=trace, head=found.head,
-                   shape=found.shape, closed_form=found.closed_form, say=say)  # fmt: skip
+    name = name or str(place)
+    shape = replace(found.shape, name=name)
+    return _chosen(config, name, None, found.notes, trace=trace, head=found.head,
+                   shape=shape, closed_form=found.closed_form, say=say)  # fmt: skip
 
 
 @frozen_dataclass

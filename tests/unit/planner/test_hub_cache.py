@@ -36,6 +36,8 @@ def test_a_model_of_the_cache_is_used_by_its_name(
     by_name = json.loads(capsys.readouterr().out)
     assert run(["estimate", "--model", str(path), *JOB]) == 0
     assert by_name["peak_allocated_bytes"] == json.loads(capsys.readouterr().out)["peak_allocated_bytes"]
+    assert run(["estimate", "--model", "somebody/tiny-llama-of-mine", *JOB[:-1]]) == 0
+    assert capsys.readouterr().out.startswith("somebody/tiny-llama-of-mine on ")
 
 
 def test_a_repository_that_is_not_here_comes_with_the_command(
