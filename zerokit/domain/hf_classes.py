@@ -55,6 +55,7 @@ _MEANS: Mapping[str, str] = {
     "ForConditionalGeneration": "it joins a text model with a tower for images, video or sound",
 }
 MOST_LAYERS = 10_000
+_MOST_LABELS = 1_000_000
 _LAYERS = frozenset(
     {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers",
      "decoder_layers"}
@@ -152,5 +153,7 @@ def _check_numbers(value: object, name: str, path: str) -> None:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         if path.rpartition(".")[2] in _LAYERS and value > MOST_LAYERS:
             raise InputError(f"{name}: {path} is {value}; expected at most {MOST_LAYERS:,}")
+        if path == "num_labels" and value > _MOST_LABELS:  # Transformers writes out a name for each
+            raise InputError(f"{name}: {path} is {value}; expected at most {_MOST_LABELS:,}")
         if 1e15 < abs(value) < 1e29:  # int(1e30) stands for "no limit" of a tokenizer
             raise InputError(f"{name}: {path} is {value}; no model has so many")

@@ -43,6 +43,7 @@ def write(tmp_path: Path) -> Any:
         ({"hidden_act": "no-such"}, "no-such"),
         ({"num_hidden_layers": 12_000_000_000_000_000}, "num_hidden_layers is 12000000000000000"),
         ({"num_hidden_layers": 20_000}, "num_hidden_layers is 20000; expected at most 10,000"),
+        ({"num_labels": 100_000_000}, "num_labels is 100000000; expected at most 1,000,000"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"hidden_size": 10**30}, "expected at most 1,000,000,000"),
