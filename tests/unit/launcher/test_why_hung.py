@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zerokit.launcher.supervisor.heartbeat_default import Heartbeat
+from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict.rank_view import RankView, view
 from zerokit.launcher.verdict.why_hung import explain
 
@@ -209,3 +211,60 @@ def test_a_long_quiet_is_told_once() -> None:
     assert not heartbeat.word(0.0, 30.0, 300.0)
     assert heartbeat.word(1.0, 61.0, 300.0) and not heartbeat.word(2.0, 62.0, 300.0)
     assert not heartbeat.word(3.0, 1.0, 300.0) and heartbeat.word(4.0, 70.0, 300.0)
+
+
+def test_what_may_still_come_is_no_reason_to_end_a_run() -> None:
+    """Ranks at odds never get on; a download, data or a lock may."""
+    sleeping = [["/home/me/callback.py", 5, "on_step_end", "time.sleep(90)"]]
+    passing = explain([rank(0, WAITS), rank(1, call(6), frames=sleeping)])
+    assert passing is not None and passing.kind == "sleep" and passing.may_pass
+    for other in (rank(1, call(7, "barrier", inside=True)), rank(1, call(6), gone=True)):
+        certain = explain([rank(0, WAITS), other])
+        assert certain is not None and not certain.may_pass
+
+
+def progress_of(folder: Path, heartbeat: float | None, frames: list[list[Any]], quiet: float) -> Progress:
+    """Two CPU ranks after a step: rank 0 waits in a collective, rank 1 is where ``frames`` say."""
+    for number in (0, 1):
+        calls = [WAITS] if number == 0 else [call(6)]
+        lines = [
+            {"type": "start", "rank": number, "host": "elsewhere", "pid": 1, "device": "cpu"},
+            {"type": "tick", "rank": number, "steps": 3, "progress": 9, "phase": "forward",
+             "cpu_seconds": 1.0},
+            {"type": "calls", "rank": number, "calls": calls, "groups": {"0": {"ranks": [0, 1]}},
+             "frames": [[TORCH, 10, "all_reduce", ""], SCRIPT] if number == 0 else frames},
+            {"type": "tick", "rank": number, "steps": 3, "progress": 9, "phase": "forward",
+             "cpu_seconds": 1.0, "idle_seconds": quiet},
+        ]  # fmt: skip
+        (folder / f"rank-{number:05d}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    progress = Progress(folder, 2, heartbeat)
+    progress.poll()
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "text", "quiet", "hung"),
+    [
+        (None, "time.sleep(90)", 65.0, False),
+        (None, "time.sleep(90)", 601.0, True),  # nothing is waited for longer than ten minutes
+        (30.0, "time.sleep(90)", 65.0, True),  # what a user gave is kept
+    ],
+)
+def test_a_long_sleep_is_waited_for(
+    tmp_path: Path, heartbeat: float | None, text: str, quiet: float, hung: bool
+) -> None:
+    progress = progress_of(tmp_path, heartbeat, [["/home/me/train.py", 5, "main", text]], quiet)
+    assert (progress.hung([0, 1]) is not None) is hung
+    if not hung:  # … and told of
+        assert "counts as hung after 600" in str(progress.word([0, 1])).replace("10.0 min", "600")
+
+
+def test_ranks_at_odds_are_not_waited_for(tmp_path: Path) -> None:
+    progress = progress_of(tmp_path, None, [], 65.0)
+    lines = (tmp_path / "rank-00001.jsonl").read_text().splitlines()
+    other = json.dumps({"type": "calls", "rank": 1, "calls": [call(7, "barrier", inside=True)],
+                        "frames": [[TORCH, 10, "barrier", ""], SCRIPT], "groups": {}})  # fmt: skip
+    with (tmp_path / "rank-00001.jsonl").open("a") as file:
+        file.write(other + "\n" + lines[-1] + "\n")
+    progress.poll()
+    assert progress.hung([0, 1]) is not None

@@ -24,6 +24,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from zerokit.launcher.rank import flight_recorder
+from zerokit.launcher.rank.movement import kernel_wait
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import Record
 
@@ -180,7 +181,7 @@ class Calls:
             "module": _module_of(frames, names),
             **self._last_forward(names),
             "threads": _others(probe.main_thread),
-            "kernel": _kernel_wait(),
+            "kernel": kernel_wait(),
             "ending": probe.ending,
         }  # fmt: skip
 
@@ -204,13 +205,6 @@ class Calls:
                     if number is not None:
                         found[number] = name
         return found
-
-
-def _kernel_wait() -> str:
-    """The function of the kernel that the main thread waits in (proc(5), wchan); empty where nobody tells."""
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/wchan", "rb") as file:  # noqa: PTH123
-        return file.read(64).decode("ascii", "replace").strip("0\n")
-    return ""
 
 
 def _written(entry: list[Any], names: dict[int, str]) -> Record:

@@ -2,7 +2,8 @@
 
 A quiet stretch that ended well is no hang, and ten of its length are not either. What a run does for the
 first time (loading, the first step, a first evaluation or checkpoint) has shown nothing yet and gets five
-minutes. Nothing is waited for longer than ten minutes.
+minutes; ten has what a rank may wait for and still get (data, a download, storage, a process of its own):
+only ranks that are at odds with each other are not waited for. Nothing is waited for longer than ten minutes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class Heartbeat:
     def off(self) -> bool:
         """Whether nothing counts as a hang."""
         return self._given is not None and self._given <= 0
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the user left it to us."""
+        return self._given is None
 
     def moved(self, rank: int, phase: str | None, quiet_seconds: float, *, trained: bool) -> None:
         """A rank did something new after ``quiet_seconds``; ``phase`` is where it is now."""

@@ -10,7 +10,8 @@ a barrier; a model loads for minutes. So one quiet rank is no hang. A run hangs 
 "Something new" is a phase change, a step, another place in its Python code, data read or written (a
 large checkpoint is one call), work of a process below it (a compiler, a download). Before the first
 step, and after the script's last line, CPU time counts too (loading and
-compiling happen below Python, uploads in threads).
+compiling happen below Python, uploads in threads); on CPU ranks always, and where a long call holds the
+interpreter, but not for ever.
 """
 
 from __future__ import annotations
@@ -20,22 +21,33 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerokit.launcher import processes
 from zerokit.launcher.rank_file import RankTail, rank_file
-from zerokit.launcher.supervisor.heartbeat_default import Heartbeat
+from zerokit.launcher.supervisor.heartbeat_default import MOST_SECONDS, Heartbeat
+from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.rank_view import RankView, view
 from zerokit.launcher.verdict.training import doubts
 from zerokit.report.stragglers import find_straggler
 from zerokit.units import format_gib, format_seconds
 
 _BUSY_CORE_SHARE = 0.05
+_HOLDS_THE_INTERPRETER_SECONDS = 2.0  # without a tick, though the ticker writes every 0.4 s
+_BETWEEN_LOOKS_SECONDS = 0.3
 _START_SECONDS = 180.0  # importing torch and deepspeed from a cold network disk
 _UNMOVING_FACTOR = 5  # busy but never anywhere new: spinning in a collective during start-up
 _RATE_WINDOW_SECONDS = 30.0
 _MOST_ACTIVITIES = 2
 _MOST_WARNINGS = 2  # of the status line; the report has all
+
+
+class SilentLook(NamedTuple):
+    """The last look at a silent rank's process: when, its CPU time, and whether that had stood still."""
+
+    at: float
+    cpu_ticks: int
+    frozen: bool
 
 
 @dataclass(slots=True)
@@ -54,8 +66,9 @@ class RankProgress:
     host: str | None = None
     gone: bool = False
     ending: bool = False
+    on_gpu: bool = True
     last: dict[str, Any] = field(default_factory=dict)
-    silent_cpu_ticks: int | None = None  # at the last look at a silent rank
+    silent_look: SilentLook | None = None
 
     def quiet_seconds(self, now: float) -> float:
         """Time since it did anything new."""
@@ -77,6 +90,8 @@ class Progress:
 
     def __init__(self, run_dir: Path, ranks: int, heartbeat_seconds: float | None) -> None:
         self.heartbeat = Heartbeat(heartbeat_seconds)
+        self._run_dir = run_dir
+        self._spared = False  # quiet for long, for a reason that may pass
         self.ranks = {r: RankProgress(r, RankTail(rank_file(run_dir, r))) for r in range(ranks)}
         self._here = socket.gethostname()
         self.started_at, self.started_clock = time.monotonic(), time.time()
@@ -113,6 +128,7 @@ class Progress:
     def _take(self, state: RankProgress, record: dict[str, Any], now: float) -> None:
         if record["type"] == "start":
             state.host = record.get("host")
+            state.on_gpu = record.get("device") != "cpu"
             state.pid = record.get("pid") if state.host == self._here else None
         if record["type"] not in ("start", "tick", "end"):  # the others say nothing of these
             return
@@ -130,7 +146,7 @@ class Progress:
         state.steps = max(steps, state.steps)
         state.progress, state.cpu_seconds = max(progress, state.progress), cpu_seconds
         state.heard_at, state.idle_at_hearing = now, idle
-        state.silent_cpu_ticks = None
+        state.silent_look = None
         if record["type"] in ("tick", "end"):
             state.last = record
 
@@ -153,19 +169,34 @@ class Progress:
             seconds = format_seconds(silent[0].silent_seconds(now))
             return f"{_names(silent)}{self._place(silent)}: no sign of life for {seconds}"
         quiet = [s for s in states if self._quiet(s, now, heartbeat)]
+        self._spared = len(quiet) == len(states) and self._may_pass(quiet, now)
+        if self._spared:
+            return None
         if len(quiet) == len(states):
             return self._explain(quiet, now)
         ahead = max(state.steps for state in states)
         behind = [state for state in quiet if state.steps + 2 <= ahead]
         return self._explain(behind, now) if behind else None
 
-    @staticmethod
-    def _quiet(state: RankProgress, now: float, heartbeat: float) -> bool:
+    def _may_pass(self, quiet: list[RankProgress], now: float) -> bool:
+        """Whether what they wait for may come yet: no two of them are at odds, and nobody gave a limit."""
+        if not self.heartbeat.adapts or min(s.quiet_seconds(now) for s in quiet) >= MOST_SECONDS:
+            return False
+        living = [state.rank for state in quiet]
+        cause = why_hung.explain(self.views(self._run_dir, self.stopped(living), None))
+        return cause is not None and cause.may_pass
+
+    def _quiet(self, state: RankProgress, now: float, heartbeat: float) -> bool:
         seconds = state.quiet_seconds(now)
         if seconds < heartbeat:
             return False
-        training = state.steps > 0 and not state.ending
-        return training or not state.used_cpu() or seconds > _UNMOVING_FACTOR * heartbeat
+        if seconds > _UNMOVING_FACTOR * heartbeat:
+            return True
+        if state.silent_seconds(now) > _HOLDS_THE_INTERPRETER_SECONDS and not self._frozen(state):
+            return False
+        # a host that waits for a GPU may spin; one that waits in Gloo does not
+        training = state.steps > 0 and not state.ending and state.on_gpu
+        return training or not state.used_cpu()
 
     def _frozen(self, state: RankProgress) -> bool:
         """Stopped, or using no CPU; a busy process that holds the interpreter's lock is neither."""
@@ -174,8 +205,11 @@ class Progress:
             return True  # on another machine: silence is all we can go by
         if before.state in "Tt":
             return True
-        seen, state.silent_cpu_ticks = state.silent_cpu_ticks, before.cpu_ticks
-        return seen is not None and before.cpu_ticks - seen <= 1
+        now, look = time.monotonic(), state.silent_look
+        if look is None or now - look.at >= _BETWEEN_LOOKS_SECONDS:
+            frozen = look is not None and before.cpu_ticks - look.cpu_ticks <= 1
+            state.silent_look = look = SilentLook(now, before.cpu_ticks, frozen)
+        return look.frozen
 
     def word(self, living: Iterable[int]) -> str | None:
         """What to tell of a run that is quiet for a minute, but has shown that it may be for longer."""
@@ -183,7 +217,7 @@ class Progress:
         states = [self.ranks[rank] for rank in living if rank in self.ranks]
         if not states or self.heartbeat.off:
             return None
-        limit = self.heartbeat.seconds(state.rank for state in states)
+        limit = MOST_SECONDS if self._spared else self.heartbeat.seconds(state.rank for state in states)
         if not self.heartbeat.word(now, min(state.quiet_seconds(now) for state in states), limit):
             return None
         return f"{self._explain(states, now)}; counts as hung after {format_seconds(limit)} (--heartbeat)"

@@ -8,6 +8,9 @@ from typing import Any
 
 from zerokit.launcher.verdict.rank_view import Call, RankView
 
+_MAY_PASS = frozenset({"data_loader", "compilation", "child_process", "lock", "input_output", "storage",
+                       "sleep", "elsewhere", "network"})  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
@@ -17,6 +20,11 @@ class Cause:
     what: str
     fix: str
     ranks: tuple[int, ...] = ()
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it may be slow, and no hang: a rank waits for something outside the run."""
+        return self.kind in _MAY_PASS
 
     def __str__(self) -> str:
         return f"{self.what}. {self.fix}"
