@@ -54,7 +54,7 @@ def parse_count(text: object, what: str = "count") -> int:
     if number < 1:
         raise InputError(f"{what}: {text!r} must be at least 1")
     if number > 10**18:
-        raise InputError(f"{what}: {text!r} is beyond 10**18; is the suffix right?")
+        raise InputError(f"{what}: {text!r} is beyond 10**18; check the suffix")
     return number
 
 
@@ -74,7 +74,7 @@ def parse_bytes(text: object, what: str = "size") -> int:
     if number < 1:
         raise InputError(f"{what}: {text!r} must be more than zero bytes")
     if number > 1 << 60:
-        raise InputError(f"{what}: {text!r} is beyond an exabyte; is the unit right?")
+        raise InputError(f"{what}: {text!r} is beyond an exabyte; check the unit")
     return number
 
 

@@ -231,7 +231,7 @@ def _check(document: Document, name: str) -> None:
     if values["name"] != name:
         raise document.error(("name",), f"name: {values['name']!r} must be the file's name, {name!r}")
     if values["vram_gib"] * GIB > values["driver_vram_mib"] * MIB * 1.001:
-        raise document.error(("vram_gib",), "vram_gib is more than driver_vram_mib; are the units right?")
+        raise document.error(("vram_gib",), "vram_gib exceeds driver_vram_mib; check the units")
     peak = values.get("bf16_tflops", values["fp16_tflops"])
     for key in ("measured_matmul_tflops", "sustained_matmul_tflops"):
         if values.get(key, 0) > peak:

@@ -68,7 +68,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if own["module"] is None and not arguments:
         raise InputError("tune: name a script, for example: zerokit tune --model gpt2 train.py")
     if own["as_json"] and own["show"] != "none":
-        raise InputError("--json: standard output is the result's; leave --show out")
+        raise InputError("--json: standard output carries the result; leave --show out")
     settings = TuneSettings(
         top=parse_positive_int(own["top"], "⟨top⟩", 20),
         steps=parse_positive_int(own["steps"], "⟨steps⟩", 10_000),

@@ -76,6 +76,6 @@ def _lines(watched: WatchedRun, every: float, once: bool) -> RunReport:
             steps, count = max((rank.steps for rank in report.ranks), default=0), len(report.ranks)
             click.echo(f"{report.outcome}: {count} rank{'' if count == 1 else 's'}, step {steps}")
             if once and report.outcome == "running":
-                say("the run is still going on")
+                say("the run is still in progress")
             return report
         time.sleep(every)

@@ -64,7 +64,7 @@ def measure(examination: Examination, say: Callable[[str], None]) -> Rates:
 
     if any(finding.check == "software.torch" for finding in examination.blockers):
         raise InputError(f"⟨measure⟩: torch is not installed; {INSTALL_TRAINING}")
-    say("measuring: about a minute, some more if DeepSpeed's CPU Adam has to be compiled")
+    say("measuring takes about a minute, longer if DeepSpeed's CPU Adam must be compiled first")
     measured, path = measure_now(examination.detected), measurements.path()
     try:
         measurements.save(measured, path)

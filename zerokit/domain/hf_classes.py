@@ -156,4 +156,4 @@ def _check_numbers(value: object, name: str, path: str) -> None:
         if path == "num_labels" and value > _MOST_LABELS:  # Transformers writes out a name for each
             raise InputError(f"{name}: {path} is {value}; expected at most {_MOST_LABELS:,}")
         if 1e15 < abs(value) < 1e29:  # int(1e30) stands for "no limit" of a tokenizer
-            raise InputError(f"{name}: {path} is {value}; no model has so many")
+            raise InputError(f"{name}: {path} is {value}; no model has that many")

@@ -114,4 +114,4 @@ def _whole(value: object, what: str, below: int = _LARGEST) -> None:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise ValueError(f"{what} is not as a profile has it")
+        raise ValueError(f"{what} is malformed")

@@ -127,7 +127,7 @@ def _command(command: Sequence[str], style: str, ds_config_path: str) -> list[st
     if not command:
         raise InputError("name the training script")
     if any("\x00" in part for part in command):
-        raise InputError("the command holds a NUL byte")
+        raise InputError("the command contains a NUL byte")
     extra = ["--deepspeed", "--deepspeed_config", ds_config_path] if style == "raw" else []
     # torch's agent takes every argument of torchrun's script for a template: $$ is $, ${local_rank} a number
     # (torch/distributed/elastic/agent/server/local_elastic_agent.py:452 of 2.13).
@@ -160,7 +160,7 @@ def _yaml_text(value: str) -> str:
         InputError: a byte that is not UTF-8, which YAML cannot hold.
     """
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise InputError(f"{value!r:.80}: holds a byte that is not UTF-8, and YAML can hold none")
+        raise InputError(f"{value!r:.80}: contains a byte that is not UTF-8, which YAML cannot represent")
     return '"' + _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", value) + '"'
 
 

@@ -80,7 +80,7 @@ def reserve(wanted: int | None = None) -> Iterator[int]:
             )
         if lock is None:
             raise NodeUnusable(
-                f"port {wanted} is kept by another zerokit launch; choose another ⟨master_port⟩"
+                f"port {wanted} is reserved by another zerokit launch; choose another ⟨master_port⟩"
             )
         try:
             yield wanted

@@ -91,7 +91,7 @@ def next_plan(launch: Launch, failure: Failure | None, plan_again: PlanAgain) ->
     chosen = launch.plan["chosen"]
     needed, peak = _needed_bytes(chosen), _peak_bytes(chosen)
     if needed is None or peak is None:
-        raise NoNextPlan("the plan holds no prediction to go below")
+        raise NoNextPlan("the plan has no prediction to go below")
     oom = failure.oom.to_dict() if failure is not None and failure.oom is not None else {}
     share = scale(oom)
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays

@@ -137,8 +137,8 @@ def resumed(options: LaunchOptions, checkpoint: Checkpoint, script_options: Iter
         option = _USUAL_OPTION
     if option is None:
         raise NoRestart(
-            f"{options.target.name} wrote {checkpoint}, and nobody says how it takes one: name its option "
-            "with ⟨resume_option⟩ (an empty one, where it finds its checkpoint by itself)"
+            f"{options.target.name} wrote {checkpoint}, and it is not known how the script takes one: "
+            "name its option with ⟨resume_option⟩ (an empty one, where it finds its checkpoint by itself)"
         )
     return replace(options, target=_told_of(options.target, option, checkpoint))
 

@@ -63,7 +63,7 @@ def from_dict(body: Any) -> tuple[Observation, ...]:
         ValueError, TypeError, KeyError: something is missing, unknown or impossible.
     """
     if not isinstance(body, dict) or body.keys() != {"schema", "zerokit", "observations"}:
-        raise ValueError("schema, zerokit and observations are expected")
+        raise ValueError("expected schema, zerokit and observations")
     if body["schema"] != SCHEMA:
         raise ValueError(f"schema {str(body['schema'])[:40]!r}, not {SCHEMA}")
     if not isinstance(body["zerokit"], str) or not isinstance(body["observations"], list):
@@ -76,7 +76,7 @@ def from_dict(body: Any) -> tuple[Observation, ...]:
 
 def _observation(number: int, values: Any) -> Observation:
     if not isinstance(values, dict) or values.keys() != _NAMES:
-        raise ValueError(f"observations[{number}] has other fields")
+        raise ValueError(f"observations[{number}] has unexpected fields")
     for name, value in values.items():
         if name == "layer_factor" and value is None:
             continue

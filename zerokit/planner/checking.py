@@ -171,11 +171,12 @@ def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> C
     unasked = [f"⟨{name}⟩" for name in fitting if options.get(name)]
     if unasked and not (options.get("model") or options.get("params")):
         raise InputError(
-            f"{', '.join(unasked)}: for whether it fits; name the model, with ⟨model⟩ or ⟨params⟩"
+            f"{', '.join(unasked)}: needed only to tell whether it fits; name the model with ⟨model⟩ or "
+            "⟨params⟩"
         )
     ranks = numbers["world_size"] or numbers["gpus"]
     if numbers["world_size"] and numbers["gpus"] and numbers["world_size"] != numbers["gpus"]:
-        raise InputError("⟨world_size⟩ and ⟨gpus⟩ say different numbers; give one of them")
+        raise InputError("⟨world_size⟩ and ⟨gpus⟩ differ; give one of them")
     nodes = numbers["nodes"] or 1
     if ranks and ranks % nodes:
         raise InputError(f"{ranks} ranks do not divide over ⟨nodes⟩ {nodes}; use a multiple of {nodes}")

@@ -195,7 +195,7 @@ def _refuse(options: Mapping[str, Any]) -> None:
     if options.get("nodes"):
         raise InputError("⟨nodes⟩: size finds the number of nodes; leave it out")
     if options.get("no_calibration"):
-        raise InputError("⟨no_calibration⟩: size takes the catalogue's figures; leave it out")
+        raise InputError("⟨no_calibration⟩: size uses the catalogue's figures; leave it out")
     if options.get("all_gpus"):
         raise InputError("⟨all_gpus⟩: size finds the number of GPUs; leave it out")
 
@@ -208,7 +208,7 @@ def _kinds(options: Mapping[str, Any]) -> tuple[Gpu, ...]:
     named = [part.strip() for part in str(options.get("gpu") or "").split(",") if part.strip()]
     vram = options.get("vram")
     if len(named) > 1 and vram:
-        raise InputError(f"⟨vram⟩: {len(named)} kinds of ⟨gpu⟩ have sizes of their own; name one kind")
+        raise InputError(f"⟨vram⟩: {len(named)} kinds of ⟨gpu⟩ have different sizes; name one kind")
     if named and vram:
         return (catalog.lookup(named[0]).with_total_memory(parse_bytes(vram, "⟨vram⟩")),)
     if vram:

@@ -190,7 +190,7 @@ def _cpu_ranks(
         host_ram = host.ram_bytes
         notes = (*notes, f"host RAM {format_gib(host_ram or 0, 0)}: {host.ram_reason}; shared by all ranks")
     if host_ram is None:
-        raise InputError("⟨host_ram⟩ SIZE is needed: this machine does not tell its memory")
+        raise InputError("⟨host_ram⟩ SIZE is required: this machine does not report its memory")
     share = host_ram // ranks
     gpu = Gpu(
         name="cpu",

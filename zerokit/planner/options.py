@@ -258,7 +258,7 @@ def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         option = BY_NAME.get(name)
         if option is None:
-            raise InputError(f"{name}: there is no such argument; {meant(name)}")
+            raise InputError(f"{name}: no such argument; {meant(name)}")
         if value is None or (option.is_flag and value is False):
             continue
         if option.is_flag:

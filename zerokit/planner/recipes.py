@@ -115,7 +115,7 @@ def committed_path(name: str) -> pathlib.Path:
     if wanted not in (known := names()):
         close = alike(wanted, known, most=3)
         hint = f"did you mean {', '.join(close)}?" if close else "`zerokit recipes list` shows them"
-        raise InputError(f"recipe {name!r} is not there; {hint}")
+        raise InputError(f"there is no recipe {name!r}; {hint}")
     path = resources.folder("recipes") / f"{wanted}.yaml"
     if path.is_symlink():
         raise InputError(f"recipe {wanted!r} is a symbolic link; recipes are plain files")
@@ -171,7 +171,7 @@ def parse_recipe(document: Document) -> Recipe:
         if not isinstance(body.get(key, ""), str):
             raise document.error((key,), f"{key} must be text")
     if not body.get("title"):
-        raise document.error((), "title is missing: one line that says what the recipe is for")
+        raise document.error((), "title is missing: say in one line what the recipe is for")
     expect = body.get("expect") or {}
     _check_expect(document, expect)
     path = pathlib.Path(document.path)
@@ -234,7 +234,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         key, separator, value = text.partition("=")
         key = key.strip().replace("-", "_")
         if not separator:
-            raise InputError(f"override {text!r}: write KEY=VALUE, or KEY= to take it out")
+            raise InputError(f"override {text!r}: write KEY=VALUE, or KEY= to remove it")
         if key not in BY_NAME:
             raise InputError(f"override {text!r}: unknown key {key!r}; {meant(key)}")
         for partner in ({"model", "params"}, {"gpu", "vram"}):
@@ -288,7 +288,7 @@ def copy(name: str, destination: str | pathlib.Path) -> pathlib.Path:
     if target.is_dir() or str(destination).endswith(os.sep):
         target = target / source.name
     if target.exists() or target.is_symlink():
-        raise InputError(f"{target} exists already; name another file")
+        raise InputError(f"{target} already exists; name another file")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, source.read_text(encoding="utf-8"), through_links=True)

@@ -136,7 +136,7 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
         )
     if inference and method != "full":
         raise InputError(
-            f"⟨inference⟩ ⟨method⟩ {method}: adapters are trained, not served; leave ⟨method⟩ out"
+            f"⟨inference⟩ ⟨method⟩ {method}: adapters apply to training only; leave ⟨method⟩ out"
         )
     names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
     if not names:

@@ -85,4 +85,6 @@ class FakeGpu:
                     multiprocessors=_MULTIPROCESSORS.get(gpu.name, 132),
                     count=count,
                 )
-        raise InputError(f"--gpu {gpu.name}: a rehearsal knows NVIDIA's GPUs only; use one of `zerokit gpus`")
+        raise InputError(
+            f"--gpu {gpu.name}: rehearsals support NVIDIA GPUs only; choose one from `zerokit gpus`"
+        )

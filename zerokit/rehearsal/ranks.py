@@ -24,7 +24,7 @@ def parse(text: str) -> tuple[int | str, ...]:
     for part in text.split(","):
         word = part.strip()
         if word != LAST and not word.isdecimal():
-            raise InputError(f"⟨ranks⟩: {text!r} is no list of ranks: write 0,7 or 0,{LAST}")
+            raise InputError(f"⟨ranks⟩: {text!r} is not a list of ranks: write 0,7 or 0,{LAST}")
         ranks.append(word if word == LAST else int(word))
     return tuple(ranks)
 

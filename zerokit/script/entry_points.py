@@ -138,7 +138,7 @@ def _trl(word: str, arguments: tuple[str, ...]) -> Resolved:
         path.stem for path in scripts.glob("*.py") if _has(path, "def make_parser") and _has(path, "Trainer(")
     )
     if script.stem not in known:
-        raise InputError(f"trl {name}: trains nothing; commands that do: {', '.join(known)}")
+        raise InputError(f"trl {name}: does not train; these commands do: {', '.join(known)}")
     _refuse_options(f"trl {name}", arguments, ("--accelerate_config",))
     target = Target(script=str(script), module=None, arguments=arguments[1:])
     return Resolved(
@@ -189,8 +189,8 @@ def _refuse_options(command: str, arguments: tuple[str, ...], options: tuple[str
     for argument in arguments:
         if argument.partition("=")[0] in options:
             raise InputError(
-                f"{command}: {argument.partition('=')[0]} is for its own launcher, which zerokit replaces; "
-                "leave it out (zerokit launch takes --num-ranks, --master-port, --launcher)"
+                f"{command}: {argument.partition('=')[0]} belongs to its own launcher, which zerokit "
+                "replaces; leave it out (zerokit launch takes --num-ranks, --master-port, --launcher)"
             )
 
 
@@ -211,7 +211,7 @@ def _console(word: str, arguments: tuple[str, ...]) -> Resolved:
     with program.open("rb") as file:
         first = file.readline(4096)
     if b"python" not in first and first != b"#!/bin/sh\n":
-        raise InputError(f"{program}: is no Python program, which launch needs")
+        raise InputError(f"{program}: not a Python program, which launch needs")
     target = Target(script=str(program), module=None, arguments=arguments, source=entry.module)
     return Resolved(
         target=target,

@@ -195,7 +195,7 @@ class ScriptPlanning:
             why = contradiction(done, read.request.shape.parameters, read.request.job.method)
             if why is not None:
                 raise InputError(
-                    f"⟨model⟩, ⟨params⟩: {why}; leave them out: the rehearsal tells the script's model"
+                    f"⟨model⟩, ⟨params⟩: {why}; leave them out: the rehearsal determines the script's model"
                 )
         return read
 
@@ -251,7 +251,7 @@ class ScriptPlanning:
                 made = make_plan(self._informed(request), top=max(top, REHEARSED_BEST * _LOOKED_THROUGH))
             except NothingFits as error:
                 raise NothingFits(
-                    f"{error.marked}\n{len(self.records)} rehearsals of {self.profile.name} are behind this"
+                    f"{error.marked}\n{len(self.records)} rehearsals of {self.profile.name} led to this"
                 ) from None
             failed = {same_memory(each) for each in self.failed}
             usable = [
@@ -259,7 +259,7 @@ class ScriptPlanning:
             ]
             if not usable:
                 raise InputError(
-                    f"{self.profile.name} ran with none of the plans that would fit: "
+                    f"{self.profile.name} failed with every plan that would fit: "
                     f"{next((each.stopped for each in self.records if each.stopped), '')}"
                 )
             best = distinct(usable, REHEARSED_BEST) if self._time_is_left else usable[:1]

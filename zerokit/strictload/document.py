@@ -103,7 +103,7 @@ def read_text(path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES, keep_mark
     finally:
         os.close(handle)
     if len(data) > max_bytes:
-        raise FileInputError(path, f"grew past {max_bytes} bytes while it was read")
+        raise FileInputError(path, f"grew past {max_bytes} bytes while being read")
     text = decode(data, str(path))
     return text if keep_mark else text.removeprefix(BYTE_ORDER_MARK)
 

@@ -67,7 +67,7 @@ class _Reader:
         self.document.value = self.read_value((), 0)
         self.skip()
         if self.at < len(self.text):
-            raise self.error("text after the end of the JSON value; remove it")
+            raise self.error("unexpected text after the end of the JSON value; remove it")
         return self.document
 
     def error(self, message: str, at: int | None = None) -> FileInputError:
@@ -211,7 +211,7 @@ class _Reader:
             if character == "\\":
                 parts.append(self.read_escape())
             elif not character or character == "\n":
-                raise self.error("a string without its closing quote", start)
+                raise self.error("a string without a closing quote", start)
             else:
                 raise self.error(f"control character 0x{ord(character):02x} in a string")
 
@@ -265,7 +265,7 @@ class _Reader:
             return int(text)
         number = float(text)
         if not math.isfinite(number):
-            raise self.error(f"{text} is beyond what a number can hold", start)
+            raise self.error(f"{text} is too large for a number", start)
         return number
 
 

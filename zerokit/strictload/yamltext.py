@@ -137,7 +137,7 @@ class _Reader:
     def count(self, event: Any, nodes: int) -> None:
         self.nodes += nodes
         if self.nodes > MAX_NODES:
-            raise self.error(event, f"has more than {MAX_NODES} values (aliases written out)")
+            raise self.error(event, f"has more than {MAX_NODES} values (aliases expanded)")
         for open_ in self.stack:
             open_.nodes += nodes
 
@@ -270,7 +270,7 @@ class _Reader:
         if _FLOAT.fullmatch(text):
             number = float(text.replace("_", ""))
             if not math.isfinite(number):
-                raise self.error(event, f"{text} is beyond what a number can hold")
+                raise self.error(event, f"{text} is too large for a number")
             if not _YAML_1_1_FLOAT.fullmatch(text):
                 self.note_text_elsewhere(event, number)
             return number

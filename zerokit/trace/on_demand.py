@@ -25,7 +25,7 @@ def cached(
     try:
         return store.read(place)
     except store.DamagedProfile as error:
-        say(f"warning: {place}: {error}: what it held of the model is traced again")
+        say(f"warning: {place}: {error}: the model is traced again")
         with contextlib.suppress(OSError):
             place.unlink()
         return None

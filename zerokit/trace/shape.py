@@ -56,7 +56,7 @@ def _read(model: nn.Module, config: Any, name: str, head: str) -> ModelShape:
     causal = head in ("causal", "sequence-classification")
     stacks = tuple(_stacks(model, hidden, widths, float(active), causal))
     if not stacks:
-        raise InputError(f"model_type {config.model_type!r}: no list of layers is in the model")
+        raise InputError(f"model_type {config.model_type!r}: the model has no list of layers")
     outputs, inputs = _call(model, "get_output_embeddings"), _call(model, "get_input_embeddings")
     return ModelShape(
         name=name,

@@ -64,11 +64,11 @@ def read(place: Path) -> ModelProfile | None:
         held = _read_regular(place)
         header, _, data = held.partition(b"\n")
         if header + b"\n" != _header(data, place):
-            raise DamagedProfile("its checksum does not hold")
+            raise DamagedProfile("its checksum does not match")
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
         text = unpacker.decompress(data, _LARGEST_BYTES)
         if unpacker.unconsumed_tail or not unpacker.eof:
-            raise DamagedProfile("it is cut off or too large")
+            raise DamagedProfile("it is truncated or too large")
         return from_json(check(json.loads(text)))
     except FileNotFoundError:
         return None

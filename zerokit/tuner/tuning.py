@@ -356,7 +356,7 @@ def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:
         InputError: what cannot be tuned, or GPUs that are not here.
     """
     if options.get("inference"):
-        raise InputError("⟨inference⟩: tune times training steps")
+        raise InputError("⟨inference⟩: tune measures training steps")
     if options.get("vram"):
         raise InputError("⟨vram⟩: tune runs on the GPUs of this machine; leave it out")
     if not options.get("gpu") or options.get("device") == "cpu":

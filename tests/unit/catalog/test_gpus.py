@@ -254,7 +254,7 @@ def _without(key: str, indent: str = "") -> str:
         (GOOD.replace("fp16_tflops: 65", "fp16_tflops: true"), "expected a positive number"),
         (GOOD.replace("link: pcie", "link: ribbon"), "not one of nvlink, pcie, xgmi"),
         (GOOD.replace("name: t4", "name: t5"), "must be the file's name"),
-        (GOOD.replace("vram_gib: 14.6", "vram_gib: 15360"), "are the units right"),
+        (GOOD.replace("vram_gib: 14.6", "vram_gib: 15360"), "check the units"),
         (GOOD + GOOD, r":\d+:\d+: .*name"),
         (_without("hbm_gb_per_second", "  "), "sources: say where"),
         (GOOD + "  horsepower: guess\n", "no such figure"),

@@ -105,7 +105,7 @@ def test_gpu_and_model_are_looked_up(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 2 and "no bf16 in hardware" in out
     assert check(path, "--gpu", "h100-sxm-80gb", capsys=capsys)[0] == 0
     code, _, err = check(path, "--vram", "80GiB", "--seq-len", "x", capsys=capsys)
-    assert code == 2 and "--vram, --seq-len: for whether it fits; name the model" in err
+    assert code == 2 and "--vram, --seq-len: needed only to tell whether it fits; name the model" in err
 
 
 def test_a_plans_own_file_fits_and_a_copy_of_it_depends_on_the_script(

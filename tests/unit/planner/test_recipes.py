@@ -230,7 +230,7 @@ def test_list_show_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run(["recipes", "show", "cpu-demos"]) == 2
     assert "did you mean cpu-demo" in capsys.readouterr().err
     assert run(["recipes", "show", "absent.yaml"]) == 2
-    assert "recipe 'absent.yaml' is not there" in capsys.readouterr().err
+    assert "there is no recipe 'absent.yaml'" in capsys.readouterr().err
     assert run(["recipes", "show", "cpu-demo", "seq_lenn=4"]) == 2
     assert "unknown key 'seq_lenn'; did you mean 'seq_len'?" in capsys.readouterr().err
     assert run(["recipes", "copy", "cpu-demo", str(tmp_path)]) == 0

@@ -147,7 +147,7 @@ def test_the_command_shows_a_written_report_and_a_folder_without_one(tmp_path, c
         ),
         (
             b'{"schema":"zerokit.report/1","outcome":"ok","exit_code":0,"ranks":[],"elapsed_seconds":1e400}',
-            "1e400 is no finite number",
+            "1e400 is not a finite number",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def test_axolotl_is_its_worker_and_its_launcher_is_refused(tools: Path) -> None:
     target = resolve("axolotl", ("train", "x.yaml", "--no-accelerate", "--learning-rate", "1")).target
     assert (target.module, target.arguments) == ("axolotl.cli.train", ("x.yaml", "--learning-rate", "1"))
     assert read_script(None, target.module).style == "trainer"
-    with pytest.raises(InputError, match="--launcher is for its own launcher"):
+    with pytest.raises(InputError, match="--launcher belongs to its own launcher"):
         resolve("axolotl", ("train", "x.yaml", "--launcher", "torchrun"))
 
 
@@ -67,7 +67,7 @@ def test_trl_is_its_script() -> None:
     target = resolve("trl", ("sft", "--config", "x.yaml")).target
     assert (target.script, target.arguments) == (str(trl / "scripts" / "sft.py"), ("--config", "x.yaml"))
     with pytest.raises(
-        InputError, match=r"commands that do: distillation, dpo, grpo, kto, reward, rloo, sft$"
+        InputError, match=r"these commands do: distillation, dpo, grpo, kto, reward, rloo, sft$"
     ):
         resolve("trl", ("vllm-serve",))
     with pytest.raises(InputError, match="--accelerate_config"):

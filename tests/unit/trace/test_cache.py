@@ -115,7 +115,7 @@ def test_json_of_another_shape_is_refused_or_gives_the_same(good: dict[str, Any]
 @pytest.mark.parametrize("part", ["parameters", "traces", "polynomials", "segments"])
 def test_nothing_where_there_must_be_something(part: str, good: dict[str, Any]) -> None:
     empty: Any = type(good[part])()
-    with pytest.raises(ValueError, match=r"is not as a profile has it"):
+    with pytest.raises(ValueError, match=r"is malformed"):
         check({**good, part: empty})
 
 

@@ -34,7 +34,7 @@ def load_run(path: Path) -> RunReport:
     if written.exists():
         return load_report(written)
     if not find_rank_files(path):
-        raise InputError(f"{path} is no run folder: it holds neither report.json nor rank-*.jsonl")
+        raise InputError(f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl")
     plan, problems = read_of_run(path)
     return report_of_folder(path, plan, problems)
 

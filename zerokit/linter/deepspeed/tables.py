@@ -35,7 +35,7 @@ def minor(text: str) -> tuple[int, int]:
     """
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
-        raise InputError(f"{text!r} is no version; write one such as {DEEPSPEED_VERSION}")
+        raise InputError(f"{text!r} is not a version; write one such as {DEEPSPEED_VERSION}")
     return int(match[1]), int(match[2])
 
 
