@@ -90,7 +90,8 @@ def test_deepspeed_shares_optimizer_states_between_ranks(tmp_path: Path, model: 
     for gpus in ("1", "8"):
         _, said, _ = rehearse(tmp_path, "--gpus", gpus, "--gpu", "h200", script, model, "3")
         peaks.append(rank_of(said)["phases"]["init"])
-    assert peaks[0] > 2 * peaks[1]
+    # seven eighths of 8 bytes a weight are elsewhere: bf16 weights and gradients, fp32 ones of the optimizer
+    assert abs(peaks[0] - peaks[1] - 7 * PARAMETERS) < 4096
 
 
 @pytest.mark.slow
