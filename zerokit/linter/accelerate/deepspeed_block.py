@@ -30,6 +30,16 @@ REFUSED_BESIDE_CONFIG_FILE = (
 """``DeepSpeedPlugin._deepspeed_config_checks``; ``mixed_precision`` too, at the top level."""
 
 
+_NAMED_OTHERWISE = {
+    "stage": "zero_stage",
+    "offload_optimizer": "offload_optimizer_device",
+    "offload_param": "offload_param_device",
+    "config_file": "deepspeed_config_file",
+    "hostfile": "deepspeed_hostfile",
+}
+"""Names of DeepSpeed's own JSON, and shorter ones."""
+
+
 def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
     """Findings about the block by itself."""
     block = document.value.get("deepspeed_config")
@@ -49,7 +59,7 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
     known = key_list()["deepspeed_config"]
     for key in block:
         if key not in known:
-            guess = nearest(str(key), known)
+            guess = _NAMED_OTHERWISE.get(str(key)) or nearest(str(key), known)
             yield finding_at(
                 document,
                 ("deepspeed_config", key),

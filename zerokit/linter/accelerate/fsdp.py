@@ -59,7 +59,8 @@ def _get(block: Mapping[str, Any], name: str) -> Any:
 
 
 def _unknown(document: Document, key: str, full: str, known: list[str]) -> Finding:
-    guess = nearest(full, known)
+    longer = [name for name in known if name.startswith(f"{full}_")]
+    guess = nearest(full, known) or (longer[0] if len(longer) == 1 else None)
     edits = (Edit(kind="rename", key=f"fsdp_config.{key}", value=guess, safe=False),) if guess else ()
     return finding_at(
         document, ("fsdp_config", key), "accelerate-ignored-key",

@@ -104,7 +104,7 @@ _AT_THE_TOP: Mapping[str, tuple[tuple[str, ...], str, str]] = {
         (("bf16", "fp16", "torch_autocast"), "the model trains in fp32", 'write "bf16": {"enabled": true}'),
     ),
     **dict.fromkeys(
-        ("zero_stage", "zero"),
+        ("zero_stage", "zero", "zero1", "zero2", "zero3"),
         (("zero_optimization",), "stage 0 runs", 'write "zero_optimization": {"stage": …}'),
     ),
 }
