@@ -1,7 +1,11 @@
-"""The pages in a real browser: on a phone, a tablet and a desk, light and dark, and for everybody (axe)."""
+"""The pages in a real browser: on a phone, a tablet and a desk, light and dark, and for everybody (axe).
+
+UPDATE_SCREENSHOTS=1 pytest tests/browser -k looks      takes the screenshots in docs/images anew
+"""
 
 from __future__ import annotations
 
+import base64
 import math
 import os
 from pathlib import Path
@@ -22,6 +26,24 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 SMALLEST = """Math.min(...[...document.querySelectorAll('figure *')].filter(e => e.childElementCount === 0 &&
   e.textContent.trim() && e.getClientRects().length && !e.closest('svg'))
   .map(e => parseFloat(getComputedStyle(e).fontSize)))"""
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+LARGEST_BYTES = 150_000
+MOST_UNLIKE = 0.015  # of full scale, on average over the cells; a page without its charts is 0.02 to 0.04
+UNLIKE = """async ([first, second]) => {
+  const [wide, high] = [48, 30], cells = [];
+  for (const data of [first, second]) {
+    const image = new Image();
+    image.src = 'data:image/png;base64,' + data;
+    await image.decode();
+    const canvas = new OffscreenCanvas(wide, high), drawing = canvas.getContext('2d');
+    drawing.imageSmoothingQuality = 'high';
+    drawing.drawImage(image, 0, 0, wide, high);
+    cells.push(drawing.getImageData(0, 0, wide, high).data);
+  }
+  const unlike = cells[0].reduce((sum, value, at) => sum + Math.abs(value - cells[1][at]), 0);
+  return unlike / (wide * high * 3 * 255);
+}"""
 
 
 def phase_at(number: int, points: int) -> str:
@@ -169,3 +191,27 @@ def test_a_large_run_makes_a_small_page() -> None:
     text = render_html(report(64, 1000), CONTEXT)
     assert len(text.encode()) < 1_000_000
     assert text.count('class="chart small"') == 64
+
+
+@pytest.mark.parametrize("name", ["run", "failed", "two", "plan"])
+def test_a_page_looks_as_it_did(browser: Any, pages: dict[str, Path], name: str) -> None:
+    """Coarse enough for another font. The runs are made up for the tests; the plan is a real one."""
+    context = browser.new_context(
+        viewport={"width": 1440, "height": 1500}, device_scale_factor=0.5, color_scheme="light", offline=True
+    )
+    page = context.new_page()
+    page.goto(pages[name].as_uri())
+    taken = page.screenshot()
+    kept = IMAGES / f"page-{name}.png"
+    if os.environ.get("UPDATE_SCREENSHOTS"):
+        kept.write_bytes(taken)
+    page.add_style_tag(content="figure, svg { visibility: hidden }")
+    without_charts = page.screenshot()
+    assert kept.stat().st_size < LARGEST_BYTES
+    blank = context.new_page()
+    first, second, third = (
+        base64.b64encode(image).decode() for image in (kept.read_bytes(), taken, without_charts)
+    )
+    unlike, charts = (blank.evaluate(UNLIKE, [first, other]) for other in (second, third))
+    assert unlike < MOST_UNLIKE < charts
+    context.close()
