@@ -52,6 +52,9 @@ ROWS = [
     Row(name="3b", inject="why it hangs: a skipped module, uneven batches, a save on one rank, …",
         demand="exit 11; the ranks, the collective, the line, the cause and its fix",
         tests={"tests/faults/test_why_it_hangs.py": ("",)}),
+    Row(name="3c", inject="15 slow and healthy programs: compilers, loaders, pools, slow storage, …",
+        demand="none is ended, after 7 s at a heartbeat of 4 s",
+        tests={"tests/faults/test_slow_is_not_hung.py": ("",)}),
     Row(name="4b", inject="SIGUSR1 to zerokit, as Slurm sends it before a job's end",
         demand="reaches the script's handler; nobody dies of it",
         tests={"tests/faults/test_passed_on_signals.py": ("",)}),
@@ -140,6 +143,12 @@ ROWS = [
         demand="the truth, and 0 left", tests={SCRIPTS: ("",)}),
     Row(name="26", inject="206 launches of two ranks, each killed in a random way at a random time",
         demand="0 descendants left; truthful outcomes", tests={"tests/faults/test_random_moments.py": ("",)}),
+    Row(name="27", inject="losses that are no number or never change, zero gradients, a slow rank",
+        demand="told in the report and its `why`; the slow rank, its seconds and its phase",
+        tests={"tests/faults/test_doubtful_training.py": ("",)}),
+    Row(name="28", inject="a run that fails once, or twice in the same way, with `--max-restarts`",
+        demand="goes on from the newest complete checkpoint; a verdict for each attempt; 0 left",
+        tests={"tests/faults/test_restarts.py": ("",)}),
 ]  # fmt: skip
 
 
