@@ -111,6 +111,14 @@ def test_an_operator_without_a_stand_in_ends_with_14_and_its_line(tmp_path: Path
     assert said["stopped"]["operator"] == "mylib::mystery"
 
 
+def test_what_cudnn_chooses_is_said_not_to_be_modelled(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "cudnn.py"))
+    assert (code, said["complete"]) == (14, False)
+    assert said["stopped"]["location"].endswith("cudnn.py:9")
+    assert said["stopped"]["operator"] == "torch.lstm"
+    assert "search for the fastest one can take gigabytes" in " ".join(said["warnings"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -73,6 +73,7 @@ def install(machine: Machine) -> None:
     _patch_bindings(machine, functions)
     _patch_accelerator(functions)
     _patch_generators(machine)
+    _patch_recurrent_layers()
     fake_tensor.init_gpu_context = lambda device: None
     type(machine.fake).avoid_device_init = property(lambda self: True)
     torch.get_device_module = _device_module
@@ -233,6 +234,24 @@ def _to_one_device(tensor: torch.Tensor, devices: Any, *args: Any) -> tuple[torc
     if len(devices) != 1:
         raise NotRehearsed("DataParallel", f"one process for {len(devices)} GPUs is not rehearsed: use DDP")
     return (tensor.to("cuda"),)
+
+
+def _patch_recurrent_layers() -> None:
+    """A GPU runs them whole in cuDNN, which a CPU build does not even try to."""
+
+    def refusing(name: str) -> Callable[..., Any]:
+        original = getattr(torch._VF, name)
+
+        def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if tensor.is_cuda and torch.backends.cudnn.enabled:
+                reason = "cuDNN chooses a recurrent layer's reserve and workspace, which are not modelled"
+                raise NotRehearsed(f"torch.{name}", reason)
+            return original(tensor, *args, **kwargs)
+
+        return run
+
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        setattr(torch._VF, name, refusing(name))
 
 
 def _patch_accelerator(functions: dict[str, Callable[..., Any]]) -> None:
