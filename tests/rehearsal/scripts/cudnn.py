@@ -1,4 +1,4 @@
-"""A searched convolution, whose workspace nobody counts, and a recurrent layer, whose reserve cuDNN chooses."""
+"""A searched convolution, whose workspace is not counted, and a recurrent layer of cuDNN."""
 
 import torch
 
