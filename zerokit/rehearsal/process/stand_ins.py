@@ -8,6 +8,7 @@ which the script would end.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -48,7 +49,8 @@ def offer(order: Order) -> list[str]:
 
 def _asks_for_flash_attention(order: Order) -> bool:
     named = [Path(part) for argument in order.arguments for part in argument.rpartition("=")[::2] if part]
-    files = [path / "config.json" if path.is_dir() else path for path in named if len(str(path)) < 4096]
+    # os.path: a text that is too long for a name is no folder, where pathlib raises
+    files = [path / "config.json" if os.path.isdir(path) else path for path in named]  # noqa: PTH112
     texts = [*order.arguments, *(_text(each) for each in files if each.suffix in _READ)]
     if not order.is_module:
         texts.append(_text(Path(order.target)))
