@@ -9,6 +9,7 @@ import pytest
 datasets = pytest.importorskip("datasets")
 
 from zerokit.rehearsal import data_cache  # noqa: E402
+from zerokit.rehearsal.process.adapters.datasets import _inside  # noqa: E402
 from zerokit.rehearsal.process.data_sample import chosen_rows, row_bytes  # noqa: E402
 
 
@@ -61,6 +62,22 @@ def test_what_was_prepared_before_is_found_and_nothing_is_put_beside_it(tmp_path
     found.map(lambda row: {"length": len(row["text"])}, cache_file_name=str(prepared.parent / "made.arrow"))
     assert found["text"][:] == ["a", "b"]
     assert sorted(cache.rglob("*")) == before
+
+
+def test_a_part_that_no_row_of_the_sample_is_in_gets_rows_all_the_same() -> None:
+    assert _inside(range(5), 10) == range(5)
+    assert _inside(range(5, 15), 10) == [5, 6, 7, 8, 9]
+    assert _inside(range(32, 35), 10) == [2, 3, 4]
+    assert _inside([], 10) == []
+
+
+def test_a_link_that_leads_nowhere_is_no_obstacle(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "loop").symlink_to(cache / "loop")
+    (cache / "there").write_text("x")
+    data_cache.link(cache, tmp_path / "copy")
+    assert (tmp_path / "copy" / "there").read_text() == "x"
 
 
 def test_the_cache_is_where_the_environment_says() -> None:

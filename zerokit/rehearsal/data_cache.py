@@ -35,4 +35,4 @@ def link(cache: Path, folder: Path) -> None:
         made.mkdir(parents=True, exist_ok=True)
         for name in files:
             if not name.endswith(".lock"):
-                (made / name).symlink_to(Path(place, name).resolve())
+                (made / name).symlink_to(Path(place, name).absolute())

@@ -57,11 +57,12 @@ def _of_sample(context: Context, original: Any) -> Any:
 
 
 def _inside(indices: Any, count: int) -> Any:
-    """Without the indices of rows that are not in the sample."""
+    """Without the indices of rows that are not in the sample; where none is in it, rows in their place."""
     if not isinstance(indices, Iterable):
         return indices
     if not isinstance(indices, range):
         indices = list(indices)
     if not indices or max(indices) < count:
         return indices
-    return [index for index in indices if index < count]
+    inside = [index for index in indices if index < count]
+    return inside or sorted({index % count for index in indices})
