@@ -46,7 +46,8 @@ def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
     calibration, cluster = model.calibration, model.cluster
     if cluster.gpu.name == "cpu":
         return
-    low, high = calibration.host_factor_low or FASTEST, calibration.host_factor_high or SLOWEST
+    low = calibration.host_factor_low or calibration.host_factor or FASTEST
+    high = calibration.host_factor_high or calibration.host_factor or SLOWEST
     yield Unmeasured(
         name="the host's speed", told_by="`zerokit doctor --measure` on the GPU machine",
         fast=_with(model, replace(calibration, host_factor=low)),

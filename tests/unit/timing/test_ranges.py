@@ -42,6 +42,11 @@ def test_a_probed_host_narrows_the_range_and_moves_the_time() -> None:
     assert high - low < 0.3 * (unknown.step_seconds_range[1] - unknown.step_seconds_range[0])
 
 
+def test_a_host_whose_spread_is_not_known_is_as_it_was_measured() -> None:
+    time = small(Calibration(host_factor=2 * SLOWEST)).chosen.time
+    assert time.step_seconds_range == pytest.approx((time.step_seconds, time.step_seconds))
+
+
 def test_only_an_unknown_network_widens_the_range() -> None:
     request = request_for("llama-3.1-70b", "h100-sxm-80gb", 32, 4)
     given = replace(request, cluster=replace(request.cluster, network_bytes_per_second=400e9))
