@@ -37,6 +37,8 @@ def test_experts_in_a_leaf_module_are_gathered_together() -> None:
     assert skippable_modules(model) == {"experts": ["0.experts"]}
     block._z3_leaf = True  # as deepspeed.utils.set_z3_leaf_modules sets it
     assert skippable_modules(model) == {}
+    block._z3_leaf, block.experts._z3_leaf = False, True  # as set_z3_leaf_module sets one
+    assert skippable_modules(model) == {}
 
 
 def test_the_warning_is_of_stage_3_alone() -> None:

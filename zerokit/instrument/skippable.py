@@ -31,7 +31,7 @@ def _experts(model: Any) -> list[str]:
         alike = len(children) > 1 and len({type(child) for child in children}) == 1
         kinds = {base.__name__ for base in type(module).__mro__}
         holds = name.rpartition(".")[2] == "experts" and kinds & {"ModuleList", "ModuleDict"}
-        if holds and alike and not name.startswith(tuple(leaves)):
+        if holds and alike and not f"{name}.".startswith(tuple(leaves)):
             names.append(name)
     return names
 
