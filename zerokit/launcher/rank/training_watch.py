@@ -38,7 +38,7 @@ class _Scalar:
         if self._copy is None or self._copy.dtype != value.dtype:
             self._copy = torch.empty((), dtype=value.dtype, pin_memory=True)
             self._arrived = torch.cuda.Event()
-        self._copy.copy_(value.detach(), non_blocking=True)
+        self._copy.copy_(value.detach().reshape(()), non_blocking=True)
         self._arrived.record()
         return number
 
