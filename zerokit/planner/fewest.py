@@ -191,7 +191,7 @@ def _host_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
 def _refuse(options: Mapping[str, Any]) -> None:
     """Refuse what the answer says, or what it does not depend on."""
     if options.get("device") in ("cpu", "local"):
-        raise InputError("⟨device⟩ cpu: size counts GPUs; leave it out")
+        raise InputError(f"⟨device⟩ {options['device']}: size counts GPUs; leave it out")
     if options.get("nodes"):
         raise InputError("⟨nodes⟩: size finds the number of nodes; leave it out")
     if options.get("no_calibration"):
