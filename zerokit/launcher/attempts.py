@@ -216,8 +216,9 @@ class _Session:
                 self.say(f"⟨max_restarts⟩: no restart: {error}")
                 break
             except NodeUnusable as error:
-                self.say(restarts.on_fewer(checkpoint, last.launch.expected_ranks))
-                self.say(error.marked)
+                self.say(f"⟨max_restarts⟩: no restart: {error.marked}")
+                if checkpoint is not None:
+                    self.say(restarts.on_fewer(checkpoint, last.launch.expected_ranks))
                 break
         return last
 

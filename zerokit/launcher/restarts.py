@@ -171,12 +171,10 @@ def _without(arguments: Sequence[str], name: str) -> list[str]:
     return kept
 
 
-def on_fewer(checkpoint: Checkpoint | None, ranks: int) -> str:
-    """Why a run whose machines are no longer all there is not started on those that are left."""
-    if checkpoint is None:
-        return "⟨max_restarts⟩: no restart: not all machines can be used, and the plan is for all of them"
+def on_fewer(checkpoint: Checkpoint, ranks: int) -> str:
+    """How a run goes on whose machines are no longer all there: by hand."""
     return (
-        f"⟨max_restarts⟩: no restart on fewer GPUs: {checkpoint} holds optimizer states cut for {ranks} "
-        "ranks; convert it (python -m deepspeed.checkpoint.ds_to_universal), plan for the GPUs left, "
-        "and load it with load_universal in the DeepSpeed configuration"
+        f"to go on with fewer GPUs: {checkpoint} holds optimizer states cut for {ranks} ranks; convert it "
+        "(python -m deepspeed.checkpoint.ds_to_universal), plan for the GPUs left, and load it with "
+        "load_universal in the DeepSpeed configuration"
     )
