@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zerokit.errors import NodeUnusable, ReportNotWritten
+from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
 from zerokit.fields import as_options
 from zerokit.files import home_folder
 from zerokit.launcher import replan, restarts
@@ -215,9 +215,9 @@ class _Session:
             except restarts.NoRestart as error:
                 self.say(f"⟨max_restarts⟩: no restart: {error}")
                 break
-            except NodeUnusable as error:
+            except (InputError, NodeUnusable) as error:  # the first failure stays the run's own
                 self.say(f"⟨max_restarts⟩: no restart: {error.marked}")
-                if checkpoint is not None:
+                if checkpoint is not None and isinstance(error, NodeUnusable):
                     self.say(restarts.on_fewer(checkpoint, last.launch.expected_ranks))
                 break
         return last

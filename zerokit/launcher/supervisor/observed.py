@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,8 +109,11 @@ def conclude(
     evidence = seen.evidence(launch, files)
     verdict = judge(evidence)
     cause = seen.cause
-    if cause is None and (cause := explain_failure(launch.run_dir, verdict, files)) is not None:
-        verdict = replace(verdict, why=f"{verdict.why}; likely cause: {cause}")
+    if cause is None:
+        with suppress(Exception):  # a guess at the cause never costs the report of a run that is over
+            cause = explain_failure(launch.run_dir, verdict, files)
+        if cause is not None:
+            verdict = replace(verdict, why=f"{verdict.why}; likely cause: {cause}")
     return Ended(
         evidence=evidence,
         files=files,
