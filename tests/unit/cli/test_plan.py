@@ -340,8 +340,8 @@ def test_the_answer_says_what_another_name_was_taken_for(capsys: pytest.CaptureF
         in (body["chosen"]["estimate"]["assumptions"])
     )
     for command in ("plan", "estimate", "size"):
-        code, out, err = call(capsys, command, "--model", "phi-4-mini", "--gpu", "h200")
-        assert (code, out) == (2, "") and "did you mean phi-3-mini" in err
+        code, out, err = call(capsys, command, "--model", "phi-5-mini", "--gpu", "h200")
+        assert (code, out) == (2, "") and "did you mean phi-3-mini or phi-4-mini" in err
         code, out, err = call(capsys, command, "--model", "gpt2", "--gpu", "gb400")
         assert (code, out) == (2, "") and "did you mean gb200 or gb300" in err
 
