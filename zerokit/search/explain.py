@@ -121,6 +121,12 @@ def bound_words(candidate: Candidate) -> str:
     return f"{BOUND_WORDS[time.bound_by]} ({share:.0%} of the step)"
 
 
+def gain_words(best: Candidate, other: Candidate) -> str:
+    """By how much the first is faster: whole per cent, with a decimal where they are few."""
+    gain = other.time.step_seconds / best.time.step_seconds - 1
+    return f"{gain:.0%}" if gain >= 0.1 else f"{gain:.1%}"
+
+
 def why(
     chosen: Candidate, others: Sequence[Candidate], shape: ModelShape, job: Job, cluster: Cluster, timed: bool
 ) -> str:

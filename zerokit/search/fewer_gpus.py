@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate
-from zerokit.search.explain import strategy_words
+from zerokit.search.explain import gain_words, strategy_words
 from zerokit.search.search import search
 from zerokit.search.strategies import Space
 from zerokit.timing.step_time import TimeModel
@@ -58,9 +58,9 @@ def left_idle(best: Candidate, whole: Candidate, cluster: Cluster) -> str:
     verb = "is" if used == 1 else "are"
     return (
         f"{used} of the {cluster.gpus} GPUs {verb} used and {cluster.gpus - used} left idle, which is "
-        f"{_gain(best, whole)} faster: {_PACE[whole.time.bound_by]} sets the pace of the best plan for all "
-        f"({strategy_words(whole.strategy)}, {format_seconds(whole.time.step_seconds)} a step); a larger "
-        "⟨global_batch⟩ gives all of them work, ⟨all_gpus⟩ plans for all"
+        f"{gain_words(best, whole)} faster: {_PACE[whole.time.bound_by]} sets the pace of the best plan "
+        f"for all ({strategy_words(whole.strategy)}, {format_seconds(whole.time.step_seconds)} a step); "
+        "a larger ⟨global_batch⟩ gives all of them work, ⟨all_gpus⟩ plans for all"
     )
 
 
@@ -68,11 +68,7 @@ def would_be_faster(best: Candidate, whole: Candidate, cluster: Cluster) -> str:
     """What a plan that uses all GPUs misses."""
     strategy = best.strategy
     return (
-        f"{_gain(best, whole)} faster with {strategy.world_size} of the {cluster.gpus} GPUs "
+        f"{gain_words(best, whole)} faster with {strategy.world_size} of the {cluster.gpus} GPUs "
         f"({strategy_words(strategy)}): {_PACE[whole.time.bound_by]} sets the pace; then plan with "
         f"⟨gpus⟩ {strategy.world_size} ⟨global_batch⟩ {strategy.global_batch}"
     )
-
-
-def _gain(best: Candidate, whole: Candidate) -> str:
-    return f"{whole.time.step_seconds / best.time.step_seconds - 1:.1%}"

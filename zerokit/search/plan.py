@@ -311,7 +311,8 @@ def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str
         if best is not None:
             words = f"{way.name} {way.degree(best.strategy)} ({advice.strategy_words(best.strategy)})"
             found.append(
-                f"{_gain(best, chosen)} faster with {words}: {way.needs}; then plan with ⟨{way.option}⟩"
+                f"{advice.gain_words(best, chosen)} faster with {words}: {way.needs}; "
+                f"then plan with ⟨{way.option}⟩"
             )
     return (*found, *_faster_pipeline(request, space, chosen))
 
@@ -336,9 +337,10 @@ def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple
         return ()
     s = best.strategy
     return (
-        f"{_gain(best, chosen)} faster with {s.pipeline_parallel} pipeline stages (tensor parallel "
-        f"{s.tensor_parallel}, data parallel {s.data_parallel}, ZeRO-{s.settings.zero.stage}): needs a "
-        "script that builds a DeepSpeed PipelineModule; then plan with ⟨pipeline_module⟩",
+        f"{advice.gain_words(best, chosen)} faster with {s.pipeline_parallel} pipeline stages "
+        f"(tensor parallel {s.tensor_parallel}, data parallel {s.data_parallel}, "
+        f"ZeRO-{s.settings.zero.stage}): needs a script that builds a DeepSpeed "
+        "PipelineModule; then plan with ⟨pipeline_module⟩",
     )
 
 
@@ -348,10 +350,6 @@ def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None
     seen = frozenset(layouts(space.cluster, space.pins))  # the choice is the fastest of these
     ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit, without=seen).ranked
     return ranked[0] if ranked else None
-
-
-def _gain(best: Candidate, chosen: Candidate) -> str:
-    return f"{chosen.time.step_seconds / best.time.step_seconds - 1:.0%}"
 
 
 def _explain(request: Request, space: Space, found: Found) -> str:
