@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal as signals
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -39,9 +40,9 @@ def print_report(
 
 
 def wide_console() -> Console:
-    """Standard output; a pipe or file gets lines wide enough that no table is folded."""
+    """Standard output; a pipe or file gets lines as wide as COLUMNS says, else so wide that no table is folded."""
     console = Console()
-    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+    return console if console.is_terminal or os.environ.get("COLUMNS") else Console(width=_PIPE_WIDTH)
 
 
 def parts(

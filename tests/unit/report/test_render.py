@@ -183,3 +183,13 @@ def test_no_table_breaks_at_80_columns(tmp_path, ranks, on_gpu):
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
     assert sum(line.split()[:1] == ["1"] for line in text.splitlines()) == 2  # memory, and steps
     assert "GiB" in text and "step time" in text
+
+
+def test_a_pipe_is_as_wide_as_columns_says(tmp_path, capsys, monkeypatch):
+    write_rank(tmp_path, 0, on_gpu=True, state="finished", exit_code=0)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_report(report_of(tmp_path, 1))
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    monkeypatch.delenv("COLUMNS")
+    print_report(report_of(tmp_path, 1))
+    assert 100 < max(map(len, capsys.readouterr().out.splitlines())) <= 160
