@@ -278,7 +278,9 @@ def _containing(words: Words) -> list[Gpu]:
 
 def _unknown(text: str) -> str:
     if text.isdecimal():
-        return f"⟨gpu⟩ {text}: for the number of GPUs, give ⟨gpus⟩ {text}; ⟨gpu⟩ takes a name (`zerokit gpus`)"
+        return (
+            f"⟨gpu⟩ {text}: for the number of GPUs, give ⟨gpus⟩ {text}; ⟨gpu⟩ takes a name (`zerokit gpus`)"
+        )
     return (
         f"⟨gpu⟩ {text!r} is not in the catalogue; {suggestions(text, names())}"
         "`zerokit gpus` lists them, or give ⟨vram⟩ SIZE per GPU instead"

@@ -40,7 +40,7 @@ def print_report(
 
 
 def wide_console() -> Console:
-    """Standard output; a pipe or file gets lines as wide as COLUMNS says, else so wide that no table is folded."""
+    """Standard output; a pipe gets lines of COLUMNS, or so wide that no table is folded."""
     console = Console()
     return console if console.is_terminal or os.environ.get("COLUMNS") else Console(width=_PIPE_WIDTH)
 
