@@ -9,6 +9,8 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
+
 import zerokit.launcher.rank
 from zerokit.launcher.rank_file import RankLog, rank_file, read_rank_file
 
@@ -68,3 +70,28 @@ def wait_for(condition: object, what: str, seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(0.02)
+
+
+LIMITED_SCRIPT = """
+    import time
+
+    # an engine as zerokit.launcher.rank.hooks takes hold of it, without torch or DeepSpeed
+    from zerokit.launcher.rank import probe; from zerokit.launcher.rank import step_limit as steplimit
+
+    limit = steplimit.of_environment(probe.ACTIVE)
+    for step in range(100):
+        time.sleep(0.02 if step < 2 else 0.01)
+        probe.ACTIVE.step_done()
+        if limit is not None:
+            limit.step_done()
+    print("trained to the end")
+"""
+
+
+def run_limited(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: str | None) -> tuple[int, str]:
+    """Run a script of 100 steps under a limit of steps; its exit code and standard output."""
+    if steps is not None:
+        monkeypatch.setenv("ZEROKIT_STOP_AFTER_STEPS", steps)
+    code, out, err = run_rank(folder, write_script(folder, LIMITED_SCRIPT))
+    assert "Traceback" not in err, err
+    return code, out

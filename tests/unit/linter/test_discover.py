@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 from zerokit.cli import run
-from zerokit.linter.files import check_files
-from zerokit.linter.output import as_text
-from zerokit.linter.reports import as_junit, as_sarif
 
 BROKEN = '{\n "train_micro_batch_size_per_gpu": 1,\n "zero_optimization": {"stage": 7}\n}\n'
 GOOD = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'
@@ -71,55 +67,6 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         assert paths_of(capsys) == {"<stdin>"}
     assert run(["check", "-", "--fix"]) == 2
     assert run(["check"]) == 2
-
-
-def test_the_source_line_stands_below_the_finding(tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(BROKEN)
-    lines = as_text(check_files([str(path)])).splitlines()
-    assert lines[1] == '  3 |  "zero_optimization": {"stage": 7}'
-    assert lines[2] == "    |                        ^^^^^^^"
-    path.write_text(GOOD[:-1] + ', "comet": {"api_key": 3}}')
-    assert "api_key" not in "".join(as_text(check_files([str(path)])).splitlines()[1:2])
-
-
-def test_sarif_is_what_code_scanning_reads(tree: Path) -> None:
-    files = check_files(["ds.json", "configs/good.json"])
-    log = json.loads(as_sarif(files))
-    (only,) = log["runs"]
-    assert log["version"] == "2.1.0" and only["tool"]["driver"]["name"] == "zerokit"
-    (result,) = only["results"]
-    assert only["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "wrong-value"
-    place = result["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"]["uri"] == "ds.json"
-    assert place["region"] == {"startLine": 3, "startColumn": 24}
-
-
-def test_junit_is_well_formed_whatever_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "a<&.json"
-    path.write_text(GOOD[:-1] + ', "a<b>&\\u0001": 1, "fp16": {"<": 1}}')
-    root = ElementTree.fromstring(as_junit(check_files([str(path)])))
-    cases = root.findall("./testsuite/testcase")
-    assert [case.get("name") for case in cases] == [str(path)]
-    assert root.get("failures") == str(len(root.findall(".//failure"))) == "3"
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("distributed_type: ZERO  # zerokit: ignore[accelerate-distributed-type]\n", 0),
-        ("# zerokit: ignore[accelerate-distributed-type]\ndistributed_type: ZERO\n", 0),
-        ("distributed_type: ZERO  # zerokit: ignore\n", 0),
-        ("distributed_type: ZERO  # zerokit: ignore[another-rule]\n", 1),
-        ("# zerokit: ignore-file\n\n\ndistributed_type: ZERO\n", 0),
-        ("# zerokit: ignore-file[another-rule]\n\ndistributed_type: ZERO\n", 1),
-    ],
-)
-def test_comments_take_findings_out(text: str, left: int, tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text(text)
-    errors = [f for f in check_files([str(path)], kind="accelerate")[0].findings if f.severity == "error"]
-    assert len(errors) == left
 
 
 def test_pyproject_says_what_the_command_line_does_not(

@@ -1,4 +1,4 @@
-"""Ranks that stop at a step limit: what they write, and that no report takes them for finished training."""
+"""What a trial of a few steps measured, and when it counts for nothing."""
 
 from __future__ import annotations
 
@@ -8,61 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks import read_rank, run_rank, write_script
+from tests.support.ranks import run_limited
 from tests.support.reports import report_of
-from zerokit.launcher.verdict.report import report_of_folder
 from zerokit.tuner.trial import differences, measured
-
-SCRIPT = """
-    import time
-
-    # an engine as zerokit.launcher.rank.hooks takes hold of it, without torch or DeepSpeed
-    from zerokit.launcher.rank import probe; from zerokit.launcher.rank import step_limit as steplimit
-
-    limit = steplimit.of_environment(probe.ACTIVE)
-    for step in range(100):
-        time.sleep(0.02 if step < 2 else 0.01)
-        probe.ACTIVE.step_done()
-        if limit is not None:
-            limit.step_done()
-    print("trained to the end")
-"""
-
-
-def run_limited(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: str | None) -> tuple[int, str]:
-    if steps is not None:
-        monkeypatch.setenv("ZEROKIT_STOP_AFTER_STEPS", steps)
-    code, out, err = run_rank(folder, write_script(folder, SCRIPT))
-    assert "Traceback" not in err, err
-    return code, out
-
-
-def test_a_rank_stops_at_its_last_step_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out = run_limited(tmp_path, monkeypatch, "6")
-    assert (code, out) == (0, "")
-    log = read_rank(tmp_path)
-    end, timed = log.last("end"), log.last("timed")
-    assert end is not None and (end["state"], end["exit_code"], end["steps"]) == ("stopped", 0, 6)
-    assert timed is not None and timed["steps"] == 4
-    assert 0.009 < timed["step_seconds"] < 0.2
-    assert log.records[-1] is end
-
-
-def test_without_a_limit_the_script_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out = run_limited(tmp_path, monkeypatch, None)
-    assert (code, out.strip()) == (0, "trained to the end")
-    assert read_rank(tmp_path).last("end")["state"] == "finished"  # type: ignore[index]
-
-
-def test_a_stopped_run_is_reported_as_stopped_and_never_as_ok(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_limited(tmp_path, monkeypatch, "4")
-    again = report_of_folder(tmp_path).to_dict()
-    assert (again["outcome"], again["ranks"][0]["state"]) == ("stopped", "stopped")
-    # a peer that trained on, or that never reported, spoils it
-    both = report_of(tmp_path, 2)
-    assert (both["outcome"], both["exit_code"]) == ("launcher_lost", 12)
 
 
 def rank(number: int, **changed: Any) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from zerokit.linter.fix import fix_file
 from zerokit.linter.output import as_github, as_json, as_text
 from zerokit.strictload import load_json
 
-CORPUS = Path(__file__).parents[2] / "corpus"
-RECIPES = Path(__file__).parents[3] / "recipes"
+CORPUS = Path(__file__).parents[1] / "corpus"
+RECIPES = Path(__file__).parents[2] / "recipes"
 SEEDS = sorted(
     path
     for folder in (CORPUS / "good", CORPUS / "broken", RECIPES)

@@ -165,7 +165,7 @@ def test_they_arrive_with_every_launcher_of_one_machine(launcher: str, tmp_path:
         "pathlib.Path('seen-' + os.environ['RANK']).write_text(ascii(seen))\n"
     )
     texts = [text for text in STRINGS if text != "--"]
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[2])
     main = f"import sys; sys.path[:1] = [{root!r}]; from zerokit.cli import main; main()"
     command = [sys.executable, "-c", main, "launch", "--device", "cpu", "--num-ranks", "2", "--style", "none",
                "--launcher", launcher, "--run-dir", f"r $(touch {MARKER})\udcff", f"./{name}",

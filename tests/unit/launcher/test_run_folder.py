@@ -1,0 +1,21 @@
+"""Run folders are never shared."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from zerokit.errors import InputError
+from zerokit.launcher.run_folder import make_run_folder
+
+
+def test_run_folders_are_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        first, second = (make_run_folder(None, "a b/träin.py", stack) for _ in range(2))
+        assert first != second and first.parent == second.parent == tmp_path / "runs"
+        (tmp_path / "file").write_text("")
+        with pytest.raises(InputError, match="cannot be made"):
+            make_run_folder("file", "x.py", stack)

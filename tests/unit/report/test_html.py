@@ -1,0 +1,76 @@
+"""The page of a run: self-contained, escaped, readable with many ranks."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+
+from tests.support.run_reports import ERROR, report_of, shown, write_rank
+from zerokit.launcher.rank_file import rank_file
+from zerokit.report.html import render_html
+
+
+class Page(html.parser.HTMLParser):
+    """Collects tags, and checks that they are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "line", "polyline", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("polyline",):
+            return
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
+    evil = "<script>alert(1)</script>\x1b]0;x\x07\"'&"
+    write_rank(
+        tmp_path,
+        0,
+        extra=[{**ERROR, "rank": 0, "pid": 100, "traceback": evil, "error": evil}],
+        state="failed",
+        exit_code=1,
+        phase=evil,
+    )
+    text = (
+        rank_file(tmp_path, 0)
+        .read_text()
+        .replace("node-0", "<img src=x onerror=y>")
+        .replace("train.py", "<b>")
+    )
+    rank_file(tmp_path, 0).write_text(text)
+    report = report_of(tmp_path, 1)
+    page = Page()
+    source = render_html(report)
+    page.feed(source)
+    assert page.open == []
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "img", "link", "iframe", "object", "b", "base", "form"}
+    assert {"svg", "polyline", "table", "pre"} <= names
+    for _, attributes in page.tags:
+        assert not set(attributes) & {"src", "href", "onerror", "onload", "xlink:href", "action"}
+    assert "http" not in source.replace("http-equiv", "")
+    assert "&lt;script&gt;alert(1)" in source and "\x1b" not in source and "\x1b" not in shown(report)
+    assert "prefers-color-scheme: dark" in source
+
+
+def test_many_ranks_stay_readable(tmp_path):
+    for rank in range(100):
+        write_rank(tmp_path, rank, state="failed" if rank == 77 else "finished", exit_code=int(rank == 77))
+    report = report_of(tmp_path, 100, plan=None)
+    text = shown(report)
+    assert len(text.splitlines()) < 100
+    assert "36 more finished ranks in report.json" in text
+    assert "failed" in text
+    assert len(render_html(report)) < 200_000
+    assert len(json.dumps(report)) < 1_000_000

@@ -1,0 +1,61 @@
+"""A script held to its plan: what contradicts it is named with both values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import write_script
+from tests.support.scripts_read import (
+    FIXED_TRAINER,
+    NO_TRAINER,
+    PLANNED,
+    TRAINER,
+    options,
+)
+from zerokit.script.arguments import ScriptOptions
+from zerokit.script.reader import read_script
+
+HIDDEN = """
+    from transformers import Trainer, TrainingArguments
+    Trainer(args=TrainingArguments(**settings)).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (TRAINER, "--per_device_train_batch_size 8 --bf16 False",
+         ["--per_device_train_batch_size 8, but the plan has per_device_train_batch_size 4",
+          "--bf16 False, but the plan has bf16 True"]),
+        (TRAINER, "--no_gradient_checkpointing", ["--gradient_checkpointing false, but the plan has"]),
+        (TRAINER, "--activation_checkpointing False", ["but the plan has gradient_checkpointing True"]),
+        (NO_TRAINER, "--gradient_accumulation_steps=4", ["--gradient_accumulation_steps 4, but the plan"]),
+        (FIXED_TRAINER, "", ["gradient_accumulation_steps is 1 by default", "bf16 is False by default"]),
+        (FIXED_TRAINER.replace("size=4", "size=3"), "",
+         ["t.py sets per_device_train_batch_size 3", "gradient_acc", "bf16"]),
+        (HIDDEN, "", []),
+    ],
+)  # fmt: skip
+def test_a_contradiction_names_both_values(
+    tmp_path: Path, text: str, arguments: str, said: list[str]
+) -> None:
+    facts = read_script(write_script(tmp_path, text, "t.py"), None)
+    found = ScriptOptions.read(facts, facts.style, tuple(arguments.split()))
+    conflicts = found.conflicts(PLANNED, added=True)
+    assert len(conflicts) == len(said), conflicts
+    assert all(text in conflict for text, conflict in zip(said, conflicts, strict=True))
+
+
+def test_a_file_in_the_place_of_all_arguments_is_held_to_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    path.write_text('{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "bf16": true}')
+    found = options(tmp_path, TRAINER, str(path))
+    assert found.additions(PLANNED) == ()
+    batch, checkpointing = found.conflicts(PLANNED, added=True)
+    assert f"{path}: per_device_train_batch_size: 8, but the plan has" in batch
+    assert f"{path} has no gradient_checkpointing, whose default is False" in checkpointing
+    # LLaMA-Factory's way to change a key of its file
+    changed = options(tmp_path, TRAINER, str(path), "per_device_train_batch_size=4")
+    assert len(changed.conflicts(PLANNED, added=True)) == 1

@@ -1,0 +1,80 @@
+"""A recorded step priced as a whole: models, collectives, several ranks of a node."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zerokit.catalog import gpus
+from zerokit.timing import host_speed, operators
+from zerokit.timing.host_speed import HostSpeed
+from zerokit.timing.operators import Event
+from zerokit.timing.recorded_step import prices, step_time
+
+
+def product(m: int, n: int, k: int) -> Event:
+    return Event(
+        operators.KERNEL,
+        "mm",
+        shapes=((1, m, n, k),),
+        dtype="bfloat16",
+        flops=2.0 * m * n * k,
+        bytes_read=2 * (m * k + k * n),
+        bytes_written=2 * m * n,
+        launches=1,
+    )
+
+
+def test_the_model_goes_before_single_operators_and_rounds_have_a_spread():
+    rounds = {name: [took] * 40 for name, took in host_speed.REFERENCE_SECONDS.items()}
+    reference = host_speed.REFERENCE_SECONDS["model"]
+    rounds["model"] = [0.8 * reference] * 34 + [1.6 * reference] * 4 + [9 * reference, 0.1 * reference]
+    found = host_speed.speed_of(rounds, "probe")
+    assert found.factor == pytest.approx(0.8)
+    assert (found.low, found.high) == (pytest.approx(0.8), pytest.approx(1.6))  # single outliers left out
+    with pytest.raises(ValueError, match="one round"):
+        host_speed.speed_of({}, "probe")
+    step = step_time(small_kernels(100), gpus.load("h200"), 1, host=found)
+    assert (step.low, step.high) == (pytest.approx(step.seconds), pytest.approx(2 * step.seconds))
+    assert "0.80, 0.80 to 1.60 while it was probed" in step.note
+
+
+def small_kernels(count: int) -> list[Event]:
+    return [Event(operators.KERNEL, "add", launches=1, bytes_read=8) for _ in range(count)]
+
+
+def test_a_step_on_an_unknown_host_is_a_range():
+    found = step_time(small_kernels(100), gpus.load("h200"), 1)
+    assert found.paced_by == "host"
+    known = step_time(small_kernels(100), gpus.load("h200"), 1, host=HostSpeed(factor=1.0, source="")).seconds
+    assert found.low == pytest.approx(host_speed.FASTEST * known)
+    assert found.high == pytest.approx(host_speed.SLOWEST * known)
+    assert found.seconds**2 == pytest.approx(found.low * found.high)  # the middle of the hosts measured
+    assert "not known" in found.note and found.host_factor is None
+
+
+def test_a_step_on_a_probed_host_is_a_figure():
+    host = host_speed.HostSpeed(factor=0.8, source="a probe")
+    found = step_time(small_kernels(100), gpus.load("h200"), 1, host=host)
+    assert found.low == found.high == found.seconds
+    reference = HostSpeed(factor=1.0, source="")
+    whole = step_time(small_kernels(100), gpus.load("h200"), 1, host=reference).seconds
+    assert found.seconds == pytest.approx(0.8 * whole)
+
+
+def test_gpus_of_a_node_share_its_host_link_and_its_cores():
+    gpu = gpus.load("h200")
+    copy = Event(operators.TO_HOST, "copy_", bytes_read=1 << 30)
+    adam = Event(operators.CPU_ADAM, "adam_update", bytes_read=10**9)
+    one, eight = prices(gpu, 1), prices(gpu, 8)
+    assert eight.copy(copy) > one.copy(copy)
+    assert eight.copy(copy) == pytest.approx(2**30 / 10.9e9, rel=0.05)  # all eight at once, measured
+    assert eight.cpu_adam(adam) == pytest.approx(8 * one.cpu_adam(adam))
+
+
+def test_rows_come_back_as_events():
+    event = product(2, 3, 4)
+    assert list(operators.from_rows(json.loads(json.dumps([event])))) == [event]
+    with pytest.raises(ValueError, match="no kind"):
+        list(operators.from_rows([["dance", "x"]]))
