@@ -200,6 +200,7 @@ def tune(
     heartbeat: float = TUNE_SECONDS,
     grace: float = 10.0,
     show: str = "none",
+    rehearsal_seconds: float = 600.0,
     dry_run: bool = False,
     say: Say = silent,
     **options: Unpack[PlanOptions],
@@ -221,6 +222,8 @@ def tune(
         heartbeat: seconds without progress that count as hung; 0: never.
         grace: seconds from SIGTERM to SIGKILL.
         show: which ranks' output to pass on: ``first``, ``all`` or ``none``.
+        rehearsal_seconds: on GPUs the script is rehearsed with each plan first, and one that cannot fit is
+            not tried; after so long no further plan is rehearsed. 0: none is.
         dry_run: say what would be run, and run nothing.
         say: hears, line by line, how it goes.
         **options: see :data:`zerokit.planner.options.OPTIONS`.
@@ -235,16 +238,17 @@ def tune(
     """
     from zerokit import tuner
     from zerokit.script.entry_points import named_target
-    from zerokit.tuner.tuning import TuneSettings
+    from zerokit.script_planner.rehearsals import rehearse_strategy
+    from zerokit.tuner.settings import TuneSettings
 
     target = named_target(script, module, arguments)
     settings = TuneSettings(
         top=top, steps=steps, timeout=timeout, out=os.fspath(out), launcher=launcher, style=style,
-        heartbeat=heartbeat, grace=grace, show=show,
+        heartbeat=heartbeat, grace=grace, show=show, rehearsal_seconds=rehearsal_seconds,
     )  # fmt: skip
     return tuner.tune(
         target, normalized(options), settings,
-        recipe=_text(recipe), run_dir=_text(run_dir), dry_run=dry_run, say=say,
+        recipe=_text(recipe), run_dir=_text(run_dir), dry_run=dry_run, say=say, rehearse=rehearse_strategy,
     )  # fmt: skip
 
 

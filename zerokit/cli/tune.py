@@ -33,6 +33,13 @@ from zerokit.units import parse_positive_int
 @click.option(
     "--timeout", metavar="SECONDS", default=900.0, show_default=True, help="For each, loading included."
 )
+@click.option(
+    "--rehearsal-seconds",
+    metavar="SECONDS",
+    default=600.0,
+    show_default=True,
+    help="On GPUs: after so long no further plan is rehearsed. 0: none is.",
+)
 @click.option("--out", metavar="DIR", help=f"Where the fastest plan's files go. Default: {DEFAULT_FOLDER}.")
 @click.option("--run-dir", metavar="DIR", help="Default: runs/<timestamp>-tune-<script>.")
 @click.option("--launcher", default="deepspeed", metavar="deepspeed|accelerate|torchrun", show_default=True)
@@ -54,16 +61,18 @@ from zerokit.units import parse_positive_int
 def command(arguments: tuple[str, ...], **options: Any) -> int:
     """Run SCRIPT with each of the planner's best plans for a few steps; keep the one that is fastest.
 
-    A plan that runs out of memory, fails, hangs or takes too long is passed over. The step times are kept
-    for later plans on this machine. A trial ends in the middle of the script: what follows the training
-    loop is not reached.
+    On GPUs the script is rehearsed with each plan first: one that cannot fit is not tried, and the table
+    has the rehearsed figures too. A plan that runs out of memory, fails, hangs or takes too long is passed
+    over. The step times are kept for later plans on this machine. A trial ends in the middle of the script:
+    what follows the training loop is not reached.
     """
     from zerokit import tuner
     from zerokit.script.entry_points import target_of
-    from zerokit.tuner.tuning import TuneSettings
+    from zerokit.script_planner.rehearsals import rehearse_strategy
+    from zerokit.tuner.settings import TuneSettings
 
     names = ("recipe", "top", "steps", "timeout", "out", "run_dir", "launcher", "style", "heartbeat", "grace",
-             "show", "module", "dry_run", "as_json")  # fmt: skip
+             "rehearsal_seconds", "show", "module", "dry_run", "as_json")  # fmt: skip
     own = {name: options.pop(name) for name in names}
     if own["module"] is None and not arguments:
         raise InputError("tune: name a script, for example: zerokit tune --model gpt2 train.py")
@@ -73,7 +82,10 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         top=parse_positive_int(own["top"], "⟨top⟩", 20),
         steps=parse_positive_int(own["steps"], "⟨steps⟩", 10_000),
         out=own["out"] or DEFAULT_FOLDER,
-        **{name: own[name] for name in ("timeout", "launcher", "style", "heartbeat", "grace", "show")},
+        **{
+            name: own[name]
+            for name in ("timeout", "launcher", "style", "heartbeat", "grace", "show", "rehearsal_seconds")
+        },
     )
     resolved = target_of(own["module"], arguments)
     if resolved.note is not None:
@@ -81,6 +93,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     result = tuner.tune(
         resolved.target, options, settings,
         recipe=own["recipe"], run_dir=own["run_dir"], dry_run=own["dry_run"], say=say,
+        rehearse=rehearse_strategy,
     )  # fmt: skip
     _print(result.to_dict(), own["as_json"])
     if result.interrupted is not None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerokit.cli import plan_text
-from zerokit.units import format_gib, format_seconds
+from zerokit.units import GIB, format_gib, format_seconds
 
-_HEAD = ("trial", "step predicted", "measured", "error", "memory predicted", "measured", "error")
-_WIDTHS = (7, 16, 12, 9, 18, 12, 9)
+_WIDTHS = {"predicted": 10, "rehearsed": 10, "measured": 10, "error": 8}
 
 
 def text(body: Mapping[str, Any]) -> str:
@@ -21,13 +20,17 @@ def text(body: Mapping[str, Any]) -> str:
     )
     steps = f"{body['steps']} steps each"
     lines = [f"{body['model']} on {where}: {count} plan{'' if count == 1 else 's'}, {steps}"]
-    lines += [plan_text.heading("Assumed"), *plan_text.bullets(body["assumptions"])]
+    assumed = list(body["assumptions"])
+    if body["not_rehearsed"] is not None and body["gpu"] != "cpu":
+        assumed.append(f"nothing was rehearsed: {body['not_rehearsed']}")
+    lines += [plan_text.heading("Assumed"), *plan_text.bullets(assumed)]
     lines += [plan_text.heading("Tried" if body["folder"] else "To be tried")]
     for trial in body["trials"]:
         lines += textwrap.wrap(f"{trial['trial']}  {trial['description']}", 100, initial_indent="  ",
                                subsequent_indent="     ")  # fmt: skip
-    lines += ["", "".join(f"{name:>{width}}" for name, width in zip(_HEAD, _WIDTHS, strict=True))]
-    lines += [_row(trial, body["fastest"]) for trial in body["trials"]]
+    lines += _table(body)
+    if body["fastest"] is not None:
+        lines.append("  * the fastest")
     if any(trial.get("memory") == "host" for trial in body["trials"]):
         lines.append("  memory: of the host, by rank, the Python process included")
     if body["files"]:
@@ -48,19 +51,49 @@ def _kept(kept: Mapping[str, Any]) -> list[str]:
     return [f"{times} in {kept['file']}", *([kept["why"]] if kept["why"] else [])]
 
 
-def _row(trial: Mapping[str, Any], fastest: int | None) -> str:
-    seconds, peak = trial.get("measured_step_seconds"), trial.get("measured_peak_bytes")
-    predicted_seconds, predicted_peak = trial["predicted_step_seconds"], trial["predicted_peak_bytes"]
-    cells = (
-        str(trial["trial"]),
-        _time(predicted_seconds), _time(seconds), _error(predicted_seconds, seconds),
-        _size(predicted_peak), _size(peak), _error(predicted_peak, peak),
+def _table(body: Mapping[str, Any]) -> list[str]:
+    """Predicted, where a plan was rehearsed also rehearsed, and measured; the error is that of the last
+    prediction before the run."""
+    rehearsed = any(trial["rehearsed"] for trial in body["trials"])
+    names = ("predicted", *(("rehearsed",) if rehearsed else ()), "measured", "error")
+    width = sum(_WIDTHS[name] for name in names) - 1
+    lines = ["", f"{'':4} {'time of a step':^{width}} {'peak memory':^{width}}".rstrip()]
+    lines.append("    " + "".join(f"{name:>{_WIDTHS[name]}}" for name in (*names, *names)))
+    for trial in body["trials"]:
+        lines += _row(trial, body["fastest"], names)
+    if body["not_tried"]:
+        lines += [plan_text.heading("Not tried"), *plan_text.bullets(body["not_tried"])]
+    return lines
+
+
+def _row(trial: Mapping[str, Any], fastest: int | None, names: tuple[str, ...]) -> list[str]:
+    known = trial["rehearsed"] or {}
+    step = _cells(
+        _time, trial["predicted_step_seconds"], known.get("step_seconds"), trial.get("measured_step_seconds")
+    )
+    memory = _cells(
+        _size, trial["predicted_peak_bytes"], known.get("peak_allocated_bytes"),
+        trial.get("measured_peak_bytes"),
     )  # fmt: skip
-    line = "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
-    if trial["trial"] == fastest:
-        return f"{line}  fastest"
+    mark = "*" if trial["trial"] == fastest else " "
+    cells = "".join(f"{group[name]:>{_WIDTHS[name]}}" for group in (step, memory) for name in names)
     why = trial.get("problem") or "; ".join(trial.get("differences") or ())
-    return f"{line}  {trial['outcome']}: {why}" if why and trial.get("problem") else f"{line}  {why}".rstrip()
+    if why and trial.get("problem"):
+        why = f"{trial['outcome']}: {why}"
+    told = textwrap.wrap(why, 76, initial_indent="     ", subsequent_indent="     ")
+    return [f"{trial['trial']:>3}{mark}{cells}".rstrip(), *told]
+
+
+def _cells(
+    shown: Callable[[Any], str], predicted: float | None, rehearsed: float | None, measured: float | None
+) -> dict[str, str]:
+    last = predicted if rehearsed is None else rehearsed
+    return {
+        "predicted": shown(predicted),
+        "rehearsed": shown(rehearsed),
+        "measured": shown(measured),
+        "error": _error(last, measured),
+    }
 
 
 def _time(seconds: float | None) -> str:
@@ -68,7 +101,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _size(size: int | None) -> str:
-    return "–" if size is None else format_gib(size)
+    return "–" if size is None else format_gib(size, 1 if size >= 100 * GIB else 2)
 
 
 def _error(predicted: float | None, measured: float | None) -> str:

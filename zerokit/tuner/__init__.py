@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
     from zerokit.script.entry_points import Target
+    from zerokit.tuner.rehearsals import Rehearse
     from zerokit.tuner.result import TuneResult
-    from zerokit.tuner.tuning import TuneSettings
+    from zerokit.tuner.settings import TuneSettings
 
 __all__ = ["tune"]
 
@@ -23,8 +24,12 @@ def tune(
     run_dir: str | None = None,
     dry_run: bool = False,
     say: Say,
+    rehearse: Rehearse | None = None,
 ) -> TuneResult:
     """Run the planner's best plans, and keep the fastest; ``options`` are those of a plan.
+
+    Args:
+        rehearse: rehearses the script with a plan before it is tried; None: nothing is rehearsed.
 
     Raises:
         InputError, NothingFits, NodeUnusable: no trial can run. ReportNotWritten: the disk is full.
@@ -37,7 +42,7 @@ def tune(
 
     started = time.monotonic()
     asked = merged(recipe, options) if recipe is not None else options
-    tuning = Tuning.prepare(target, asked, settings, say)
+    tuning = Tuning.prepare(target, asked, settings, say, rehearse)
     if dry_run:
         return TuneResult(tuning=tuning)
     tuning.run(run_dir)

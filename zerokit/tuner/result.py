@@ -40,7 +40,10 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "request": tuning.given,
         "script": tuning.target.name,
         "steps": tuning.launch_options.stop_after_steps,
-        "trials": [_row(trial, timed=tuning.request.timed) for trial in tuning.trials],
+        "trials": [_row(trial, tuning) for trial in tuning.trials],
+        "rehearsals": tuning.rehearsals.to_dict(),
+        "not_rehearsed": _why_none(tuning),
+        "not_tried": tuning.rehearsals.not_tried([trial.candidate for trial in tuning.trials]),
         "fastest": best.number if best is not None else None,
         "interrupted": tuning.interrupted is not None,
         "folder": str(tuning.folder) if tuning.folder is not None else None,
@@ -58,19 +61,41 @@ def _shown(calibration: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**calibration, "why": as_options(calibration["why"])}
 
 
-def _row(trial: Trial, *, timed: bool) -> dict[str, Any]:
-    found, candidate = trial.measured, trial.candidate
+def _why_none(tuning: Tuning) -> str | None:
+    why = tuning.rehearsals.why_none
+    return None if why is None else as_options(why)
+
+
+def _rehearsed(trial: Trial, tuning: Tuning) -> dict[str, Any] | None:
+    """What the rehearsal with this plan says; None: there was none."""
+    found = tuning.rehearsals.of(trial.candidate.strategy)
+    if found is None:
+        return None
+    candidate = trial.candidate
+    return {
+        "peak_allocated_bytes": candidate.memory.worst.peak_allocated_bytes,
+        "peak_phase": candidate.memory.worst.peak_phase,
+        "min_vram_bytes": candidate.memory.min_vram_bytes,
+        "step_seconds": candidate.time.step_seconds if found.step_seconds is not None else None,
+        "step_seconds_range": found.step_seconds_range,
+    }
+
+
+def _row(trial: Trial, tuning: Tuning) -> dict[str, Any]:
+    found, planned = trial.measured, trial.planned
+    rehearsed = _rehearsed(trial, tuning)
     row: dict[str, Any] = {
         "trial": trial.number,
         "description": trial.words,
-        "strategy": degrees(candidate.strategy),
+        "strategy": degrees(planned.strategy),
         "script_arguments": Secrets(os.environ, trial.arguments).argv(trial.arguments),
-        "predicted_step_seconds": candidate.time.step_seconds if timed else None,
-        "predicted_peak_bytes": candidate.memory.worst.peak_allocated_bytes,
+        "predicted_step_seconds": planned.time.step_seconds if tuning.request.timed else None,
+        "predicted_peak_bytes": planned.memory.worst.peak_allocated_bytes,
+        "rehearsed": rehearsed,
     }
     if found is None:
         return {**row, "outcome": "not_run", "counts": False}
-    if found.predicted_peak_bytes is not None:
+    if found.predicted_peak_bytes is not None and rehearsed is None:
         row["predicted_peak_bytes"] = found.predicted_peak_bytes
     return {
         **row,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,79 +10,43 @@ from typing import Any
 
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
-from zerokit.errors import InputError
+from zerokit.errors import InputError, ZerokitError
 from zerokit.launcher.options import LaunchOptions, check_launcher
-from zerokit.launcher.rank.step_limit import WARM_UP_STEPS
-from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
-from zerokit.planner.plan_folder import DEFAULT_FOLDER, check_folder, write_plan
+from zerokit.planner.plan_folder import check_folder, write_plan
+from zerokit.planner.rehearsed_search import LOOKED_THROUGH
 from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import STYLES, read_script
+from zerokit.search.distinct import distinct
 from zerokit.search.explain import strategy_words
-from zerokit.search.plan import Plan, make_plan, make_space
+from zerokit.search.plan import Plan, estimate_strategy, make_plan, make_space
 from zerokit.search.request import Request
-from zerokit.tuner.trial import FEWEST_STEPS, Measured, attempt
+from zerokit.tuner.rehearsals import Rehearse, TrialRehearsals
+from zerokit.tuner.settings import TuneSettings
+from zerokit.tuner.trial import Measured, attempt
 from zerokit.units import format_gib, format_seconds
 
 RESULT_FILE = "tune.json"
 _SAME_PARAMETERS = 0.02
-_SAME_TIME = 0.01
-_LOOKED_THROUGH = 4  # so many ranked plans for each that is run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneSettings:
-    """How to tune; what is planned for stands in the plan's options.
-
-    Attributes:
-        top: how many plans to run.
-        steps: optimizer steps of each, two of them to warm up.
-        timeout: seconds for each, loading included.
-        out: where the fastest plan's files go.
-        heartbeat: seconds without progress that count as hung; 0: never.
-        grace: seconds from SIGTERM to SIGKILL.
-        show: which ranks' output to pass on: ``first``, ``all`` or ``none``.
-    """
-
-    top: int = 3
-    steps: int = 10
-    timeout: float = 900.0
-    out: str = DEFAULT_FOLDER
-    launcher: str = "deepspeed"
-    style: str = "auto"
-    heartbeat: float = TUNE_SECONDS
-    grace: float = 10.0
-    show: str = "none"
-
-    def check(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            InputError: names the setting.
-        """
-        for name, least in (("timeout", 1), ("heartbeat", 0), ("grace", 0)):
-            seconds = getattr(self, name)
-            if not least <= seconds <= 1e6:
-                raise InputError(f"⟨{name}⟩ {seconds:g}: use {least} to 1000000 seconds")
-        if self.show not in ("first", "all", "none"):
-            raise InputError(f"⟨show⟩ {self.show}: use first, all or none")
-        if self.steps < FEWEST_STEPS:
-            raise InputError(
-                f"⟨steps⟩ {self.steps}: at least {FEWEST_STEPS}, of which {WARM_UP_STEPS} warm up"
-            )
 
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One plan to run, and what came of it."""
+    """One plan to run, and what came of it.
+
+    Attributes:
+        candidate: with what its rehearsal says, where the script was rehearsed with it.
+        planned: the same as predicted without a rehearsal.
+    """
 
     number: int
     candidate: Candidate
     arguments: tuple[str, ...]
+    planned: Candidate
     measured: Measured | None = None
 
     @property
@@ -113,6 +77,8 @@ class Tuning:
     job: Job
     trials: list[Trial]
     launch_options: LaunchOptions
+    rehearsals: TrialRehearsals
+    script: ScriptOptions
     out: str
     say: Say
     folder: Path | None = None
@@ -123,8 +89,15 @@ class Tuning:
     # ---------------------------------------------------------------- before
 
     @classmethod
-    def prepare(cls, target: Target, options: Mapping[str, Any], settings: TuneSettings, say: Say) -> Tuning:
-        """Plan, and decide what to run.
+    def prepare(
+        cls,
+        target: Target,
+        options: Mapping[str, Any],
+        settings: TuneSettings,
+        say: Say,
+        rehearse: Rehearse | None = None,
+    ) -> Tuning:
+        """Plan, and decide what to run. ``rehearse``: as ``zerokit rehearse`` does; None: nothing is.
 
         Raises:
             InputError: bad options, or a script that a plan's configuration cannot reach.
@@ -149,17 +122,12 @@ class Tuning:
         script_options = ScriptOptions.read(facts, style, arguments)
         planned = PlannedFor.of(request, script_options)
         request = planned.request
-        made = planned.told(make_plan(replace(request, all_gpus=True), top=settings.top * _LOOKED_THROUGH))
+        made = planned.told(make_plan(replace(request, all_gpus=True), top=settings.top * LOOKED_THROUGH))
         job = make_space(request)[0].job
-        candidates = distinct([made.chosen, *made.alternatives], settings.top)
         memory = request.exact_memory or request.memory
-        trials = [
-            Trial(
-                number=number,
-                candidate=replace(each, memory=memory(job, each.strategy, request.cluster)),
-                arguments=script_options.arguments(each.strategy),
-            )
-            for number, each in enumerate(candidates, 1)
+        candidates = [
+            replace(each, memory=memory(job, each.strategy, request.cluster))
+            for each in distinct([made.chosen, *made.alternatives], settings.top)
         ]
         launch_options = LaunchOptions(
             target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings.launcher,
@@ -169,8 +137,17 @@ class Tuning:
         )  # fmt: skip
         return cls(
             target=target, read=replace(read, request=request),
-            given={**read.given, **planned.decided},
-            made=made, job=job, trials=trials, launch_options=launch_options, out=settings.out, say=say,
+            given={**read.given, **planned.decided}, script=script_options,
+            rehearsals=TrialRehearsals(
+                target=target, script=script_options, request=request, job=job, count=settings.top,
+                seconds=settings.rehearsal_seconds, rehearse=rehearse, say=say,
+            ),
+            made=made, job=job, launch_options=launch_options, out=settings.out, say=say,
+            trials=[
+                Trial(number=number, candidate=each, planned=each,
+                      arguments=script_options.arguments(each.strategy))
+                for number, each in enumerate(candidates, 1)
+            ],
         )  # fmt: skip
 
     @property
@@ -196,6 +173,7 @@ class Tuning:
 
     def _run_all(self) -> None:
         try:
+            self._rehearse()
             for trial in self.trials:
                 self._run(trial)
                 self._keep()
@@ -207,6 +185,27 @@ class Tuning:
         if best is not None and self.interrupted is None:
             self._write(best)
         self._keep()
+
+    def _rehearse(self) -> None:
+        """Try what is best with what the rehearsals show.
+
+        Raises:
+            NothingFits: nothing does, with what the script holds.
+        """
+        try:
+            chosen = self.rehearsals.choose([trial.candidate for trial in self.trials])
+        except ZerokitError:
+            self._keep()
+            raise
+        if self.rehearsals.why_none is not None:
+            return
+        self.trials = [
+            Trial(
+                number=number, candidate=each, planned=estimate_strategy(self.request, each.strategy)[0],
+                arguments=self.script.arguments(each.strategy),
+            )
+            for number, each in enumerate(chosen, 1)
+        ]  # fmt: skip
 
     def _run(self, trial: Trial) -> None:
         assert self.folder is not None
@@ -242,6 +241,7 @@ class Tuning:
         planned = PlannedStrategy(
             candidate=trial.candidate, job=self.job, cluster=self.request.cluster,
             notes=self.made.assumptions, timed=self.request.timed, on_cpu=self.request.on_cpu,
+            script=self.rehearsals.profile(trial.arguments),
         )  # fmt: skip
         return write_plan(place, planned, self.given, assumptions=self.made.assumptions, measured=measured)
 
@@ -315,28 +315,6 @@ class Tuning:
                 "name it with ⟨model⟩ or ⟨params⟩"
             )
         return None
-
-
-def distinct(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The first ``count`` that are worth a run each; what they leave over fills up.
-
-    With nobody to share with, or with little to reduce, stages 0 to 2 are one strategy with three names: such
-    a one is not run again while others wait.
-    """
-    chosen: list[Candidate] = []
-    for candidate in ranked:
-        if not any(_alike(candidate, other) for other in chosen):
-            chosen.append(candidate)
-    rest = [candidate for candidate in ranked if candidate not in chosen]
-    return sorted([*chosen, *rest][:count], key=ranked.index)
-
-
-def _alike(one: Candidate, other: Candidate) -> bool:
-    first, *same = one.strategy.family
-    second, *also = other.strategy.family
-    near = abs(one.time.step_seconds / other.time.step_seconds - 1) < _SAME_TIME
-    alone = one.strategy.data_parallel * one.strategy.sequence_parallel == 1
-    return same == also and 3 not in (first, second) and (alone or near)
 
 
 def _result(found: Measured) -> str:

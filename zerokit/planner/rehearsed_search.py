@@ -1,0 +1,174 @@
+"""The search with a script's rehearsals: what comes to the front is rehearsed, until the best few are.
+
+How a strategy is rehearsed is an argument: the planner stands below the rehearsal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
+
+from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile, same_memory
+from zerokit.domain.strategy import Candidate, Strategy
+from zerokit.errors import InputError, NothingFits
+from zerokit.planner.memory_source import Say
+from zerokit.planner.plan_result import RehearsalRecord
+from zerokit.planner.script_memory import ScriptMemory
+from zerokit.search.distinct import distinct
+from zerokit.search.explain import strategy_words
+from zerokit.search.plan import Plan, make_plan, make_space, time_model
+from zerokit.search.request import Request
+from zerokit.timing.constants import Calibration, JobFactors
+from zerokit.units import format_gib, format_seconds
+
+MOST_REHEARSALS = 12
+LOOKED_THROUGH = 4
+"""So many ranked strategies for each that is wanted."""
+_LEAST_LIMIT_SECONDS = 300.0
+"""That one rehearsal may take, however little of the budget is left: one of a large model takes minutes."""
+
+
+class RehearsalOutcome(Protocol):
+    """What a rehearsal came to."""
+
+    @property
+    def found(self) -> RehearsedStrategy | None:
+        """What the planner takes of it; None where it did not go to the end."""
+
+    @property
+    def why_not(self) -> str:
+        """Why there is nothing to take, in a sentence."""
+
+
+Outcome = TypeVar("Outcome", bound=RehearsalOutcome)
+
+
+@dataclass(slots=True, kw_only=True)
+class RehearsedSearch(Generic[Outcome]):
+    """One script's rehearsals, and the search with what they show.
+
+    Attributes:
+        run: rehearses a strategy of a request, within so many seconds.
+        best: so many of the best are to be rehearsed.
+        seconds: after so long only the best plan is still rehearsed.
+        profile: the rehearsals that went to the end. ``failed``: strategies whose rehearsal did not.
+        records: all rehearsals, in their order.
+    """
+
+    run: Callable[[Request, Strategy, float], Outcome]
+    best: int
+    seconds: float
+    say: Say
+    profile: ScriptProfile
+    records: list[RehearsalRecord] = field(default_factory=list)
+    failed: list[Strategy] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def time_is_left(self) -> bool:
+        """Whether more than the best plan may be rehearsed."""
+        spent = time.monotonic() - self._began
+        return spent < self.seconds and len(self.records) < MOST_REHEARSALS
+
+    @property
+    def _so_far(self) -> str:
+        return "1 rehearsal" if len(self.records) == 1 else f"{len(self.records)} rehearsals"
+
+    def rehearse(self, request: Request, strategy: Strategy) -> Outcome:
+        """Rehearse one strategy, and keep what it shows."""
+        began = time.monotonic()
+        left = max(0.0, self.seconds - (began - self._began))
+        self.say(
+            f"rehearsal {len(self.records) + 1} of at most {MOST_REHEARSALS} "
+            f"({format_seconds(left)} left of ⟨rehearsal_seconds⟩): {strategy_words(strategy)}"
+        )
+        done = self.run(request, strategy, max(left, _LEAST_LIMIT_SECONDS))
+        took, found = time.monotonic() - began, done.found
+        if found is None:
+            self.failed.append(strategy)
+            self.say(f"  {self.profile.name}: {done.why_not}")
+        else:
+            self.profile = self.profile.with_rehearsed(found)
+            step = f", {format_seconds(found.step_seconds)} a step" if found.step_seconds else ""
+            self.say(
+                f"  peak {format_gib(found.peak_allocated_bytes)}, "
+                f"{format_gib(found.min_vram_bytes)} required{step}; took {format_seconds(took)}"
+            )
+        self.records.append(
+            RehearsalRecord(
+                strategy=strategy,
+                seconds=took,
+                peak_allocated_bytes=found.peak_allocated_bytes if found else None,
+                min_vram_bytes=found.min_vram_bytes if found else None,
+                step_seconds=found.step_seconds if found else None,
+                stopped=None if found else done.why_not,
+            )
+        )
+        return done
+
+    def search(self, request: Request, top: int) -> tuple[Plan, list[Candidate]]:
+        """Search and rehearse, until the best are; once the time is up only the best one.
+
+        Returns:
+            The last search, and of its strategies, fastest first, those whose rehearsal did not fail.
+
+        Raises:
+            NothingFits: with what the rehearsals showed, nothing does.
+            InputError: the script failed with every plan that would fit.
+        """
+        while True:
+            try:
+                made = make_plan(self.informed(request), top=max(top, self.best * LOOKED_THROUGH))
+            except NothingFits as error:
+                raise NothingFits(
+                    f"{error.marked}\n{self._so_far} of {self.profile.name} led to this"
+                ) from None
+            failed = {same_memory(each) for each in self.failed}
+            usable = [
+                each for each in (made.chosen, *made.alternatives) if same_memory(each.strategy) not in failed
+            ]
+            if not usable:
+                raise InputError(
+                    f"{self.profile.name} failed with every plan that would fit: "
+                    f"{next((each.stopped for each in self.records if each.stopped), '')}"
+                )
+            best = distinct(usable, self.best) if self.time_is_left else usable[:1]
+            waiting = list(self._not_rehearsed(best))
+            if not waiting or len(self.records) >= MOST_REHEARSALS:
+                return made, usable
+            self.rehearse(request, waiting[0].strategy)
+
+    def _not_rehearsed(self, best: list[Candidate]) -> Iterator[Candidate]:
+        for each in best:
+            if self.profile.of(each.strategy) is None:
+                yield each
+
+    def informed(self, request: Request) -> Request:
+        """The request with what the rehearsals say of memory and time."""
+        memory = ScriptMemory(request.memory, self.profile)
+        exact = ScriptMemory(request.exact_memory or request.memory, self.profile)
+        return replace(
+            request,
+            all_gpus=True,  # every number of GPUs would need rehearsals of its own
+            memory=memory,
+            exact_memory=exact,
+            least_vram=None if request.least_vram is None else memory.least(request.least_vram),
+            calibration=self._calibration(request),
+        )
+
+    def _calibration(self, request: Request) -> Calibration | None:
+        """Rehearsed over predicted step times, as factors; what was measured here goes before them."""
+        ratios: dict[tuple[object, ...], float] = {}
+        for each in self.profile.rehearsed:
+            if each.step_seconds is None:
+                return request.calibration
+            job = replace(make_space(request)[0].job, global_batch=each.strategy.global_batch)
+            predicted = time_model(request, job).estimate(each.strategy).step_seconds
+            ratios[each.strategy.family] = each.step_seconds / predicted
+        if not ratios:
+            return request.calibration
+        others = sorted(ratios.values())[len(ratios) // 2]
+        calibration = request.calibration or Calibration()
+        return replace(calibration, rehearsed=JobFactors(tried=ratios, others=others))
