@@ -1,11 +1,12 @@
-"""Step times of bare loops, one case at a time alone on its host, the host's probe before and after each.
+"""Step times of bare loops, one case at a time alone on its host, the host's probe between its steps.
 
     python -m benchmarks.measure.series CASES.json -o ROWS.jsonl --gpus 2 [--steps 25]
 
-The ranks of every case are started first and wait after their imports, so that a case takes the seconds of
-its own steps and nothing else runs beside it. Cases are those of ``case.py``; those with another
-``world_size`` than ``--gpus`` are left out. A step is timed on the host without a wait for the GPU, as a
-training script's own steps run; the mean over all of them waits for it.
+The ranks of every case are started first and wait after their imports, while DeepSpeed's optimizer is
+compiled, so that a case takes the seconds of its own steps and nothing else runs beside it. Cases are those
+of ``case.py``; those with another ``world_size`` than ``--gpus`` are left out. The speed of a host moves by a
+half within seconds, so every rank probes it before each step (one round), and a step is timed from there to
+its end on the GPU. ``host_factor`` is that of the slowest rank, for which the others wait.
 ``--trace N``: a Chrome trace of two more steps of the first N cases, beside the rows.
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import itertools
 import json
 import os
 import shutil
@@ -29,15 +29,19 @@ from typing import Any
 import torch
 
 from benchmarks.measure import case as cases
-from benchmarks.measure.models import build, make_batch, training_dtype
-from zerokit.doctor.host_probe import probe_host
-from zerokit.timing.host_speed import speed_of
+from benchmarks.measure.models import build, device, make_batch, training_dtype
+from zerokit.doctor.host_probe import HostProbe
+from zerokit.timing.host_speed import MODEL, speed_of
 
 ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 120.0
+"""Imports and the compiler may take no longer."""
 WARM_UP = 3
 """Steps that are not timed: kernels are chosen in the first, and ZeRO-3 prefetches from its third forward."""
 
-PROBE_SECONDS = 3.0
+CALLS = 20_000
+"""Of a small Python function, timed in every round beside the probe's model."""
+COMPILE = "from deepspeed.ops.op_builder import FusedAdamBuilder; FusedAdamBuilder().load()"
 
 
 class Training:
@@ -54,7 +58,7 @@ class Training:
         self.engine, *_ = deepspeed.initialize(
             model=model, model_parameters=trainable, config=case["deepspeed_config"]
         )
-        self.mean = 0.0
+        self.rounds: dict[str, list[float]] = {MODEL: [], "python": []}
         self.batch = make_batch(case, model, training_dtype(case["deepspeed_config"]))
 
     def step(self) -> None:
@@ -64,19 +68,23 @@ class Training:
             self.engine.step()
 
     def seconds(self, steps: int) -> list[float]:
-        """Seconds between the ends of steps, after the warm-up."""
+        """Seconds of steps after the warm-up, each after a round of the host's probe on every rank."""
+        probe = HostProbe(device(), model_only=True)
         for _ in range(WARM_UP):
+            probe.round()
             self.step()
-        torch.cuda.synchronize()
-        torch.distributed.barrier()
-        ends = [time.perf_counter()]
+        found = []
         for _ in range(steps):
+            _settle()
+            torch.distributed.barrier()
+            self.rounds[MODEL].append(probe.round()[MODEL])
+            self.rounds["python"].append(_python())
+            torch.distributed.barrier()
+            _settle()
+            began = time.perf_counter()
             self.step()
-            ends.append(time.perf_counter())
-        torch.cuda.synchronize()
-        whole = time.perf_counter() - ends[0]
-        found = [round(after - before, 5) for before, after in itertools.pairwise(ends)]
-        self.mean = whole / steps
+            _settle()
+            found.append(round(time.perf_counter() - began, 5))
         return found
 
     def trace(self, place: Path) -> None:
@@ -95,19 +103,41 @@ class Training:
             plain.unlink()
 
 
-def _host(before: Mapping[str, list[float]], after: Mapping[str, list[float]]) -> dict[str, Any]:
-    speed = speed_of({name: [*took, *after[name]] for name, took in before.items()}, "probe")
+def _settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class _Node:
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = {}
+
+    def visit(self, number: int) -> int:
+        self.seen[number & 255] = number
+        return len(self.seen)
+
+
+def _python() -> float:
+    """Seconds of a call of a small Python function."""
+    visit = _Node().visit
+    began = time.perf_counter()
+    for number in range(CALLS):
+        visit(number)
+    return (time.perf_counter() - began) / CALLS
+
+
+def _host(rounds: Mapping[str, list[float]]) -> dict[str, Any]:
+    """The speed of the slowest rank's host; all rounds of all ranks."""
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, rounds)
+    slowest = max((speed_of({MODEL: each[MODEL]}, "probe") for each in every), key=lambda each: each.factor)
     return {
-        "host_factor": round(speed.factor, 4),
-        "host_factor_before_and_after": [round(speed_of(each, "").factor, 4) for each in (before, after)],
+        "host_factor": round(slowest.factor, 4),
+        "host_factor_range": [round(each, 4) for each in (slowest.low, slowest.high) if each],
+        "host_rounds": [
+            {name: [float(f"{took:.4g}") for took in each] for name, each in rank.items()} for rank in every
+        ],
     }
-
-
-def _probe(device: torch.device) -> dict[str, list[float]]:
-    """The host's probe on rank 0, the others waiting."""
-    found = probe_host(device, PROBE_SECONDS) if os.environ["RANK"] == "0" else {}
-    torch.distributed.barrier()
-    return found
 
 
 def work(folder: Path, steps: int, trace: Path | None) -> None:
@@ -117,34 +147,40 @@ def work(folder: Path, steps: int, trace: Path | None) -> None:
 
     (folder / f"ready-{os.environ['RANK']}").touch()
     while not (folder / "go").exists():
-        time.sleep(0.05)
+        time.sleep(0.2)
     case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    deepspeed.init_distributed()
-    before = _probe(device)
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    deepspeed.init_distributed("nccl" if on_gpu else "gloo")
+    began = time.perf_counter()
     training = Training(case)
+    built = time.perf_counter()
     seconds = training.seconds(steps)
+    spent = [round(built - began, 1), round(time.perf_counter() - built, 1)]
     row = {
         **case,
         "params": training.parameters,
         "step_seconds": seconds,
         "step_seconds_median": statistics.median(seconds),
-        "step_seconds_mean": round(training.mean, 5),
-        "peak_allocated_bytes": [torch.cuda.max_memory_allocated()],
+        "step_seconds_mean": round(statistics.mean(seconds), 5),
+        "building_and_training_seconds": spent,
+        "peak_allocated_bytes": [torch.cuda.max_memory_allocated() if on_gpu else 0],
         "timed_alone": True,
         "versions": {
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "deepspeed": deepspeed.__version__,
-            "gpu": torch.cuda.get_device_name(),
+            "gpu": torch.cuda.get_device_name() if on_gpu else "",
         },
     }
-    after = _probe(device)
+    row |= _host(training.rounds)
     if trace is not None:
         training.trace(trace)
-    if before:
-        (folder / "row.json").write_text(json.dumps(row | _host(before, after)), encoding="utf-8")
+    if os.environ["RANK"] == "0":
+        (folder / "row.json").write_text(json.dumps(row), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # taking engine and process group down would cost more seconds than some cases
 
 
 class Waiting:
@@ -219,7 +255,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--trace", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=1e9, help="no case is let go after that")
+    parser.add_argument("--seconds", type=float, default=1e9, help="everything ends after that")
     parser.add_argument("--case-seconds", type=float, default=90.0, help="longest time of one case")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--trace-to", type=Path, help=argparse.SUPPRESS)
@@ -233,17 +269,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="series-") as folder:
         waiting = [Waiting(case, at, Path(folder), options) for at, case in enumerate(todo)]
         try:
-            while not all(each.ready() for each in waiting):
+            compiling = subprocess.Popen([sys.executable, "-c", COMPILE], stdout=subprocess.DEVNULL)
+            while compiling.poll() is None or not all(each.ready() for each in waiting):
+                if time.monotonic() - began > min(START_SECONDS, options.seconds):
+                    compiling.kill()
+                    break
                 time.sleep(0.2)
             print(f"all ready after {time.monotonic() - began:.0f} s", flush=True)
             for each in waiting:
                 if time.monotonic() - began > options.seconds:
                     break
-                row = each.go(options.case_seconds)
+                left = began + options.seconds - time.monotonic()
+                row = each.go(min(options.case_seconds, left))
                 with options.output.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(row) + "\n")
                 said = row.get("step_seconds_median") or row["error"][-500:]
-                print(f"{row['id']:32} host {row.get('host_factor')}  {said}", flush=True)
+                spent = row.get("building_and_training_seconds", "")
+                print(f"{row['id']:32} host {row.get('host_factor')}  {said}  {spent}", flush=True)
         finally:
             for each in waiting:
                 each.stop()

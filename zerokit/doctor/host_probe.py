@@ -30,20 +30,43 @@ Work = tuple[Callable[[], Any], int]
 
 def probe_host(device: torch.device, seconds: float = SECONDS) -> dict[str, list[float]]:
     """Seconds to issue each kind of work of ``host_speed.REFERENCE_SECONDS`` once, by round."""
-    work = _operators(device)
-    if importlib.util.find_spec("transformers") is not None:
-        work[MODEL] = _model(device), 2
-    took: dict[str, list[float]] = {name: [] for name in work}
+    probe = HostProbe(device)
+    took: dict[str, list[float]] = {name: [] for name in probe.kinds}
     began = time.perf_counter()
     rounds = 0
     while len(took["add"]) < _FEWEST_ROUNDS or time.perf_counter() - began < seconds:
         warm = rounds > 0 and time.perf_counter() - began >= _WARM_UP_SHARE * seconds
-        for name, (do, repeats) in work.items():
-            spent = _issue(do, repeats) / (_CHAIN if name == "linear_backward" else 1)
+        for name, spent in probe.round().items():
             if warm:
                 took[name].append(spent)
         rounds += 1
     return took
+
+
+class HostProbe:
+    """The probe's work, ready to be timed: in rounds of its own, or one between a run's steps.
+
+    Args:
+        model_only: of a model alone, which takes a twentieth of a second a round and is what a factor is
+            taken from; needs Transformers.
+    """
+
+    def __init__(self, device: torch.device, *, model_only: bool = False) -> None:
+        self._work = {} if model_only else _operators(device)
+        if model_only or importlib.util.find_spec("transformers") is not None:
+            self._work[MODEL] = _model(device), 1 if model_only else 2
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of work that are timed."""
+        return tuple(self._work)
+
+    def round(self) -> dict[str, float]:
+        """Seconds to issue each kind of work once; waits for the GPU before and after each."""
+        found = {}
+        for name, (do, repeats) in self._work.items():
+            found[name] = _issue(do, repeats) / (_CHAIN if name == "linear_backward" else 1)
+        return found
 
 
 def _issue(work: Callable[[], Any], repeats: int) -> float:
