@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
 datasets = pytest.importorskip("datasets")
+pa = pytest.importorskip("pyarrow")
+
+from torch.utils.data import dataloader  # noqa: E402
 
 from zerokit.rehearsal import data_cache  # noqa: E402
-from zerokit.rehearsal.process.adapters.datasets import _inside  # noqa: E402
-from zerokit.rehearsal.process.data_sample import chosen_rows, row_bytes  # noqa: E402
+from zerokit.rehearsal.process.adapters import data_loaders  # noqa: E402
+from zerokit.rehearsal.process.adapters.datasets import _inside, preparation, rows_for_each  # noqa: E402
+from zerokit.rehearsal.process.allocator_settings import AllocatorSettings  # noqa: E402
+from zerokit.rehearsal.process.data_sample import chosen_rows, element_bytes, row_bytes  # noqa: E402
+from zerokit.rehearsal.process.ledger import Ledger  # noqa: E402
 
 
 def test_lengths_are_those_of_text_and_numbers_in_whatever_nesting() -> None:
@@ -27,6 +36,96 @@ def test_lengths_are_those_of_text_and_numbers_in_whatever_nesting() -> None:
     assert [size - base for size in row_bytes(turned)] == [wanted[7], wanted[3]]
     some = data.select(range(5, 9))
     assert [size - base for size in row_bytes(some)] == wanted[5:9]
+
+
+def test_lengths_are_known_in_arrows_rarer_types() -> None:
+    words = ["a", "bbb", None, "cc"]
+    lists = [[1, 2], [], None, [3, 4, 5]]
+    columns = {
+        "view": pa.array(words, pa.string_view()),
+        "dictionary": pa.array(words).dictionary_encode(),
+        "runs": pa.RunEndEncodedArray.from_arrays([1, 2, 3, 4], pa.array(words)),
+        "fixed": pa.array([[1, 2], [3, 4], None, [5, 6]], pa.list_(pa.int64(), 2)),
+        "list_view": pa.array(lists, pa.list_view(pa.int64())),
+        "map": pa.array([[("k", "v" * n)] for n in range(4)], pa.map_(pa.string(), pa.string())),
+        "bytes": pa.array([b"12", b"34", None, b"56"], pa.binary(2)),
+    }
+    wanted = {
+        "view": [1, 3, 0, 2], "dictionary": [1, 3, 0, 2], "runs": [1, 3, 0, 2], "fixed": [2, 2, 0, 2],
+        "list_view": [2, 0, 0, 3], "map": [1, 2, 3, 4], "bytes": [2, 2, 0, 2],
+    }  # fmt: skip
+    for name, column in columns.items():
+        assert list(element_bytes(column)) == wanted[name], name
+        assert list(element_bytes(column[1:3])) == wanted[name][1:3], name
+
+
+def test_what_is_made_of_a_sample_stands_for_as_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in list(vars(datasets.Dataset).items()):
+        if callable(value) and not name.startswith("__"):
+            monkeypatch.setattr(datasets.Dataset, name, value)  # put back afterwards
+    guesses = SimpleNamespace(of_shape=lambda what, value: None)
+    context: Any = SimpleNamespace(machine=SimpleNamespace(world_size=1, guesses=guesses))
+    preparation(context, datasets)
+    large = datasets.Dataset.from_dict({"text": ["w"] * 10_000})
+    sample = large.map(lambda row: row)
+    assert (len(sample), rows_for_each(sample)) == (2048, 10_000 / 2048)
+    for made in (
+        sample.filter(lambda row: True), sample.shuffle(), sample.with_format("torch"), sample.select([1]),
+        sample.rename_column("text", "words"), *sample.train_test_split(0.1).values(),
+    ):  # fmt: skip
+        assert rows_for_each(made) == 10_000 / 2048
+    assert len(sample.select(range(3000, 3010))) == 10  # rows of the run's data that the sample lacks
+    other = datasets.Dataset.from_dict({"text": ["w"] * 2048})  # as many rows, and no sample
+    assert rows_for_each(other.map(lambda row: row)) == 1
+    with pytest.raises(IndexError):
+        other.select([3000])
+
+
+class Evaluated:
+    """Loaders in an evaluation that keeps a MiB of each batch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ledger = Ledger(AllocatorSettings())
+        self.warned: list[str] = []
+        machine = SimpleNamespace(
+            ledger=self.ledger, kept_evaluation_batches=None, warn=self.warned.append, stub=lambda what: None
+        )
+        for name in ("__next__", "_reset"):
+            monkeypatch.setattr(
+                dataloader._BaseDataLoaderIter, name, getattr(dataloader._BaseDataLoaderIter, name)
+            )
+        context: Any = SimpleNamespace(machine=machine, phases=SimpleNamespace(phase="eval", enough=False))
+        self.ledger.enter("eval")
+        data_loaders.ending(context)
+
+    def run(self, loader: Any, most: int) -> int:
+        """Batches that the loop got."""
+        kept = []
+        for _ in loader:
+            kept.append(self.ledger.hold(1 << 20, "output"))
+            if len(kept) == most:
+                break
+        for each in kept:
+            self.ledger.let_go(each)
+        return len(kept)
+
+
+def test_an_evaluation_that_breaks_off_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated = Evaluated(monkeypatch)
+    loader = dataloader.DataLoader(list(range(100)))
+    assert evaluated.run(loader, 8) == 8
+    assert evaluated.warned and evaluated.ledger.allocated_bytes == 0
+    assert evaluated.run(loader, 100) == 8  # cut, and told whole
+    assert evaluated.ledger.allocated_bytes == 0
+    assert evaluated.ledger.peaks["eval"].allocated_bytes >= 100 << 20
+
+
+def test_a_second_evaluation_with_persistent_workers_sees_batches_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evaluated = Evaluated(monkeypatch)
+    loader = dataloader.DataLoader(list(range(100)), num_workers=1, persistent_workers=True)
+    assert [evaluated.run(loader, 100), evaluated.run(loader, 100)] == [8, 8]
 
 
 def test_a_sample_has_the_longest_rows_and_some_of_every_length() -> None:

@@ -49,7 +49,7 @@ def row_bytes(dataset: Any) -> Any:
     much as their text."""
     table = dataset.data.table
     parts = [
-        sum((_element_bytes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
+        sum((element_bytes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
         for batch in table.to_batches()
     ]
     sizes = np.concatenate(parts) if parts else np.zeros(0, np.int64)
@@ -58,24 +58,46 @@ def row_bytes(dataset: Any) -> Any:
     return sizes
 
 
-def _element_bytes(values: Any) -> Any:
-    kind = values.type
+def element_bytes(values: Any) -> Any:
+    """Bytes of each element, whatever is nested in it; of a kind that is not known one."""
+    kind, types = values.type, pa.types
     if isinstance(values, pa.ExtensionArray):
-        return _element_bytes(values.storage)
+        return element_bytes(values.storage)
+    if types.is_run_end_encoded(kind):
+        return element_bytes(pc.run_end_decode(values))
+    if types.is_dictionary(kind):
+        of_entry = np.append(element_bytes(values.dictionary), 0)  # the last: of a null
+        return of_entry[np.asarray(pc.fill_null(values.indices, len(of_entry) - 1)).astype(np.int64)]
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return element_bytes(
+            values.cast(pa.large_string() if types.is_string_view(kind) else pa.large_binary())
+        )
     if _is_text(kind):
         return np.asarray(pc.fill_null(pc.binary_length(values), 0)).astype(np.int64)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inside = np.concatenate([[0], np.cumsum(_element_bytes(values.values))])
-        offsets = np.asarray(values.offsets)
-        return inside[offsets[1:]] - inside[offsets[:-1]]
-    if pa.types.is_struct(kind):
-        return sum((_element_bytes(each) for each in values.flatten()), np.zeros(len(values), np.int64))
+    if types.is_fixed_size_list(kind):
+        first = values.offset * kind.list_size  # .values is that of the whole array
+        inside = element_bytes(values.values[first : first + len(values) * kind.list_size])
+        return inside.reshape(len(values), kind.list_size).sum(axis=1) * np.asarray(values.is_valid())
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        until = _bytes_until(values.values)
+        starts = np.asarray(values.offsets)
+        return until[starts + np.asarray(values.sizes)] - until[starts]
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        until, offsets = _bytes_until(values.values), np.asarray(values.offsets)
+        return until[offsets[1:]] - until[offsets[:-1]]
+    if types.is_struct(kind):
+        return sum((element_bytes(each) for each in values.flatten()), np.zeros(len(values), np.int64))
     return np.ones(len(values), np.int64)
+
+
+def _bytes_until(values: Any) -> Any:
+    """Of the elements before each; one more than there are elements."""
+    return np.concatenate([[0], np.cumsum(element_bytes(values))])
 
 
 def _is_text(kind: Any) -> bool:
     types = pa.types
     return bool(
         types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind)
-        or types.is_large_binary(kind)
+        or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
     )  # fmt: skip

@@ -66,7 +66,6 @@ class Machine:
         fake: makes tensors without memory; it is never on the stack of modes.
         lock: one operator at a time: FakeTensorMode keeps its state in plain attributes.
         unseen: above 0 while the rehearsal itself uses operators that no GPU would run.
-        samples: rows of a data set that was cut, by the rows of its sample.
         kept_evaluation_batches: after so many an evaluation moves its outputs to the host; None: never.
         collectives: issued while somebody observed; the last one's number.
     """
@@ -97,7 +96,6 @@ class Machine:
         self.peak_host_bytes = 0
         self._on_host: set[int] = set()
         self.written_bytes = 0
-        self.samples: dict[int, int] = {}
         self.kept_evaluation_batches: int | None = None
         self._host_addresses: dict[int, int] = {}
         self._next_host_address = 0x5500_0000_0000

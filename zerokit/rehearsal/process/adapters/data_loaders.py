@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import weakref
 from typing import Any
 
 from torch.utils.data import dataloader
 
+from zerokit.rehearsal.process.adapters.datasets import rows_for_each
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.machine import Machine
 
@@ -43,10 +46,15 @@ class _Evaluation:
         self._levels.append(ledger.allocated_bytes)
         self._peaks.append(ledger.peaks["eval"].allocated_bytes)
         if self._held is not None:
-            ledger.let_go(self._held)
-            self._held = None
+            self.let_go()
         elif self.given == EVALUATION_BATCHES:
             self._hold_rest(batches)
+
+    def let_go(self) -> None:
+        """The other batches' outputs are gone with those that were seen."""
+        if self._held is not None:
+            self._machine.ledger.let_go(self._held)
+            self._held = None
 
     def _hold_rest(self, batches: int) -> None:
         """During the last batch: what the others would add, where each of the last ones seen added some."""
@@ -88,7 +96,9 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
         seen = iterator.__dict__.get("_zerokit_evaluation")
         if seen is None:
             seen = iterator.__dict__["_zerokit_evaluation"] = _Evaluation(machine)
-        seen.next_batch(_batches(machine, iterator))
+            # a loop may break off before it asks for another batch
+            weakref.finalize(iterator, seen.let_go).atexit = False
+        seen.next_batch(_batches(iterator))
         if seen.given > EVALUATION_BATCHES:
             machine.stub(f"evaluation batches after the first {EVALUATION_BATCHES}")
             raise StopIteration
@@ -105,13 +115,22 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
         return original(self)
 
     cls.__next__ = following
+    reset = cls._reset
+
+    @functools.wraps(reset)
+    def again(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """With persistent workers one iterator serves every evaluation."""
+        self.__dict__.pop("_zerokit_evaluation", None)
+        self.__dict__.pop("_zerokit_late", None)
+        return reset(self, *args, **kwargs)
+
+    cls._reset = again
 
 
-def _batches(machine: Machine, iterator: Any) -> int:
+def _batches(iterator: Any) -> int:
     """Of the whole data set, where a sample stands for it; 0 where nobody knows."""
     try:
-        batches, rows = len(iterator._index_sampler), len(iterator._dataset)
+        batches = len(iterator._index_sampler)
     except (TypeError, AttributeError):
         return 0
-    whole = machine.samples.get(rows, rows)
-    return -(-batches * whole // max(1, rows))
+    return math.ceil(batches * rows_for_each(iterator._dataset))

@@ -50,8 +50,12 @@ def trainer(context: Context, module: ModuleType) -> None:
 
     @functools.wraps(evaluation_loop)
     def evaluated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        context.machine.kept_evaluation_batches = self.args.eval_accumulation_steps
-        return evaluation_loop(self, *args, **kwargs)
+        machine, before = context.machine, context.machine.kept_evaluation_batches
+        machine.kept_evaluation_batches = self.args.eval_accumulation_steps
+        try:
+            return evaluation_loop(self, *args, **kwargs)
+        finally:
+            machine.kept_evaluation_batches = before
 
     cls.evaluation_loop = evaluated
     for name in ("save_model", "_save_checkpoint"):
