@@ -54,6 +54,16 @@ def test_a_child_at_work_is_no_hang(launch: Launch, tmp_path: Path, text: str) -
     assert "built" in out
 
 
+def test_shared_memory_of_killed_ranks_is_removed(launch: Launch, tmp_path: Path) -> None:
+    run = launch("all:shares", options=("--grace", "0"))
+    wait_for(lambda: len(list(tmp_path.glob("shared-*"))) == 2, 60, lambda: "no shared memory")
+    run.process.terminate()
+    assert run.end()[0] == 143
+    names = [path.read_text() for path in tmp_path.glob("shared-*")]
+    assert names and not [name for name in names if Path("/dev/shm", name).exists()]
+    assert not run.left()
+
+
 def test_a_child_that_hangs_is_a_hang(launch: Launch, tmp_path: Path) -> None:
     text = "import subprocess\nsubprocess.run(['sleep', '600'])"
     run = launch(script=write(tmp_path, text), ranks=1, options=HEARTBEAT)

@@ -10,13 +10,15 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_SECONDS = 5.0
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_CLEANERS_SECONDS = 2.0
 
 
 class Process(NamedTuple):
@@ -110,6 +112,27 @@ def send(processes: Iterable[Process], number: int) -> None:
                 os.kill(process.pid, number)
 
 
+def kill(processes: Collection[Process], since: float) -> None:
+    """SIGKILL; what removes the shared memory of the others gets a moment to see them gone.
+
+    A rank that is killed cannot remove its own: Python's resource tracker and PyTorch's
+    manager do it, when the last process that used them has ended.
+
+    Args:
+        since: when the killing began, in monotonic seconds.
+    """
+    patient = time.monotonic() - since < _CLEANERS_SECONDS
+    send([p for p in processes if not (patient and _is_cleaner(p.pid))], signal.SIGKILL)
+
+
+def _is_cleaner(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in command for name in _CLEANERS)
+
+
 def reap() -> list[tuple[int, int]]:
     """Collect every dead child: ``(pid, exit code)``, the code negative for a signal."""
     dead: list[tuple[int, int]] = []
@@ -129,11 +152,11 @@ def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int
     A process may fork while it is being killed, so this looks again until a look finds
     nobody. Returns the ids that would not die within five seconds (stuck in the kernel).
     """
-    deadline = time.monotonic() + _SWEEP_SECONDS
+    began = time.monotonic()
     while True:
         reap()
         left = [p for p in descendants(root) if p.alive and p.pid not in spare]
-        if not left or time.monotonic() > deadline:
+        if not left or time.monotonic() > began + _SWEEP_SECONDS:
             return [process.pid for process in left]
-        send(left, signal.SIGKILL)
+        kill(left, began)
         time.sleep(0.02)

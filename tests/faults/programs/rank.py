@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import shared_memory
 from pathlib import Path
 
 RANK = int(os.environ["RANK"])
@@ -67,6 +68,13 @@ def together() -> None:
         peer.sendall(b".")
         peer.recv(1)
         spin(0.05)
+
+
+def shares() -> None:
+    """Has a block of shared memory, as data loaders do; its name is told in a file."""
+    memory = shared_memory.SharedMemory(create=True, size=4096)
+    Path(f"shared-{RANK}").write_text(memory.name)
+    spin(600)
 
 
 def stubborn() -> None:
@@ -134,6 +142,7 @@ DEEDS = {
     "child": lambda: child(False),
     "session": lambda: child(True),
     "daemon": daemon,
+    "shares": shares,
     "stubborn": stubborn,
     "headless": without_main_thread,
     "saves": slow_to_end,

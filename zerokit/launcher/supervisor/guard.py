@@ -37,6 +37,7 @@ SLOW_SCAN_SECONDS = 2.0
 START_SECONDS = 60.0  # so long ranks are looked for with more of a core: one may die young
 ORPHAN_GRACE_SECONDS = 1.0
 PARENT_LOST_GRACE_SECONDS = 0.8
+GIVE_UP_SECONDS = 5.0  # of killing
 LAUNCHER_KILLS_SECONDS = 3.0  # for srun to kill its tasks on every node
 
 
@@ -245,8 +246,8 @@ class Guard:
             self._tell_launcher()
             self.kill_at = now + LAUNCHER_KILLS_SECONDS
         if self.kill_at is not None and now >= self.kill_at:
-            processes.send(left, signal.SIGKILL)
-            self.give_up_at = self.give_up_at or now + 5.0
+            self.give_up_at = self.give_up_at or now + GIVE_UP_SECONDS
+            processes.kill(left, self.give_up_at - GIVE_UP_SECONDS)
             return now > self.give_up_at
         # Ranks first; what a rank started is told only when that rank is gone, or a checkpoint
         # being written would lose its data loaders.
