@@ -25,13 +25,14 @@ def first_difference(views: Sequence[RankView]) -> Cause | None:
 
 
 def _first_difference(records: Sequence[tuple[RankView, Sequence[Call]]]) -> Cause | None:
-    (reference, calls), *others = records
-    for group in dict.fromkeys(call.group for call in calls):
-        if len(reference.groups.get(group, ())) == 1:
+    for group in dict.fromkeys(call.group for _, calls in records for call in calls):
+        members = [(view, counted) for view, calls in records if (counted := _by_count(calls, group))]
+        if not members or len(members[0][0].groups.get(group, ())) == 1:
             continue
-        mine = _by_count(calls, group)
-        for other, their_calls in others:
-            theirs = _by_count(their_calls, group)
+        (reference, mine), *others = members
+        for other, theirs in others:
+            if other.groups.get(group) != reference.groups.get(group):
+                continue
             for count in sorted(mine.keys() & theirs.keys()):
                 cause = _differ(reference, mine[count], other, theirs[count])
                 if cause is not None:
