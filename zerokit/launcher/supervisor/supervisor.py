@@ -45,6 +45,7 @@ STACKS_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks on this machine: a script saves on them
 _POLL_SECONDS = 0.5
+_FIRST_POLL_SECONDS = 0.1  # until all ranks are heard: a file that is removed before it is open is lost
 _PLAIN_STATUS_SECONDS = 30.0
 
 
@@ -103,12 +104,13 @@ class Supervisor:
         return ended
 
     def _turn(self) -> None:
-        for key, _ in self.selector.select(_POLL_SECONDS / 2):
+        for key, _ in self.selector.select(min(_POLL_SECONDS / 2, self._next_poll - time.monotonic())):
             handler: Callable[[], None] = key.data
             handler()
         self._heed_signals()
         if time.monotonic() >= self._next_poll:
-            self._next_poll = time.monotonic() + _POLL_SECONDS
+            unheard = len(self.progress.reporting()) < self.launch.expected_ranks
+            self._next_poll = time.monotonic() + (_FIRST_POLL_SECONDS if unheard else _POLL_SECONDS)
             self._look_at_ranks()
 
     # ---- starting
