@@ -230,7 +230,7 @@ class Progress:
         flights = self.records("flight") if records is None else {}
         return [
             view(run_dir, rank, newest.get(rank), flights.get(rank), steps=state.steps, gone=state.gone,
-                 stopped=rank in stopped, ending=state.ending)
+                 stopped=rank in stopped, ending=state.ending, left_at=state.last.get("left_at"))
             for rank, state in self.ranks.items()
         ]  # fmt: skip
 

@@ -284,15 +284,16 @@ def _without_leavers(ends: list[RankEnd]) -> list[RankEnd]:
     """A rank that left with ``os._exit(0)`` has finished where its peers did as much and no more.
 
     Scripts end so on purpose, to pass by libraries that hang at exit. One that did fewer steps than a
-    peer, or none where a peer's script came to its end, left half-way.
+    peer, or none where a peer's script came to its end, left half-way; so did one whose peers lost it.
     """
     finished = [end for end in ends if end.state is RankState.FINISHED]
     most = max((end.steps for end in finished), default=0)
     others_ended = any(end.left_at is None for end in finished)
+    missed = any(end.state is RankState.FAILED and end.consequence for end in ends)
 
     def early(end: RankEnd) -> bool:
         left = end.state is RankState.FINISHED and end.left_at is not None
-        return left and (end.steps < most or (others_ended and most == 0))
+        return left and (missed or end.steps < most or (others_ended and most == 0))
 
     return [
         replace(end, state=RankState.LOST, error=f"left with os._exit(0) at {end.left_at} after {end.steps} "

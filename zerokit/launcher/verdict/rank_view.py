@@ -66,7 +66,7 @@ class RankView:
     ``flight``: its last collectives as PyTorch's flight recorder has them. ``native``: the functions that
     its main thread is in, innermost first, where py-spy could tell. ``kernel``: the
     kernel's function that it waits in. ``broken``: it has ended, because a
-    collective lost its peer.
+    collective lost its peer. ``left_at``: where it called ``os._exit``.
     """
 
     rank: int
@@ -87,6 +87,7 @@ class RankView:
     native: tuple[str, ...] = ()
     kernel: str | None = None
     broken: bool = False
+    left_at: str | None = None
 
     @property
     def script_place(self) -> Place | None:

@@ -27,7 +27,7 @@ def explain_failure(run_dir: Path, verdict: Verdict, files: RankFiles) -> Cause 
     first = verdict.first_failure
     if verdict.outcome is not Outcome.RANK_FAILED or first is None or not first.consequence:
         return None
-    if any(end.state is RankState.LOST for end in verdict.ends):
+    if any(end.state is RankState.LOST and end.left_at is None for end in verdict.ends):
         return None
     views = [_view(run_dir, end, files.logs.get(end.rank)) for end in verdict.ends]
     return _other_size(views, files) or explain(views)
@@ -50,11 +50,11 @@ def _other_size(views: list[RankView], files: RankFiles) -> Cause | None:
 
 
 def _view(run_dir: Path, end: RankEnd, log: RankLog | None) -> RankView:
-    finished = end.state is RankState.FINISHED
+    finished = end.state is RankState.FINISHED or end.left_at is not None
     record = dict((log.last("calls") if log else None) or {})
     if end.traceback:
         record["frames"] = [[*place] for place in traceback_places(end.traceback)]
     broken = end.consequence and not finished
     if not finished:
         record.pop("ending", None)
-    return view(run_dir, end.rank, record, steps=end.steps, gone=finished, broken=broken)
+    return view(run_dir, end.rank, record, steps=end.steps, gone=finished, broken=broken, left_at=end.left_at)

@@ -8,6 +8,7 @@ the ranks that are in no collective at all are looked at first: the others wait 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from zerokit.launcher.verdict import unlike_collectives
 from zerokit.launcher.verdict.cause import Cause, at, names, ranks_of, they_wait, verb, waiting_in
@@ -58,6 +59,8 @@ def _left(views: Sequence[RankView]) -> Cause | None:
         return None
     if (saving := _saving(waiting)) is not None:
         return _alone(waiting, saving, left)
+    if left[0].left_at is not None:
+        return _left_early([view for view in left if view.left_at == left[0].left_at], views)
     call = waiting[0].waits_in
     assert call is not None
     phase = call.phase if call.phase in ("eval", "generate") else None
@@ -74,6 +77,17 @@ def _left(views: Sequence[RankView]) -> Cause | None:
         "the ranks have different numbers of batches",
         fix="Give each rank the same number: drop_last=True with a DistributedSampler, a length that the "
         "ranks divide, or a fixed number of steps",
+        ranks=ranks_of(left),
+    )
+
+
+def _left_early(left: Sequence[RankView], views: Sequence[RankView]) -> Cause:
+    path, _, line = str(left[0].left_at).rpartition(":")
+    return Cause(
+        kind="ended_early",
+        what=f"{names(left)} left with os._exit at {Path(path).name}:{line} after step {left[0].steps}"
+        + they_wait(views, left),
+        fix="Let every rank come to its end, or raise an error there: os._exit tells the others nothing",
         ranks=ranks_of(left),
     )
 

@@ -30,7 +30,7 @@ def rank(
         "calls": list(calls), "groups": {"0": {"ranks": [0, 1]}, "4": {"ranks": [0, 1]}},
         "frames": [[TORCH, 10, "all_reduce", "work.wait()"], SCRIPT] if frames is None else frames,
     }  # fmt: skip
-    own = ("visited", "forward", "threads", "kernel")
+    own = ("visited", "forward", "threads", "kernel", "groups")
     record |= {key: known.pop(key) for key in own if key in known}
     return view(Path("/nowhere"), number, record, **known)
 
@@ -55,6 +55,21 @@ def test_uneven_batches_are_not_a_save_on_one_rank() -> None:
     cause = explain([rank(0, WAITS, frames=saving), rank(1, call(6), gone=True)])
     assert cause is not None and cause.kind == "save_on_some_ranks"
     assert "rank 0 saves alone (save_checkpoint at train.py:31)" in cause.what and "has ended" in cause.what
+
+
+def test_a_rank_that_left_with_os_exit() -> None:
+    cause = explain([rank(0, WAITS), rank(1, call(6), gone=True, steps=4, left_at="/home/me/train.py:80")])
+    assert cause is not None and (cause.kind, cause.ranks) == ("ended_early", (1,))
+    assert cause.what.startswith("rank 1 left with os._exit at train.py:80 after step 4; rank 0 waits in")
+
+
+def test_a_difference_in_a_group_without_the_first_rank() -> None:
+    pair = {"groups": {"0": {"ranks": [0, 1, 2, 3]}, "4": {"ranks": [2, 3]}}}
+    views = [rank(0, WAITS, **pair), rank(1, WAITS, **pair),
+             rank(2, call(7, group="4", inside=True), **pair),
+             rank(3, call(7, "broadcast", group="4", inside=True), **pair)]  # fmt: skip
+    cause = explain(views)
+    assert cause is not None and (cause.kind, cause.ranks) == ("different_collectives", (2, 3))
 
 
 def test_a_skipped_module_is_named_by_its_topmost_name() -> None:
