@@ -23,8 +23,12 @@ SCRIPT = PROGRAMS / "rank.py"
 
 @pytest.fixture(scope="session")
 def stub_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python whose ``deepspeed`` program is the stand-in, and all else as installed."""
-    root = tmp_path_factory.mktemp("venv")
+    """See :func:`make_stub_python`."""
+    return make_stub_python(tmp_path_factory.mktemp("venv"))
+
+
+def make_stub_python(root: Path) -> Path:
+    """A Python in ``root`` whose ``deepspeed`` program is the stand-in, and all else as installed."""
     (root / "bin").mkdir()
     python = root / "bin" / "python"
     base = Path(sys._base_executable)  # type: ignore[attr-defined]

@@ -1,4 +1,7 @@
-"""Hangs in the way that its first argument names: ZeRO-3 or plain torch.distributed on two CPU ranks."""
+"""Hangs in the way that its last argument names: ZeRO-3 or plain torch.distributed, on CPU ranks or GPUs.
+
+The odd one out is the last rank.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from pathlib import Path
 import torch
 
 KIND = sys.argv[-1].removesuffix("-gone")
-HIDDEN = 32
+ON_GPU = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+HIDDEN = 1024 if ON_GPU else 32  # a small gather that nobody answers ends all the same with NCCL
 AT_STEP = 4
+RANK, LAST = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
 
 
 class Model(torch.nn.Module):
@@ -40,13 +45,13 @@ class Model(torch.nn.Module):
 
 
 class Slow(torch.utils.data.Dataset):
-    """Its fifth item never comes on rank 1."""
+    """Its fifth item never comes on the last rank."""
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if KIND == "loader" and index >= 2 * AT_STEP and os.environ["RANK"] == "1":
+        if KIND == "loader" and index >= 2 * AT_STEP and RANK == LAST:
             time.sleep(100_000)
         return torch.ones(HIDDEN)
 
@@ -69,13 +74,12 @@ def lock_each_other(first: threading.Lock, second: threading.Lock) -> None:
 
 
 def data_parallel() -> None:
-    """Plain DDP, whose buckets C++ reduces: rank 1 does one backward less."""
+    """Plain DDP, whose buckets C++ reduces: the last rank does one backward less."""
     torch.distributed.init_process_group("gloo")
-    rank = int(os.environ["RANK"])
     model = torch.nn.parallel.DistributedDataParallel(Model())
     for step in range(2 * AT_STEP):
         loss = model(torch.ones(2, HIDDEN), True)
-        if step == AT_STEP and rank == 1:
+        if step == AT_STEP and RANK == LAST:
             torch.distributed.barrier()
         loss.backward()
 
@@ -85,8 +89,7 @@ def main() -> None:
         return data_parallel()
     import deepspeed
 
-    deepspeed.init_distributed(dist_backend="gloo")
-    rank = int(os.environ["RANK"])
+    deepspeed.init_distributed(dist_backend="nccl" if ON_GPU else "gloo")
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
@@ -97,12 +100,14 @@ def main() -> None:
     engine, *_ = deepspeed.initialize(
         model=(model := Model()), model_parameters=model.parameters(), config=config
     )
-    halves = [torch.distributed.new_group([0]), torch.distributed.new_group([1])]
-    other = torch.distributed.new_group([0, 1])
+    device = engine.device
+    halves = [torch.distributed.new_group([each]) for each in range(LAST + 1)]
+    other = torch.distributed.new_group([*range(LAST + 1)])
     loader = torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1 if KIND == "loader" else 0)
     lock = threading.Lock()
     for step, batch in enumerate(loader):
-        odd = step == AT_STEP and rank == 1
+        odd = step == AT_STEP and RANK == LAST
+        batch = batch.to(device)
         if KIND == "uneven" and odd:
             break
         if odd:
@@ -135,35 +140,36 @@ def main() -> None:
                 server = socket.create_server(("127.0.0.1", 0))
                 socket.create_connection(server.getsockname()).recv(1)
         if step == AT_STEP and KIND == "group":
-            torch.distributed.all_reduce(torch.ones(4), group=other if rank == 0 else None)
+            torch.distributed.all_reduce(torch.ones(4, device=device), group=None if RANK == LAST else other)
         if step == AT_STEP and KIND == "operation":
-            if rank == 0:
-                torch.distributed.all_reduce(torch.ones(4))
-            else:
+            if RANK == LAST:
                 torch.distributed.barrier()
+            else:
+                torch.distributed.all_reduce(torch.ones(4, device=device))
         if step == AT_STEP and KIND == "shapes":
-            torch.distributed.all_reduce(torch.ones(4 if rank == 0 else 8))
-        if KIND == "evaluate" and step == AT_STEP and rank == 0:
+            size = 4 * HIDDEN**2 if ON_GPU else 4
+            torch.distributed.all_reduce(torch.ones(2 * size if RANK == LAST else size, device=device))
+        if KIND == "evaluate" and step == AT_STEP and RANK == 0:
             with torch.no_grad():
                 engine.eval()
                 engine(batch, True)
                 engine.train()
         if KIND == "network" and step == AT_STEP:
             torch.distributed.barrier()
-            subprocess.run(["ip", "link", "set", "lo", "down"], check=rank == 0)
+            subprocess.run(["ip", "link", "set", "lo", "down"], check=RANK == 0)
         loss = engine(batch, not (KIND == "module" and odd), 1 if KIND == "expert" and odd else 2)
         engine.backward(loss)
         engine.step()
-        if rank == 0:
+        if RANK == 0:
             print("step", engine.global_steps, flush=True)
-        if step == AT_STEP and KIND == "save" and rank == 0:
+        if step == AT_STEP and KIND == "save" and RANK == 0:
             engine.save_checkpoint("ckpt")
         if step == 2 * AT_STEP:
             break
-    if KIND == "save-last" and rank == 0:
+    if KIND == "save-last" and RANK == 0:
         engine.save_checkpoint("ckpt")
     del halves
-    if KIND in ("uneven", "save-last") and rank == 1 and not sys.argv[-1].endswith("-gone"):
+    if KIND in ("uneven", "save-last") and RANK == LAST and not sys.argv[-1].endswith("-gone"):
         # An upload keeps the process; without it Gloo fails at once, and nothing hangs.
         threading.Thread(target=time.sleep, args=(100_000,), name="uploader").start()
 
