@@ -110,6 +110,7 @@ class Runner:
             "steps": said.get("steps", 0),
             "repeats": said.get("repeats"),
             "phases": rank.get("phases", {}),
+            "lower_bounds": rank.get("lower_bounds", {}),
             "peak_allocated_bytes": rank.get("peak_allocated_bytes"),
             "peak_reserved_bytes": rank.get("peak_reserved_bytes"),
             "guesses": [

@@ -116,7 +116,9 @@ def test_what_cudnn_chooses_is_said_not_to_be_modelled(tmp_path: Path) -> None:
     assert (code, said["complete"]) == (14, False)
     assert said["stopped"]["location"].endswith("cudnn.py:9")
     assert said["stopped"]["operator"] == "torch.lstm"
-    assert "search for the fastest one can take gigabytes" in " ".join(said["warnings"])
+    assert said["lower_bound"] is True and said["fits"] is None
+    assert any("cuDNN" in what for what in said["ranks"][0]["lower_bounds"]["forward"])
+    assert "cuDNN" in " ".join(said["warnings"])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def show(done: Rehearsal) -> None:
         )
         for phase, size in rank.phases.items():
             mark = "  ← peak" if phase == rank.peak_phase else ""
-            click.echo(f"  {phase:<10} {format_gib(size):>12}{mark}")
+            missing = rank.lower_bounds.get(phase)
+            least = f"  at least; not modelled: {', '.join(missing)}" if missing else ""
+            click.echo(f"  {phase:<10} {format_gib(size):>12}{mark}{least}")
         click.echo(f"  {'reserved':<10} {format_gib(rank.peak_reserved_bytes):>12}")
         if rank.host_bytes:
             click.echo(f"  {'host':<10} {format_gib(rank.host_bytes):>12}  tensors in host memory")
@@ -73,6 +75,10 @@ def _verdict(done: Rehearsal) -> str:
     if done.min_vram_bytes is None:
         return "\nnothing was allocated on the GPU"
     required = format_gib(done.min_vram_bytes)
+    if done.fits is None and done.lower_bound:
+        return f"\nnot known whether it fits on {done.gpu}: at least {required} is required (see the phases)"
+    if done.lower_bound:
+        required = f"at least {required}"
     if done.fits is None:
         return f"\na GPU of {required} is required"
     return f"\n{'fits' if done.fits else 'does not fit'}: {required} required on {done.gpu}"

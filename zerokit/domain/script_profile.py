@@ -17,6 +17,7 @@ class RehearsedStrategy:
         phases: peak allocated by phase, as ``zerokit rehearse`` tells them.
         min_vram_bytes: the smallest card, as nvidia-smi counts its memory, on which this rank runs.
         components: what is live at the peak, by what it is; they sum to the peak.
+        not_modelled: what is missing from these figures, which are then lower bounds.
         step_seconds: of an optimizer step with the strategy's own accumulation, on the host that is known,
             else on the reference host; None: not known.
         step_seconds_range: on the fastest and the slowest host measured.
@@ -26,6 +27,7 @@ class RehearsedStrategy:
     phases: Mapping[str, int]
     min_vram_bytes: int
     components: Mapping[str, int]
+    not_modelled: tuple[str, ...] = ()
     step_seconds: float | None = None
     step_seconds_range: tuple[float, float] | None = None
 

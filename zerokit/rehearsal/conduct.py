@@ -245,8 +245,11 @@ def _result(
     fits_here = needed is not None and needed <= request.gpu.driver_vram_bytes
     return results.Rehearsal(
         complete=complete,
-        # what was seen so far may be too much already; that it is enough only the end can tell
-        fits=(fits_here if complete or not fits_here else None) if request.memory_named and needed else None,
+        # what was seen so far may be too much already; that it is enough only the end can tell, and only
+        # where nothing is missing from the figures
+        fits=(fits_here if (complete and not rank.lower_bounds) or not fits_here else None)
+        if request.memory_named and needed
+        else None,
         min_vram_bytes=needed,
         gpu=request.gpu.name,
         gpus=script.ranks,

@@ -74,6 +74,10 @@ def _verdict(done: Rehearsal) -> str:
     if done.min_vram_bytes is None:
         return "Nothing was allocated on the GPU."
     required = format_gib(done.min_vram_bytes)
+    if done.fits is None and done.lower_bound:
+        return f"Not known whether it fits on {done.gpu}: at least {required} is required (see the phases)."
+    if done.lower_bound:
+        required = f"at least {required}"
     if done.fits is None:
         return f"A GPU of {required} is required."
     return f"{'Fits' if done.fits else 'Does not fit'}: {required} required on {done.gpu}."

@@ -57,6 +57,7 @@ class RankMemory:
             buffers; without the Python process and its libraries.
         written_bytes: tensors that the script saved.
         phases: peak allocated by phase; those that occurred.
+        lower_bounds: phases that take at least their figure, each with what is not modelled in it.
     """
 
     rank: int
@@ -68,6 +69,7 @@ class RankMemory:
     written_bytes: int
     phases: dict[str, int]
     at_peak: tuple[HeldAtPeak, ...]
+    lower_bounds: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,10 @@ class Rehearsal:
 
     Attributes:
         complete: whether it went to the end.
-        fits: on the card that was named; None where it is not known.
-        min_vram_bytes: the smallest card, as nvidia-smi counts its memory, on which it runs.
+        fits: on the card that was named; None where it is not known: no card was named, the rehearsal
+            stopped, or a phase is a lower bound (``lower_bound``).
+        min_vram_bytes: the smallest card, as nvidia-smi counts its memory, on which it runs; where
+            ``lower_bound`` holds, at least this.
         repeats: whether the peaks of the last two optimizer steps agree.
         sandboxed: whether the script ran on a file system that forgets.
         step_seconds: of an optimizer step in its steady state; None: not known.
@@ -112,6 +116,11 @@ class Rehearsal:
     model: dict[str, Any] | None = None
 
     @property
+    def lower_bound(self) -> bool:
+        """Whether a phase takes more than its figure by an amount that is not modelled."""
+        return any(rank.lower_bounds for rank in self.ranks)
+
+    @property
     def exit_code(self) -> int:
         """What the command ends with: 3 where it does not fit, 14 where it did not go to the end, else 0."""
         if self.fits is False:
@@ -120,7 +129,7 @@ class Rehearsal:
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
-        return {"schema": SCHEMA, **asdict(self)}
+        return {"schema": SCHEMA, **asdict(self), "lower_bound": self.lower_bound}
 
 
 def of_process(report: dict[str, Any], rank: int) -> RankMemory:
@@ -136,4 +145,5 @@ def of_process(report: dict[str, Any], rank: int) -> RankMemory:
         written_bytes=report.get("written_bytes", 0),
         phases={name: phases[name] for name in PHASES if name in phases},
         at_peak=tuple(HeldAtPeak(**row) for row in report.get("at_peak", ())),
+        lower_bounds={name: tuple(what) for name, what in report.get("lower_bounds", {}).items()},
     )

@@ -347,7 +347,7 @@ def _rehearsed_lines(failure: Failure) -> list[str]:
         return []
     if told.peak_allocated_bytes is None:
         return [f"a rehearsal of this command has no answer: {told.stopped}"]
-    verdict = {True: "it would fit", False: "it does not fit", None: "the card is not known"}[told.fits]
+    verdict = {True: "it would fit", False: "it does not fit", None: "not known whether it fits"}[told.fits]
     part = f" until it stopped ({told.stopped})" if told.stopped else ""
     return [
         f"a rehearsal of this command: peak allocated {size(told.peak_allocated_bytes)} in {told.peak_phase}"

@@ -77,6 +77,7 @@ def rehearse_strategy(
         phases=rank.phases,
         min_vram_bytes=done.min_vram_bytes,
         components=dict(parts),
+        not_modelled=tuple(sorted({what for some in rank.lower_bounds.values() for what in some})),
         step_seconds=done.step_seconds,
         step_seconds_range=done.step_seconds_range,
     )

@@ -250,6 +250,8 @@ def _patch_recurrent_layers() -> None:
 
         return run
 
+    # joins the weights in one buffer, with cuDNN's help: a CUDA build would ask the driver for it
+    torch.nn.RNNBase.flatten_parameters = lambda self: None
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         setattr(torch._VF, name, refusing(name))
 

@@ -76,6 +76,7 @@ class Ledger:
         self.phase = "load"
         self.peaks: dict[str, Peak] = {}
         self.peak = Peak()
+        self.lower_bounds: dict[str, set[str]] = {}  # by phase, what is not counted in it
         self.recent_peaks: dict[str, int] = {}  # by phase, since somebody last emptied it
         self.peak_reserved_bytes = 0
         self.peak_since_reset_bytes = 0

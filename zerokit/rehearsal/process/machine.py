@@ -104,6 +104,11 @@ class Machine:
         """Something the reader of the figures must know."""
         self.warnings[text] = self.warnings.get(text, 0) + 1
 
+    def not_modelled(self, what: str, text: str) -> None:
+        """The phase that goes on now takes at least what is counted: something in it is not modelled."""
+        self.ledger.lower_bounds.setdefault(self.ledger.phase, set()).add(what)
+        self.warn(text)
+
     def stub(self, what: str) -> None:
         """Something was stood in for."""
         self.stubbed[what] = self.stubbed.get(what, 0) + 1

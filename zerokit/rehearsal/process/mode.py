@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zerokit.rehearsal.process import answers, collectives, factories, reductions, twins
+from zerokit.rehearsal.process import answers, collectives, convolutions, factories, reductions, twins
 from zerokit.rehearsal.process.kernels import PRODUCTS, TEMPORARIES
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.shapes import RULES
@@ -97,20 +97,13 @@ def _from_engine() -> bool:
     return frame is None
 
 
-def _convolutions() -> str:
-    """What is not counted of them; dcgan's search took 2.6 GB (measured-public.jsonl)."""
-    text = "cuDNN's workspace for convolutions is not modelled"
-    if torch.backends.cudnn.benchmark:
-        text += "; with torch.backends.cudnn.benchmark its search for the fastest one can take gigabytes"
-    return text
-
-
 class FakeCuda(TorchDispatchMode):
     """The mode of one machine."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self._machine = machine
+        self._convolutions = convolutions.Convolutions(machine)
         self._plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, FakeTensor}
         self.cuda_kernels: dict[str, Any] = {}
         """Operators whose CUDA kernel is written in Python (``torch.library.register_kernel``): it runs
@@ -249,10 +242,11 @@ class FakeCuda(TorchDispatchMode):
             result = rule(machine, args, kwargs)
         else:
             result = machine.fake.dispatch(func, types, args, kwargs)
-        self._track(result, name)
-        machine.ledger.pass_through(extra_bytes, name)
-        if on_gpu and name == "convolution":
-            machine.warn(_convolutions())
+        if on_gpu and name in convolutions.OPERATORS:
+            self._convolutions.count(name, args, result)
+        else:
+            self._track(result, name)
+            machine.ledger.pass_through(extra_bytes, name)
         if name in PRODUCTS:
             made = next((each for each in tree_leaves(result) if isinstance(each, FakeTensor)), None)
             if made is not None and made.fake_device.type == "cuda":

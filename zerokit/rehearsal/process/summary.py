@@ -36,6 +36,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "steps": phases.steps,
         "repeats": phases.repeats,
         "phases": phase_peaks,
+        "lower_bounds": {name: sorted(what) for name, what in ledger.lower_bounds.items()},
         "peak_allocated_bytes": ledger.peak.allocated_bytes,
         "peak_phase": max(phase_peaks, key=lambda name: phase_peaks[name], default=""),
         "peak_reserved_bytes": ledger.peak_reserved_bytes,

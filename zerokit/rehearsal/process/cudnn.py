@@ -1,0 +1,295 @@
+"""cuDNN's own choice of an engine for a convolution, and its workspace, asked for without a GPU.
+
+cuDNN answers for a device that is described to it (``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR``, meant for
+compiling ahead of time): its heuristics rank the engines and their plans say what workspace they take. Needs
+the cuDNN of the run's PyTorch (a CUDA build, or the wheel ``nvidia-cudnn-cu13``); where there is none, or one
+without this descriptor, the workspace is not modelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokit.rehearsal.gpu import FakeGpu
+
+FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "forward", "input gradient", "weight gradient"
+
+# the numbers of cudnn_graph.h (cuDNN 9.19): descriptors, …
+_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
+# … types of attributes, …
+_INT64_TYPE, _DTYPE_TYPE, _FLOAT_TYPE, _CONVOLUTION_MODE, _HEURISTICS_MODE = 3, 1, 4, 7, 8
+_NOTE_TYPE, _DESCRIPTOR_TYPE, _CHAR_TYPE = 11, 15, 24
+# … and values
+_CROSS_CORRELATION, _FLOAT32 = 1, 0
+_INSTANT, _MODE_B, _FALLBACK = 0, 1, 2
+_TENSOR_CORE, _DOWN_CONVERT, _NONDETERMINISTIC = 0, 1, 4
+_RESULTS, _ENGINE_OF, _NOTES, _CONFIG_OF_PLAN, _WORKSPACE, _DEVICE_OF_PLAN = 202, 300, 1303, 401, 402, 407
+
+_OPERATIONS = {  # descriptor; attributes of alpha, beta, convolution, w, x and y
+    FORWARD: (10, 700, 701, 702, 703, 704, 705),
+    INPUT_GRADIENT: (12, 706, 707, 708, 709, 710, 711),
+    WEIGHT_GRADIENT: (11, 712, 713, 714, 715, 716, 717),
+}
+_DEVICE_FACTS = 2702
+_MOST_CONFIGS, _MOST_NOTES = 256, 16
+_CUDA_DRIVER = 13000
+_SHARED_MEMORY_BYTES = {
+    (7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (9, 0): 232448, (10, 0): 232448,
+}  # fmt: skip
+"""Per block at most (CUDA C++ Programming Guide, specifications by capability); elsewhere 101,376."""
+
+_Descriptor = ctypes.c_void_p
+
+
+class CudnnError(Exception):
+    """cuDNN refused, with its own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """One of cuDNN's three operations.
+
+    ``x`` is the input or its gradient, ``y`` the output or its gradient: sizes, batch and channels first;
+    ``dtype`` is cuDNN's number of it, ``alignments`` those of x, w and y in bytes.
+    """
+
+    operation: str
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    dtype: int
+    channels_last: bool
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    alignments: tuple[int, int, int] = (32, 32, 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What PyTorch lets cuDNN choose from (``Conv_v8.cpp``, filterEngineConfigs and its callers)."""
+
+    tensor_cores: bool = True
+    deterministic: bool = False
+    mode_b: bool = False
+
+
+def _device_facts(gpu: FakeGpu) -> str:
+    """A device as cuDNN describes one; of these only the capability decided in what was tried."""
+    major, minor = gpu.capability
+    return json.dumps({
+        "deviceVer": major * 100 + minor * 10, "driverVer": _CUDA_DRIVER, "cudaDeviceId": 0,
+        "deviceName": gpu.title, "totalGlobalMem": gpu.total_memory_bytes,
+        "maxGridSize": [2**31 - 1, 65535, 65535], "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536,
+        "multiProcessorCount": gpu.multiprocessors, "warpSize": 32, "maxSharedMemoryPerBlock": 49152,
+        "maxSharedMemoryPerBlockOptin": _SHARED_MEMORY_BYTES.get(gpu.capability, 101376),
+        "reservedSharedMemoryPerBlock": 1024 if major >= 8 else 0, "maxRegistersPerSM": 65536,
+        "maxCtasPerSM": 32 if major in (7, 9, 10) or minor == 0 else 24, "maxThreadsPerBlock": 1024,
+        "maxThreadsPerSM": gpu.threads_per_multiprocessor, "pciDeviceId": 0, "isTccDriver": 0,
+        "supportCoopLaunch": 1, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000,
+        "l2CacheSize": 62914560,
+    })  # fmt: skip
+
+
+def _strides(sizes: Sequence[int], channels_last: bool) -> tuple[int, ...]:
+    order = [0, *range(2, len(sizes)), 1] if channels_last else list(range(len(sizes)))
+    strides, step = [0] * len(sizes), 1
+    for dimension in reversed(order):
+        strides[dimension] = step
+        step *= sizes[dimension]
+    return tuple(strides)
+
+
+def _library() -> ctypes.CDLL:
+    """The one that PyTorch has loaded, else the wheel's.
+
+    Raises:
+        OSError: there is none.
+    """
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL("libcudnn.so.9")
+    found = importlib.util.find_spec("nvidia.cudnn") if importlib.util.find_spec("nvidia") else None
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        return ctypes.CDLL(str(Path(folder) / "lib" / "libcudnn.so.9"))
+    raise OSError("no libcudnn.so.9")
+
+
+class Cudnn:
+    """A cuDNN that was told of a GPU.
+
+    Raises:
+        OSError: there is no cuDNN here.
+        CudnnError: it cannot answer without a device.
+    """
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._library = _library()
+        self._known: dict[tuple[Convolution, Choice, bool], int] = {}
+        facts = ctypes.create_string_buffer(_device_facts(gpu).encode())
+        self._device = self._create(_DEVICE, [])
+        self._check(self._library.cudnnBackendSetAttribute(
+            self._device, _DEVICE_FACTS, _CHAR_TYPE, ctypes.c_int64(len(facts)), facts
+        ))  # fmt: skip
+        self._finalize(self._device)
+
+    def workspace_bytes(self, convolution: Convolution, choice: Choice) -> int:
+        """Of the plan that PyTorch takes: the first of the heuristics' that can be made.
+
+        Raises:
+            CudnnError: cuDNN has no answer.
+        """
+        return self._cached(convolution, choice, search=False)
+
+    def search_bytes(self, convolution: Convolution, choice: Choice) -> int:
+        """What ``torch.backends.cudnn.benchmark`` takes to try all plans: the largest workspace of them.
+
+        Raises:
+            CudnnError: cuDNN has no answer.
+        """
+        return self._cached(convolution, choice, search=True)
+
+    def _cached(self, convolution: Convolution, choice: Choice, *, search: bool) -> int:
+        key = convolution, choice, search
+        if key not in self._known:
+            made: list[_Descriptor] = []
+            try:
+                self._known[key] = self._ask(convolution, choice, search, made)
+            finally:
+                for each in made:
+                    self._library.cudnnBackendDestroyDescriptor(each)
+        return self._known[key]
+
+    def _ask(self, convolution: Convolution, choice: Choice, search: bool, made: list[_Descriptor]) -> int:
+        graph = self._graph(convolution, made)
+        first = _MODE_B if choice.mode_b and not search else _INSTANT
+        sizes: list[int] = []
+        for mode in (first, _FALLBACK):
+            for config in self._configs(graph, mode, made):
+                if not self._passes(config, choice, convolution.dtype, made):
+                    continue
+                with contextlib.suppress(CudnnError):
+                    sizes.append(self._plan_bytes(config, made))
+                    if not search:
+                        return sizes[0]
+        if not sizes:
+            raise CudnnError("no engine runs this convolution")
+        return max(sizes)
+
+    # ---------------------------------------------------------------- descriptors
+
+    def _check(self, status: int) -> None:
+        if status:
+            text = ctypes.create_string_buffer(1024)
+            self._library.cudnnGetLastErrorString(text, ctypes.c_size_t(len(text)))
+            raise CudnnError(f"status {status}: {text.value.decode(errors='replace')}")
+
+    def _create(self, kind: int, made: list[_Descriptor]) -> _Descriptor:
+        descriptor = _Descriptor()
+        self._check(self._library.cudnnBackendCreateDescriptor(kind, ctypes.byref(descriptor)))
+        made.append(descriptor)
+        return descriptor
+
+    def _finalize(self, descriptor: _Descriptor) -> _Descriptor:
+        self._check(self._library.cudnnBackendFinalize(descriptor))
+        return descriptor
+
+    def _set(self, descriptor: _Descriptor, attribute: int, kind: int, values: Any) -> None:
+        self._check(self._library.cudnnBackendSetAttribute(
+            descriptor, attribute, kind, ctypes.c_int64(len(values)), values
+        ))  # fmt: skip
+
+    def _integers(self, descriptor: _Descriptor, attribute: int, values: Sequence[int]) -> None:
+        self._set(descriptor, attribute, _INT64_TYPE, (ctypes.c_int64 * len(values))(*values))
+
+    def _enumerated(self, descriptor: _Descriptor, attribute: int, kind: int, value: int) -> None:
+        self._set(descriptor, attribute, kind, (ctypes.c_int * 1)(value))
+
+    def _refer(self, descriptor: _Descriptor, attribute: int, other: _Descriptor) -> None:
+        self._set(descriptor, attribute, _DESCRIPTOR_TYPE, (_Descriptor * 1)(other))
+
+    def _get(self, descriptor: _Descriptor, attribute: int, kind: int, values: Any) -> Any:
+        count = ctypes.c_int64()
+        self._check(self._library.cudnnBackendGetAttribute(
+            descriptor, attribute, kind, ctypes.c_int64(len(values)), ctypes.byref(count), values
+        ))  # fmt: skip
+        return values[: count.value]
+
+    # ---------------------------------------------------------------- a convolution
+
+    def _graph(self, convolution: Convolution, made: list[_Descriptor]) -> _Descriptor:
+        """As ``build_opgraph`` does (``Conv_v8.cpp``)."""
+        tensors = {
+            name: self._tensor(name, sizes, alignment, convolution, made)
+            for name, sizes, alignment in zip(
+                "xwy", (convolution.x, convolution.w, convolution.y), convolution.alignments, strict=True
+            )
+        }
+        layer = self._create(_CONVOLUTION, made)
+        precision = convolution.dtype if convolution.dtype == 1 else _FLOAT32  # doubles in themselves
+        self._enumerated(layer, 100, _DTYPE_TYPE, precision)
+        self._enumerated(layer, 101, _CONVOLUTION_MODE, _CROSS_CORRELATION)
+        self._integers(layer, 102, convolution.dilation)
+        self._integers(layer, 103, convolution.stride)
+        self._integers(layer, 104, convolution.padding)
+        self._integers(layer, 105, convolution.padding)
+        self._integers(layer, 106, [len(convolution.stride)])
+        self._finalize(layer)
+        kind, alpha, beta, described, w, x, y = _OPERATIONS[convolution.operation]
+        operation = self._create(kind, made)
+        self._refer(operation, described, layer)
+        for attribute, name in ((w, "w"), (x, "x"), (y, "y")):
+            self._refer(operation, attribute, tensors[name])
+        for attribute, factor in ((alpha, 1.0), (beta, 0.0)):
+            self._set(operation, attribute, _FLOAT_TYPE, (ctypes.c_float * 1)(factor))
+        self._finalize(operation)
+        graph = self._create(_GRAPH, made)
+        self._refer(graph, 801, operation)
+        return self._finalize(graph)
+
+    def _tensor(
+        self, name: str, sizes: Sequence[int], alignment: int, of: Convolution, made: list[_Descriptor]
+    ) -> _Descriptor:
+        tensor = self._create(_TENSOR, made)
+        self._integers(tensor, 900, [alignment])
+        self._enumerated(tensor, 901, _DTYPE_TYPE, of.dtype)
+        self._integers(tensor, 902, sizes)
+        self._integers(tensor, 903, _strides(sizes, of.channels_last))
+        self._integers(tensor, 906, [ord(name)])
+        return self._finalize(tensor)
+
+    def _configs(self, graph: _Descriptor, mode: int, made: list[_Descriptor]) -> Iterator[_Descriptor]:
+        """Configurations of engines, in the heuristics' order."""
+        heuristics = self._create(_HEURISTICS, made)
+        self._refer(heuristics, 201, graph)
+        self._enumerated(heuristics, 200, _HEURISTICS_MODE, mode)
+        self._refer(heuristics, 204, self._device)
+        self._finalize(heuristics)
+        configs = [self._create(_CONFIG, made) for _ in range(_MOST_CONFIGS)]
+        found = self._get(heuristics, _RESULTS, _DESCRIPTOR_TYPE, (_Descriptor * len(configs))(*configs))
+        yield from configs[: len(found)]
+
+    def _passes(self, config: _Descriptor, choice: Choice, dtype: int, made: list[_Descriptor]) -> bool:
+        engine = self._create(_ENGINE, made)
+        try:
+            self._get(config, _ENGINE_OF, _DESCRIPTOR_TYPE, (_Descriptor * 1)(engine))
+            notes = self._get(engine, _NOTES, _NOTE_TYPE, (ctypes.c_int * _MOST_NOTES)())
+        except CudnnError:
+            return False
+        if _DOWN_CONVERT in notes or (choice.deterministic and _NONDETERMINISTIC in notes):
+            return False
+        return choice.tensor_cores or dtype != _FLOAT32 or _TENSOR_CORE not in notes
+
+    def _plan_bytes(self, config: _Descriptor, made: list[_Descriptor]) -> int:
+        plan = self._create(_PLAN, made)
+        self._refer(plan, _CONFIG_OF_PLAN, config)
+        self._refer(plan, _DEVICE_OF_PLAN, self._device)
+        self._finalize(plan)
+        (size,) = self._get(plan, _WORKSPACE, _INT64_TYPE, (ctypes.c_int64 * 1)())
+        return int(size)
