@@ -31,6 +31,30 @@ T5 = {
     "decoder_start_token_id": 3,
 }  # fmt: skip
 VIT = {"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 4, "num_attention_heads": 12}
+GEMMA2 = {
+    "model_type": "gemma2", "vocab_size": 64000, "hidden_size": 1152, "intermediate_size": 4608,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128,
+}  # fmt: skip
+PHI3 = {
+    "model_type": "phi3", "vocab_size": 32064, "hidden_size": 1536, "intermediate_size": 4096,
+    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 16, "pad_token_id": 3,
+}  # fmt: skip
+OLMO2 = {
+    "model_type": "olmo2", "vocab_size": 100352, "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 4, "num_attention_heads": 16,
+}  # fmt: skip
+SMOLLM3 = {
+    "model_type": "smollm3", "vocab_size": 128256, "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4, "pad_token_id": 3,
+}  # fmt: skip
+GRANITE = {
+    "model_type": "granite", "vocab_size": 49152, "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4,
+}  # fmt: skip
+MIXTRAL = {
+    "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2048,
+    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8, "num_local_experts": 4,
+}  # fmt: skip
 
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "llama": (LLAMA, "LlamaForCausalLM"),
@@ -40,6 +64,12 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "distilroberta-base": (BERT, "BertForMaskedLM"),
     "t5": (T5, "T5ForConditionalGeneration"),
     "vit": (VIT, "ViTForImageClassification"),
+    "gemma2": (GEMMA2, "Gemma2ForCausalLM"),
+    "phi3": (PHI3, "Phi3ForCausalLM"),
+    "olmo2": (OLMO2, "Olmo2ForCausalLM"),
+    "smollm3": (SMOLLM3, "SmolLM3ForCausalLM"),
+    "granite": (GRANITE, "GraniteForCausalLM"),
+    "mixtral": (MIXTRAL, "MixtralForCausalLM"),
     "reward": (LLAMA | {"num_labels": 1}, "LlamaForSequenceClassification"),
 }
 _PREFERENCE = ("prompt", "chosen", "rejected")

@@ -52,6 +52,7 @@ _ENGINE = {
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": 2},
 }
+_FSDP2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 _FIXED = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 1,
@@ -69,6 +70,11 @@ class Runner:
         self.checkouts = checkouts
         here = self.inputs.folder
         (here / "zero2.json").write_text(json.dumps(_ENGINE))
+        for stage in (1, 2, 3):
+            (here / f"zero{stage}.auto.json").write_text(json.dumps(_ENGINE | {
+                "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": stage},
+            }))  # fmt: skip
+        (here / "fsdp2.json").write_text(json.dumps(_FSDP2))
         (here / "zero2.fixed.json").write_text(json.dumps(_FIXED | {"zero_optimization": {"stage": 2}}))
         (here / "zero3.fixed.json").write_text(json.dumps(_FIXED | {"zero_optimization": {"stage": 3}}))
 

@@ -1,12 +1,12 @@
 """Public scripts, unmodified: rehearsed first, then measured on a GPU machine with the same commands.
 
-    python -m benchmarks.rehearsal.gpu.public predict OUT.jsonl --checkouts FOLDER [--jobs 8] [NAME…]
-    python -m benchmarks.rehearsal.gpu.public measure OUT.jsonl --checkouts FOLDER [--at-once 6] [NAME…]
+    python -m benchmarks.rehearsal.gpu.public predict OUT.jsonl [NAME…] --checkouts FOLDER [--list LIST]
+    python -m benchmarks.rehearsal.gpu.public measure OUT.jsonl [NAME…] --checkouts FOLDER [--list LIST]
     python -m benchmarks.rehearsal.gpu.compare PREDICTED.jsonl MEASURED.jsonl
 
-``public.json`` lists them, in the form of ``entry-points.json``: none of them was measured before it was
-rehearsed. Each runs to its own end. Random weights of the models are made beside their configurations. Runs
-share the GPUs, several at a time: their figures are their own allocators'.
+``public.json`` and ``public-second.json`` (``--list``) list them, in the form of ``entry-points.json``: none
+was measured before it was rehearsed. Each runs to its own end. Random weights of the models are made beside
+their configurations. Runs share the GPUs, several at a time: their figures are their own allocators'.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from typing import Any
 from benchmarks.rehearsal.entry_point_inputs import MODELS
 from benchmarks.rehearsal.entry_points import EntryPoint, Runner
 
-LIST = Path(__file__).with_name("public.json")
-ENTRY_POINTS = tuple(EntryPoint(**row) for row in json.loads(LIST.read_text()))
 MEASURE = Path(__file__).resolve().parent / "measure.py"
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_SECONDS = 150
@@ -145,13 +143,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--checkouts", type=Path, required=True)
+    parser.add_argument("--list", default="public", choices=("public", "public-second"))
     parser.add_argument("--gpus", type=int, help="only those of so many GPUs")
     parser.add_argument("--jobs", type=int, default=1, help="rehearsals at a time")
     parser.add_argument("--at-once", type=int, default=6, help="runs at a time")
     options = parser.parse_args()
+    rows = json.loads(Path(__file__).with_name(f"{options.list}.json").read_text())
     chosen = [
         entry
-        for entry in ENTRY_POINTS
+        for entry in (EntryPoint(**row) for row in rows)
         if options.gpus in (None, entry.gpus)
         and (not options.names or any(name in entry.name for name in options.names))
     ]
