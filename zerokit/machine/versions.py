@@ -19,6 +19,11 @@ DECIDING = (
     "triton",
     "liger_kernel",
     "flash_attn",
+    "apex",
+    "transformer_engine",
+    "mamba_ssm",
+    "causal_conv1d",
+    "xformers",
     "datasets",
 )
 """Packages whose versions decide what a training script allocates, or which code it takes."""

@@ -51,18 +51,16 @@ class Rehearsed:
 
     def run(self) -> int:
         """The script from its first to its last line, or as far as it goes."""
+        why_not = self._why_not()
+        if why_not is not None:
+            self._write({"complete": False, "stopped": {"location": "", "operator": "", "reason": why_not}})
+            return 0
         from zerokit.rehearsal.process import native, stand_ins
 
-        try:
-            native.install()
-            self._put_in_place()
-            native.self_test()
-        except native.NotBelieved as error:
-            self._write(
-                {"complete": False, "stopped": {"location": "", "operator": "", "reason": str(error)}}
-            )
-            return 0
         self._forget_self_test()
+        if (note := native.version_note()) is not None:
+            self.machine.warn(note)
+        sys.meta_path.append(stand_ins.Missing(self.machine.warn))
         for made_up in stand_ins.offer(self._order):
             self.machine.stub(made_up)
         stopped = self._run_script()
@@ -72,6 +70,24 @@ class Rehearsed:
         return 0
 
     # ---------------------------------------------------------------- before
+
+    def _why_not(self) -> str | None:
+        """Put everything in place and try it; says why nothing can be rehearsed here, before the script
+        starts."""
+        try:
+            from zerokit.rehearsal.process import native
+        except ImportError as error:
+            return f"PyTorch cannot be imported here ({error}): rehearse in the environment of the run"
+        try:
+            native.install()
+            self._put_in_place()
+            native.self_test()
+        except native.NotBelieved as error:
+            return str(error)
+        except Exception as error:
+            traceback.print_exc()
+            return f"{native.tried_versions()}: {type(error).__name__}: {error}"
+        return None
 
     def _put_in_place(self) -> None:
         import torch.distributed  # noqa: F401  (before the mode: its import makes tensors)
@@ -142,6 +158,7 @@ class Rehearsed:
         """Why it stopped early; None where it did not."""
         from zerokit.launcher.rank.process import Program, run_target
         from zerokit.rehearsal.process.machine import NotRehearsed, StopRehearsal
+        from zerokit.rehearsal.process.stand_ins import explain
 
         order = self._order
         target = Program(name=order.target, is_module=order.is_module, arguments=list(order.arguments))
@@ -157,7 +174,8 @@ class Rehearsed:
             return {**_stopped(error, error.reason), "operator": error.operator}
         except BaseException as error:
             traceback.print_exc()
-            return {**_stopped(error, f"{type(error).__name__}: {error}"), "operator": _operator_of(error)}
+            reason = f"{type(error).__name__}: {error}{explain(error)}"
+            return {**_stopped(error, reason), "operator": _operator_of(error)}
         return None
 
     # ---------------------------------------------------------------- after

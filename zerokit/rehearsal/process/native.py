@@ -60,17 +60,21 @@ def install() -> None:
         raise
     except (AttributeError, OSError, ValueError) as error:
         raise NotBelieved(
-            f"PyTorch {torch.__version__} keeps its device tables elsewhere: {error}"
+            f"PyTorch {torch.__version__} cannot be made to believe in a GPU: its device tables are "
+            f"elsewhere ({error}); {tried_versions()}"
         ) from error
 
 
 def version_note() -> str | None:
     """What to say of a PyTorch outside the tried versions; None inside."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if OLDEST_TORCH <= version <= NEWEST_TORCH:
-        return None
-    tried = f"{'.'.join(map(str, OLDEST_TORCH))} to {'.'.join(map(str, NEWEST_TORCH))}"
-    return f"PyTorch {torch.__version__} is outside {tried}, with which rehearsals were compared"
+    return None if OLDEST_TORCH <= version <= NEWEST_TORCH else tried_versions()
+
+
+def tried_versions() -> str:
+    """This PyTorch's version, beside those with which rehearsals were compared."""
+    oldest, newest = (".".join(map(str, each)) for each in (OLDEST_TORCH, NEWEST_TORCH))
+    return f"rehearsals were compared with PyTorch {oldest} to {newest}, this is {torch.__version__}"
 
 
 def _install() -> None:
@@ -165,7 +169,7 @@ def self_test() -> None:
         gradient = left.grad
     except Exception as error:
         raise NotBelieved(
-            f"self-test on PyTorch {torch.__version__}: {type(error).__name__}: {error}"
+            f"the self-test fails: {type(error).__name__}: {error}; {tried_versions()}"
         ) from error
     if gradient is None or gradient.shape != left.shape or gradient.device.type != "cuda":
-        raise NotBelieved(f"self-test on PyTorch {torch.__version__}: no gradient on the fake GPU")
+        raise NotBelieved(f"the self-test fails: no gradient on the fake GPU; {tried_versions()}")

@@ -11,11 +11,23 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from zerokit.rehearsal.order import Order
 
 FLASH_ATTENTION_VERSION = "2.8.3"
+NOT_STOOD_IN = {
+    "apex": "apex",
+    "transformer_engine": "Transformer Engine",
+    "mamba_ssm": "Mamba's kernels",
+    "causal_conv1d": "causal-conv1d",
+    "fla": "flash-linear-attention",
+    "xformers": "xFormers",
+    "flash_attn": "flash-attn",
+}
+"""Packages of kernels by the module that is imported, which code takes where they are installed."""
 _ASKS = re.compile(r"flash_attention_2|^(?:from|import) flash_attn\b", re.MULTILINE)
 _MOST_BYTES = 1 << 20
 _READ = (".json", ".yaml", ".yml", ".toml", ".sh")
@@ -45,6 +57,48 @@ def offer(order: Order) -> list[str]:
     (about / "RECORD").write_text("flash_attn/__init__.py,,\n")
     sys.path.append(str(folder))
     return [f"flash-attn, which is not installed here: as version {FLASH_ATTENTION_VERSION}"]
+
+
+class Missing:
+    """A meta path finder, the last one: what is imported, and not found, of :data:`NOT_STOOD_IN`.
+
+    A look-up (``importlib.util.find_spec``) is no import.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Nothing; tells what is missing."""
+        name = NOT_STOOD_IN.get(fullname)
+        if name is not None and _is_import():
+            self._warn(
+                f"{name} is imported and not installed here: where the run has it, it may take other code "
+                "and allocate otherwise"
+            )
+
+
+def _is_import() -> bool:
+    """Whether the finders are asked by an import statement: behind ``_find_spec`` stands what asked."""
+    frame = sys._getframe(2)
+    for _ in range(4):
+        if frame.f_code.co_name == "_find_and_load_unlocked":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def explain(error: BaseException) -> str:
+    """What is to be said of an import that ended the script; empty where it is another error."""
+    root = (getattr(error, "name", None) or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or root not in NOT_STOOD_IN:
+        return ""
+    return (
+        f"; nothing stands in for {NOT_STOOD_IN[root]} in a rehearsal: where the script has an option for "
+        "PyTorch's own kernels, rehearse it with that"
+    )
 
 
 def _asks_for_flash_attention(order: Order) -> bool:

@@ -1,0 +1,66 @@
+"""What a rehearsal lacks is said by its name: kernels that nothing stands in for, and PyTorch itself."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.rehearsals import SCRIPTS, rehearse
+
+pytest.importorskip("torch")
+
+from zerokit.rehearsal.process import native, stand_ins
+
+KERNELS = [name for name in stand_ins.NOT_STOOD_IN if importlib.util.find_spec(name) is None]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_that_are_imported_and_not_there_are_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, stand_ins.Missing(told.append)])
+    assert importlib.util.find_spec(name) is None
+    assert told == []  # Transformers looks for all of them, and imports none
+    with pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module(name)
+    assert len(told) == 1 and told[0].startswith(f"{stand_ins.NOT_STOOD_IN[name]} is imported")
+    assert stand_ins.NOT_STOOD_IN[name] in stand_ins.explain(caught.value)
+    assert stand_ins.explain(ModuleNotFoundError(name="nltk")) == ""
+
+
+@pytest.mark.parametrize(
+    ("torch", "reason"),
+    [
+        ('__version__ = "1.13.1"', "cannot be made to believe in a GPU"),
+        ('raise ImportError("libcudart.so.13: no such file")', "PyTorch cannot be imported here (libcudart"),
+    ],
+)
+def test_a_pytorch_that_does_not_work_is_told_before_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, reason: str
+) -> None:
+    package = tmp_path / "other" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(torch)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "plain_loop.py"), "1")
+    assert (code, said["complete"], said["fits"], said["ranks"][0]["phases"]) == (14, False, None, {})
+    assert reason in said["stopped"]["reason"]
+    assert said["stopped"]["location"] == ""
+
+
+def test_another_system_and_a_failing_self_test_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(native.NotBelieved, match=r"the self-test fails: .*rehearsals were compared with"):
+        native.self_test()  # nobody made this process believe
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(native.NotBelieved, match="needs Linux"):
+        native.install()
+
+
+def test_a_pytorch_that_nobody_compared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.version_note() is None
+    monkeypatch.setattr(native.torch, "__version__", "9.9.0+cu990")
+    note = native.version_note()
+    assert note is not None and note.endswith("this is 9.9.0+cu990")
