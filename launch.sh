@@ -256,8 +256,8 @@ case ${1-} in
         shift
         ensure train,dev
         cd "$here"
-        # all of it: two files at a time, since many tests wait
-        [ $# -gt 0 ] || set -- -n 2 --dist loadfile
+        # All of it: three files at a time, since many tests wait, in the order of tests/conftest.py.
+        [ $# -gt 0 ] || set -- -n 3 --dist loadfile --no-loadscope-reorder
         exec "$venv/bin/python" -m pytest "$@"
         ;;
     *)

@@ -53,8 +53,21 @@ def has_gpu() -> bool:
     return found.returncode == 0 and "GPU 0" in found.stdout
 
 
+LONG_FILES_FIRST = (
+    "test_demo.py", "oracle", "faults", "test_readme.py", "corpus_scripts", "deepspeed", "rehearsal",
+    "browser", "torch",
+)  # fmt: skip
+"""What takes the longest below ``tests``. Begun last, it would keep a single worker busy at the end."""
+
+
+def _turn(item: pytest.Item) -> int:
+    known = [index for index, name in enumerate(LONG_FILES_FIRST) if name in item.path.parts]
+    return min(known, default=len(LONG_FILES_FIRST))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow tests run when asked for with -m slow; GPU tests where there is a GPU."""
+    items.sort(key=_turn)
     wanted = "slow" in config.option.markexpr
     dropped = [item for item in items if item.get_closest_marker("slow") and not wanted]
     if dropped:

@@ -1,5 +1,8 @@
-"""500 hostile strings as argument, variable, path and name through every ``emit`` target: what the written
-file starts has each as it was given, or it is refused, and no shell makes the marker file."""
+"""Hostile strings as argument, variable, path and name through every ``emit`` target: what the written file
+starts has each as it was given, or it is refused, and no shell makes the marker file.
+
+150 strings run everywhere, all 500 with ``-m slow``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ import yaml
 from tests.support.hostile import MARKER, SHOW, shown, strings
 from tests.support.plans import write_plan
 
-STRINGS = strings(500)
+
+@pytest.fixture(scope="module", params=[150, pytest.param(500, marks=pytest.mark.slow)])
+def texts(request: pytest.FixtureRequest) -> list[str]:
+    """Every hostile string there is, and some that are made of their pieces."""
+    return strings(request.param)
 
 
 @pytest.fixture
@@ -68,11 +75,11 @@ def hostile_plan(number: int, text: str) -> str:
 
 
 def test_slurm_scripts_start_what_was_given(
-    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], texts: list[str]
 ) -> None:
     """Each string is the script's name, an argument, a variable and the name of the plan's folder."""
     refused = 0
-    for number, text in enumerate(STRINGS):
+    for number, text in enumerate(texts):
         plan, script = hostile_plan(number, text), f"./x{text[:200]}"
         common = ("sbatch", "--style", "raw", "--plan", plan)
         value = text
@@ -89,7 +96,7 @@ def test_slurm_scripts_start_what_was_given(
         words, variable = started(in_a_plans_folder, ["bash", "job.sh"], script, {})
         assert words[:2] == [script, text] and variable == value
         assert words[1:] == [*given, "--deepspeed_config", config]
-    assert 0 < refused < len(STRINGS) // 10
+    assert 0 < refused < len(texts) // 5
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
@@ -109,10 +116,10 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 
 
 def test_kubernetes_jobs_start_what_was_given(
-    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], texts: list[str]
 ) -> None:
     """Each string is the script's name, an argument, a variable, an image and a plan's folder."""
-    for number, text in enumerate(STRINGS):
+    for number, text in enumerate(texts):
         common = ("kubernetes", "--style", "none", "--plan", hostile_plan(number, text))
         script, image = f"./x{text[:200]}", ("--image", "i")
         if any("\ud800" <= character <= "\udfff" for character in text):  # YAML holds no such byte
@@ -139,11 +146,11 @@ def test_kubernetes_jobs_start_what_was_given(
 
 
 def test_configurations_hold_what_was_given(
-    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], texts: list[str]
 ) -> None:
     """The file that an accelerate YAML names, the plan's folder, and the file written."""
     refused = 0
-    for number, text in enumerate(STRINGS):
+    for number, text in enumerate(texts):
         plan, file = hostile_plan(number, text), Path(f"p{number}") / f"o{text.replace('/', '_')[:80]}"
         assert emitted(capfdbinary, "deepspeed", "--plan", plan, "--out", str(file)) == b""
         assert json.loads(file.read_text())["zero_optimization"]["stage"] == 2
@@ -154,18 +161,18 @@ def test_configurations_hold_what_was_given(
             continue
         named = yaml.safe_load(out)["deepspeed_config"]["deepspeed_config_file"]
         assert named == (text or str(Path(plan).absolute() / "ds_config.json"))
-    assert refused < len(STRINGS) // 10
+    assert refused < len(texts) // 5
 
 
 def test_a_path_of_the_plans_is_in_every_file_as_it_is(
-    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], texts: list[str]
 ) -> None:
     """Accelerate's plugin has no key for it, and refuses."""
     path = Path("plan/plan.yaml")
     plan = yaml.safe_load(path.read_text())
     plan["chosen"]["deepspeed_config"]["zero_optimization"] = {"stage": 3}
     zero = plan["chosen"]["deepspeed_config"]["zero_optimization"]
-    for text in STRINGS:
+    for text in texts:
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": text}
         written = json.dumps(plan)
         for pair in re.findall(r"\\ud[89ab]..\\ud[c-f]..", written):  # two characters to YAML
@@ -186,7 +193,7 @@ def test_a_path_of_the_plans_is_in_every_file_as_it_is(
 
 @pytest.mark.parametrize("target", ["sbatch", "kubernetes", "resource", "hostfile"])
 def test_hostile_names_are_refused(
-    target: str, in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    target: str, in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], texts: list[str]
 ) -> None:
     options = {
         "sbatch": lambda t: ("sbatch", "--style", "none", "--plan", "plan", f"--job-name={t}", "./t.py"),
@@ -198,6 +205,6 @@ def test_hostile_names_are_refused(
         ),
         "hostfile": lambda t: ("hostfile", "--plan", "plan", "--", t),
     }  # fmt: skip
-    for text in STRINGS:
+    for text in texts:
         out = emitted(capfdbinary, *options[target](text))
         assert out is None or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text), text

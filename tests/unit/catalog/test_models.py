@@ -231,7 +231,8 @@ def test_another_model_is_refused(text: str) -> None:
         models.resolve(text)
 
 
-def test_a_name_that_is_not_a_models_own_never_leads_to_it() -> None:
+@pytest.mark.parametrize("count", [1000, pytest.param(6000, marks=pytest.mark.slow)])
+def test_a_name_that_is_not_a_models_own_never_leads_to_it(count: int) -> None:
     """Over all names: a character more, fewer or other, parts dropped, doubled or swapped."""
     own: dict[str, set[tuple[str, ...]]] = {}
     names = []
@@ -243,7 +244,7 @@ def test_a_name_that_is_not_a_models_own_never_leads_to_it() -> None:
         names += called
     random = Random(22)
     resolved = 0
-    for _ in range(6000):
+    for _ in range(count):
         text = nearmiss.changed(random, names)
         try:
             found, notes = models.resolve(text)
@@ -260,7 +261,7 @@ def test_a_name_that_is_not_a_models_own_never_leads_to_it() -> None:
             if parts in own[found.name]:
                 break
         assert parts in own[found.name], f"{text!r} became {found.name}"
-    assert resolved > 100  # some changes are of case or separators only
+    assert resolved > count // 60  # some changes are of case or separators only
 
 
 @pytest.mark.parametrize("text", ["70b", "", "../gpt2/..", "no-such-model", "x" * 5000, "b", "8"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from zerokit.catalog import gpus
@@ -11,19 +9,6 @@ from zerokit.timing import host_speed, operators
 from zerokit.timing.host_speed import HostSpeed
 from zerokit.timing.operators import Event
 from zerokit.timing.recorded_step import prices, step_time
-
-
-def product(m: int, n: int, k: int) -> Event:
-    return Event(
-        operators.KERNEL,
-        "mm",
-        shapes=((1, m, n, k),),
-        dtype="bfloat16",
-        flops=2.0 * m * n * k,
-        bytes_read=2 * (m * k + k * n),
-        bytes_written=2 * m * n,
-        launches=1,
-    )
 
 
 def test_the_model_goes_before_single_operators_and_rounds_have_a_spread():
@@ -71,10 +56,3 @@ def test_gpus_of_a_node_share_its_host_link_and_its_cores():
     assert eight.copy(copy) > one.copy(copy)
     assert eight.copy(copy) == pytest.approx(2**30 / 10.9e9, rel=0.05)  # all eight at once, measured
     assert eight.cpu_adam(adam) == pytest.approx(8 * one.cpu_adam(adam))
-
-
-def test_rows_come_back_as_events():
-    event = product(2, 3, 4)
-    assert list(operators.from_rows(json.loads(json.dumps([event])))) == [event]
-    with pytest.raises(ValueError, match="no kind"):
-        list(operators.from_rows([["dance", "x"]]))

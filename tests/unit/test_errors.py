@@ -1,0 +1,36 @@
+"""The errors that are meant for users: one exit code each, the documented ones."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from zerokit import errors
+
+DOCUMENTED = {  # docs of the command line; fixed, since scripts rely on them
+    "ZerokitError": 1, "InputError": 2, "FileInputError": 2, "NothingFits": 3, "LaunchError": 1,
+    "NotAsPlanned": 9, "RankFailed": 10, "RunHung": 11, "LauncherLost": 12, "NodeUnusable": 13,
+    "ReportNotWritten": 74,
+}  # fmt: skip
+
+
+def test_exit_codes_are_the_documented_ones() -> None:
+    classes = dict(inspect.getmembers(errors, inspect.isclass))
+    found = {name: kind.exit_code for name, kind in classes.items() if issubclass(kind, errors.ZerokitError)}
+    assert found == DOCUMENTED
+    assert errors.INCOMPLETE_REHEARSAL == 14
+    for name, code in re.findall(r"─ (\w+) +(\d+)", errors.__doc__ or ""):
+        assert DOCUMENTED[name] == int(code)
+
+
+def test_an_error_in_a_file_begins_with_its_location() -> None:
+    assert str(errors.FileInputError("ds.json", "no stage", 5, 37)) == "ds.json:5:37: no stage"
+    assert str(errors.FileInputError("ds.json", "not there")) == "ds.json: not there"
+    assert issubclass(errors.FileInputError, errors.InputError)
+
+
+def test_an_argument_in_a_message_is_its_field_and_shown_without_marks() -> None:
+    error = errors.InputError("⟨seq_len⟩ 0: use ⟨seq_len⟩ 4096 with ⟨micro_batch⟩ 1")
+    assert error.field == "seq_len"
+    assert str(error) == "seq_len 0: use seq_len 4096 with micro_batch 1"
+    assert errors.InputError("nothing is marked").field is None

@@ -1,0 +1,80 @@
+"""Text to numbers and back: units never mix, and what could mean two numbers is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerokit import units
+from zerokit.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("70b", 70_000_000_000), ("350m", 350_000_000), ("1.3e9", 1_300_000_000),
+     ("70_553_706_496", 70_553_706_496),
+     ("0.5K", 500), (" 2T ", 2 * 10**12), (7, 7), ("1G", 10**9)],
+)  # fmt: skip
+def test_counts(text: object, number: int) -> None:
+    assert units.parse_count(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("80GB", 80 * 10**9), ("80GiB", 85_899_345_920), ("81559MiB", 85_520_809_984), ("24gib", 25_769_803_776),
+     ("1.5 KiB", 1536), ("1b", 1), ("1e3MB", 10**9)],
+)  # fmt: skip
+def test_sizes(text: str, size: int) -> None:
+    assert units.parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "words"),
+    [
+        (units.parse_count, "7q", "unknown suffix 'q'"),
+        (units.parse_count, "0", "at least 1"),
+        (units.parse_count, "1e30", r"beyond 10\*\*18"),
+        (units.parse_count, "-5", "cannot read"),
+        (units.parse_count, True, "expected a number"),
+        (units.parse_count, None, "expected a number"),
+        (units.parse_count, "9" * 5000, "too long"),
+        (units.parse_count, "1e999", "not a finite number"),
+        (units.parse_count, "nan", "cannot read"),
+        (units.parse_bytes, "80", "a unit is missing"),
+        (units.parse_bytes, "80GO", "unknown unit 'go'"),
+        (units.parse_bytes, "0.1b", "more than zero bytes"),
+        (units.parse_bytes, "2048PiB", "beyond an exabyte"),
+    ],
+)
+def test_what_is_no_number_is_refused(read: object, text: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read(text, "count")  # type: ignore[operator]
+
+
+def test_a_whole_number_with_a_suffix_may_mean_two_and_names_both() -> None:
+    with pytest.raises(InputError, match=r"may mean 4096 or 4000"):
+        units.parse_positive_int("4k", "seq_len")
+    with pytest.raises(InputError, match="between 1 and 8"):
+        units.parse_positive_int(9, "stage", maximum=8)
+    with pytest.raises(InputError, match="whole number"):
+        units.parse_positive_int("2.5", "gpus")
+    assert units.parse_positive_int("1_024", "seq_len") == 1024
+
+
+@given(st.integers(1, 10**18))
+def test_a_count_that_is_shown_is_read_back_within_half_of_its_last_digit(number: int) -> None:
+    assert units.parse_count(units.format_count(number)) == pytest.approx(number, rel=0.0051)
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [(units.format_gib(80 * 2**30), "80.00 GiB"), (units.format_gib(1234.5 * 2**30, 1), "1,234.5 GiB"),
+     (units.format_count(70_553_706_496), "70.6B"), (units.format_count(1_235_814_400), "1.24B"),
+     (units.format_count(12), "12"), (units.format_seconds(0.85), "850 ms"),
+     (units.format_seconds(12.34), "12.3 s"),
+     (units.format_seconds(250), "4.2 min"), (units.format_seconds(11_160), "3.1 h"),
+     (units.format_seconds(207_360), "2.4 d")],
+)  # fmt: skip
+def test_numbers_for_people(shown: str, text: str) -> None:
+    assert shown == text
