@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tools import tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -110,3 +114,57 @@ def test_no_helper_is_imported_from_a_test_file() -> None:
                 names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
                 found += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.startswith("test_")]
     assert found == []
+
+
+# --- tests/map.yaml ------------------------------------------------------------------------------
+
+
+def modules() -> set[str]:
+    """All modules of the package that hold something, as paths without their ending."""
+    package = ROOT / "zerokit"
+    return {
+        str(path.relative_to(package).with_suffix(""))
+        for path in package.rglob("*.py")
+        if path.stat().st_size
+    }
+
+
+def test_every_module_leads_to_its_tests_and_back() -> None:
+    """A module has the unit test file of its name, or tests/map.yaml names the file that tests it."""
+    listed = [module for served in tests_of.served_modules().values() for module in served]
+    named = {module for module in modules() if tests_of.named_after(module).is_file()}
+    assert sorted(modules() - named - set(listed)) == [], (
+        "add its tests, or the file that has them to tests/map.yaml"
+    )
+    assert sorted(set(listed) - modules()) == [], "no such module"
+    assert sorted(set(listed) & named) == [], "has a test file of its own name"
+    assert sorted(module for module, times in Counter(listed).items() if times > 1) == []
+    assert [file for file in tests_of.served_modules() if not (ROOT / "tests" / file).is_file()] == []
+
+
+# tests of what CONTRIBUTING says, and of the benchmarks
+NO_MODULE = {"test_one_file"}
+
+
+def test_every_unit_test_is_named_after_a_module() -> None:
+    unit = ROOT / "tests" / "unit"
+    names = {str(path.parent.relative_to(unit) / path.stem) for path in unit.rglob("test_*.py")}
+    of_benchmarks = {name for name in names if name.startswith("benchmarks/")}
+    known = {str(Path(module).parent / f"test_{Path(module).name}") for module in modules()}
+    packages = {str(Path(module).parent) for module in modules()}
+    of_packages = {f"{package}/test_{Path(package).name}" for package in packages}
+    assert sorted(names - of_benchmarks - known - of_packages - NO_MODULE) == []
+
+
+CITED = re.compile(r"[\w/]*\btest_\w+\.py\b")
+
+
+def test_test_files_named_in_documents_exist() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.py")]
+    found = {
+        f"{document.relative_to(ROOT)}: {cited}"
+        for document in documents
+        for cited in CITED.findall(document.read_text())
+        if not any(ROOT.glob(pattern) for pattern in (cited, f"tests/{cited}", f"tests/unit/{cited}"))
+    }
+    assert sorted(found) == []
