@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from importlib import resources
 from pathlib import Path
@@ -24,6 +25,10 @@ SET: list[tuple[str, Any]] = [
     ("activation_checkpointing.cpu_checkpointing", True),
     ("activation_checkpointing.partition_activations", True),
     ("data_efficiency", {"enabled": True}),
+    ("zero_optimization.memory_efficient_linear", False),
+    ("managed_gradient_accumulation", False),
+    ("comms_logger.enabled", True),
+    ("pipeline", {"activation_checkpoint_interval": 1}),
 ]
 
 
@@ -59,6 +64,34 @@ def test_a_key_that_does_nothing_is_not_named(value: Any) -> None:
     assert not_modelled(config("compile.deepcompile", value)) == ()
     assert not_modelled(config("zero_optimization.zenflow", None)) == ()
     assert not_modelled(config("data_efficiency", {"enabled": False})) == ()
+
+
+NVME = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}
+WHERE = [
+    ("zero_optimization.memory_efficient_linear", False, {"zero_optimization": {"stage": 3}}),
+    ("zero_optimization.use_multi_rank_bucket_allreduce", False, {"zero_optimization": {"stage": 1}}),
+    ("bf16.immediate_grad_update", True, {"zero_optimization": {"stage": 1},
+                                          "data_types": {"grad_accum_dtype": "fp32"}}),
+    ("torch_autocast.lower_precision_safe_modules", ["torch.nn.Linear"], {"torch_autocast": {"enabled": True}}),
+    ("aio.use_gds", True, {"zero_optimization": NVME}),
+    ("zero_optimization.offload_optimizer.pipeline_read", True, {"zero_optimization": NVME}),
+    ("tensor_parallel.partition_config", {}, {"tensor_parallel": {"autotp_size": 2}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value", "needed"), WHERE, ids=[key for key, *_ in WHERE])
+def test_a_key_is_named_only_where_deepspeed_reads_it(key: str, value: Any, needed: dict[str, Any]) -> None:
+    def with_key(body: dict[str, Any]) -> dict[str, Any]:
+        body = copy.deepcopy(body)
+        *parents, name = key.split(".")
+        block = body
+        for parent in parents:
+            block = block.setdefault(parent, {})
+        block[name] = value
+        return body
+
+    assert [key in line for line in not_modelled(with_key(needed))] == [True]
+    assert not_modelled(with_key({})) == ()
 
 
 def test_the_keys_are_deepspeeds() -> None:
