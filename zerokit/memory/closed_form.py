@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import NF4_BYTES, QUANTIZED_BYTES, Job
-from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.model_shape import Gemm, ModelShape
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.card import rough_overhead_bytes
 from zerokit.memory.closed_form_activations import (
@@ -21,6 +21,7 @@ from zerokit.memory.closed_form_activations import (
 )
 from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
 from zerokit.memory.host import pinned
+from zerokit.memory.inference import tokens
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
 from zerokit.memory.replay.optimizers import optimizer_bytes
 from zerokit.units import GIB
@@ -57,6 +58,7 @@ class _Sizes:
     largest: float
     layer: float
     experts: float  # in all layers
+    persistent: float  # never given back at ZeRO-3: tensors within the threshold
 
 
 def trainable_parameters(shape: ModelShape, job: Job) -> int:
@@ -67,13 +69,37 @@ def trainable_parameters(shape: ModelShape, job: Job) -> int:
     total = 0
     for stack in shape.stacks:
         for gemm in stack.gemms:
-            # products fused here (q, k, v; gate, up) are modules of their own in transformers
-            fused = (
-                (3 if gemm.kind == "attention" else 2 if shape.gated else 1) if gemm.split == "column" else 1
-            )
+            fused = _fused(shape, gemm)
             if gemm.split != "none":
                 total += stack.layers * gemm.copies * rank * (gemm.n + fused * gemm.k)
     return total
+
+
+def _fused(shape: ModelShape, gemm: Gemm) -> int:
+    """Modules in transformers of one product here: q, k, v; gate, up."""
+    if gemm.split != "column":
+        return 1
+    return 3 if gemm.kind == "attention" else 2 if shape.gated else 1
+
+
+def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
+    """Elements of matrices and tables that stay gathered at ZeRO-3, up to ``model_persistence_threshold``.
+
+    (runtime/zero/parameter_offload.py, mark_persistent_parameters.) Norms and biases are too few to count.
+    """
+    zero, degree = strategy.settings.zero, strategy.tensor_parallel * strategy.pipeline_parallel
+    if zero.stage != 3:
+        return 0.0
+    limit = zero.param_persistence_threshold * strategy.tensor_parallel
+    products = sum(
+        stack.layers * gemm.parameters
+        for stack in shape.stacks
+        for gemm in stack.gemms
+        # the experts of a layer are one tensor in transformers 5
+        if (gemm.parameters if gemm.copies > 1 else gemm.n * gemm.k / _fused(shape, gemm)) <= limit
+    )
+    tables = shape.parameters - shape.block_parameters if shape.largest_parameter <= limit else 0
+    return min((products + tables) / degree, float(zero.model_persistence_threshold))
 
 
 def estimate_analytic(
@@ -151,6 +177,7 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
         largest=shape.largest_parameter / strategy.tensor_parallel,
         layer=max(stack.layer_parameters for stack in shape.stacks) / strategy.tensor_parallel,
         experts=sum(s.layers * g.parameters for s in shape.stacks for g in s.gemms if g.copies > 1) / split,
+        persistent=min(weights, _within_threshold(shape, strategy)),
     )
 
 
@@ -211,7 +238,8 @@ def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
     kept = _REUSED_SHARE * min(zero.max_reuse_distance, zero.max_live_parameters)
     if strategy.checkpointing == "none":  # views of them, saved for backward (``Modules._saved``, modules.py)
         kept += sizes.experts
-    elements = min(sizes.weights, in_use + 2 * zero.prefetch_bucket_size + kept)
+    others = min(sizes.weights - sizes.persistent, in_use + 2 * zero.prefetch_bucket_size + kept)
+    elements = sizes.persistent + others
     return elements * sizes.weight_bytes / max(1.0, sizes.weights)
 
 
@@ -302,16 +330,16 @@ def _finish(
 def _inference(
     shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster, sizes: _Sizes
 ) -> MemoryEstimate:
-    """Weights, KV cache over the whole sequence, one layer's working set, the last token's logits."""
+    """Weights, the KV cache at its longest, one layer's working set for a prompt, the last token's logits."""
     element_bytes, tp, micro = sizes.element_bytes, strategy.tensor_parallel, strategy.settings.micro_batch
-    tokens = micro * job.seq_len
+    prompt, longest = tokens(job)
     cache = sum(
-        stack.layers * element_bytes * stack.kv_width * tokens / min(tp, shape.kv_heads)
+        stack.layers * element_bytes * stack.kv_width * micro * longest / min(tp, shape.kv_heads)
         for stack in shape.stacks
         if stack.causal
     )
     widest = max(gemm.n * gemm.active for stack in shape.stacks for gemm in stack.gemms)
-    work = 2 * element_bytes * widest / tp * tokens + LAST_LOGIT_BYTES * shape.vocab * micro
+    work = 2 * element_bytes * widest / tp * micro * prompt + LAST_LOGIT_BYTES * shape.vocab * micro
     weights = sizes.weight_bytes / (sizes.ranks if strategy.settings.zero.stage == 3 else 1)
     parts = {
         Component.PARAMETERS: weights,

@@ -38,6 +38,11 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
     """
     rules: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (
         (_OF_TRAINING, lambda: given(options, "inference"), "not with ⟨inference⟩, which does not train"),
+        (
+            ("zero",),
+            lambda: given(options, "inference") and str(options.get("zero")) in ("1", "2"),
+            "stages 1 and 2 divide what only training has; ⟨inference⟩ takes 0 or 3",
+        ),
         (_BUCKETS, lambda: _stage(options, single, file) == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
         (_STAGE_3_SIZES, lambda: _stage(options, single, file) in ("0", "1", "2"), "only with ⟨zero⟩ 3"),
         (("nvme",), lambda: single and not _to_nvme(options), "only with ⟨offload_⟩… nvme"),

@@ -138,6 +138,7 @@ def test_an_option_changes_the_answer_or_is_refused(
         ("--zero", "1", "--sub-group", "1m"),
         ("--inference", "--optimizer", "Lion"),
         ("--inference", "--checkpointing", "full"),
+        ("--inference", "--zero", "2"),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "estimate"])
@@ -190,6 +191,23 @@ def test_a_size_means_the_same_as_an_option_and_in_a_file(
     )  # fmt: skip
     assert by_option["per_rank"] == by_file["per_rank"]
     assert by_option["peak_allocated_bytes"] == by_file["peak_allocated_bytes"]
+
+
+def test_the_closed_form_keeps_what_is_within_the_threshold(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--params", "1b", "--gpus", "4", "--gpu", "h200", "--zero", "3", "--seq-len", "512")
+    _, plain, _ = answer(capsys, "estimate", *asked)
+    _, kept, _ = answer(capsys, "estimate", *asked, "--persistence", "1e9")
+    assert plain["basis"] == kept["basis"] == "analytic"
+    assert kept["per_rank"][0]["phases"]["forward"] > plain["per_rank"][0]["phases"]["forward"]
+    gathered = kept["per_rank"][0]["components"]["gathered_parameters"]
+    assert gathered == pytest.approx(2 * 1e9, rel=0.01)  # every weight, in 16 bits
+
+
+def test_the_closed_form_knows_how_many_tokens_are_generated(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--params", "1b", "--gpus", "4", "--gpu", "h200", "--inference", "--seq-len", "512")
+    _, prompt, _ = answer(capsys, "estimate", *asked)
+    _, most, _ = answer(capsys, "estimate", *asked, "--new-tokens", "500")
+    assert most["peak_allocated_bytes"] < prompt["peak_allocated_bytes"]
 
 
 def test_a_network_that_one_node_does_not_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
