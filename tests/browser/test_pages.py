@@ -89,7 +89,12 @@ def report(ranks: int, points: int = 300, **more: Any) -> RunReport:
         "ranks": [rank(n, points, peak=(46 if n == 3 else 40) * GIB) for n in range(ranks)],
         "predicted_vs_measured": {
             "kind": "gpu_memory", "rank": 3 if ranks > 3 else 0, "peak_bytes": pair,
-            "phases": {"forward": pair, "backward": pair},
+            "phases": {"init": pair, "forward": pair, "backward": pair},
+            "components": {
+                "init": {"initialisation": 9 * GIB},
+                "forward": {"activations": 18 * GIB, "parameters": 12 * GIB, "loss": 9 * GIB},
+                "backward": {"activations": 20 * GIB, "parameters": 12 * GIB, "loss": 9 * GIB},
+            },
         },
     }  # fmt: skip
     return RunReport.model_validate({**body, **more})
@@ -183,7 +188,9 @@ def test_the_odd_ranks_are_marked(browser: Any, pages: dict[str, Path]) -> None:
     assert odd == ["peak +15% of the median", "1.40 times the median step time"]
     assert page.query_selector("main .answer p").inner_text() == "Every rank finished"
     spans = {part.text_content() for part in page.query_selector_all("svg rect title")}
-    assert spans == {"load", "init", "training", "eval", "save"}
+    predicted = {name for name in spans if name.startswith("predicted: ")}
+    assert spans - predicted == {"load", "init", "training", "eval", "save"}
+    assert "predicted: activations" in predicted and len(predicted) == 4
     page.close()
 
 

@@ -54,7 +54,8 @@ class Strategy:
 class RankEstimate:
     """Predicted memory of one rank (or of ranks ``first`` to ``last``, all alike). Bytes.
 
-    ``components`` is what is live at the peak, and sums to ``peak_allocated_bytes``.
+    ``components`` is what is live at the peak, and sums to ``peak_allocated_bytes``;
+    ``phase_components`` the same at the peak of each phase, empty where the model cannot divide them.
     """
 
     first: int
@@ -63,6 +64,7 @@ class RankEstimate:
     peak_phase: str
     phases: Mapping[str, int]
     components: Mapping[str, int]
+    phase_components: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @frozen_dataclass

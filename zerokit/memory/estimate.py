@@ -294,10 +294,9 @@ def _worst_ranks(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> t
     return tuple(sorted({0, heaviest, ranks - 1}))
 
 
-def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], tuple[int, str]]:
-    """Peak bytes of each phase, and (micro-step kind, phase) of the highest."""
-    forward = backward = 0.0
-    ahead_at = back_at = 0
+def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], dict[str, int]]:
+    """Peak bytes of each phase, and the kind of micro-step that each is reached in."""
+    forward, backward, ahead_at, back_at = 0.0, 0.0, 0, 0
     for number, micro in enumerate(own.micro_steps):
         if micro.forward is None:
             ahead, activations = timeline.forward_peak + micro.start, timeline.gradients
@@ -314,8 +313,7 @@ def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], tuple[i
         "backward": round(backward),
         "step": own.step_peak,
     }
-    worst = max(phases, key=phases.__getitem__)
-    return phases, (back_at if worst == "backward" else ahead_at, worst)
+    return phases, {"init": 0, "forward": ahead_at, "backward": back_at, "step": 0}
 
 
 @lru_cache(maxsize=16384)
@@ -326,16 +324,20 @@ def _ranks(replayed: _Replayed, timeline: Timeline) -> tuple[RankEstimate, ...]:
 
 def _rank(replayed: _Replayed, timeline: Timeline, entry: tuple[int, RankBytes]) -> RankEstimate:
     rank, own = entry
-    phases, (number, worst) = _phases(own, timeline)
+    phases, kinds = _phases(own, timeline)
+    worst = max(phases, key=phases.__getitem__)
+    components = {
+        name: LazyComponents(partial(_components, replayed, timeline, rank, own, kinds[name], name, peak))
+        for name, peak in phases.items()
+    }
     return RankEstimate(
         first=rank,
         last=rank,
         peak_allocated_bytes=phases[worst],
         peak_phase=worst,
         phases=phases,
-        components=LazyComponents(
-            partial(_components, replayed, timeline, rank, own, number, worst, phases[worst])
-        ),
+        components=components[worst],
+        phase_components=components,
     )
 
 

@@ -222,6 +222,12 @@ class Estimate:
         return dict(self.planned.candidate.memory.host_components)
 
     @property
+    def components_by_phase(self) -> dict[str, dict[str, int]]:
+        """Bytes live at the peak of each phase of the worst rank, by what they are; may be empty."""
+        worst = self.planned.candidate.memory.worst
+        return {phase: dict(parts) for phase, parts in worst.phase_components.items()}
+
+    @property
     def nvme_bytes_per_node(self) -> int:
         """Disk that a node needs for offload."""
         return self.planned.candidate.memory.nvme_bytes_per_node
@@ -304,6 +310,7 @@ class Estimate:
             "basis": self.basis,
             "saving": None if self.saving is None else asdict(self.saving),
             "per_rank": [rank.to_dict() for rank in self.per_rank],
+            "components_by_phase": self.components_by_phase,
             "assumptions": list(all_as_options(self._notes)),
         }
 

@@ -212,6 +212,7 @@ def without_cublas(estimate: MemoryEstimate) -> MemoryEstimate:
             phases={name: max(0, size - held.get(name, 0)) for name, size in rank.phases.items()},
             components={name: size for name, size in rank.components.items()
                         if name != Component.CUBLAS_WORKSPACE},
+            phase_components={},
         )  # fmt: skip
 
     least = min(rank.components.get(Component.CUBLAS_WORKSPACE, 0) for rank in estimate.ranks)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options
-from zerokit.memory.components import label
 from zerokit.planner import answer
-from zerokit.report import charts
+from zerokit.report import charts, component_parts
 from zerokit.report.html import fill
 from zerokit.search.explain import cluster_words
 from zerokit.units import format_gib
@@ -19,10 +18,8 @@ from zerokit.units import format_gib
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from zerokit.domain.strategy import Candidate
+    from zerokit.domain.strategy import Candidate, RankEstimate
     from zerokit.planner.plan_result import PlanResult
-
-_COLOURS = 7
 
 
 def plan_page(
@@ -60,12 +57,7 @@ def plan_page(
 
 def _components(result: PlanResult) -> Markup:
     worst = result.chosen.candidate.memory.worst
-    parts = sorted(worst.components.items(), key=lambda part: -part[1])
-    styled = [(label(name), float(size), f"c{min(n, _COLOURS - 1)}") for n, (name, size) in enumerate(parts)]
-    shown = styled[: _COLOURS - 1]
-    rest = sum(size for _, size, _ in styled[_COLOURS - 1 :])
-    if rest:
-        shown.append(("others", rest, f"c{_COLOURS - 1}"))
+    shown = component_parts.stacked(worst.components, component_parts.styles(_by_phase(worst)))
     required = result.chosen.candidate.memory.min_vram_bytes
     around = max(0, required - worst.peak_allocated_bytes)
     what = "CPU rank" if result.on_cpu else "GPU"
@@ -85,10 +77,20 @@ def _components(result: PlanResult) -> Markup:
     return charts.bars("Predicted, worst rank", rows, limit=limit)
 
 
+def _by_phase(worst: RankEstimate) -> Mapping[str, Mapping[str, int]]:
+    return worst.phase_components or {worst.peak_phase: worst.components}
+
+
 def _phases(result: PlanResult) -> Markup:
     worst = result.chosen.candidate.memory.worst
+    colours = component_parts.styles(_by_phase(worst))
     rows = [
-        charts.Bar(label=name, parts=[("predicted peak allocated", float(size), "c0")])
+        charts.Bar(
+            label=name,
+            parts=component_parts.stacked(worst.phase_components[name], colours)
+            if name in worst.phase_components
+            else [("predicted peak allocated", float(size), "c0")],
+        )
         for name, size in worst.phases.items()
     ]
     return charts.bars("Predicted peak by phase", rows)

@@ -186,5 +186,10 @@ def _with_extra(replayed: MemoryEstimate, extra: Mapping[str, int], name: str) -
 def _rank(rank: RankEstimate, phases: Mapping[str, int], parts: Mapping[str, int]) -> RankEstimate:
     worst = max(phases, key=phases.__getitem__)
     return replace(
-        rank, phases=phases, peak_phase=worst, peak_allocated_bytes=phases[worst], components=parts
+        rank,
+        phases=phases,
+        peak_phase=worst,
+        peak_allocated_bytes=phases[worst],
+        components=parts,
+        phase_components={},
     )

@@ -51,6 +51,15 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A stretch of time with parts upon each other: ``(label, value, style)`` each, the lowest first."""
+
+    start: float
+    end: float
+    parts: Sequence[tuple[str, float, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
     """A bar of parts, one after the other: ``(label, value, style)`` each."""
 
@@ -98,6 +107,31 @@ def over_time(
     ]
     y_labels = [(tick * GIB / top, f"{tick:g}") for tick in y_ticks]
     return _figure(caption, "".join(body), x_labels, y_labels, legend, small=small)
+
+
+def areas(caption: str, stacks: Sequence[Stack], *, end: float, level: Level | None = None) -> Markup:
+    """Stacked areas of bytes over ``end`` seconds, and the parts in a legend."""
+    heights = [sum(value for _, value, _ in stack.parts) for stack in stacks]
+    top = max([*heights, level.value if level else 0.0]) * _ROOM or 1.0
+    y_ticks = _ticks(top / GIB, 6)
+    body = [_horizontal(tick * GIB / top, "grid") for tick in y_ticks]
+    legend: dict[tuple[str, str], None] = {}
+    for stack in stacks:
+        x, width, below = _WIDTH * stack.start / end, _WIDTH * (stack.end - stack.start) / end, 0.0
+        for label, value, style in stack.parts:
+            legend[style, label] = None
+            below += value
+            y, height = _HEIGHT * (1 - below / top), _HEIGHT * value / top
+            body.append(
+                f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}">'
+                f"<title>{escape(label)}</title></rect>"
+            )
+    if level:
+        body.append(_horizontal(level.value / top, level.style))
+    keys = [*legend, *([(level.style, f"{level.label}, {format_gib(level.value, 1)}")] if level else [])]
+    x_labels = [(tick / end, format_seconds(tick) if tick else "0") for tick in _ticks(end, 6)]
+    y_labels = [(tick * GIB / top, f"{tick:g}") for tick in y_ticks]
+    return _figure(caption, "".join(body), x_labels, y_labels, keys)
 
 
 def bars(caption: str, rows: Sequence[Bar], *, limit: Level | None = None) -> Markup:

@@ -51,6 +51,7 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         elapsed=render.seconds(run.elapsed_seconds),
         chart=run_charts.memory_over_time(run),
         components=run_charts.components(run),
+        predicted_over_time=run_charts.predicted_over_time(run),
         small=run_charts.ranks_side_by_side(run),
         phase_bars=run_charts.phases(run),
         events=run_charts.events(run),

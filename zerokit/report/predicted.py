@@ -99,6 +99,9 @@ def compare_with_plan(
         statistics.median(times) if (times := _step_times(ranks)) else None,
     )
     result["min_vram_bytes"] = estimate.get("min_vram_bytes")
+    result["components"] = {
+        phase: parts for phase, parts in (estimate.get("components_by_phase") or {}).items() if gpu
+    }
     result["differences"] = [difference.to_dict() for difference in differing]
     result["predicted_for"] = "plan" if not differing else "what ran" if again is not None else None
     return result

@@ -6,8 +6,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from zerokit.memory.components import label
-from zerokit.report import charts, render
+from zerokit.report import charts, component_parts, render
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
 
@@ -25,8 +24,6 @@ _SPAN_STYLES = {
 }
 _MOST_POINTS, _MOST_SMALL_POINTS = 1000, 60
 _ODD = 0.05  # of the median peak: a rank that is further off stands out
-_MOST_PARTS = 6
-_PREDICTED = "c"  # classes c0, c1, …: colours of predicted components
 
 
 def memory_over_time(run: RunReport) -> Markup | None:
@@ -102,16 +99,14 @@ def components(run: RunReport) -> Markup | None:
     predicted = run.predicted_vs_measured
     if rank is None or predicted is None or predicted.predicted_for != "plan" or not run.gpu_measured:
         return None
-    parts = [
-        (name, size) for name, size in rank.predicted_components.items() if isinstance(size, int) and size > 0
-    ]
+    parts = {
+        name: size for name, size in rank.predicted_components.items() if isinstance(size, int) and size > 0
+    }
     if not parts:
         return None
-    parts.sort(key=lambda part: -part[1])
-    shown = [(f"predicted: {label(name)}", float(size), f"{_PREDICTED}{n}") for n, (name, size) in
-             enumerate(parts[:_MOST_PARTS])]  # fmt: skip
-    if rest := sum(size for _, size in parts[_MOST_PARTS:]):
-        shown.append(("predicted: others", float(rest), f"{_PREDICTED}{_MOST_PARTS}"))
+    shown = component_parts.stacked(
+        parts, component_parts.styles(_predicted_components(run) or {"peak": parts})
+    )
     rows = [
         charts.Bar(label="predicted", parts=shown, note="by component"),
         charts.Bar(label="measured", parts=_measured_parts(rank), note="totals only"),
@@ -119,6 +114,47 @@ def components(run: RunReport) -> Markup | None:
     limit = rank.device_total_bytes
     level = charts.Level(label="the card's memory", value=limit, style="limit") if limit else None
     return charts.bars(f"At the peak, rank {rank.rank}", rows, limit=level)
+
+
+def predicted_over_time(run: RunReport) -> Markup | None:
+    """What the plan says of the fullest rank's time, by component; the probe measures totals only.
+
+    Training goes through its phases in every step: its area is that of the phase with the highest peak.
+    """
+    rank, by_phase = fullest(run), _predicted_components(run)
+    if rank is None or not by_phase:
+        return None
+    highest = max(
+        (name for name in by_phase if name in _TRAINING), default="", key=lambda n: sum(by_phase[n].values())
+    )
+    styles = component_parts.styles(by_phase)
+    stacks, spans = [], phase_spans(rank)
+    for span in spans:
+        phase = highest if span.label == "training" else span.label
+        if phase in by_phase:
+            stacks.append(
+                charts.Stack(
+                    start=span.start, end=span.end, parts=component_parts.stacked(by_phase[phase], styles)
+                )
+            )
+    if not stacks:
+        return None
+    pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
+    level = (
+        charts.Level(label="measured peak", value=pair.measured, style="predicted")
+        if pair and pair.measured
+        else None
+    )
+    caption = f"Predicted by component, rank {rank.rank}: the highest phase of a step"
+    return charts.areas(caption, stacks, end=spans[-1].end, level=level)
+
+
+def _predicted_components(run: RunReport) -> dict[str, dict[str, int]]:
+    """Of each phase; empty where the run was not what was predicted, or no GPU was measured."""
+    predicted = run.predicted_vs_measured
+    if predicted is None or predicted.predicted_for is None or not run.gpu_measured:
+        return {}
+    return {phase: dict(parts) for phase, parts in predicted.components.items() if parts}
 
 
 def _measured_parts(rank: RankReport) -> list[tuple[str, float, str]]:
@@ -136,11 +172,18 @@ def phases(run: RunReport) -> Markup | None:
     predicted = run.predicted_vs_measured
     if predicted is None or not predicted.phases:
         return None
+    by_phase = _predicted_components(run)
+    styles = component_parts.styles(by_phase)
     rows = []
     for name in render.ordered_phases(predicted.phases):
         pair = predicted.phases[name]
         if pair.predicted:
-            rows.append(charts.Bar(label=name, parts=[("predicted", pair.predicted, "c0")]))
+            parts = (
+                component_parts.stacked(by_phase[name], styles)
+                if name in by_phase
+                else [("predicted", pair.predicted, "c0")]
+            )
+            rows.append(charts.Bar(label=name, parts=parts))
         if pair.measured:
             error = f"predicted {pair.error_fraction * 100:+.1f} %" if pair.error_fraction is not None else ""
             rows.append(

@@ -64,6 +64,7 @@ class Predicted(_Part):
 
     ``predicted_for``: ``plan``, ``what ran`` (predicted again), or None where the run was not what the
     plan predicts, so that nothing is compared. Reports of older versions compare with the plan.
+    ``components``: predicted bytes at the peak of each phase, by what they are.
     """
 
     kind: Literal["gpu_memory", "host_memory"]
@@ -71,6 +72,7 @@ class Predicted(_Part):
     peak_bytes: Pair | None = None
     baseline_bytes: Bytes | None = None
     phases: dict[str, Pair] = {}
+    components: dict[str, dict[str, Bytes]] = {}
     step_seconds: Pair | None = None
     min_vram_bytes: Bytes | None = None
     per_rank: list[RankPair] = []
