@@ -1,58 +1,47 @@
-"""Step times of TRL's scripts, unmodified, one at a time on their host, with the host's probe beside them.
+"""Step times of TRL's scripts, unmodified, one at a time on their host, the host's probe between their steps.
 
-    python -m benchmarks.script_times -o ROWS.jsonl [--gpus 1] [--only small.z2] [--steps 12]
+    python -m benchmarks.script_times -o ROWS.jsonl [--second] [--gpus 1] [--only small.z2] [--steps 24]
     python -m benchmarks.script_times --cases CASES.jsonl          # the rows without their measurements
 
-Rows have the form of ``tests/data/h200/h200-script-times.jsonl`` with ``host_probe`` and ``host_factor``:
+Rows have the form of ``tests/data/h200/h200-script-times.jsonl`` with ``host_factor`` and the probe's rounds:
 ``python -m benchmarks.rehearsal_time --rows ROWS.jsonl`` prints predicted beside measured; with CASES.jsonl
 it predicts before there is a measurement. Needs CUDA GPUs, TRL and datasets; models (random weights) and data
-are made here. Times are those of the host between the ends of DeepSpeed's steps, without a wait for the GPU.
+are made here. All scripts start at once and wait before their first forward pass; then one after the other
+runs. A step is timed from the end of the last one's probe to its own end on the GPU (``script_clock``).
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rehearsal.inputs import Inputs
-from zerokit.timing.host_speed import speed_of
+from zerokit.timing.host_speed import MODEL, speed_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOCK = """
-import atexit, json, os, sys, time
+import os
 if "STEP_TIMES_TO" in os.environ:
-    from zerokit.instrument.post_import import PostImport
-    ends = []
-    def _engine(module):
-        cls = module.DeepSpeedEngine
-        step = cls._take_model_step
-        def timed(self, *args, **kwargs):
-            result = step(self, *args, **kwargs)
-            ends.append(time.perf_counter())
-            return result
-        cls._take_model_step = timed
-    PostImport({"deepspeed.runtime.engine": _engine}).install()
-    def _write():
-        torch = sys.modules.get("torch")
-        if ends:
-            with open(os.environ["STEP_TIMES_TO"] + "." + os.environ.get("RANK", "0"), "w") as file:
-                json.dump({"ends": ends, "allocated": torch.cuda.max_memory_allocated(),
-                           "reserved": torch.cuda.max_memory_reserved()}, file)
-    atexit.register(_write)
+    from benchmarks.script_clock import install
+    install()
 """
-PROBE = (
-    "import json, torch; from zerokit.doctor.host_probe import probe_host; "
-    "print(json.dumps(probe_host(torch.device('cuda', 0))))"
+COMPILE = (
+    "from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder; "
+    "CPUAdamBuilder().load(); FusedAdamBuilder().load()"
 )
+START_SECONDS = 150.0
+"""Imports, data preparation and the compiler may take no longer."""
 SMALL = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 4096,
     "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True,
@@ -63,6 +52,17 @@ LARGE = {
     "tie_word_embeddings": True, "rope_theta": 500000.0, "max_position_embeddings": 131072,
 }  # fmt: skip
 
+MEDIUM = {
+    "model_type": "llama", "vocab_size": 49152, "hidden_size": 1536, "intermediate_size": 6144,
+    "num_hidden_layers": 14, "num_attention_heads": 24, "num_key_value_heads": 8, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN = {
+    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
+    "num_hidden_layers": 12, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    "max_position_embeddings": 32768, "rope_theta": 1000000.0,
+}  # fmt: skip
+MODELS = {"small": SMALL, "large": LARGE, "medium": MEDIUM, "qwen": QWEN}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -72,26 +72,45 @@ class Case:
     gpus: int = 1
     script: str = "sft"
     data: str = "sft"
-    large: bool = True
+    model: str = "large"
     length: int = 2048
     micro_batch: int = 4
     accumulation: int = 1
     zero: int = 2
     offload: bool = False
     checkpointing: bool = False
+    peft: bool = False
 
 
 CASES = (
-    Case(name="small.z2", large=False, length=1024),
-    Case(name="small.accumulation", large=False, length=1024, micro_batch=1, accumulation=4),
+    Case(name="small.z2", model="small", length=1024),
+    Case(name="small.accumulation", model="small", length=1024, micro_batch=1, accumulation=4),
     Case(name="large.z3", zero=3),
     Case(name="large.reward", script="reward", data="dpo", length=2304, micro_batch=2),
     Case(name="large.offload", offload=True),
     Case(name="large.z2.two", gpus=2),
     Case(name="large.z3.two", gpus=2, zero=3),
-    Case(name="small.z3.two", gpus=2, zero=3, large=False, length=1024),
+    Case(name="small.z3.two", gpus=2, zero=3, model="small", length=1024),
     Case(name="large.offload.two", gpus=2, zero=3, offload=True, checkpointing=True, micro_batch=8),
 )
+SECOND = (
+    Case(name="medium.sft", model="medium"),
+    Case(name="qwen.sft.z3", model="qwen", zero=3, length=1024),
+    Case(name="qwen.dpo", model="qwen", script="dpo", data="dpo", micro_batch=1),
+    Case(name="medium.reward.z3", model="medium", script="reward", data="dpo", zero=3, micro_batch=2,
+         length=2304),
+    Case(name="qwen.kto", model="qwen", script="kto", data="dpo", micro_batch=2),
+    Case(name="medium.lora", model="medium", peft=True, checkpointing=True),
+    Case(name="medium.offload", model="medium", offload=True, micro_batch=8),
+    Case(name="medium.checkpointed", model="medium", checkpointing=True, micro_batch=16),
+    Case(name="medium.z3.two", model="medium", zero=3, gpus=2, length=1024),
+    Case(name="qwen.dpo.two", model="qwen", script="dpo", data="dpo", gpus=2, micro_batch=2),
+    Case(name="medium.reward.two", model="medium", script="reward", data="dpo", gpus=2, accumulation=2,
+         micro_batch=1, length=2304),
+    Case(name="medium.offload.two", model="medium", gpus=2, zero=3, offload=True, checkpointing=True,
+         micro_batch=8),
+)  # fmt: skip
+"""To be predicted before they are measured; the first ones were in part."""
 
 
 def row_of(case: Case, steps: int) -> dict[str, Any]:
@@ -107,10 +126,12 @@ def row_of(case: Case, steps: int) -> dict[str, Any]:
         "--max_length", str(case.length), "--dtype", "bfloat16",
         "--gradient_checkpointing", str(case.checkpointing),
     ]  # fmt: skip
+    if case.peft:
+        arguments += ["--use_peft", "--lora_target_modules", "all-linear"]
     return {
         "name": case.name,
         "script": f"trl/scripts/{case.script}.py",
-        "model": LARGE if case.large else SMALL,
+        "model": MODELS[case.model],
         "args": arguments,
         "deepspeed_config": {
             "bf16": {"enabled": "auto"},
@@ -129,25 +150,6 @@ def row_of(case: Case, steps: int) -> dict[str, Any]:
     }
 
 
-def probe() -> dict[str, list[float]]:
-    """Seconds that this host needs for each kind of work of the probe, by round."""
-    done = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=True)
-    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def _host(before: dict[str, list[float]], after: dict[str, list[float]]) -> dict[str, Any]:
-    """The probes before and after a run, together: their middle and spread."""
-    rounds = {name: [*took, *after[name]] for name, took in before.items()}
-    speed = speed_of(rounds, "probe")
-    return {
-        "host_probe": {name: statistics.median(took) for name, took in rounds.items()},
-        "host_factor": round(speed.factor, 4),
-        "host_factor_range": [round(each, 4) for each in (speed.low, speed.high) if each],
-        "host_factor_before_and_after": [round(speed_of(each, "").factor, 4) for each in (before, after)],
-    }
-
-
 def with_weights(folder: Path) -> None:
     """Random weights beside a model's configuration."""
     if (folder / "model.safetensors").exists():
@@ -160,51 +162,81 @@ def with_weights(folder: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 
-def measure(row: dict[str, Any], inputs: Inputs, folder: Path) -> dict[str, Any]:
-    """Run it once; the step times of rank 0 and the peaks of its worst rank."""
-    import trl
+class Started:
+    """A script that was started and waits before its first forward pass."""
 
-    model = inputs.model(row["model"])
-    with_weights(model)
-    work = folder / row["name"]
-    (work / "clock").mkdir(parents=True)
-    (work / "clock" / "sitecustomize.py").write_text(CLOCK)
-    config = work / "ds_config.json"
-    config.write_text(json.dumps(row["deepspeed_config"]))
-    values = {"{data}": str(inputs.folder), "{model}": str(model), "{out}": str(work / "out")}
-    arguments = [_filled(each, values) for each in row["args"]]
-    script = Path(trl.__file__).parent.parent / row["script"]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(row["gpus"]),
-        "--master-port", "29517", str(script), *arguments, row["deepspeed_option"], str(config),
-    ]  # fmt: skip
-    environment = dict(os.environ) | {
-        "PYTHONPATH": os.pathsep.join([str(work / "clock"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "STEP_TIMES_TO": str(work / "times"),
-        "CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in range(row["gpus"])),
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // row["gpus"])),  # CPU Adam's cores
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_CACHE": str(work / "cache"),
-    }
-    with (work / "log").open("w") as log:
-        code = subprocess.run(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False, timeout=240
-        ).returncode
-    read = [json.loads(path.read_text()) for path in sorted(work.glob("times.*"))]
-    if code or not read:
-        return {**row, "error": (work / "log").read_text()[-6000:]}
-    ends = read[0]["ends"]
-    seconds = [round(after - before, 4) for before, after in itertools.pairwise(ends)]
-    return {
-        **row,
-        "alone_on_host": True,
-        "step_seconds": seconds,
-        # from the third step on, as the given rows have it
-        "step_seconds_median": round(statistics.median(seconds[1:]), 4),
-        "peak_allocated_bytes": max(each["allocated"] for each in read),
-        "peak_reserved_bytes": max(each["reserved"] for each in read),
-        "versions": _versions(),
-    }
+    def __init__(self, row: dict[str, Any], number: int, inputs: Inputs, folder: Path) -> None:
+        import trl
+
+        self.row = row
+        model = inputs.model(row["model"])
+        with_weights(model)
+        self.work = work = folder / row["name"]
+        (work / "clock").mkdir(parents=True)
+        (work / "clock" / "sitecustomize.py").write_text(CLOCK)
+        config = work / "ds_config.json"
+        config.write_text(json.dumps(row["deepspeed_config"]))
+        values = {"{data}": str(inputs.folder), "{model}": str(model), "{out}": str(work / "out")}
+        arguments = [_filled(each, values) for each in row["args"]]
+        script = Path(trl.__file__).parent.parent / row["script"]
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(row["gpus"]),
+            "--master-port", str(29517 + number), str(script), *arguments, row["deepspeed_option"],
+            str(config),
+        ]  # fmt: skip
+        path = [str(work / "clock"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environment = dict(os.environ) | {
+            "PYTHONPATH": os.pathsep.join(path),
+            "STEP_TIMES_TO": str(work / "times"),
+            "CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in range(row["gpus"])),
+            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // row["gpus"])),  # CPU Adam's cores
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_CACHE": str(work / "cache"),
+        }
+        self._log = (work / "log").open("w")
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def ready(self) -> bool:
+        """Whether all its ranks wait, or it has ended."""
+        waits = all((self.work / f"ready.{rank}").exists() for rank in range(self.row["gpus"]))
+        return waits or self.process.poll() is not None
+
+    def go(self, limit_seconds: float) -> dict[str, Any]:
+        """Let it run to its end; its row, with how it failed where it did."""
+        (self.work / "go").touch()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(1.0, limit_seconds))
+        self.stop()
+        read = [json.loads(path.read_text()) for path in sorted(self.work.glob("times.*"))]
+        if len(read) < self.row["gpus"]:
+            return {**self.row, "error": (self.work / "log").read_text()[-6000:]}
+        seconds = read[0]["step_seconds"]
+        speed = speed_of({MODEL: [took for each in read for took in each["rounds"]]}, "probe")
+        return {
+            **self.row,
+            "alone_on_host": True,
+            "step_seconds": seconds,
+            "step_seconds_median": round(statistics.median(seconds), 5),
+            "peak_allocated_bytes": max(each["allocated"] for each in read),
+            "peak_reserved_bytes": max(each["reserved"] for each in read),
+            "host_factor": round(speed.factor, 4),
+            "host_factor_range": [round(each, 4) for each in (speed.low, speed.high) if each],
+            "host_rounds": [each["rounds"] for each in read],
+            "versions": _versions(),
+        }
+
+    def stop(self) -> None:
+        """End what still runs: torchrun asks its ranks first."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(8)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+        self._log.close()
 
 
 def _filled(argument: str, values: dict[str, str]) -> str:
@@ -230,30 +262,56 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--cases", type=Path, help="write the rows without measurements there, and end")
     parser.add_argument("--gpus", type=int, choices=(1, 2), help="only the cases with so many")
+    parser.add_argument("--second", action="store_true", help="the second twelve cases")
     parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=1e9, help="everything ends after that")
+    parser.add_argument("--case-seconds", type=float, default=60.0, help="longest time of one case")
     options = parser.parse_args()
     cases = [
         row_of(case, options.steps)
-        for case in CASES
+        for case in (SECOND if options.second else CASES)
         if (not options.only or case.name in options.only) and options.gpus in (None, case.gpus)
     ]
     if options.cases:
         options.cases.write_text("".join(json.dumps(row) + "\n" for row in cases))
         return 0
+    began = time.monotonic()
     failed = 0
     with tempfile.TemporaryDirectory(prefix="zerokit-times-") as folder:
         inputs = Inputs(Path(folder) / "inputs")
-        for row in cases:
-            before = probe()
-            done = measure(row, inputs, Path(folder))
-            done |= _host(before, probe())
-            failed += "error" in done
-            with options.output.open("a") as output:
-                output.write(json.dumps(done) + "\n")
-            said = done.get("step_seconds_median") or done["error"][-600:]
-            print(f"{row['name']:24} host {done['host_factor']:.3f}  {said}", flush=True)
+        started = [Started(row, at, inputs, Path(folder)) for at, row in enumerate(cases)]
+        try:
+            _wait(started, min(START_SECONDS, options.seconds))
+            print(f"all wait after {time.monotonic() - began:.0f} s", flush=True)
+            for each in started:
+                left = options.seconds - (time.monotonic() - began)
+                if left <= 0:
+                    break
+                done = each.go(min(options.case_seconds, left))
+                failed += "error" in done
+                with options.output.open("a") as output:
+                    output.write(json.dumps(done) + "\n")
+                said = done.get("step_seconds_median") or done["error"][-600:]
+                print(f"{done['name']:24} host {done.get('host_factor')}  {said}", flush=True)
+        finally:
+            for each in started:
+                each.process.terminate()  # all at once; stop() then waits for them
+            for each in started:
+                each.stop()
     return 1 if failed else 0
+
+
+def _wait(started: list[Started], limit_seconds: float) -> None:
+    """Until all scripts wait and DeepSpeed's operators are compiled, or the time is over."""
+    end = time.monotonic() + limit_seconds
+    compiling = subprocess.Popen([sys.executable, "-c", COMPILE], stdout=subprocess.DEVNULL)
+    while time.monotonic() < end:
+        if compiling.poll() is not None and all(each.ready() for each in started):
+            return
+        time.sleep(0.2)
+    if compiling.poll() is None:
+        compiling.kill()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The ranks of every case are started first and wait after their imports, while De
 compiled, so that a case takes the seconds of its own steps and nothing else runs beside it. Cases are those
 of ``case.py``; those with another ``world_size`` than ``--gpus`` are left out. The speed of a host moves by a
 half within seconds, so every rank probes it before each step (one round), and a step is timed from there to
-its end on the GPU. ``host_factor`` is that of the slowest rank, for which the others wait.
+its end on the GPU. ``host_factor`` is the middle of all rounds of all ranks.
 ``--trace N``: a Chrome trace of two more steps of the first N cases, beside the rows.
 """
 
@@ -127,13 +127,13 @@ def _python() -> float:
 
 
 def _host(rounds: Mapping[str, list[float]]) -> dict[str, Any]:
-    """The speed of the slowest rank's host; all rounds of all ranks."""
+    """The host's speed, and the rounds of each rank."""
     every: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(every, rounds)
-    slowest = max((speed_of({MODEL: each[MODEL]}, "probe") for each in every), key=lambda each: each.factor)
+    speed = speed_of({MODEL: [took for each in every for took in each[MODEL]]}, "probe")
     return {
-        "host_factor": round(slowest.factor, 4),
-        "host_factor_range": [round(each, 4) for each in (slowest.low, slowest.high) if each],
+        "host_factor": round(speed.factor, 4),
+        "host_factor_range": [round(each, 4) for each in (speed.low, speed.high) if each],
         "host_rounds": [
             {name: [float(f"{took:.4g}") for took in each] for name, each in rank.items()} for rank in every
         ],

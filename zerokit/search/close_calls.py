@@ -22,8 +22,7 @@ def close_call(chosen: Candidate, others: Sequence[Candidate], timing: TimeModel
     for other in others:
         turn = turned_by(timing, chosen.strategy, other.strategy)
         if turn is not None:
-            return (
-                f"{turn.name} decides between the choice and {strategy_words(other.strategy)}: "
-                f"{turn.told_by} or `zerokit tune` tells which is faster",
-            )
+            tells = f"{turn.told_by} or `zerokit tune`" if turn.told_by else "`zerokit tune`"
+            words = strategy_words(other.strategy)
+            return (f"{turn.name} decides between the choice and {words}: {tells} tells which is faster",)
     return ()

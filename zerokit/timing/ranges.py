@@ -32,13 +32,13 @@ class Unmeasured:
     Attributes:
         name: in words.
         fast, slow: the time model where it is as fast, and as slow, as it may be.
-        told_by: what tells.
+        told_by: what tells; None: it was measured, and varies.
     """
 
     name: str
     fast: TimeModel
     slow: TimeModel
-    told_by: str
+    told_by: str | None
 
 
 def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
@@ -48,8 +48,10 @@ def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
         return
     low = calibration.host_factor_low or calibration.host_factor or FASTEST
     high = calibration.host_factor_high or calibration.host_factor or SLOWEST
+    probed = calibration.host_factor is not None
     yield Unmeasured(
-        name="the host's speed", told_by="`zerokit doctor --measure` on the GPU machine",
+        name="the host's speed, which varies," if probed else "the host's speed",
+        told_by=None if probed else "`zerokit doctor --measure` on the GPU machine",
         fast=_with(model, replace(calibration, host_factor=low)),
         slow=_with(model, replace(calibration, host_factor=high)),
     )  # fmt: skip

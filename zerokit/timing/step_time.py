@@ -16,6 +16,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.domain.strategy import MemoryEstimate, Strategy, TimeEstimate
+from zerokit.timing import zero_3_host
 from zerokit.timing.allocator_retries import retry_seconds, spare_bytes
 from zerokit.timing.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants, at_host
 from zerokit.timing.traffic import Traffic, Work
@@ -199,24 +200,36 @@ class TimeModel:
 
     def _layer_launch(self, strategy: Strategy) -> tuple[float, float]:
         """Host time to launch one layer's kernels, forward and backward."""
-        c = self.constants
+        c, stage3 = self.constants, strategy.settings.zero.stage == 3
         adapted = self.job.method != "full"
         times = self.shape.layer_kernels / c.launch_kernels if c.launch_kernels else 1.0
         seconds = c.launch_seconds * (times + (c.adapter_launch - 1.0 if adapted else 0.0))
         # what each pass over a layer costs besides
         more = c.tensor_launch_seconds * (strategy.tensor_parallel - 1)
-        if strategy.settings.zero.stage == 3:
-            modules = c.stage3_adapter_launch if adapted else 1.0
-            more += c.stage3_launch_seconds * modules
-            if strategy.settings.zero.offload_param.device != "none":
-                weights = sum(2 * len(stack.gemms) + 1 for stack in self.shape.stacks) / len(
-                    self.shape.stacks
-                )
-                more += c.offload_fetch_seconds * weights * modules
-        backward = c.backward_launch * seconds + more
+        forward, backward, recompute = self._stage_3_launch(strategy) if stage3 else (0.0, 0.0, 0.0)
+        backward += c.backward_launch * seconds + more
         if strategy.checkpointing == "full":
-            backward += c.recompute_launch * seconds + more
-        return seconds + more, backward
+            forward += c.checkpoint_seconds
+            backward += c.recompute_launch * seconds + more + recompute
+        return seconds + more + forward, backward
+
+    def _stage_3_launch(self, strategy: Strategy) -> tuple[float, float, float]:
+        """More host time of a layer at stage 3: forward, backward, recomputation."""
+        c, zero = self.constants, strategy.settings.zero
+        modules = c.stage3_adapter_launch if self.job.method != "full" else 1.0
+        fetched = 0.0
+        if zero.offload_param.device != "none":
+            weights = sum(2 * len(stack.gemms) + 1 for stack in self.shape.stacks) / len(self.shape.stacks)
+            fetched = c.offload_fetch_seconds * weights
+        gathers = (0.0, 0.0)
+        if strategy.zero_ranks > 1:
+            gathers = zero_3_host.gathers(self.shape, self.traffic.rank_weights(strategy)[0], zero)
+        per_gather = c.gather_seconds / self.shape.layers
+        return (
+            modules * (c.stage3_launch_seconds + fetched) + gathers[0] * per_gather,
+            modules * (c.stage3_backward_seconds + fetched) + gathers[1] * per_gather,
+            modules * (c.stage3_recompute_seconds + fetched),
+        )
 
     def _reductions(self, strategy: Strategy) -> float:
         """How often gradients are reduced, per micro-batch (zero/stage_1_and_2.py:2294)."""

@@ -16,6 +16,7 @@ from zerokit.domain.job import NF4_BYTES, Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
+from zerokit.timing import zero_3_host
 from zerokit.timing.collectives import Route, route
 from zerokit.timing.constants import Calibration, Constants
 from zerokit.values import frozen_dataclass
@@ -278,12 +279,16 @@ class Traffic:
         owned = self.owned(strategy)
         groups = max(1, math.ceil(owned / zero.sub_group_size)) if zero.stage == 3 else 1
         kernels = 0.0
-        if zero.stage < 3:
+        if zero.stage == 3:
+            kernels = c.stage3_step_seconds * self.tensors(strategy)
+        else:
             ranks = strategy.zero_ranks if zero.stage else _STAGE_0_STEP_SHARE
             kernels = c.tensor_step_seconds * self.tensors(strategy) / ranks
         if zero.offload_optimizer.device == "none" or zero.stage == 0:
             hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
             kernels = max(kernels, c.adam_bytes * owned / hbm)
+        if zero.stage == 3 and strategy.zero_ranks > 1 and self.job.method == "full":
+            kernels += c.persistent_gather_seconds * zero_3_host.small_tensors(self.shape)
         return groups * c.step_launch_seconds + kernels
 
     def tensors(self, strategy: Strategy) -> float:

@@ -76,6 +76,16 @@ def test_a_plan_says_when_a_slow_network_would_change_the_choice() -> None:
     assert not [line for line in known.advice if line.startswith("the network decides")]
 
 
+def test_a_host_that_was_probed_is_not_to_be_probed_again() -> None:
+    varying = Calibration(host_factor=0.9, host_factor_low=0.6, host_factor_high=1.5)
+    plan = small(varying)
+    timing = make_space(request_for("llama-3.2-1b", "h200", 2, job=Job(seq_len=2048), pins=SMALL))[0].timing
+    host = next(unmeasured(timing, plan.chosen.strategy))
+    assert host.told_by is not None and "doctor --measure" in host.told_by
+    probed = TimeModel(timing.shape, timing.job, timing.cluster, calibration=varying)
+    assert next(unmeasured(probed, plan.chosen.strategy)).told_by is None
+
+
 def test_the_range_is_in_the_json_and_none_for_cpu_ranks() -> None:
     estimate = zerokit.plan(params="1b", gpus=2, gpu="h200", zero=3, micro_batch=1).chosen.estimate
     low, high = estimate.to_dict()["step_seconds_range"]

@@ -1,0 +1,135 @@
+"""Times the optimizer steps of an unmodified script from inside it, the host's probe between them.
+
+Loaded by a ``sitecustomize`` beside the script where ``STEP_TIMES_TO`` names a file: that rank's step times
+and probe rounds are written there. Before its first forward pass the script waits for the file ``go`` in the
+same folder, so that imports and data preparation of many scripts can overlap.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from zerokit.instrument.post_import import PostImport
+
+_SETTLED_STEPS = 2
+"""Kernels are chosen and ZeRO-3's order is learnt before the first step that is timed."""
+
+
+class Clock:
+    """Of one rank."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._ready = False
+        self._steps = 0
+        self._began = 0.0
+        self._probe: Any = None
+        self.seconds: list[float] = []
+        self.rounds: list[float] = []
+
+    def wait(self) -> None:
+        """Before a forward pass: for the script's turn, once."""
+        if self._ready:
+            return
+        self._ready = True
+        folder = self._place.parent
+        (folder / f"ready.{os.environ.get('RANK', '0')}").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.2)
+
+    def tick(self) -> None:
+        """After an optimizer step: its seconds, then a round of the probe on every rank at once."""
+        _settle()
+        now = time.perf_counter()
+        self._steps += 1
+        if self._steps > _SETTLED_STEPS:
+            self.seconds.append(round(now - self._began, 5))
+        self._meet()
+        took = self._round()
+        if self._steps >= _SETTLED_STEPS:
+            self.rounds.append(float(f"{took:.4g}"))
+        self._meet()
+        _settle()
+        self._began = time.perf_counter()
+
+    def _round(self) -> float:
+        from zerokit.timing.host_speed import MODEL
+
+        if self._probe is None:
+            self._probe = _probe()
+        return float(self._probe.round()[MODEL])
+
+    def _meet(self) -> None:
+        import torch
+
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            torch.distributed.barrier()
+
+    def write(self) -> None:
+        """At the end of the process."""
+        torch = sys.modules.get("torch")
+        if torch is None or not self.seconds:
+            return
+        found = {
+            "step_seconds": self.seconds,
+            "rounds": self.rounds[: len(self.seconds)],
+            "allocated": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.max_memory_reserved(),
+        }
+        self._place.with_name(f"times.{os.environ.get('RANK', '0')}").write_text(json.dumps(found))
+
+
+def _settle() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _probe() -> Any:
+    """Built outside of ZeRO-3's hands, which would partition its model."""
+    import torch
+    from transformers.integrations import deepspeed as integration
+
+    from zerokit.doctor.host_probe import HostProbe
+
+    kept = integration._hf_deepspeed_config_weak_ref
+    integration._hf_deepspeed_config_weak_ref = None
+    try:
+        on_gpu = torch.cuda.is_available()
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        return HostProbe(device, model_only=True)
+    finally:
+        integration._hf_deepspeed_config_weak_ref = kept
+
+
+def install() -> None:
+    """Watch DeepSpeed's engine as soon as it is imported."""
+    clock = Clock(Path(os.environ["STEP_TIMES_TO"]))
+
+    def watch(module: Any) -> None:
+        engine = module.DeepSpeedEngine
+        forward, step = engine.forward, engine._take_model_step
+
+        @functools.wraps(forward)
+        def waiting(self: Any, *args: Any, **kwargs: Any) -> Any:
+            clock.wait()
+            return forward(self, *args, **kwargs)
+
+        @functools.wraps(step)
+        def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = step(self, *args, **kwargs)
+            clock.tick()
+            return result
+
+        engine.forward, engine._take_model_step = waiting, timed
+
+    PostImport({"deepspeed.runtime.engine": watch}).install()
+    atexit.register(clock.write)
