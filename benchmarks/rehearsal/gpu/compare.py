@@ -1,4 +1,8 @@
-"""Predicted beside measured: ``python -m benchmarks.rehearsal.gpu.compare PREDICTED MEASURED…``."""
+"""Predicted beside measured: ``python -m benchmarks.rehearsal.gpu.compare PREDICTED MEASURED…``.
+
+A phase that was predicted as a lower bound ("at least") is right where the run took no less; it does not join
+the errors of the figures.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ def main() -> None:
     predicted_path, *measured_paths = map(Path, sys.argv[1:])
     predicted = {row["name"]: row for row in map(json.loads, predicted_path.read_text().splitlines())}
     errors: list[float] = []
+    bounds: list[bool] = []
     for path in measured_paths:
         for measured in map(json.loads, path.read_text().splitlines()):
             said = predicted.get(measured["name"])
@@ -23,6 +28,10 @@ def main() -> None:
             cells = []
             for phase, size in measured["phases"].items():
                 difference = said["phases"].get(phase, 0) - size
+                if phase in said.get("lower_bounds", {}):
+                    bounds.append(difference <= 0)
+                    cells.append(f"{phase} {size} at least {difference:+d}")
+                    continue
                 errors.append(abs(difference) / max(size, 1))
                 cells.append(f"{phase} {size} {difference:+d}")
             off = {
@@ -33,6 +42,8 @@ def main() -> None:
                 f"{measured['name']:<28} peak {measured['peak_allocated_bytes']} {off['allocated']:+.3f}%  "
                 f"reserved {off['reserved']:+.2f}%  {'  '.join(cells)}"
             )
+    if bounds:
+        print(f"{len(bounds)} lower bounds, {sum(bounds)} of them at most what was measured")
     if errors:
         ordered = sorted(errors)
         print(
