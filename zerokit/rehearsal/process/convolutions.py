@@ -53,17 +53,19 @@ class _Layer:
     groups: int
 
     @classmethod
-    def of(cls, arguments: Sequence[Any]) -> _Layer:
+    def of(cls, arguments: Sequence[Any], dimensions: int) -> _Layer:
         stride, padding, dilation, transposed, _, groups = arguments
         return cls(
-            padding=_two(padding, 0), stride=_two(stride, 1), dilation=_two(dilation, 1),
-            transposed=transposed, groups=groups,
+            padding=_spatial(padding, 0, dimensions), stride=_spatial(stride, 1, dimensions),
+            dilation=_spatial(dilation, 1, dimensions), transposed=transposed, groups=groups,
         )  # fmt: skip
 
 
-def _two(values: Sequence[int], before: int) -> tuple[int, ...]:
-    """``view1d_as_2d``."""
-    return (before, *values) if len(values) == 1 else tuple(values)
+def _spatial(values: Sequence[int], before: int, dimensions: int) -> tuple[int, ...]:
+    """``expand_param_if_needed``, and of one dimension ``view1d_as_2d``."""
+    if dimensions == 1:
+        return (before, *values)
+    return tuple(values) * dimensions if len(values) == 1 else tuple(values)
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -99,7 +101,7 @@ class Convolutions:
     def _forward(self, args: tuple[Any, ...], result: torch.Tensor) -> None:
         machine = self._machine
         source, weight = args[:2]
-        layer = _Layer.of(args[3:9])
+        layer = _Layer.of(args[3:9], source.dim() - 2)
         machine.ledger.track(result, "convolution")
         last = _channels_last(source, weight)
         copies = [self._copy(source, last), self._copy(weight, last)]
@@ -111,7 +113,7 @@ class Convolutions:
     def _backward(self, args: tuple[Any, ...], result: Sequence[torch.Tensor | None]) -> None:
         machine = self._machine
         gradient, source, weight = args[:3]
-        layer = _Layer.of(args[4:10])
+        layer = _Layer.of(args[4:10], source.dim() - 2)
         of_source, of_weight, of_bias = result
         last = _channels_last(source, weight)
         kept = [self._copy(source, last), self._copy(gradient, last)]
