@@ -14,7 +14,7 @@ from __future__ import annotations
 from zerokit.domain.deepspeed_settings import ZeroSettings
 from zerokit.domain.model_shape import ModelShape, Stack
 
-_GATHERS_BEYOND = 4.0
+_GATHERS_BEYOND = 3.0
 """Of a layer and pass, once as many weights are live as may be."""
 _BUCKET_FILL = 1.2
 """Gathers over bucketfuls: a parameter is not cut."""
