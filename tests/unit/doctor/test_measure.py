@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,32 +22,6 @@ EXAMPLE = Measured(
     device_to_host_bytes_per_second=10.9e9, cpu_adam_parameters_per_second=4e9, cpu_adam_kind="deepspeed",
     collectives=(Collective(operation="all_reduce", message_bytes=1 << 20, bus_bytes_per_second=31e9),),
 )  # fmt: skip
-
-
-def test_two_cpu_ranks_measure_for_real_and_the_command_keeps_it(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    # no compiler on the PATH: torch's own Adam is measured, and nothing is compiled
-    environment = {
-        **os.environ,
-        "XDG_CACHE_HOME": str(tmp_path),
-        "PATH": str(tmp_path),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    environment["TORCH_EXTENSIONS_DIR"] = str(tmp_path / "extensions")
-    done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "doctor", "--measure", "--json"],
-        env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)["measured"]
-    assert (answer["device"], answer["ranks"], answer["cpu_adam_kind"]) == ("cpu", 2, "torch")
-    assert 1e9 < answer["matmul_flops"] < 1e14
-    assert 1e8 < answer["memory_copy_bytes_per_second"] < 1e13
-    assert 1e6 < answer["cpu_adam_parameters_per_second"] < 1e12
-    assert {point["operation"] for point in answer["collectives"]} == {"all_reduce"}
-    kept, reason = measured.load(measured.path(environment))
-    assert kept is not None and kept.as_dict() == {**answer, "collectives": kept.as_dict()["collectives"]}
-    assert str(tmp_path) in reason
 
 
 def test_a_rank_that_fails_is_quoted_and_none_is_left(

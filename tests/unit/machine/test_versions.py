@@ -73,19 +73,6 @@ def test_a_plan_says_that_its_traces_are_of_another_transformers(
         assert any(line.startswith("Transformers 5.17.0 is installed") for line in lines) is said
 
 
-def test_an_estimate_traces_anew_where_another_transformers_is_installed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    pytest.importorskip("transformers")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with_transformers("5.17.0", monkeypatch)
-    asked = ["estimate", "--model", "gpt2", "--gpus", "1", "--gpu", "h200", "--seq-len", "512", "--json"]
-    assert run(asked) == 0
-    out, err = capsys.readouterr()
-    assert "tracing gpt2" in err
-    assert any("traced anew" in line for line in json.loads(out)["assumptions"])
-
-
 def test_a_launch_warns_of_another_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from zerokit.script import agreement
     from zerokit.script.arguments import ScriptOptions
