@@ -163,6 +163,9 @@ def _from_file(place: Path, single: bool, say: Say, name: str | None = None) -> 
     config = document.value
     if not isinstance(config, dict):
         raise InputError(f"⟨model⟩ {place}: expected a JSON object, a Hugging Face config.json")
+    kind = config.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise document.error(("model_type",), f"model_type is {kind!r}; expected a text such as 'llama'")
     check_modelled(config, str(place))
     if document.problems:
         first = document.problems[0]

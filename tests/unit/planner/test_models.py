@@ -50,6 +50,7 @@ def write(tmp_path: Path) -> Any:
         ({"vocab_size": True}, "vocab_size is True"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
         ({"model_type": "no-such-model"}, "no-such-model"),
+        ({"model_type": {"a": [1]}, "architectures": None}, "model_type is {'a': [1]}; expected a text"),
         ({"architectures": ["LlamaForMultipleChoice"]}, "one output in place of the vocabulary"),
         ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "joins a text model with a tower"),
         ({"architectures": ["MyOwnModel"]}, "MyOwnModel is not modelled"),
