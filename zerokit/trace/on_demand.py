@@ -7,7 +7,7 @@ import copy
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from zerokit.domain.job import Job
@@ -69,7 +69,7 @@ def _traced(
 
     variants = variants_of(job, strategy, head)
     config = copy.deepcopy(dict(hf_config))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_tracebacks():
         warnings.simplefilter("ignore")
         try:
             return profile_from_config(
@@ -78,3 +78,15 @@ def _traced(
         except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"{name} could not be traced ({variants[0].key}): {line}") from error
+
+
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """PyTorch logs the traceback of an operator whose shapes do not fit, before it raises the error."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
