@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -54,11 +55,16 @@ def test_a_child_at_work_is_no_hang(launch: Launch, tmp_path: Path, text: str) -
     assert "built" in out
 
 
-def test_shared_memory_of_killed_ranks_is_removed(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("who", ["zerokit", "a rank"])
+def test_shared_memory_of_killed_ranks_is_removed(launch: Launch, tmp_path: Path, who: str) -> None:
     run = launch("all:shares", options=("--grace", "0"))
     wait_for(lambda: len(list(tmp_path.glob("shared-*"))) == 2, 60, lambda: "no shared memory")
-    run.process.terminate()
-    assert run.end()[0] == 143
+    pids = run.until_started(2)
+    if who == "zerokit":
+        run.process.terminate()
+    else:
+        os.kill(pids[0], signal.SIGKILL)
+    assert run.end()[0] == (143 if who == "zerokit" else 10)
     names = [path.read_text() for path in tmp_path.glob("shared-*")]
     assert names and not [name for name in names if Path("/dev/shm", name).exists()]
     assert not run.left()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_SECONDS = 5.0
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-_CLEANERS_SECONDS = 2.0
+_CLEANERS_SECONDS = 4.0
 
 
 class Process(NamedTuple):

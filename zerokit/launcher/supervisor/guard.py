@@ -210,8 +210,9 @@ class Guard:
                 self._tell_launcher()
         elif self.ranks:
             # The launcher would pass the signal on again, wait 30 s for each rank in turn, or
-            # start them anew. Without it the ranks are our children, and we hear how they end.
-            processes.send(self._launchers(), signal.SIGKILL)
+            # start them anew. Without it the ranks are our children, and we hear how they end. What a rank
+            # that has ended left behind is among them.
+            processes.kill(self._launchers(), now)
         self.advance_stop()
 
     def _tell_launcher(self) -> None:
