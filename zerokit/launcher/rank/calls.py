@@ -34,6 +34,7 @@ QUIET_SECONDS = 5.0
 """A rank that did nothing new for so long writes its record without being asked."""
 _MOST_WRITTEN = 192
 _MOST_FRAMES = 64
+_LOOKS, _BETWEEN_LOOKS_SECONDS = 10, 0.02  # at what the main thread waits in
 _VISITS = 4096  # modules of a ZeRO-3 model that were run last: some forwards of a large one
 _COLLECTIVES = (
     "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
@@ -181,9 +182,19 @@ class Calls:
             "module": _module_of(frames, names),
             **self._last_forward(names),
             "threads": _others(probe.main_thread),
-            "kernel": kernel_wait(),
+            "kernel": self._kernel_wait(),
             "ending": probe.ending,
         }  # fmt: skip
+
+    def _kernel_wait(self) -> str:
+        """Asked by a signal, the main thread leaves its wait for a moment: look until it is back there."""
+        if threading.get_ident() == self._probe.main_thread:
+            return ""
+        for _ in range(_LOOKS):
+            if found := kernel_wait():
+                return found
+            time.sleep(_BETWEEN_LOOKS_SECONDS)
+        return ""
 
     def _last_forward(self, names: dict[int, str]) -> Record:
         """The modules that ran in the forward that began last, in order, and which forward that was."""
