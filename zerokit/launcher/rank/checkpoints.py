@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from zerokit.launcher.rank.probe import Probe
+from zerokit.launcher.rank_file import Record
 
 RESUME_VARIABLE = "ZEROKIT_RESUME_FROM"
 """The folder of a checkpoint that a Trainer is to go on from."""
@@ -25,16 +26,30 @@ class Checkpoints:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._inside = threading.local()
+        self._being_written = False
+        self._untold: list[Record] = []
 
     def hook_engine(self, engine: Any) -> None:
-        """DeepSpeed's own (0.19.8, runtime/engine.py: save_checkpoint)."""
+        """DeepSpeed's own (0.19.8, runtime/engine.py: save_checkpoint).
+
+        One that a decoupled engine still writes is told of when it is committed, with the next step.
+        """
 
         def saved(this: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             folder = args[0] if args else kwargs["save_dir"]
             tag = args[1] if len(args) > 1 else kwargs.get("tag")
             self._tell("deepspeed", folder, tag if tag is not None else f"global_step{this.global_steps}")
 
-        self._wrap(engine, "save_checkpoint", saved)
+        def looked_at(this: Any) -> None:
+            self._being_written = bool(this.checkpoint_engine.is_decoupled())
+
+        def committed(*_: Any) -> None:
+            self._being_written, untold, self._untold = False, self._untold, []
+            for record in untold:
+                self._probe.event(record)
+
+        self._wrap(engine, "save_checkpoint", saved, looked_at)
+        self._wrap(engine, "_commit_decoupled_checkpoint", committed)
 
     def hook_accelerate(self, module: ModuleType) -> None:
         """``Accelerator.save_state`` returns its folder."""
@@ -56,9 +71,17 @@ class Checkpoints:
     def _tell(self, kind: str, folder: Any, tag: Any = None) -> None:
         path = os.path.abspath(os.fspath(folder))  # noqa: PTH100
         record = {"type": "checkpoint", "kind": kind, "folder": path, "step": self._probe.steps}
-        self._probe.event({**record, "tag": str(tag)} if tag is not None else record)
+        if tag is not None:
+            record["tag"] = str(tag)
+        if self._being_written:
+            self._untold.append(record)
+        else:
+            self._probe.event(record)
 
-    def _wrap(self, owner: Any, name: str, saved: Callable[..., None]) -> None:
+    def _wrap(
+        self, owner: Any, name: str, saved: Callable[..., None], each: Callable[[Any], None] | None = None
+    ) -> None:
+        """``saved`` hears of the outermost call, ``each`` of every one."""
         original = owner.__dict__.get(name)
         if original is None:
             return
@@ -73,6 +96,9 @@ class Checkpoints:
             finally:
                 if outermost:
                     inside.call = False
+            if each is not None:
+                with contextlib.suppress(Exception):
+                    each(this)
             if outermost:
                 with contextlib.suppress(Exception):
                     saved(this, args, kwargs, result)
