@@ -147,28 +147,17 @@ def _told_of(target: Target, option: str, checkpoint: Checkpoint) -> Target:
     words = option.split()
     if not words:
         return target
-    arguments = _without(target.arguments, words[0].partition("=")[0])
     filled = [
         w.replace("{folder}", str(checkpoint.folder)).replace("{tag}", checkpoint.tag or "") for w in words
     ]
     if filled == words:
         filled = [*words[:-1], f"{words[-1]}{checkpoint.folder}"] if option.endswith("=") else [
             *words, str(checkpoint.folder)]  # fmt: skip
-    return replace(target, arguments=(*arguments, *filled))
-
-
-def _without(arguments: Sequence[str], name: str) -> list[str]:
-    """The arguments without an option that the user gave, and its value."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip and not argument.startswith("-"):
-            skip = False
-            continue
-        skip = argument == name
-        if not skip and not argument.startswith(name + "="):
-            kept.append(argument)
-    return kept
+    # What the user gave stays, as it cannot be told whether a word after an option is its value: parsers take
+    # the last of the same option.
+    given = target.arguments
+    end = given.index("--") if "--" in given else len(given)
+    return replace(target, arguments=(*given[:end], *filled, *given[end:]))
 
 
 def on_fewer(checkpoint: Checkpoint, ranks: int) -> str:

@@ -70,8 +70,9 @@ def test_a_damaged_line_is_no_checkpoint(record: dict[str, Any]) -> None:
     ("option", "given", "told"),
     [
         ("--load", ("--lr", "1"), ("--lr", "1", "--load", "/c")),
-        ("--load=", ("--load=/old", "--lr", "1"), ("--lr", "1", "--load=/c")),
-        ("--load", ("--load", "/old", "--lr", "1"), ("--lr", "1", "--load", "/c")),
+        ("--load=", ("--load=/old", "--lr", "1"), ("--load=/old", "--lr", "1", "--load=/c")),
+        ("--resume", ("--resume", "data.txt"), ("--resume", "data.txt", "--resume", "/c")),
+        ("--load", ("--lr", "1", "--", "data"), ("--lr", "1", "--load", "/c", "--", "data")),
         ("--dir={folder} --tag={tag}", (), ("--dir=/c", "--tag=t")),
         ("", ("--lr", "1"), ("--lr", "1")),
     ],
