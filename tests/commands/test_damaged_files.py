@@ -14,35 +14,8 @@ import yaml
 
 from tests.support.hostile import MARKER, damaged, odd
 from tests.support.plans import write_plan
+from tests.support.run_folders import PLAN_COMMANDS, write_run
 from zerokit.cli import run
-
-PLAN_COMMANDS = (
-    ("launch", "--plan", "plan", "--device", "cpu", "--dry-run", "t.py"),
-    ("launch", "--deepspeed", "plan/ds_config.json", "--device", "cpu", "--dry-run", "t.py"),
-    ("emit", "sbatch", "--plan", "plan", "t.py"),
-    ("emit", "kubernetes", "--image", "i", "--plan", "plan", "t.py"),
-    ("emit", "hostfile", "--plan", "plan", "a", "b"),
-    ("emit", "deepspeed", "--plan", "plan"),
-    ("emit", "accelerate", "--plan", "plan"),
-    ("plan", "--recipe", "plan/plan.yaml", "--out", "out"),
-    ("check", "plan"),
-    ("recipes", "show", "plan/plan.yaml"),
-    ("recipes", "check", "plan/plan.yaml"),
-)
-BEGAN = {
-    "type": "start", "schema": "zerokit.rank/1", "rank": 0, "local_rank": 0, "world_size": 2, "host": "h",
-    "pid": 7, "device": "cuda", "script": "t.py", "python": "3.11.7", "time": 1e9,
-}  # fmt: skip
-ENGINE = {
-    "zero_stage": 2, "micro_batch": 2, "gradient_accumulation": 1, "dtype": "bfloat16", "optimizer": "Adam",
-    "parameters": 10**5, "trainable_parameters": 10**5, "batch_rows": 2, "batch_columns": 32,
-}  # fmt: skip
-ENDED = {
-    "type": "end", "rank": 0, "pid": 7, "time": 1e9 + 9, "uptime_seconds": 9.0, "phase": "step", "steps": 3,
-    "micro_steps": 3, "state": "finished", "exit_code": 0, "peak_allocated_bytes": 10**8,
-    "peak_host_rss_bytes": 10**9, "engine": ENGINE, "step_seconds": 0.5,
-    "phases": {"init": 1, "forward": 2, "backward": 3, "step": 10**8},
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +76,13 @@ def test_an_optimizer_without_a_mapping_of_parameters(capfd: pytest.CaptureFixtu
         assert code == 2 and "ds_config.json:1:" in err and "optimizer.params must be a mapping" in err
 
 
+def test_a_gradient_clipping_that_is_no_number(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("c.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": [1]}))
+    job = ("estimate", "--params", "1b", "--gpus", "4", "--gpu", "h200", "--deepspeed", "c.json")
+    code, _, err = ended(capfd, *job)
+    assert code == 2 and "c.json: gradient_clipping: expected a number, got [1]" in err
+
+
 def test_three_hundred_damaged_plans(capfd: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(27)
     shutil.copytree("plan", "whole")
@@ -119,15 +99,6 @@ def test_three_hundred_damaged_plans(capfd: pytest.CaptureFixture[str]) -> None:
             path.write_bytes(damaged(path.read_bytes(), draw))
         refused += ended(capfd, *draw.choice(PLAN_COMMANDS))[0] == 2
     assert 50 < refused < 290
-
-
-def write_run(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    for rank in (0, 1):
-        records = [BEGAN | {"rank": rank}, {**ENDED, "type": "tick", "rank": rank}, ENDED | {"rank": rank}]
-        text = "".join(json.dumps(record) + "\n" for record in records)
-        (folder / f"rank-{rank:05d}.jsonl").write_text(text)
-    shutil.copy("plan/plan.yaml", folder)
 
 
 def test_a_broken_plan_does_not_hide_its_run(capfd: pytest.CaptureFixture[str]) -> None:

@@ -132,6 +132,12 @@ def _number(value: object, where: str) -> int:
     return int(value)
 
 
+def _real(value: object, where: str) -> float:
+    if not isinstance(value, int | float) or not abs(value) < 1e30:
+        raise InputError(f"{where}: expected a number, got {value!r}")
+    return float(value)
+
+
 def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     block = config.get(key) or {}
     if not isinstance(block, Mapping):
@@ -200,7 +206,7 @@ def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
         gradient_accumulation=_number(
             config.get("gradient_accumulation_steps", 1), "gradient_accumulation_steps"
         ),
-        gradient_clipping=float(config.get("gradient_clipping") or 0.0),
+        gradient_clipping=_real(config.get("gradient_clipping") or 0.0, "gradient_clipping"),
         grad_accum_dtype=_block(config, "data_types").get("grad_accum_dtype"),
         communication_data_type=config.get("communication_data_type"),
         seq_parallel_communication_data_type=config.get("seq_parallel_communication_data_type"),
