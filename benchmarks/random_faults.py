@@ -206,7 +206,7 @@ class Injection:
         if fault.target not in ("rank", "ranks", "zerokit") and done == {0, 1}:
             allowed |= {0}  # the launcher may go when nobody needs it any more
         if fault.trouble in UNWRITABLE:
-            allowed |= {74}
+            allowed |= {74, 2} if fault.moment == "launching" else {74}  # 2: no folder can be made there
         if code not in allowed:
             found.append(f"exit code {code}, not one of {sorted(allowed)}")
         if "Traceback" in self.err and ("zerokit/launcher" in self.err or "zerokit/cli" in self.err):

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from multiprocessing import shared_memory
+from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
 RANK = int(os.environ["RANK"])
@@ -139,6 +139,8 @@ def train(seconds: float, phase: str) -> None:
 
 if __name__ == "__main__":
     kind, duration = sys.argv[1], float(sys.argv[2])
+    if kind == "workers":  # one that is killed before its tracker runs leaves its memory to nobody
+        resource_tracker.ensure_running()
     Path(f"began-{RANK}").touch()
     if kind == "train":
         train(duration, sys.argv[3])
