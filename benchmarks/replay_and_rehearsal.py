@@ -18,16 +18,18 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import error, judge, read_case
 from benchmarks.rehearsal.__main__ import allocator_of_run
 from zerokit.catalog import gpus
+from zerokit.domain.images import images_of
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.script.entry_points import Target
 from zerokit.trace.on_demand import complete
+from zerokit.trace.shape import complete_config
 
 LIMIT = 0.001
 RAW_LOOP = Path(__file__).resolve().parent / "rehearsal" / "raw_loop.py"
@@ -53,7 +55,84 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {"model_type": "t5", "d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_layers": 6,
            "num_heads": 16, "vocab_size": 32128, "decoder_start_token_id": 0, "pad_token_id": 0},
 }  # fmt: skip
-HEADS = {"bert": "mlm", "t5": "s2s"}
+_VISION = {"intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "hidden_size": 512}
+_QWEN_VISION = {
+    "depth": 8,
+    "num_heads": 8,
+    "hidden_size": 512,
+    "out_hidden_size": 1024,
+    "intermediate_size": 1024,
+}
+_TOKEN = 32000  # of an image, beyond what the loop draws
+_TEXT = {**_LLAMA, "vocab_size": 32064}
+_IDS = {"image_token_id": _TOKEN, "video_token_id": 32001, "vision_start_token_id": 32002,
+        "vision_end_token_id": 32003}  # fmt: skip
+
+
+def _rope(*section: int) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(section)}}
+
+
+FAMILIES |= {
+    "qwen2_vl": {"model_type": "qwen2_vl", **_IDS,
+                 "text_config": {"model_type": "qwen2_vl_text", **_rope(8, 12, 12), **_TEXT},
+                 "vision_config": {"depth": 8, "embed_dim": 512, "hidden_size": 1024, "num_heads": 8}},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl", **_IDS,
+                   "text_config": {"model_type": "qwen2_5_vl_text", **_rope(8, 12, 12), **_TEXT},
+                   "vision_config": {**_QWEN_VISION, "fullatt_block_indexes": [3, 7]}},
+    "qwen3_vl": {"model_type": "qwen3_vl", **_IDS,
+                 "text_config": {"model_type": "qwen3_vl_text", "head_dim": 64, **_rope(12, 10, 10), **_TEXT},
+                 "vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [1, 3, 5]}},
+    "llava": {"model_type": "llava", "image_token_index": _TOKEN,
+              "text_config": {"model_type": "llama", **_TEXT},
+              "vision_config": {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14,
+                                "projection_dim": 512, **_VISION}},
+    "gemma3": {"model_type": "gemma3", "image_token_index": _TOKEN, "mm_tokens_per_image": 64,
+               "text_config": {"model_type": "gemma3_text", "head_dim": 64, "sliding_window": 256, **_TEXT},
+               "vision_config": {"model_type": "siglip_vision_model", "image_size": 224, "patch_size": 14,
+                                 **_VISION}},
+    "idefics3": {"model_type": "idefics3", "image_token_id": _TOKEN,
+                 "text_config": {"model_type": "llama", **_TEXT},
+                 "vision_config": {"image_size": 112, "patch_size": 14, **_VISION}},
+    "smolvlm": {"model_type": "smolvlm", "image_token_id": _TOKEN, "scale_factor": 4,
+                "text_config": {"model_type": "llama", **_TEXT},
+                "vision_config": {"image_size": 128, "patch_size": 16, **_VISION}},
+}  # fmt: skip
+SIZE = (300, 200)
+"""Width and height of the images of these families, in pixels; each sequence has two."""
+
+
+def _images(
+    pixels: list[int], tokens: int, grid: list[int] | None = None, types: str = "", nested: bool = False
+) -> dict[str, Any]:
+    return {"count": 2, "token": _TOKEN, "pixels": pixels, "tokens": tokens, "grid": grid, "types": types,
+            "nested": nested}  # fmt: skip
+
+
+IMAGES: dict[str, dict[str, Any]] = {
+    # 308 x 196 pixels are 22 x 14 patches of 14, four of which make a token; a patch has 3 * 2 * 14² values
+    "qwen2_vl": _images([308, 1176], 77, [1, 14, 22], "mm_token_type_ids"),
+    "qwen2_5_vl": _images([308, 1176], 77, [1, 14, 22], "mm_token_type_ids"),
+    # at least 65,536 pixels: 320 x 224 are 20 x 14 patches of 16
+    "qwen3_vl": _images([280, 1536], 70, [1, 14, 20], "mm_token_type_ids"),
+    "llava": _images([1, 3, 336, 336], 576),
+    "gemma3": _images([1, 3, 224, 224], 64, types="token_type_ids"),
+    # 448 x 298 pixels, 4 x 3 tiles of 112 and the whole; 8 x 8 patches of a tile are 4 x 4 tokens
+    "idefics3": _images([13, 3, 112, 112], 13 * 16, nested=True),
+    # 512 x 342, 4 x 3 tiles of 128 and the whole; 8 x 8 patches are 2 x 2 tokens
+    "smolvlm": _images([13, 3, 128, 128], 13 * 4, nested=True),
+}
+"""What their processors make of an image, worked out by hand: shapes, tokens, names of further inputs."""
+TOWERS = {
+    "qwen2_vl": ("model.visual.patch_embed", "model.visual.blocks"),
+    "qwen2_5_vl": ("model.visual.patch_embed", "model.visual.blocks"),
+    "qwen3_vl": ("model.visual.patch_embed", "model.visual.pos_embed", "model.visual.blocks"),
+    "llava": ("model.vision_tower",),
+    "gemma3": ("model.vision_tower",),
+    "idefics3": ("model.vision_model",),
+    "smolvlm": ("model.vision_model",),
+}
+HEADS = {"bert": "mlm", "t5": "s2s", **dict.fromkeys(IMAGES, "image-text")}
 _TRACED_HEADS = {"s2s": "seq2seq"}
 
 
@@ -72,6 +151,7 @@ class Setting:
     mask: bool = False
     loaded: str = "model"
     lora: bool = False
+    frozen_tower: bool = False
 
 
 SETTINGS = {
@@ -97,6 +177,8 @@ SETTINGS = {
     "z3.offload-both": Setting(stage=3, offload=("optimizer", "param")),
     "z3.lora": Setting(stage=3, lora=True),
 }
+TOWER_SETTINGS = {"z2.frozen": Setting(stage=2, frozen_tower=True)}
+"""Of models of images and text, beside :data:`FEW`."""
 WHERE_ALL = "llama"
 """Every setting is compared for this family; of the others :data:`FEW`."""
 FEW = ("z0", "z2.ck", "z3")
@@ -106,12 +188,13 @@ def names() -> Iterator[str]:
     """``FAMILY.SETTING`` of every case."""
     yield from (f"{WHERE_ALL}.{setting}" for setting in SETTINGS)
     yield from (f"{family}.{setting}" for family in FAMILIES if family != WHERE_ALL for setting in FEW)
+    yield from (f"{family}.{setting}" for family in IMAGES for setting in TOWER_SETTINGS)
 
 
 def row_of(name: str) -> dict[str, Any]:
     """A case as a row of ``h200-deepspeed.jsonl``, without measurements."""
     family, _, setting = name.partition(".")
-    chosen = SETTINGS[setting]
+    chosen = {**SETTINGS, **TOWER_SETTINGS}[setting]
     zero: dict[str, Any] = {"stage": chosen.stage}
     for part in chosen.offload:
         zero[f"offload_{part}"] = {"device": "cpu", "pin_memory": True}
@@ -126,12 +209,15 @@ def row_of(name: str) -> dict[str, Any]:
     if chosen.precision != "fp32":
         settings[chosen.precision] = {"enabled": True}
     lora = {"r": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} if chosen.lora else None
+    frozen = {"frozen": TOWERS[family]} if chosen.frozen_tower else {}
+    images = {"images": {**IMAGES[family], **frozen}} if family in IMAGES else {}
     return {
         "id": name, "hf_config": FAMILIES[family], "head": HEADS.get(family, "causal"),
-        "world_size": chosen.ranks, "tensor_parallel": 1, "micro_batch": chosen.micro_batch, "seq_len": 512,
+        "world_size": chosen.ranks, "tensor_parallel": 1, "micro_batch": chosen.micro_batch,
+        "seq_len": 1536 if images else 512,
         "gradient_accumulation": chosen.accumulation, "activation_checkpointing": chosen.checkpointing,
         "use_reentrant": False, "attention": chosen.attention, "attention_mask_given": chosen.mask,
-        "weights_loaded_as": chosen.loaded, "lora": lora, "deepspeed_config": settings, "ok": True,
+        "weights_loaded_as": chosen.loaded, **images, "lora": lora, "deepspeed_config": settings, "ok": True,
     }  # fmt: skip
 
 
@@ -176,6 +262,11 @@ def compare(name: str, folder: Path) -> Compared:
         "host_max_rss_bytes": [0] * ranks,
     }
     case = read_case(read)
+    if "images" in row:
+        tower = "frozen" if "frozen" in row["images"] else "trained"
+        full = complete_config(row["hf_config"])
+        images = images_of(full, {}, count=2, width=SIZE[0], height=SIZE[1], tower=tower)
+        case = replace(case, job=replace(case.job, images=images))
     head = _TRACED_HEADS.get(row["head"], row["head"])
     profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=head)
     judged = judge(case, profile)

@@ -13,10 +13,21 @@ from typing import Any
 
 import deepspeed
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+)
 
 STEPS = 3
-HEADS = {"causal": AutoModelForCausalLM, "mlm": AutoModelForMaskedLM, "s2s": AutoModelForSeq2SeqLM}
+HEADS = {
+    "causal": AutoModelForCausalLM,
+    "mlm": AutoModelForMaskedLM,
+    "s2s": AutoModelForSeq2SeqLM,
+    "image-text": AutoModelForImageTextToText,
+}
 
 
 class Meter:
@@ -68,6 +79,9 @@ def build(row: dict[str, Any]) -> Any:
         model.to("cpu")
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+    for name, parameter in model.named_parameters():
+        if name.startswith(tuple(row.get("images", {}).get("frozen", ()))):
+            parameter.requires_grad_(False)
     if row.get("lora"):
         from peft import LoraConfig, get_peft_model
 
@@ -80,6 +94,28 @@ def build(row: dict[str, Any]) -> Any:
             model.enable_input_require_grads()
     model.train()
     return model
+
+
+def with_images(row: dict[str, Any], ids: Any, dtype: Any) -> dict[str, Any]:
+    """What a processor adds for the images of a batch, whose tokens it writes into ``ids``."""
+    images = row.get("images")
+    if images is None:
+        return {}
+    for position in range(images["count"]):
+        start = position * (images["tokens"] + 1)
+        ids[:, start : start + images["tokens"]] = images["token"]
+    many = row["micro_batch"] * images["count"]
+    shape = images["pixels"]
+    if images["nested"]:
+        shape = [row["micro_batch"], images["count"] * shape[0], *shape[1:]]
+        mask = torch.ones(*shape[:2], *shape[3:], dtype=torch.long)
+        return {"pixel_values": torch.ones(shape).to("cuda", dtype), "pixel_attention_mask": mask.to("cuda")}
+    added = {"pixel_values": torch.ones(many * shape[0], *shape[1:]).to("cuda", dtype)}
+    if images["grid"]:
+        added["image_grid_thw"] = torch.tensor([images["grid"]] * many).to("cuda")
+    if images["types"]:
+        added[images["types"]] = (ids == images["token"]).long().to("cuda")
+    return added
 
 
 def main() -> None:
@@ -100,9 +136,12 @@ def main() -> None:
         phases: dict[str, dict[str, int]] = {}
         for _ in range(settings.get("gradient_accumulation_steps", 1)):
             shape = (row["micro_batch"], row["seq_len"])
-            ids = torch.randint(0, vocabulary, shape, generator=generator).to("cuda")
+            ids = torch.randint(0, vocabulary, shape, generator=generator)
+            added = with_images(row, ids, next(engine.module.parameters()).dtype)
+            ids = ids.to("cuda")
             mask = {"attention_mask": torch.ones_like(ids)} if row["attention_mask_given"] else {}
-            loss = engine(input_ids=ids, labels=ids, **mask).loss
+            loss = engine(input_ids=ids, labels=ids, **mask, **added).loss
+            del added
             phases["fwd"] = meter.read()
             engine.backward(loss)
             del loss

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.hf_config import HfConfig
+from zerokit.domain.images import has_tower
 from zerokit.errors import InputError
 
 __all__ = ["CLASSIFIERS", "HEADS", "MOST_LAYERS", "Head", "check_modelled", "has_other_layers", "named_head",
@@ -40,6 +41,7 @@ HEADS: Mapping[str, Head] = {
     "token-classification": Head("AutoModelForTokenClassification", ("ForTokenClassification",)),
     "question-answering": Head("AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
     "embedding": Head("AutoModel", ("Model",)),
+    "image-text": Head("AutoModelForImageTextToText", ()),
 }
 CLASSIFIERS = ("sequence-classification", "token-classification", "question-answering")
 """Heads with a few outputs in place of the vocabulary."""
@@ -54,6 +56,7 @@ _MEANS: Mapping[str, str] = {
     "ForMultipleChoice": "it has one output in place of the vocabulary's head",
     "ForConditionalGeneration": "it joins a text model with a tower for images, video or sound",
 }
+_IMAGES = "the images of a sequence, ⟨images⟩ N ⟨image_size⟩ WxH, or the config.json of its text model alone"
 MOST_LAYERS = 10_000
 _MOST_LABELS = 1_000_000
 _LAYERS = frozenset(
@@ -71,6 +74,8 @@ _OTHER_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "l
 
 def named_head(hf_config: Mapping[str, Any]) -> str | None:
     """The head that the classes under ``architectures`` have; ``None``: none is named, or it is not known."""
+    if has_tower(hf_config):
+        return "image-text"
     for architecture in hf_config.get("architectures") or ():
         found = _head_of_class(str(architecture), hf_config.get("model_type"))
         if found is not None:
@@ -97,8 +102,10 @@ def _is_bare(architecture: str, model_type: str) -> bool:
     return architecture.lower() == f"{letters}model" and model_type not in _NO_TEXT
 
 
-def check_modelled(hf_config: Mapping[str, Any], name: str) -> None:
+def check_modelled(hf_config: Mapping[str, Any], name: str, images: bool = False) -> None:
     """Refuse a user's own configuration of a model that is not modelled.
+
+    ``images``: those of a sequence are given.
 
     Raises:
         InputError: names the file, the key and what is missing.
@@ -107,19 +114,24 @@ def check_modelled(hf_config: Mapping[str, Any], name: str) -> None:
     architectures = hf_config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(one, str) for one in architectures):
         raise InputError(f"{name}: architectures is {architectures!r}; expected a list of class names")
-    for architecture in architectures:
+    with_images = images and has_tower(hf_config)
+    for architecture in () if with_images else architectures:
         if _head_of_class(architecture, hf_config.get("model_type")) is None:
             why = next((words for ending, words in _MEANS.items() if architecture.endswith(ending)), "")
             endings = [end for key, head in HEADS.items() if "seq2seq" not in key for end in head.endings]
+            if has_tower(hf_config):
+                why += f"; give {_IMAGES}"
             raise InputError(
                 f"{name}: architectures: {architecture} is not modelled{': ' + why if why else ''}; modelled "
                 f"are {', '.join(f'…{end}' for end in endings)} and encoder-decoders of text and speech"
             )
-    if any(isinstance(hf_config.get(key), Mapping) for key in ("vision_config", "audio_config")):
+    if has_tower(hf_config) and not images:
+        raise InputError(f"{name}: vision_config: a model of images and text; give {_IMAGES}")
+    if isinstance(hf_config.get("audio_config"), Mapping):
         raise InputError(
-            f"{name}: vision_config, audio_config: a model of text with a tower for images or sound is not "
-            "modelled; give the config.json of its text model to estimate that part alone, or run the script "
-            "through `zerokit rehearse`"
+            f"{name}: audio_config: a model of text with a tower for sound is not modelled; give the "
+            "config.json of its text model to estimate that part alone, or run the script through "
+            "`zerokit rehearse`"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zerokit.domain.images import SequenceImages
 from zerokit.values import frozen_dataclass
 
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -38,6 +39,7 @@ class Job:
         weights_loaded_as: dtype of the model handed to DeepSpeed: ``model`` (training dtype) or ``fp32``.
         optimizer: DeepSpeed optimizer type.
         new_tokens: of ``seq_len``, those that inference generates; ``None``: the prompt may take them all.
+        images: of each sequence, for a model with a vision tower; ``None``: text alone.
     """
 
     seq_len: int = 2048
@@ -52,3 +54,4 @@ class Job:
     inference: bool = False
     quantization: str = "none"
     new_tokens: int | None = None
+    images: SequenceImages | None = None

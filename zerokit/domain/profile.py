@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from zerokit.domain.activations import ActivationTrace
+from zerokit.domain.images import SequenceImages
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.values import frozen_dataclass
@@ -36,6 +37,7 @@ class Variant:
         phase: ``train``, or of inference ``prefill`` or ``decode``.
         quantization: of inference: ``none``, ``int8`` or ``int4``.
         autocast: weights in fp32, operators in 16 bits under ``torch.autocast``.
+        images: of each sequence, for a model with a vision tower.
     """
 
     attention: str = "sdpa"
@@ -50,6 +52,7 @@ class Variant:
     phase: str = "train"
     quantization: str = "none"
     autocast: bool = False
+    images: SequenceImages | None = None
 
     @staticmethod
     def of(job: Job, strategy: Strategy, phase: str = "train") -> Variant:
@@ -60,6 +63,7 @@ class Variant:
             padding=job.attention_mask_given,
             tensor_parallel=strategy.tensor_parallel,
             phase=phase,
+            images=job.images,
         )
         if phase != "train":
             return replace(variant, quantization=job.quantization)
@@ -94,6 +98,8 @@ class Variant:
             parts.append("autocast")
         if self.phase != "train":
             parts.append(self.phase)
+        if self.images is not None:
+            parts.append(self.images.key)
         if self.quantization != "none":
             parts.append(self.quantization)
         return "/".join(parts)

@@ -10,11 +10,13 @@ from typing import Any
 
 from zerokit.domain.families import FAMILIES, from_config
 from zerokit.domain.hf_classes import check_modelled, has_other_layers, named_head
+from zerokit.domain.images import SequenceImages
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
 from zerokit.planner import hub_cache
+from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
 from zerokit.planner.memory_source import Model, Say, Source, silent
 from zerokit.units import format_count, parse_count
 from zerokit.values import frozen_dataclass
@@ -45,12 +47,21 @@ class Chosen:
     memory: Callable[[Job], Model]
     max_seq_len: int | None
     assumptions: tuple[str, ...] = ()
+    images: SequenceImages | None = None
 
 
-def choose_model(params: str | None, model: str | None, *, single: bool = False, say: Say = silent) -> Chosen:
+def choose_model(
+    params: str | None,
+    model: str | None,
+    *,
+    single: bool = False,
+    say: Say = silent,
+    images: RequestedImages | None = None,
+) -> Chosen:
     """The model of ``--params`` or ``--model``.
 
-    ``single``: one strategy is to be estimated, so whatever it needs may be traced; ``say`` hears of it.
+    ``single``: one strategy is to be estimated, so whatever it needs may be traced; ``say`` hears of it;
+    ``images``: those of each sequence.
 
     Raises:
         InputError: neither or both are given, or what is given cannot be used.
@@ -58,7 +69,7 @@ def choose_model(params: str | None, model: str | None, *, single: bool = False,
     if params and model:
         raise InputError("⟨params⟩ and ⟨model⟩: give one of them")
     if model:
-        return _named(model, single, say)
+        return _named(model, single, say, images)
     if params:
         return _sized(params, single, say)
     raise InputError("name the model: ⟨params⟩ 70b, or ⟨model⟩ NAME|PATH (zerokit models lists the names)")
@@ -94,7 +105,8 @@ def _chosen(
         source.profile = profiles.load(name, installed("transformers"))
         source.catalogued = True
         notes += _of_other_version(source)
-    limit = next((config[key] for key in _LIMITS if isinstance(config.get(key), int)), None)
+    parts = [config, *(part for part in (config.get("text_config"),) if isinstance(part, Mapping))]
+    limit = next((part[key] for part in parts for key in _LIMITS if isinstance(part.get(key), int)), None)
     return Chosen(shape=shape, memory=_memory(source), max_seq_len=limit, assumptions=notes)
 
 
@@ -126,14 +138,14 @@ def _release(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def _named(model: str, single: bool, say: Say) -> Chosen:
+def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -> Chosen:
     place = Path(model)
     if place.is_dir():
         place = place / "config.json"
         if not place.is_file():
             raise InputError(f"⟨model⟩ {model}: the folder has no config.json")
     if place.is_file():
-        return _from_file(place, single, say)
+        return _from_file(place, single, say, images)
     if model.endswith(".json"):
         raise InputError(f"⟨model⟩ {model}: no such file")
     from zerokit.catalog import models
@@ -145,18 +157,39 @@ def _named(model: str, single: bool, say: Say) -> Chosen:
             raise
         cached = hub_cache.cached_config(model)
         if cached is not None:
-            return _from_file(cached, single, say, name=model)
+            return _from_file(cached, single, say, images, name=model)
         raise InputError(
             f"{error.marked}; to fetch that of the Hub into this machine's cache: "
             f"{hub_cache.fetch_command(model)}"
         ) from None
+    if images is not None:
+        return _of_images(entry.hf_config, entry.name, {}, images, notes, single, say)
     return _chosen(
         entry.hf_config, entry.name, entry.parameters, notes, head=entry.head, catalogued=True,
         trace="always" if single else "never", say=say,
     )  # fmt: skip
 
 
-def _from_file(place: Path, single: bool, say: Say, name: str | None = None) -> Chosen:
+def _of_images(
+    config: Mapping[str, Any],
+    name: str,
+    processor: Mapping[str, Any],
+    images: RequestedImages,
+    notes: tuple[str, ...],
+    single: bool,
+    say: Say,
+) -> Chosen:
+    shape, found, said = built_with_images(config, name, processor, images)
+    chosen = _chosen(
+        config, name, None, (*notes, *said, _ROUGH[False]), head=shape.head, shape=shape, closed_form=False,
+        trace="always" if single else "some", say=say,
+    )  # fmt: skip
+    return replace(chosen, images=found)
+
+
+def _from_file(
+    place: Path, single: bool, say: Say, images: RequestedImages | None, name: str | None = None
+) -> Chosen:
     from zerokit.strictload import load_json
 
     document = load_json(place, strict=False)
@@ -166,10 +199,12 @@ def _from_file(place: Path, single: bool, say: Say, name: str | None = None) -> 
     kind = config.get("model_type")
     if kind is not None and not isinstance(kind, str):
         raise document.error(("model_type",), f"model_type is {kind!r}; expected a text such as 'llama'")
-    check_modelled(config, str(place))
+    check_modelled(config, str(place), images is not None)
     if document.problems:
         first = document.problems[0]
         raise FileInputError(str(place), f"{first.message}; {first.fix}", *first.place)
+    if images is not None:
+        return _of_images(config, name or str(place), processor_of(place), images, (), single, say)
     found = _shape(config, place)
     trace = "always" if single else "some"
     name = name or str(place)

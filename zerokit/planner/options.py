@@ -7,9 +7,11 @@ To add one: a row in :data:`OPTIONS`, a line in :class:`PlanOptions`, and what i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from zerokit.domain.images import TOWERS
 from zerokit.domain.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
 from zerokit.errors import InputError
 from zerokit.units import parse_bytes, parse_count, parse_positive_int
@@ -92,6 +94,18 @@ def _targets(value: object, name: str) -> object:
     return [_text(item, name) for item in items]
 
 
+def parse_image_size(value: object, name: str) -> tuple[int, int]:
+    """Width and height in pixels of ``1280x720``.
+
+    Raises:
+        InputError: it is something else.
+    """
+    found = re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", str(value).strip().lower())
+    if found is None or "0" in (found[1].lstrip("0") or "0", found[2].lstrip("0") or "0"):
+        raise InputError(f"{name}: {value!r}; expected width x height in pixels, for example 1280x720")
+    return int(found[1]), int(found[2])
+
+
 _WHETHER = "for whether it fits."
 
 
@@ -144,6 +158,13 @@ OPTIONS: tuple[Option, ...] = (
     _option("new_tokens", "Job", "N",
             "Of ⟨seq_len⟩, tokens that are generated when serving. [default: the prompt may take all]",
             parse_positive_int),
+    _option("images", "Job", "N", "Images in each sequence, of a model of images and text.",
+            parse_positive_int),
+    _option("image_size", "Job", "WxH", "Pixels of an image as the data set has it: 1280x720.",
+            parse_image_size),
+    _option("vision_tower", "Job", "|".join(TOWERS),
+            "Whether the vision tower's weights are trained; the projector's are. [default: trained]",
+            _one_of(*TOWERS)),
     _option("zero", "Strategy", "0-3", "ZeRO stage.", _or_auto(_stage)),
     _option("offload_optimizer", "Strategy", "|".join(OFFLOAD_DEVICES), "Where the optimizer states live.",
             _one_of("auto", *OFFLOAD_DEVICES)),
@@ -212,6 +233,9 @@ class PlanOptions(TypedDict, total=False):
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None
     quant: Literal["none", "int8", "int4"] | None
     new_tokens: int | str | None
+    images: int | str | None
+    image_size: str | None
+    vision_tower: Literal["trained", "frozen"] | None
     zero: int | str | None
     offload_optimizer: Literal["auto", "none", "cpu", "nvme"] | None
     offload_param: Literal["auto", "none", "cpu", "nvme"] | None

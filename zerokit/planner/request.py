@@ -18,7 +18,9 @@ from zerokit.domain.job import (
 from zerokit.errors import InputError
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import hardware
+from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.memory_source import Say, silent
+from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given
 from zerokit.planner.values import MAX_GPUS, choice, count, whole
 from zerokit.search.request import Request
@@ -58,11 +60,12 @@ def resolve(
         InputError: names the argument, the value and the fix.
     """
     from zerokit.machine.versions import deepspeed_note
-    from zerokit.planner.models import choose_model
 
     refuse_idle(options, single=single, file=file)
-    chosen = choose_model(options.get("params"), options.get("model"), single=single, say=say)
-    job, notes = _job(options, chosen.max_seq_len)
+    chosen = choose_model(
+        options.get("params"), options.get("model"), single=single, say=say, images=requested_images(options)
+    )
+    job, notes = _job(options, chosen)
     found = hardware(options)
     if job.attention == "flash_attention_2" and not found.on_cpu and not found.cluster.gpu.supports("bf16"):
         # both came with Ampere (the README of Dao-AILab/flash-attention: "NVIDIA CUDA Support")
@@ -108,8 +111,8 @@ def resolve(
     )
 
 
-def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tuple[str, ...]]:
-    notes = []
+def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ...]]:
+    notes, max_seq_len = [], chosen.max_seq_len
     length = whole(options, "seq_len", 10**8)
     if length is None:
         length = min(2048, max_seq_len or 2048)
@@ -153,6 +156,7 @@ def _job(options: Mapping[str, Any], max_seq_len: int | None) -> tuple[Job, tupl
         inference=inference,
         quantization=quantization,
         new_tokens=new_tokens,
+        images=with_room(chosen.images, length),
     ), tuple(notes)
 
 

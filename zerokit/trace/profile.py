@@ -32,8 +32,9 @@ def windows(hf_config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _lengths_by_regime(built: BuiltModel) -> list[tuple[tuple[int, ...], int | None]]:
-    """Sequence lengths to trace, and up to which length what they show holds."""
+def _lengths_by_regime(built: BuiltModel, taken: int = 0) -> list[tuple[tuple[int, ...], int | None]]:
+    """Sequence lengths to trace, and up to which length what they show holds; ``taken``: tokens of images,
+    which every sequence has."""
     config = built.config
     if built.head == "image-classification":
         return [((128,), None)]
@@ -42,8 +43,14 @@ def _lengths_by_regime(built: BuiltModel) -> list[tuple[tuple[int, ...], int | N
     if limit < max(_LENGTHS):
         return [((limit // 4, limit // 2, limit - limit % 2), None)]
     window = windows(config.to_dict())
+    lengths = tuple(taken + length for length in _LENGTHS)
     if window is None:
-        return [(_LENGTHS, None)]
+        return [(lengths, None)]
+    if taken:
+        above = tuple(max(window, taken) + extra for extra in _LENGTHS)
+        room = window - taken
+        return [*([(tuple(taken + room * part // 8 for part in (2, 4, 6)), window - 1)] if room > 64 else []),
+                (above, None)]  # fmt: skip
     below = tuple(max(8, window * part // 8) for part in (2, 4, 6))
     above = tuple(window + extra for extra in (128, 256, 512))
     return [(below, window - 1), (above, None)]
@@ -51,10 +58,12 @@ def _lengths_by_regime(built: BuiltModel) -> list[tuple[tuple[int, ...], int | N
 
 def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
     traces = []
-    for lengths, limit in _lengths_by_regime(built):
+    taken = variant.images.sequence_tokens if variant.images is not None else 0
+    for lengths, limit in _lengths_by_regime(built, taken):
         if variant.phase == "train":
             events, plain = record(built, variant, points(lengths), plain_point(lengths))
-            traces.append(fit(events, lengths, built.stacks, limit, autocast=variant.autocast, plain=plain))
+            traces.append(fit(events, lengths, built.stacks, limit, autocast=variant.autocast, plain=plain,
+                              min_seq_len=taken))  # fmt: skip
         else:
             events, kept = record_serving(built, variant, points(lengths))
             traces.append(fit(events, lengths, built.stacks, limit, kept))
@@ -111,7 +120,8 @@ def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant)
 def _own_parameters(variant: Variant) -> bool:
     """Whether the parameters of the variant are others than the model's."""
     changed = variant.autocast or variant.quantization != "none"
-    return bool(variant.lora_rank) or variant.tensor_parallel > 1 or changed
+    frozen = variant.images is not None and variant.images.tower == "frozen"
+    return bool(variant.lora_rank) or variant.tensor_parallel > 1 or changed or frozen
 
 
 def profile_from_config(
@@ -141,8 +151,9 @@ def profile_from_config(
     ties: dict[str, str] = {}
     buffer_bytes = 0
     variants = list(variants)
+    unchanged = Variant(images=variants[0].images if variants else None)
     if all(_own_parameters(v) for v in variants):
-        plain = build(hf_config, Variant(attention="eager"), head=head)
+        plain = build(hf_config, Variant(attention="eager", images=variants[0].images), head=head)
         parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in plain.parameters)
         ties = plain.ties
     for variant in variants:
@@ -180,7 +191,7 @@ def profile_from_config(
         ties=ties,
         buffer_bytes=buffer_bytes,
         leaves=tuple(sorted(leaves)),
-        views=saved_views(_attention(hf_config, head, Variant())),
+        views=saved_views(_attention(hf_config, head, unchanged), unchanged),
         torch_version=torch.__version__.split("+")[0],
         transformers_version=transformers.__version__,
     )

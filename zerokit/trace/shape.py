@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from zerokit.domain.images import SequenceImages
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.errors import InputError
-from zerokit.trace.building.build import AUTO_CLASSES, head_of, prepared_config, usable
+from zerokit.trace.building import vision_tower
+from zerokit.trace.building.build import AUTO_CLASSES, head_of, prepared_config, read_config, usable
 
 _EXPERTS_PER_TOKEN = (
     "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "experts_per_token",
@@ -27,8 +29,22 @@ _NUMBERED = re.compile(r"\.\d+(?=\.)")
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 
 
-def shape_of(hf_config: Mapping[str, Any], name: str, head: str | None = None) -> ModelShape:
+def complete_config(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with Transformers' defaults for what it leaves out.
+
+    Raises:
+        InputError: the installed Transformers does not take it.
+    """
+    values: dict[str, Any] = read_config(hf_config).to_dict()
+    return values
+
+
+def shape_of(
+    hf_config: Mapping[str, Any], name: str, head: str | None = None, images: SequenceImages | None = None
+) -> ModelShape:
     """The shape of the model, ``parameters`` counted exactly: all of them, tied ones once.
+
+    ``images``: of each sequence, for a model with a vision tower.
 
     Raises:
         InputError: the installed Transformers cannot build a model of this configuration.
@@ -41,7 +57,8 @@ def shape_of(hf_config: Mapping[str, Any], name: str, head: str | None = None) -
     with usable(), torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model: nn.Module = auto.from_config(config)
-    return _read(model, config, name, head)
+    shape = _read(model, config, name, head)
+    return shape if images is None else _with_tower(shape, model, images)
 
 
 def _read(model: nn.Module, config: Any, name: str, head: str) -> ModelShape:
@@ -77,6 +94,34 @@ def _read(model: nn.Module, config: Any, name: str, head: str) -> ModelShape:
     )
 
 
+def _with_tower(shape: ModelShape, model: nn.Module, images: SequenceImages) -> ModelShape:
+    """The shape with the tower's layers over the patches of a sequence's images; each image or tile attends
+    to itself."""
+    text = tuple(
+        _stacks(model, shape.hidden, _widths(shape), float(shape.experts_per_token), True, tower=False)
+    )
+    tower = [module for path, module in model.named_modules() if vision_tower.is_inside(f"{path}.0")]
+    width = _widest_input(tower)
+    pictures = images.count * images.tiles
+    layers = _stacks(model, width, (width, 2 * width), 1.0, False, tower=True)
+    seen = (
+        replace(s, attention_width=s.attention_width // pictures, fixed_tokens=images.patches) for s in layers
+    )
+    return replace(shape, stacks=(*seen, *text))
+
+
+def _widths(shape: ModelShape) -> tuple[int, int]:
+    return shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+
+
+def _widest_input(tower: list[nn.Module]) -> int:
+    """Width of a vision tower: what most of its linear layers read."""
+    widths = [
+        module.in_features for part in tower for module in part.modules() if isinstance(module, nn.Linear)
+    ]
+    return int(max(set(widths), key=widths.count))
+
+
 def _whole(values: Mapping[str, Any], *keys: str) -> int | None:
     for key in keys:
         value = values.get(key)
@@ -110,11 +155,19 @@ def _outputs(head_module: Any, config: Any, text: Mapping[str, Any], head: str) 
 
 
 def _stacks(
-    model: nn.Module, hidden: int, widths: tuple[int, int], active: float, causal: bool
+    model: nn.Module,
+    hidden: int,
+    widths: tuple[int, int],
+    active: float,
+    causal: bool,
+    tower: bool | None = None,
 ) -> Iterator[Stack]:
-    """One for each kind of layer in the outermost lists of layers."""
+    """One for each kind of layer in the outermost lists of layers; ``tower``: the vision tower's or the
+    others'."""
     taken: list[str] = []
     for path, layers in model.named_modules():
+        if tower is not None and vision_tower.is_inside(f"{path}.0") is not tower:
+            continue
         if not isinstance(layers, nn.ModuleList) or any(path.startswith(f"{other}.") for other in taken):
             continue
         if not any(True for _ in layers.parameters()):

@@ -10,13 +10,19 @@ from torch import nn
 from zerokit.errors import InputError
 
 
-def add_lora(model: nn.Module, rank: int, targets: tuple[str, ...], dtype: torch.dtype | None) -> nn.Module:
+def add_lora(
+    model: nn.Module,
+    rank: int,
+    targets: tuple[str, ...],
+    dtype: torch.dtype | None,
+    spared: str | None = None,
+) -> nn.Module:
     """Wrap the model with peft's ``LoraConfig(r=rank, target_modules=targets)``; base weights frozen.
 
     ``dtype``: what the adapters take, the training dtype where DeepSpeed casts the whole module (bf16 or
     fp16 below stage 3); ``None``: fp32, which peft gives them (``autocast_adapter_dtype``) and DeepSpeed
     leaves them when the model was made under ``zero.Init`` (``_cast_module_mixed_precision``,
-    runtime/engine.py:1851, 0.19.8).
+    runtime/engine.py:1851, 0.19.8). ``spared``: a pattern of modules that get no adapters.
 
     Raises:
         InputError: peft is not installed, or finds no module of these names.
@@ -26,7 +32,7 @@ def add_lora(model: nn.Module, rank: int, targets: tuple[str, ...], dtype: torch
     except ImportError as error:
         raise InputError("⟨method⟩ lora needs peft to trace the model: pip install peft") from error
     modules: Any = targets[0] if len(targets) == 1 and targets[0] == "all-linear" else list(targets)
-    config = peft.LoraConfig(r=rank, target_modules=modules, task_type=None)
+    config = peft.LoraConfig(r=rank, target_modules=modules, task_type=None, exclude_modules=spared)
     try:
         with torch.device("meta"):
             wrapped: nn.Module = peft.get_peft_model(model, config)

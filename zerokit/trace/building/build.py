@@ -16,6 +16,7 @@ from torch import nn
 from zerokit.domain.hf_classes import CLASSIFIERS, HEADS, named_head
 from zerokit.domain.profile import Variant
 from zerokit.errors import InputError
+from zerokit.trace.building import vision_tower
 
 KEEP_PER_RUN = 4
 """Layers kept of a run of equal ones: what the first two and the last leave alive at their borders
@@ -162,6 +163,8 @@ def _find_stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     found: list[tuple[str, nn.ModuleList]] = []
     for name, module in model.named_modules():
         is_list = isinstance(module, nn.ModuleList) and len(module) > KEEP_PER_RUN
+        if vision_tower.is_inside(name):  # whole: some of its layers hand their outputs to the text model
+            continue
         if is_list and not any(name.startswith(other + ".") for other, _ in found):
             assert isinstance(module, nn.ModuleList)
             found.append((name, module))
@@ -236,11 +239,14 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
         from zerokit.trace.building.tensor_parallel import shard
 
         shard(model, variant.tensor_parallel)
+    if variant.images is not None:
+        vision_tower.prepare(model, frozen=variant.images.tower == "frozen")
     if variant.lora_rank:
         from zerokit.trace.building.adapters import add_lora
 
+        spared = vision_tower.INSIDE if variant.images and variant.images.tower == "frozen" else None
         model = add_lora(
-            model, variant.lora_rank, variant.lora_targets, None if variant.zero3_linear else dtype
+            model, variant.lora_rank, variant.lora_targets, None if variant.zero3_linear else dtype, spared
         )
     packed: dict[str, int] = {}
     if variant.quantized:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,9 @@ from zerokit.domain.profile import Variant
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.building.zero3_linear import zero3_linear
 from zerokit.trace.recording.autocast import cuda_lists
+from zerokit.trace.recording.image_inputs import image_inputs, is_known_index
 from zerokit.trace.recording.kernels import cuda_kernels
+from zerokit.trace.recording.known_values import KnownValues
 from zerokit.trace.recording.selective import selective_checkpointing
 from zerokit.trace.recording.storage import Event, StorageTracker
 
@@ -145,9 +147,13 @@ LABELS = ("labels", "start_positions", "end_positions")
 """Of a batch, what only the loss reads."""
 
 
-def make_inputs(built: BuiltModel, micro_batch: int, seq_len: int, padding: bool) -> dict[str, torch.Tensor]:
+def make_inputs(
+    built: BuiltModel, micro_batch: int, seq_len: int, variant: Variant
+) -> dict[str, torch.Tensor]:
     """A training batch of the kind the head takes. Shapes (micro_batch, seq_len) of int64, or images."""
-    config = built.config
+    config, padding = built.config, variant.padding
+    if variant.images is not None:
+        return image_inputs(built.model, config, variant.images, micro_batch, seq_len)
     if built.head == "image-classification":
         size = getattr(config, "image_size", 224)
         channels = getattr(config, "num_channels", 3)
@@ -249,15 +255,20 @@ def record(
         hooks = Hooks(StorageTracker(), model, modules=False)
 
         def step(point: tuple[int, int]) -> list[Event]:
-            inputs = make_inputs(replace_model(built, model), *point, variant.padding)
-            return _step(model, hooks, inputs, variant.autocast)
+            with _values_known(variant):
+                inputs = make_inputs(replace_model(built, model), *point, variant)
+                return _step(model, hooks, inputs, variant, point[1])
 
         plain = [] if variant.zero3_linear else step(plain_point)
         hooks.hook_modules(model)
         return [step(point) for point in points], plain
 
 
-def saved_views(built: BuiltModel) -> tuple[str, ...]:
+def _values_known(variant: Variant) -> AbstractContextManager[object]:
+    return nullcontext() if variant.images is None else KnownValues()
+
+
+def saved_views(built: BuiltModel, variant: Variant) -> tuple[str, ...]:
     """Parameters of which operators save a view for backward, by the last two parts of their names.
 
     A view's storage outlives a release by ZeRO-3, which gives the parameter itself another: stacked experts
@@ -280,20 +291,25 @@ def saved_views(built: BuiltModel) -> tuple[str, ...]:
                 found.add(".".join(name.split(".")[-2:]))
             return saved
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-            built.model(**make_inputs(built, 2, 128, False))
+        length = 128 + (variant.images.sequence_tokens if variant.images is not None else 0)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved), _values_known(variant):
+            built.model(**make_inputs(built, 2, length, variant))
     return tuple(sorted(found))
 
 
-def _step(model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor], autocast: bool) -> list[Event]:
+def _step(
+    model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor], variant: Variant, seq_len: int
+) -> list[Event]:
     """The events of one forward and backward."""
     tracker = hooks.tracker = StorageTracker()
+    if variant.images is not None:
+        tracker.skipped = is_known_index(seq_len)
     tracker.ignore([*model.parameters(), *model.buffers()])
     with tracker:
         tracker.mark("phase", "forward")
         tracker.count(inputs.values())
         # autocast_if_enabled around the module's forward, engine.py:3006
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=variant.autocast):
             outputs = model(**inputs)
         loss = outputs.loss if "loss" in outputs else outputs[0].mean()  # of a model without a head
         del outputs

@@ -122,7 +122,7 @@ class _Tracer:
 
     def prompt(self, batch: int, length: int) -> tuple[list[Event], frozenset[int]]:
         """The pass over the prompt, up to the first token; and the storages of the cache."""
-        inputs = make_inputs(self.built, batch, length, self.variant.padding)
+        inputs = make_inputs(self.built, batch, length, self.variant)
         inputs = {key: value for key, value in inputs.items() if key not in LABELS}
         if self.built.head != "causal":
             with self._tracker() as tracker:

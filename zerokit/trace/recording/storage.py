@@ -9,7 +9,7 @@ events, into one list: the trace.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class Event:
 
 
 class StorageTracker(TorchDispatchMode):
-    """Record allocation and death of every storage made while active.
+    """Record allocation and death of every storage made while active, but for those ``skipped``.
 
     Storages that exist before (parameters, buffers) are left out by :meth:`ignore`.
     """
@@ -44,6 +44,7 @@ class StorageTracker(TorchDispatchMode):
         self.events: list[Event] = []
         self._live: dict[int, int] = {}  # address of the StorageImpl -> storage number
         self._count = 0
+        self.skipped: Callable[[torch.Tensor], bool] = lambda tensor: False
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
         """Leave these tensors' storages out of the trace."""
@@ -91,6 +92,6 @@ class StorageTracker(TorchDispatchMode):
     ):
         result = func(*args, **(kwargs or {}))
         for leaf in tree_iter(result):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and not self.skipped(leaf):
                 self._track(leaf)
         return result
