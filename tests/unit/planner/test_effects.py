@@ -45,6 +45,10 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--attention": (ONE, "eager"),
     "--quant": (SERVED, "int4"),
     "--new-tokens": (SERVED, "2000"),
+    # refused for a model of text; tests/torch/test_trace_images.py has their effects
+    "--images": (ONE, "1"),
+    "--image-size": (ONE, "640x480"),
+    "--vision-tower": (ONE, "frozen"),
     "--zero": (ONE, "3"),
     "--offload-optimizer": ((*ONE, "--zero", "2"), "cpu"),
     "--offload-param": ((*ONE, "--zero", "3"), "cpu"),
