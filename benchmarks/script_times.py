@@ -143,6 +143,7 @@ def row_of(case: Case, steps: int) -> dict[str, Any]:
         },
         "deepspeed_option": "--deepspeed",
         "gpus": case.gpus,
+        "probed": "between steps",
         "case": asdict(case),
         "phases": {},
         "peak_allocated_bytes": 1,

@@ -213,13 +213,8 @@ class ScriptPlanning:
             )
         known = self.search.profile.of(chosen.strategy)
         if known is not None and known.step_seconds_range is not None:
-            low, high = known.step_seconds_range
-            self.notes.append(
-                f"step times are rehearsed; this one takes {format_seconds(low)} to {format_seconds(high)}, "
-                "as fast as the host is: `zerokit doctor --measure` on the GPU machine tells"
-                if high > low
-                else "step times are rehearsed, at this host's speed"
-            )
+            probed = request.calibration is not None and request.calibration.host_factor is not None
+            self.notes.append(_time_note(known.step_seconds_range, probed=probed))
         assumptions = (*made.assumptions, *self.notes)
         alternatives = tuple(each for each in usable if each is not chosen)[: max(0, top - 1)]
         return replace(made, chosen=chosen, alternatives=alternatives, assumptions=assumptions)
@@ -262,3 +257,16 @@ class ScriptPlanning:
         made = make_plan(read.request, top=top)
         note = f"{said}; memory and time are those of a plain training loop of the model"
         return self._result(read, replace(made, assumptions=(*made.assumptions, note)))
+
+
+def _time_note(between: tuple[float, float], *, probed: bool) -> str:
+    """How sure the chosen plan's step time is."""
+    low, high = between
+    if high <= low:
+        return "step times are rehearsed, at this host's speed"
+    words = (
+        f"step times are rehearsed; this one takes {format_seconds(low)} to {format_seconds(high)}, as fast"
+    )
+    if probed:
+        return f"{words} as this host was in its probe's rounds"
+    return f"{words} as the host is: `zerokit doctor --measure` on the GPU machine tells"
