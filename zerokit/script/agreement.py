@@ -163,7 +163,7 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any]) -> l
             "script can; plan again with ⟨sp⟩ 1"
         )
     warnings = [f"warning: {line}" for line in deepspeed_note()]
-    warnings += disk_space.warnings(chosen, options.given)
+    warnings += disk_space.warnings(chosen, options.given, options.file.values if options.file else None)
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
         warnings.append(
             "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "

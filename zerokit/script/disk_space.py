@@ -15,12 +15,15 @@ _OUTPUT_OPTIONS = (
 )  # fmt: skip
 
 
-def warnings(chosen: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
+def warnings(
+    chosen: Mapping[str, Any], arguments: Sequence[str], values: Mapping[str, object] | None = None
+) -> list[str]:
     """What must be said where the free space is less than weights and one checkpoint take.
 
     Args:
         chosen: the strategy of a ``plan.yaml``; one written before plans knew what saves take says nothing.
         arguments: the script's own, of which an output folder is taken; without one, the working directory.
+        values: of the file that the arguments name, where they name none themselves.
     """
     estimate = chosen.get("estimate")
     takes = estimate.get("saving") if isinstance(estimate, Mapping) else None
@@ -29,7 +32,7 @@ def warnings(chosen: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
     weights, checkpoint = (takes.get(f"{kind}_bytes") for kind in ("weights", "checkpoint"))
     if not isinstance(weights, int) or not isinstance(checkpoint, int):
         return []
-    folder = output_folder(arguments)
+    folder = output_folder(arguments, values or {})
     try:
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         free = shutil.disk_usage(there).free
@@ -44,13 +47,15 @@ def warnings(chosen: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def output_folder(arguments: Sequence[str]) -> Path:
-    """The folder that the script's arguments name for its output; the working directory if none does."""
+def output_folder(arguments: Sequence[str], values: Mapping[str, object]) -> Path:
+    """The folder that the script's arguments, or else the file that they name, give for its output; the
+    working directory if neither does."""
     for at, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
-        if option in _OUTPUT_OPTIONS:
+        if option in _OUTPUT_OPTIONS or (equals and f"--{option}" in _OUTPUT_OPTIONS):
             if equals:
                 return Path(value)
             if at + 1 < len(arguments):
                 return Path(arguments[at + 1])
-    return Path()
+    named = (values.get(option.removeprefix("--")) for option in _OUTPUT_OPTIONS)
+    return Path(next((value for value in named if isinstance(value, str)), ""))

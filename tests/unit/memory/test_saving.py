@@ -10,12 +10,16 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from tests.support.plans import write_plan
+from tests.support.ranks import write_script
 from zerokit.cli import run
 from zerokit.script import disk_space
 
 GIB = 1 << 30
 WEIGHTS = 8_030_261_248  # llama-3.1-8b
 ASKED = ("--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "a100-40gb", "--zero", "3", "--seq-len", "2048")
+
+TRAINER = "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +108,20 @@ def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pyt
     assert "the weights alone do not fit" in disk_space.warnings(chosen, ["--output_dir=x"])[0]
     assert disk_space.warnings({"estimate": {"saving": None}}, []) == []
     assert disk_space.warnings({}, []) == []
+
+
+def test_a_folder_that_the_scripts_file_names_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the free space of real file systems: no disk holds an exbibyte."""
+    pytest.importorskip("deepspeed")
+    plan = write_plan(tmp_path / "zerokit-plan") / "plan.yaml"
+    takes = "  estimate:\n    saving: {weights_bytes: 1, checkpoint_bytes: 1152921504606846976}\n"
+    assert "  estimate:\n" in plan.read_text()
+    plan.write_text(plan.read_text().replace("  estimate:\n", takes))
+    write_script(tmp_path, TRAINER, "train.py")
+    Path("x.yaml").write_text(f"output_dir: {tmp_path / 'far'}\n")
+    for words in (["--config", "x.yaml"], ["--config", "x.yaml", "--output_dir", "near"], []):
+        run(["launch", "--dry-run", "--device", "cpu", "--accept-mismatch", "train.py", *words])
+        named = {0: ".", 2: str(tmp_path / "far"), 4: "near"}[len(words)]
+        assert f"a checkpoint do not fit {named}: " in capsys.readouterr().err
