@@ -139,28 +139,28 @@ class ScriptOptions:
                     return option
         return f"--{names[0]}" if self._takes_trainer_options else None
 
-    def _value_given(self, names: tuple[str, ...]) -> str | None:
-        """What the user's arguments say; ``true`` for a flag without a value."""
+    def _value_given(self, names: tuple[str, ...]) -> tuple[str, str] | None:
+        """What the user's arguments say, ``true`` for a flag without a value, and how it is written there."""
         spelt = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         negated = {f"--no_{name}" for name in names} | {f"--no-{name.replace('_', '-')}" for name in names}
         assigned = self._is_file_alone  # LLaMA-Factory: train x.yaml KEY=VALUE
         for index, argument in enumerate(self.given):
             option, equals, value = argument.partition("=")
             if option in negated:
-                return "false"
+                return "false", option
             if option not in spelt and not (assigned and equals and option in names):
                 continue
             if not equals:
                 following = self.given[index + 1] if index + 1 < len(self.given) else "--"
                 value = "true" if following.startswith("--") else following
-            return value
+            return value, f"{option} {value}"
         return None
 
     def _said_by_user(self, names: tuple[str, ...]) -> tuple[object, str] | None:
         """The value in the user's arguments or in the file that they name, and where it stands."""
-        value = self._value_given(names)
-        if value is not None:
-            return value, f"--{names[0]} {value}"
+        given = self._value_given(names)
+        if given is not None:
+            return given
         if self.file is not None:
             for name in names:
                 if name in self.file.values:
