@@ -1,11 +1,23 @@
-"""Accelerate's own test scripts that train, as its wheel has them, on two CPU ranks with a plan.
+"""Accelerate's own test scripts that train, as its wheel has them, on two CPU ranks.
 
-GLUE's MRPC and BERT, which they load by name, are local stand-ins of the same layout. Not run: those that ask
-for GPUs (``test_peak_memory_usage``, ``test_zero3_integration``, ``test_ds_alst_ulysses_sp``),
-``test_ds_multiple_model``, whose DeepSpeed files the wheel lacks, and ``test_sync``, whose model has
-parameters without a dimension: DeepSpeed 0.19.8 broadcasts each (``runtime/engine.py:2059``),
-which gloo refuses
-("self.dim() cannot be 0 to view Float as Byte").
+GLUE's MRPC and BERT, which they load by name, are local stand-ins of the same layout. Those of accelerate
+1.15's ``test_utils/scripts`` that train:
+
+=============================== ==========================================================================
+``test_performance``            run with a ZeRO-3 plan
+``test_checkpointing``          run with a ZeRO-2 plan
+``test_script``                 run without a plan: it returns before its training where DeepSpeed is on
+``test_sync``                   not run: its model has parameters without a dimension, each of which DeepSpeed
+                                0.19.8 broadcasts (``runtime/engine.py:2059``), and gloo refuses that
+``test_ddp_comm_hook``          not run: it wraps its model in DDP with ``device_ids``, which need a GPU
+``test_distributed_data_loop``  not run: uneven inputs are joined on GPUs only (``accelerator.py:1376``)
+``test_merge_weights``          not run: FSDP's saving ends with ``KeyError: None`` on CPU ranks, also under
+                                torchrun
+``test_peak_memory_usage``,     not run: they ask for GPUs
+``test_zero3_integration``,
+``test_ds_alst_ulysses_sp``
+``test_ds_multiple_model``      not run: the wheel lacks its DeepSpeed files
+=============================== ==========================================================================
 """
 
 from __future__ import annotations
@@ -94,3 +106,15 @@ def test_a_script_of_accelerates_trains_as_planned(tmp_path: Path, script: str, 
         engine = rank["engine"]
         assert (engine["zero_stage"], engine["micro_batch"], engine["precision"]) == (stage, 16, "fp32")
         assert {"load", "init", "forward", "backward", "step", "eval", "save"} <= set(rank["phases"])
+
+
+@pytest.mark.slow
+def test_ranks_without_a_gpu_or_a_plan_are_one_run(tmp_path: Path) -> None:
+    """Accelerate took each CPU rank for a run of its own, and the launch for a good one."""
+    words = ["--no-plan", "--num-ranks", "2", str(SCRIPTS.parent / "test_script.py")]
+    run = Run(Path(sys.executable), tmp_path, words, {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    code, out, err = run.end(400)
+    assert code == 0, out + err
+    logs = [(tmp_path / "run" / "logs" / f"rank-0000{rank}.out.log").read_text() for rank in range(2)]
+    assert all("Num processes: 2" in log for log in logs)
+    assert ["**Training integration test**" in log for log in logs] == [True, False]

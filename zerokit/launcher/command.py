@@ -133,6 +133,8 @@ def build(
     check_launcher(options.launcher)
     command = Command(argv=[])
     _environment(command, placement.devices, setup, run_dir, base)
+    if placement.devices.kind == "cpu" and _accelerate_joins_ranks(setup, options.target.arguments):
+        command.set_variables["ACCELERATE_USE_CPU"] = "true"
     if placement.remote:
         command.set_variables[deadman.VARIABLE] = f"{placement.alive_seconds:g}"
     if options.stop_after_steps is not None:
@@ -236,6 +238,21 @@ def _environment(
             name for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR") if name in base
         ]
     _plan_environment(setting, devices, setup.plan_environment, base)
+
+
+def _accelerate_joins_ranks(setup: ScriptSetup, arguments: tuple[str, ...]) -> bool:
+    """Whether it is Accelerate itself, without DeepSpeed, that makes one run of the ranks.
+
+    Without a GPU, and without being told of the CPU, it takes each rank for a run of its own (accelerate
+    1.15, ``state.py:769``); told of the CPU it leaves a script's own DeepSpeed out (``state.py:974``).
+    """
+    facts = setup.facts
+    if setup.config is not None or setup.style not in ("accelerate", "trainer") or facts.calls_initialize:
+        return False
+    file = argument_file(arguments, facts)
+    own = {"deepspeed", "DeepSpeedPlugin"} & (facts.mentions | facts.keywords)
+    named = any("deepspeed" in argument for argument in arguments)
+    return not own and not named and not (file is not None and file.values.get("deepspeed"))
 
 
 def _plan_environment(

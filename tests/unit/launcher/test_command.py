@@ -66,6 +66,22 @@ def test_cpu_ranks(tmp_path: Path) -> None:
     assert not any("ALLOC_CONF" in name for name in environment)
 
 
+def test_accelerate_is_told_of_cpu_ranks_that_no_deepspeed_joins(tmp_path: Path) -> None:
+    """Or it runs the script once in each rank, alone, and that looks well."""
+    base = {"ACCELERATE_USE_CPU": "false"}
+
+    def told(**changed: Any) -> bool:
+        parts = {"devices": CPUS, "style": "accelerate", "config": None, **changed}
+        return build(tmp_path, base=base, **parts).environment(base).get("ACCELERATE_USE_CPU") == "true"
+
+    assert told() and told(style="trainer")
+    assert not told(config=CONFIG) and not told(devices=GPUS) and not told(style="none")
+    words = ("--deepspeed", "ds.json")
+    assert not told(target=Target(script="train.py", module=None, arguments=words), style="trainer")
+    plugin = ScriptFacts(path=Path("train.py"), mentions={"Accelerator", "DeepSpeedPlugin"})
+    assert not told(facts=plugin)
+
+
 def test_an_outer_launchers_variables_are_taken_away(tmp_path: Path) -> None:
     base = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "x", "TORCHELASTIC_RUN_ID": "1", "PATH": "/bin",
             "ACCELERATE_USE_FSDP": "true", "HF_TOKEN": "hf_x"}  # fmt: skip
