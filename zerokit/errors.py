@@ -81,7 +81,7 @@ class InputError(ZerokitError):
 
 
 class FileInputError(InputError):
-    """A problem at a place in a file, shown as ``file:line:column: message``."""
+    """A problem at a location in a file, shown as ``file:line:column: message``."""
 
     def __init__(
         self, path: str | Path, message: str, line: int | None = None, column: int | None = None
@@ -90,8 +90,8 @@ class FileInputError(InputError):
         self.line = line
         self.column = column
         self.message = message
-        place = ":".join(str(part) for part in (self.path, line, column) if part is not None)
-        super().__init__(f"{place}: {message}")
+        location = ":".join(str(part) for part in (self.path, line, column) if part is not None)
+        super().__init__(f"{location}: {message}")
 
 
 class NothingFits(ZerokitError):

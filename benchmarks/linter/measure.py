@@ -147,7 +147,7 @@ Found = tuple[int, str, str, str]
 def findings_of(path: pathlib.Path) -> list[Found]:
     """Line, rule, severity and message of what is found."""
     return [
-        (finding.place.line, finding.rule, finding.severity, finding.message)
+        (finding.location.line, finding.rule, finding.severity, finding.message)
         for file in check_files([str(path)])
         for finding in file.findings
     ]

@@ -76,6 +76,6 @@ def test_fsdp_refuses_the_values_that_are_errors(
 def test_fsdp_keys_are_named_with_and_without_their_prefix(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(f"{FSDP}fsdp_config: {{fsdp_version: 2, reshard_after_forward: true, shard: 1}}\n")
-    assert [(finding.rule, finding.place.line) for finding in check_files([str(path)])[0].findings] == [
+    assert [(finding.rule, finding.location.line) for finding in check_files([str(path)])[0].findings] == [
         ("accelerate-ignored-key", 5)
     ]

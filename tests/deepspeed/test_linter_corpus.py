@@ -22,7 +22,7 @@ def test_broken_file_is_caught(case: dict[str, Any]) -> None:
     path = str(CORPUS / "broken" / case["file"])
     file = check_files([path], Context(world_size=case.get("world_size")))[0]
     found = [
-        (finding.place.line, finding.rule, finding.fix)
+        (finding.location.line, finding.rule, finding.fix)
         for finding in file.findings
         if finding.severity != "note"
     ]

@@ -124,7 +124,7 @@ def test_any_value_under_any_known_key_is_linted(config: dict[str, Any]) -> None
     document = parse_json(json.dumps(config), strict=False)
     for context in (Context(), Context(world_size=8, gpus_per_node=4, key_value_heads=2)):
         for finding in lint_deepspeed(document, context):
-            assert finding.message and finding.place.line == 1
+            assert finding.message and finding.location.line == 1
             json.dumps(finding.as_json())
 
 
@@ -161,5 +161,5 @@ def test_any_value_in_an_accelerate_yaml_is_linted(
 @hypothesis_settings(max_examples=200, deadline=None)
 def test_lint_never_fails_and_every_finding_is_complete(config: dict[str, Any]) -> None:
     for finding in lint_deepspeed(parse_json(json.dumps(config, indent=1), strict=False), Context()):
-        assert finding.message and finding.rule and finding.place.line >= 1
+        assert finding.message and finding.rule and finding.location.line >= 1
         assert "{" not in finding.rule

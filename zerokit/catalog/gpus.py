@@ -257,8 +257,8 @@ def _words(text: str) -> Words:
     """Letters and digits apart, ``80g`` and ``80gib`` as ``80gb``."""
     parts = tuple(part for part in split(text) if part != "/")  # "MI250X / MI250" is a driver's name
     return tuple(
-        "gb" if part in ("g", "gib") and place and parts[place - 1].isdigit() else part
-        for place, part in enumerate(parts)
+        "gb" if part in ("g", "gib") and index and parts[index - 1].isdigit() else part
+        for index, part in enumerate(parts)
     )
 
 

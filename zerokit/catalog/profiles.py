@@ -37,11 +37,11 @@ def load(name: str, transformers: str | None = None) -> ModelProfile | None:
 
     ``transformers``: the version whose code is meant; the newest that was traced unless given.
     """
-    path = place(name, transformers)
+    path = path_of(name, transformers)
     return from_json(document(path.read_bytes())) if path.is_file() else None
 
 
-def place(name: str, transformers: str | None = None) -> Path:
+def path_of(name: str, transformers: str | None = None) -> Path:
     """The file of a model's profile for a version of Transformers: ``NAME.before-5.20.json.gz`` for 5.19."""
     if transformers is not None:
         for release in ranges(name):

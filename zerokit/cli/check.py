@@ -119,8 +119,8 @@ def _show(result: CheckResult, options: dict[str, Any]) -> None:
         click.echo(output.as_json(result.files, fixed=result.fixed))
         return
     for finding in result.fixed:
-        place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
-        click.echo(f"{place}: fixed: {finding.message} [{finding.rule}]", err=True)
+        location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
+        click.echo(f"{location}: fixed: {finding.message} [{finding.rule}]", err=True)
     text = output.FORMATS[style]
     shown = text(result.files, notes=options["notes"])
     if shown:

@@ -211,5 +211,5 @@ def _cache(around: Surroundings, build: TorchBuild) -> Path:
 
 
 def _has_libaio(around: Surroundings) -> bool:
-    places = [around.root / "usr/include/libaio.h", around.root / "usr/local/include/libaio.h"]
-    return any(place.is_file() for place in places)
+    headers = [around.root / "usr/include/libaio.h", around.root / "usr/local/include/libaio.h"]
+    return any(header.is_file() for header in headers)

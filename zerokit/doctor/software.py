@@ -137,7 +137,7 @@ def _driver_runs(check: str, cuda: str, driver: str | None) -> Finding:
             check, f"torch is built for CUDA {cuda}, the driver is {driver or 'unknown'}: not compared"
         )
     if have < oldest:
-        wanted = ".".join(f"{part:02d}" if place else str(part) for place, part in enumerate(oldest))
+        wanted = ".".join(f"{part:02d}" if index else str(part) for index, part in enumerate(oldest))
         return blocker(
             check,
             f"driver {driver} is too old for torch's CUDA {cuda}, which needs {wanted} or newer",

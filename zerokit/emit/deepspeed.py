@@ -319,31 +319,31 @@ _STAGE_REASONS = {
 def _put_offload(block: _Block, key: str, offload: Offload) -> None:
     if offload.device == "none":
         return
-    place = f"zero_optimization.{key}"
+    prefix = f"zero_optimization.{key}"
     what = "optimizer states and step" if key == "offload_optimizer" else "weights"
-    block.put(f"{place}.device", offload.device, f"{what} move to {offload.device} so that the plan fits")
+    block.put(f"{prefix}.device", offload.device, f"{what} move to {offload.device} so that the plan fits")
     block.put(
-        f"{place}.pin_memory", offload.pin_memory, "page-locked: full-speed copies, cannot be swapped out"
+        f"{prefix}.pin_memory", offload.pin_memory, "page-locked: full-speed copies, cannot be swapped out"
     )
     if key == "offload_optimizer" and offload.ratio != 1.0:
-        block.put(f"{place}.ratio", offload.ratio, "share of the optimizer step that runs on the host")
+        block.put(f"{prefix}.ratio", offload.ratio, "share of the optimizer step that runs on the host")
     if offload.device != "nvme":
         return
-    block.put(f"{place}.nvme_path", offload.nvme_path, "a folder on a local NVMe disk of every node")
-    block.put(f"{place}.buffer_count", offload.buffer_count, "pinned buffers between NVMe and the GPU")
+    block.put(f"{prefix}.nvme_path", offload.nvme_path, "a folder on a local NVMe disk of every node")
+    block.put(f"{prefix}.buffer_count", offload.buffer_count, "pinned buffers between NVMe and the GPU")
     if key == "offload_param":
         block.put(
-            f"{place}.buffer_size",
+            f"{prefix}.buffer_size",
             offload.buffer_size,
             "elements of one buffer; must hold the largest parameter",
         )
-        block.put(f"{place}.max_in_cpu", offload.max_in_cpu, "elements of weights kept in host memory")
+        block.put(f"{prefix}.max_in_cpu", offload.max_in_cpu, "elements of weights kept in host memory")
     else:
         block.put(
-            f"{place}.pipeline_read", offload.pipeline_read, "reads the next tile while this one is stepped"
+            f"{prefix}.pipeline_read", offload.pipeline_read, "reads the next tile while this one is stepped"
         )
         block.put(
-            f"{place}.pipeline_write",
+            f"{prefix}.pipeline_write",
             offload.pipeline_write,
             "writes the last tile while this one is stepped",
         )

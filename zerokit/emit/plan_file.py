@@ -171,18 +171,18 @@ def write(
     return path
 
 
-def read(place: str | pathlib.Path) -> PlanFile:
+def read(location: str | pathlib.Path) -> PlanFile:
     """Read a plan from its folder or its file.
 
     Raises:
         FileInputError: missing, not a plan, or a value of the wrong kind, with line and column.
     """
-    path = pathlib.Path(place)
+    path = pathlib.Path(location)
     if path.is_dir():
         path = path / FILE_NAME
     if not path.exists():
         folder = path.parent if path.name == FILE_NAME else path
-        raise FileInputError(place, f"there is no plan; make one with: zerokit plan --out {folder} …")
+        raise FileInputError(location, f"there is no plan; make one with: zerokit plan --out {folder} …")
     document = load_yaml(path)
     body = document.value
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:

@@ -97,7 +97,7 @@ def _texts(document: Document) -> Iterator[Finding]:
         value = document.value.get(key)
         if not isinstance(value, str) or not _stands_for(kind, value):
             continue
-        unquoted = any(problem.place == document.values.get((key,)) for problem in document.problems)
+        unquoted = any(problem.location == document.values.get((key,)) for problem in document.problems)
         what = "YAML reads it as text, and so does" if unquoted else "it stays text for"
         yield finding_at(
             document, (key,), "arguments-value-as-text",

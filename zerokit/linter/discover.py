@@ -36,17 +36,17 @@ def _below(folder: pathlib.Path, exclude: Sequence[str]) -> Iterator[str]:
     specs: dict[pathlib.Path, pathspec.GitIgnoreSpec] = dict(_above(folder.resolve()))
     excluded = pathspec.GitIgnoreSpec.from_lines(exclude)
     for here, folders, names in os.walk(folder):
-        place = pathlib.Path(here)
-        resolved = place.resolve()
+        parent = pathlib.Path(here)
+        resolved = parent.resolve()
         if ".gitignore" in names:
             specs[resolved] = _spec(resolved / ".gitignore")
 
-        def is_ignored(name: str, is_folder: bool, place: pathlib.Path = place) -> bool:
+        def is_ignored(name: str, is_folder: bool, parent: pathlib.Path = parent) -> bool:
             mark = "/" if is_folder else ""
-            relative = (place / name).relative_to(folder).as_posix() + mark
+            relative = (parent / name).relative_to(folder).as_posix() + mark
             if excluded.match_file(relative):
                 return True
-            path = place.resolve() / name
+            path = parent.resolve() / name
             return any(
                 spec.match_file(path.relative_to(root).as_posix() + mark)
                 for root, spec in specs.items()
@@ -56,7 +56,7 @@ def _below(folder: pathlib.Path, exclude: Sequence[str]) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if name not in _SKIPPED and not is_ignored(name, True))
         for name in sorted(names):
             if name.endswith(_SUFFIXES) or name.lower().startswith("hostfile"):
-                path = place / name
+                path = parent / name
                 if not is_ignored(name, False) and path.is_file() and path.stat().st_size <= _MOST_BYTES:
                     yield str(path)
 

@@ -40,6 +40,6 @@ def verify(texts: Mapping[str, str], *, ranks: int, gpus_per_node: int | None = 
     if errors:
         first = errors[0]
         raise RuntimeError(
-            f"a bug in zerokit: the {first.path} of this plan breaks {first.rule} (line {first.place.line}): "
-            f"{first.message}; nothing was written, please report it"
+            f"a bug in zerokit: the {first.path} of this plan breaks {first.rule} "
+            f"(line {first.location.line}): {first.message}; nothing was written, please report it"
         )

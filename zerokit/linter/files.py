@@ -27,7 +27,7 @@ from zerokit.strictload import (
     BYTE_ORDER_MARK,
     MAX_BYTES,
     Document,
-    Place,
+    Location,
     Problem,
     decode,
     parse_json,
@@ -86,7 +86,7 @@ def check_files(
     _lint(files, context)
     for file in files:
         file.findings = without_ignored(file.findings, file.text, ignore)
-        file.findings.sort(key=lambda finding: (finding.place, finding.rule))
+        file.findings.sort(key=lambda finding: (finding.location, finding.rule))
     return files
 
 
@@ -107,7 +107,7 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
     except FileInputError as error:
         finding = Finding(
             path=path,
-            place=Place(error.line or 1, error.column or 1),
+            location=Location(error.line or 1, error.column or 1),
             rule="syntax" if error.line else "unreadable",
             severity="error",
             message=error.message,
@@ -145,7 +145,7 @@ def _is_configuration(file: CheckedFile) -> bool:
 
 _MARK = Problem(
     rule="json-byte-order-mark",
-    place=Place(1, 1),
+    location=Location(1, 1),
     message="a byte order mark: raw DeepSpeed reads past it, Accelerate and the Trainer fail",
     fix="save the file as UTF-8 without it",
 )
@@ -207,7 +207,7 @@ def internal_error(path: str, error: Exception) -> Finding:
     what = " ".join(str(error).split())[:200]
     return Finding(
         path=path,
-        place=Place(1, 1),
+        location=Location(1, 1),
         rule=INTERNAL_ERROR,
         severity="error",
         message=f"zerokit failed on this file ({type(error).__name__}: {what}); its other checks are missing",

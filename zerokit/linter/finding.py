@@ -1,4 +1,4 @@
-"""What ``zerokit check`` says about one place in one file."""
+"""What ``zerokit check`` says about one location in one file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from zerokit.rules.types import Edit, Severity
-from zerokit.strictload import Document, Path, Place
+from zerokit.strictload import Document, Location, Path
 from zerokit.values import frozen_dataclass
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -28,7 +28,7 @@ class Finding:
     """
 
     path: str
-    place: Place
+    location: Location
     rule: str
     severity: Severity
     message: str
@@ -49,8 +49,8 @@ class Finding:
         """Plain data for ``--json``."""
         return {
             "path": self.path,
-            "line": self.place.line,
-            "column": self.place.column,
+            "line": self.location.line,
+            "column": self.location.column,
             "rule": self.rule,
             "severity": self.severity,
             "message": self.message,
@@ -77,7 +77,7 @@ def finding_at(
     """A finding at ``path`` of a document, or where the nearest parent of it is written."""
     return Finding(
         path=document.path,
-        place=document.place(path),
+        location=document.location(path),
         rule=rule,
         severity=severity,
         message=message,
@@ -104,7 +104,7 @@ def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
     severities = [finding.severity for finding in findings]
     consequences = set()
     for number, finding in enumerate(findings):
-        cause = next((place for place, other in enumerate(findings) if _follows(finding, other)), None)
+        cause = next((index for index, other in enumerate(findings) if _follows(finding, other)), None)
         if cause is not None:
             consequences.add(number)
             severities[cause] = min(severities[cause], finding.severity, key=SEVERITIES.index)
@@ -121,8 +121,8 @@ def _follows(consequence: Finding, cause: Finding) -> bool:
     if consequence.missing and cause.suggests.startswith(consequence.missing):
         return True
     if cause.rule in _UNREADABLE and consequence.rule not in _UNREADABLE:
-        return cause.place.line == consequence.place.line
-    if cause.place != consequence.place:
+        return cause.location.line == consequence.location.line
+    if cause.location != consequence.location:
         return False
     if consequence.rule == "auto-not-filled":
         return cause.rule in _NOT_READ

@@ -12,7 +12,7 @@ from zerokit.files import write_whole
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import Finding
 from zerokit.rules.types import Edit
-from zerokit.strictload import Document, Path, Place, parse_json, parse_yaml
+from zerokit.strictload import Document, Location, Path, parse_json, parse_yaml
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _YAML_SCALAR = re.compile(r"""\"[^"\n\\]*\"|'[^'\n]*'|[^\s#,\[\]{}"'&*!|>]+""")
@@ -31,14 +31,14 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
     if file.document is None or file.kind not in ("deepspeed", "accelerate"):
         return []
     if any(problem.rule == "duplicate-key" for problem in file.document.problems):
-        return []  # a key names two places
+        return []  # a key names two locations
     as_json = bool(file.document.spans) and file.document.text.lstrip().startswith(("{", "/", "#"))
     as_json = as_json and (file.kind == "deepspeed" or file.path.endswith(".json"))
     document, fixed = file.document, []
     for finding in file.findings:
         wanted = finding.fixable == "safe" or (unsafe and finding.fixable == "unsafe")
         if not wanted or finding.rule == "json-trailing-comma":
-            continue  # commas below, from the end, so that places stay true
+            continue  # commas below, from the end, so that locations stay true
         for edit in finding.edits:
             changed = _changed(document, edit, as_json=as_json)
             if changed is not None:
@@ -61,7 +61,7 @@ def _changed(document: Document, edit: Edit, *, as_json: bool) -> Document | Non
     try:
         return parse_json(text, document.path, strict=False) if as_json else parse_yaml(text, document.path)
     except FileInputError:
-        return None  # its place is written in a way that this cannot change
+        return None  # its location is written in a way that this cannot change
 
 
 def _write(path: str, text: str) -> None:
@@ -74,11 +74,11 @@ def _write(path: str, text: str) -> None:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _offset(text: str, place: Place) -> int:
+def _offset(text: str, location: Location) -> int:
     start = 0
-    for _ in range(place.line - 1):
+    for _ in range(location.line - 1):
         start = text.index("\n", start) + 1
-    return start + place.column - 1
+    return start + location.column - 1
 
 
 def _apply_json(document: Document, edit: Edit) -> str | None:
@@ -119,11 +119,11 @@ def _without_member(text: str, start: int, end: int) -> str:
 
 def _without_trailing_commas(document: Document) -> tuple[str, int]:
     text = document.text
-    places = [problem.place for problem in document.problems if problem.rule == "json-trailing-comma"]
-    for place in sorted(places, reverse=True):
-        at = _offset(text, place)
+    locations = [problem.location for problem in document.problems if problem.rule == "json-trailing-comma"]
+    for location in sorted(locations, reverse=True):
+        at = _offset(text, location)
         text = text[:at] + text[at + 1 :]
-    return text, len(places)
+    return text, len(locations)
 
 
 def _apply_yaml(document: Document, edit: Edit) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from zerokit.errors import FileInputError
 from zerokit.linter.finding import Finding
 from zerokit.rules.types import Severity
-from zerokit.strictload import BYTE_ORDER_MARK, Document, Place, read_text
+from zerokit.strictload import BYTE_ORDER_MARK, Document, Location, read_text
 
 MAX_SLOTS = 1024
 MAX_HOSTS = 10_000
@@ -44,7 +44,7 @@ def load_hostfile(path: str) -> list[Host]:
         if isinstance(item, Host):
             hosts.append(item)
         elif item.severity == "error":
-            raise FileInputError(path, f"{item.message}; {item.fix}", *item.place)
+            raise FileInputError(path, f"{item.message}; {item.fix}", *item.location)
     return hosts
 
 
@@ -217,7 +217,7 @@ def _finding(
 ) -> Finding:
     return Finding(
         path=path,
-        place=Place(line, column),
+        location=Location(line, column),
         rule=rule,
         severity=severity,
         message=message,

@@ -25,8 +25,8 @@ def as_text(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     for file in files:
         text = file.text.split("\n")
         for finding in _shown([file], notes):
-            place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
-            lines.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule}]")
+            location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
+            lines.append(f"{location}: {finding.severity}: {finding.message} [{finding.rule}]")
             lines += _source_line(text, finding)
             if finding.fix:
                 lines.append(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}")
@@ -38,7 +38,7 @@ def as_text(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
 
 def _source_line(text: Sequence[str], finding: Finding) -> list[str]:
     """The line that a finding is about, and a caret below the word."""
-    number, column = finding.place
+    number, column = finding.location
     line = text[number - 1].rstrip("\r") if 0 < number <= len(text) else ""
     if not line.strip() or _SECRET.search(line):
         return []
@@ -75,7 +75,7 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
 
 
 def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> dict[str, Any]:
-    """One object: files with their kind, findings with place, rule, message and fix."""
+    """One object: files with their kind, findings with location, rule, message and fix."""
     return {
         "schema": SCHEMA,
         "ok": not any(file.failed for file in files),
@@ -96,7 +96,7 @@ def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     for finding in _shown(files, notes):
         text = f"{finding.message} Fix: {finding.fix}" if finding.fix else finding.message
         properties = (
-            f"file={_property(finding.path)},line={finding.place.line},col={finding.place.column},"
+            f"file={_property(finding.path)},line={finding.location.line},col={finding.location.column},"
             f"title={_property(finding.rule)}"
         )
         lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {properties}::{_data(text)}")

@@ -57,7 +57,7 @@ def _sarif_result(finding: Finding, index: int) -> dict[str, Any]:
             {
                 "physicalLocation": {
                     "artifactLocation": {"uri": urllib.parse.quote(finding.path.replace("\\", "/"))},
-                    "region": {"startLine": finding.place.line, "startColumn": finding.place.column},
+                    "region": {"startLine": finding.location.line, "startColumn": finding.location.column},
                 }
             }
         ],
@@ -75,8 +75,8 @@ def as_junit(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     for file in files:
         lines.append(f"<testcase classname={_attribute(file.kind)} name={_attribute(file.path)}>")
         for finding in _shown([file], notes=False):
-            place = f"{finding.path}:{finding.place.line}:{finding.place.column}"
-            said = _clean(f"{place}: {finding.message}\nfix: {finding.fix}\nsource: {finding.source}")
+            location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
+            said = _clean(f"{location}: {finding.message}\nfix: {finding.fix}\nsource: {finding.source}")
             message = _attribute(finding.message)
             lines.append(
                 f"<failure type={_attribute(finding.rule)} message={message}>{escape(said)}</failure>"

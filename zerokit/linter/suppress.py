@@ -109,9 +109,9 @@ def without_ignored(findings: Sequence[Finding], text: str, ignore: frozenset[st
     def is_ignored(finding: Finding) -> bool:
         if finding.rule in ignore or finding.rule in whole:
             return True
-        if finding.place.line not in lines:
+        if finding.location.line not in lines:
             return False
-        rules = lines[finding.place.line]
+        rules = lines[finding.location.line]
         # the comment itself is what makes the file unreadable for json.load: it is not silenced by being one
         return finding.rule in rules if rules is not None else not finding.rule.startswith("json-")
 

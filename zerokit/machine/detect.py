@@ -185,7 +185,7 @@ def _amd(environment: Mapping[str, str], timeout_seconds: float) -> Listing:
 
 
 def _json(text: str) -> Any:
-    start = min((place for place in (text.find("{"), text.find("[")) if place >= 0), default=0)
+    start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=0)
     try:
         return json.loads(text[start:])
     except (ValueError, RecursionError):

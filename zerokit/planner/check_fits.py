@@ -67,11 +67,11 @@ def _of_plan_beside(path: Path) -> dict[str, str]:
     """What the plan that the file was written with says of its job."""
     from zerokit.emit import plan_file
 
-    place = path.parent / plan_file.FILE_NAME
-    if not place.is_file():
+    plan_path = path.parent / plan_file.FILE_NAME
+    if not plan_path.is_file():
         return {}
     try:
-        plan = plan_file.read(place)
+        plan = plan_file.read(plan_path)
     except InputError:
         return {}
     if path.name not in plan.files.values():

@@ -243,7 +243,7 @@ def _fix(checked: Sequence[CheckedFile], *, unsafe: bool, say: Say) -> list[Find
 
 def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
     from zerokit.linter.files import internal_error
-    from zerokit.strictload import Place
+    from zerokit.strictload import Location
 
     for file in checked:
         if file.document is None or file.kind not in ("plan", "recipe"):
@@ -262,7 +262,7 @@ def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
             file.findings.append(
                 Finding(
                     path=file.path,
-                    place=Place(line or 1, column or 1),
+                    location=Location(line or 1, column or 1),
                     rule=f"{file.kind}-invalid",
                     severity="error",
                     message=error.message if isinstance(error, FileInputError) else as_options(error.marked),
@@ -320,7 +320,7 @@ def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bo
         file.findings.append(
             Finding(
                 path=file.path,
-                place=file.document.place(()),
+                location=file.document.location(()),
                 rule="accelerate-says" if who == "Accelerate" else "deepspeed-says",
                 severity="error",
                 message=f"{who} refuses it{ranks}: {result.error}",
@@ -355,7 +355,7 @@ def _ask_whether_it_fits(
             file.findings.append(
                 Finding(
                     path=file.path,
-                    place=file.document.place(("zero_optimization", "stage")),
+                    location=file.document.location(("zero_optimization", "stage")),
                     rule="does-not-fit",
                     severity=severity,
                     message=message,

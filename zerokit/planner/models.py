@@ -139,13 +139,13 @@ def _release(version: str) -> list[str]:
 
 
 def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -> Chosen:
-    place = Path(model)
-    if place.is_dir():
-        place = place / "config.json"
-        if not place.is_file():
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
             raise InputError(f"⟨model⟩ {model}: the folder has no config.json")
-    if place.is_file():
-        return _from_file(place, single, say, images)
+    if path.is_file():
+        return _from_file(path, single, say, images)
     if model.endswith(".json"):
         raise InputError(f"⟨model⟩ {model}: no such file")
     from zerokit.catalog import models
@@ -188,26 +188,26 @@ def _of_images(
 
 
 def _from_file(
-    place: Path, single: bool, say: Say, images: RequestedImages | None, name: str | None = None
+    path: Path, single: bool, say: Say, images: RequestedImages | None, name: str | None = None
 ) -> Chosen:
     from zerokit.strictload import load_json
 
-    document = load_json(place, strict=False)
+    document = load_json(path, strict=False)
     config = document.value
     if not isinstance(config, dict):
-        raise InputError(f"⟨model⟩ {place}: expected a JSON object, a Hugging Face config.json")
+        raise InputError(f"⟨model⟩ {path}: expected a JSON object, a Hugging Face config.json")
     kind = config.get("model_type")
     if kind is not None and not isinstance(kind, str):
         raise document.error(("model_type",), f"model_type is {kind!r}; expected a text such as 'llama'")
-    check_modelled(config, str(place), images is not None)
+    check_modelled(config, str(path), images is not None)
     if document.problems:
         first = document.problems[0]
-        raise FileInputError(str(place), f"{first.message}; {first.fix}", *first.place)
+        raise FileInputError(str(path), f"{first.message}; {first.fix}", *first.location)
     if images is not None:
-        return _of_images(config, name or str(place), processor_of(place), images, (), single, say)
-    found = _shape(config, place)
+        return _of_images(config, name or str(path), processor_of(path), images, (), single, say)
+    found = _shape(config, path)
     trace = "always" if single else "some"
-    name = name or str(place)
+    name = name or str(path)
     shape = replace(found.shape, name=name)
     return _chosen(config, name, None, found.notes, trace=trace, head=found.head,
                    shape=shape, closed_form=found.closed_form, say=say)  # fmt: skip
@@ -223,7 +223,7 @@ class _Read:
     notes: tuple[str, ...]
 
 
-def _shape(config: Mapping[str, Any], place: Path) -> _Read:
+def _shape(config: Mapping[str, Any], path: Path) -> _Read:
     """The model as Transformers builds it, where that is installed; else as its family's table says.
 
     Raises:
@@ -234,21 +234,21 @@ def _shape(config: Mapping[str, Any], place: Path) -> _Read:
         head = named_head(config)
         if not known:
             raise InputError(
-                f"{place}: model_type {config.get('model_type')!r} is counted and traced by Transformers, "
+                f"{path}: model_type {config.get('model_type')!r} is counted and traced by Transformers, "
                 "which is not installed here; install torch and transformers, or give ⟨params⟩"
             )
-        shape = from_config(config, name=str(place), head=head)
-        note = f"{place}: {format_count(shape.parameters)} parameters, counted from the configuration"
+        shape = from_config(config, name=str(path), head=head)
+        note = f"{path}: {format_count(shape.parameters)} parameters, counted from the configuration"
         return _Read(shape=shape, head=head or shape.head, closed_form=True, notes=(note,))
     from zerokit.trace.shape import shape_of
 
     # what its keys do not say is an error with the key's name here, before Transformers speaks
-    table = from_config(config, name=str(place), head=named_head(config)) if known else None
+    table = from_config(config, name=str(path), head=named_head(config)) if known else None
     try:
-        built = shape_of(config, str(place))
+        built = shape_of(config, str(path))
     except InputError as error:
-        raise InputError(f"{place}: {error.marked}") from None
-    notes = [f"{place}: {format_count(built.parameters)} parameters, as transformers builds it"]
+        raise InputError(f"{path}: {error.marked}") from None
+    notes = [f"{path}: {format_count(built.parameters)} parameters, as transformers builds it"]
     if built.head == "embedding":
         notes.append("a model without a head: traced with a loss of the mean of its last hidden states")
     if table is not None and abs(table.parameters / built.parameters - 1) <= _CLOSED_FORM_WITHIN:

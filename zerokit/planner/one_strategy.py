@@ -44,7 +44,8 @@ def errors_in(path: str) -> tuple[str, ...]:
     more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
     first = errors[0]
     return (
-        f"{path}:{first.place.line}: {first.message}{more} (`zerokit check {path}`); the rest is estimated",
+        f"{path}:{first.location.line}: {first.message}{more} (`zerokit check {path}`); "
+        "the rest is estimated",
     )
 
 

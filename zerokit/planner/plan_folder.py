@@ -21,7 +21,7 @@ def check_folder(folder: Path) -> None:
         InputError: names what is in the way.
     """
     try:
-        there = next(place for place in (folder, *folder.parents) if place.exists())
+        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     except OSError as error:
         raise InputError(f"⟨out⟩ {folder}: cannot be written: {error.strerror or error}") from None
     if not there.is_dir():

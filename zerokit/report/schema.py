@@ -331,5 +331,5 @@ def load_report(path: Path) -> RunReport:
         return RunReport.model_validate(report)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise FileInputError(path, f"{place}: {first['msg']}") from error
+        key_path = ".".join(str(part) for part in first["loc"])
+        raise FileInputError(path, f"{key_path}: {first['msg']}") from error

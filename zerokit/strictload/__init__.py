@@ -1,4 +1,4 @@
-"""Strict reading of YAML and JSON, with the place of every key, for files that people write."""
+"""Strict reading of YAML and JSON, with the location of every key, for files that people write."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from zerokit.strictload.document import (
     BYTE_ORDER_MARK,
     MAX_BYTES,
     Document,
+    Location,
     Path,
-    Place,
     Problem,
     decode,
     read_text,
@@ -19,8 +19,8 @@ __all__ = [
     "BYTE_ORDER_MARK",
     "MAX_BYTES",
     "Document",
+    "Location",
     "Path",
-    "Place",
     "Problem",
     "decode",
     "load_json",

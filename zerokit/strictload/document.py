@@ -22,8 +22,8 @@ MAX_NODES = 200_000
 """Most values in one document, counted with every alias written out."""
 
 
-class Place(NamedTuple):
-    """A place in a file, both from 1."""
+class Location(NamedTuple):
+    """A location in a file, both from 1."""
 
     line: int
     column: int
@@ -34,7 +34,7 @@ class Problem:
     """Something the strict grammar forbids and the parser could read past."""
 
     rule: str
-    place: Place
+    location: Location
     message: str
     fix: str
 
@@ -45,8 +45,8 @@ class Document:
 
     Attributes:
         value: plain dicts, lists, strings, numbers, booleans and None.
-        keys: place of each key (of each item, in a list).
-        values: place of each value.
+        keys: location of each key (of each item, in a list).
+        values: location of each value.
         problems: what was read past; empty when the text was strict.
         spans: start and end offset of each value in ``text``, where the format gives them.
     """
@@ -54,20 +54,20 @@ class Document:
     path: str
     text: str
     value: Any = None
-    keys: dict[Path, Place] = field(default_factory=dict)
-    values: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, Location] = field(default_factory=dict)
+    values: dict[Path, Location] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     spans: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
-    def place(self, path: Path) -> Place:
+    def location(self, path: Path) -> Location:
         """Where ``path`` stands, or the nearest parent that is written in the file."""
         while path and path not in self.keys:
             path = path[:-1]
-        return self.keys.get(path, Place(1, 1))
+        return self.keys.get(path, Location(1, 1))
 
     def error(self, path: Path, message: str) -> FileInputError:
         """A file error that points at ``path``."""
-        line, column = self.place(path)
+        line, column = self.location(path)
         return FileInputError(self.path, message, line, column)
 
 
@@ -127,7 +127,7 @@ def decode(data: bytes, path: str) -> str:
         ) from None
 
 
-def place_of(text: str, offset: int) -> Place:
+def location_of(text: str, offset: int) -> Location:
     """Line and column of a character offset."""
     start = text.rfind("\n", 0, offset) + 1
-    return Place(text.count("\n", 0, offset) + 1, offset - start + 1)
+    return Location(text.count("\n", 0, offset) + 1, offset - start + 1)

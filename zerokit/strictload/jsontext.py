@@ -1,4 +1,4 @@
-"""JSON with the place of every key, reading past what DeepSpeed's hjson reads past.
+"""JSON with the location of every key, reading past what DeepSpeed's hjson reads past.
 
 DeepSpeed reads its file with hjson (comments and trailing commas pass, deepspeed/runtime/config.py),
 Accelerate and the Trainer read the same file with ``json.load`` (they fail). So those are noted as
@@ -19,7 +19,7 @@ from zerokit.strictload.document import (
     Document,
     Path,
     Problem,
-    place_of,
+    location_of,
     read_text,
 )
 
@@ -49,7 +49,7 @@ def parse_json(text: str, path: str = "<text>", *, strict: bool = True) -> Docum
     document = _Reader(text, path).read()
     if strict and document.problems:
         first = document.problems[0]
-        raise FileInputError(path, f"{first.message}; {first.fix}", *first.place)
+        raise FileInputError(path, f"{first.message}; {first.fix}", *first.location)
     return document
 
 
@@ -71,12 +71,12 @@ class _Reader:
         return self.document
 
     def error(self, message: str, at: int | None = None) -> FileInputError:
-        place = place_of(self.text, self.at if at is None else at)
-        return FileInputError(self.document.path, message, *place)
+        location = location_of(self.text, self.at if at is None else at)
+        return FileInputError(self.document.path, message, *location)
 
     def note(self, rule: str, at: int, message: str, fix: str) -> None:
-        place = place_of(self.text, at)
-        self.document.problems.append(Problem(rule=rule, place=place, message=message, fix=fix))
+        location = location_of(self.text, at)
+        self.document.problems.append(Problem(rule=rule, location=location, message=message, fix=fix))
 
     def peek(self) -> str:
         return self.text[self.at : self.at + 1]
@@ -105,7 +105,7 @@ class _Reader:
         if self.nodes > MAX_NODES:
             raise self.error(f"has more than {MAX_NODES} values")
         start = self.at
-        self.document.values[path] = place_of(self.text, start)
+        self.document.values[path] = location_of(self.text, start)
         first = self.peek()
         if first == "{":
             value: Any = self.read_object(path, depth)
@@ -137,7 +137,7 @@ class _Reader:
                     "Accelerate and the Trainer silently take the last",
                     "keep one",
                 )
-            self.document.keys[here] = place_of(self.text, start)
+            self.document.keys[here] = location_of(self.text, start)
             self.skip()
             if self.peek() != ":":
                 raise self.error(f"expected ':' after the key {key!r}")
@@ -164,7 +164,7 @@ class _Reader:
         self.skip()
         while self.peek() != "]":
             here = (*path, len(found))
-            self.document.keys[here] = place_of(self.text, self.at)
+            self.document.keys[here] = location_of(self.text, self.at)
             found.append(self.read_value(here, depth + 1))
             if not self.next_item("]"):
                 break

@@ -1,6 +1,6 @@
 """YAML, strictly: one document, plain values, no surprises.
 
-Read from the parser's event stream rather than through ``safe_load``, for four reasons: places of
+Read from the parser's event stream rather than through ``safe_load``, for four reasons: locations of
 keys, duplicate keys, numbers as YAML 1.2 has them (``5e8`` is a number; PyYAML reads text), and
 documents made to exhaust memory (aliases are counted before anything is expanded).
 """
@@ -20,10 +20,10 @@ from zerokit.strictload.document import (
     MAX_DEPTH,
     MAX_NODES,
     Document,
+    Location,
     Path,
-    Place,
     Problem,
-    place_of,
+    location_of,
     read_text,
 )
 
@@ -48,7 +48,7 @@ _PLAIN_TAGS = frozenset({None, "!", *(f"tag:yaml.org,2002:{name}" for name in ("
 
 _QUOTED = ("while scanning a simple key", "while scanning a quoted scalar")
 _OPENED = (*_QUOTED, "while parsing a flow sequence", "while parsing a flow mapping")
-"""What PyYAML was at when it found the end missing: the place to look is where that began.
+"""What PyYAML was at when it found the end missing: the location to look is where that began.
 
 A list that the file ends in is missing its end there."""
 
@@ -129,9 +129,9 @@ class _Reader:
                 message += " (a tab? YAML is indented with spaces)"
             return FileInputError(self.document.path, message, mark.line + 1, mark.column + 1)
         position = getattr(error, "position", None)
-        place = place_of(self.document.text, position) if isinstance(position, int) else Place(1, 1)
+        location = location_of(self.document.text, position) if isinstance(position, int) else Location(1, 1)
         return FileInputError(
-            self.document.path, f"holds a character YAML forbids: {getattr(error, 'reason', '')}", *place
+            self.document.path, f"holds a character YAML forbids: {getattr(error, 'reason', '')}", *location
         )
 
     def count(self, event: Any, nodes: int) -> None:
@@ -168,7 +168,7 @@ class _Reader:
         if not merging:
             # reserve the key so that a duplicate is seen, whatever its value
             top.value[name] = None
-        self.document.keys[here] = Place(event.start_mark.line + 1, event.start_mark.column + 1)
+        self.document.keys[here] = Location(event.start_mark.line + 1, event.start_mark.column + 1)
 
     def alias(self, event: Any) -> None:
         if self.expects_key():
@@ -205,7 +205,7 @@ class _Reader:
 
     def add(self, value: Any, event: Any) -> Path:
         """Put a value under the key or in the list that is open; returns its path."""
-        place = Place(event.start_mark.line + 1, event.start_mark.column + 1)
+        location = Location(event.start_mark.line + 1, event.start_mark.column + 1)
         is_leaf = not isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent)
         if not self.stack:
             self.document.value = value
@@ -214,7 +214,7 @@ class _Reader:
             top = self.stack[-1]
             path = (*top.path, len(top.value))
             top.value.append(value)
-            self.document.keys[path] = place
+            self.document.keys[path] = location
         else:
             top = self.stack[-1]
             assert top.key is not None
@@ -222,7 +222,7 @@ class _Reader:
             self.put(top, value, event)
             if is_leaf:
                 top.key = None
-        self.document.values[path] = place
+        self.document.values[path] = location
         if hasattr(event, "end_mark"):
             self.document.spans[path] = (event.start_mark.index, event.end_mark.index)
         return path
@@ -244,7 +244,7 @@ class _Reader:
         self.document.problems.append(
             Problem(
                 rule="yaml-number-as-text",
-                place=Place(mark.line + 1, mark.column + 1),
+                location=Location(mark.line + 1, mark.column + 1),
                 message=f"{event.value}: without a point and a signed exponent, Accelerate reads text",
                 fix=f"write {shown}",
             )

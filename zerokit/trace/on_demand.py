@@ -21,13 +21,13 @@ def cached(
     hf_config: Mapping[str, Any], head: str | None, say: Callable[[str], None] = lambda text: None
 ) -> ModelProfile | None:
     """What the cache holds of a model, if anything; ``say`` hears of a damaged file, which is removed."""
-    place = store.cache_place(hf_config, head)
+    path = store.cache_path(hf_config, head)
     try:
-        return store.read(place)
+        return store.read(path)
     except store.DamagedProfile as error:
-        say(f"warning: {place}: {error}: the model is traced again")
+        say(f"warning: {path}: {error}: the model is traced again")
         with contextlib.suppress(OSError):
-            place.unlink()
+            path.unlink()
         return None
 
 
@@ -46,7 +46,7 @@ def complete(
         InputError: the installed Transformers cannot build or run the model.
         TraceMismatch: its sizes are not polynomials in batch and sequence.
     """
-    place = store.cache_place(hf_config, head)
+    path = store.cache_path(hf_config, head)
     known = [p for p in (profile, cached(hf_config, head)) if p is not None]
     merged = store.merged(known) if known else None
     if merged is not None and merged.has_all(job, strategy):
@@ -54,7 +54,7 @@ def complete(
     added = _traced(hf_config, job, strategy, name, head)
     result = store.merged([*([merged] if merged is not None else []), added])
     try:
-        store.keep(result, place)
+        store.keep(result, path)
     except OSError as error:  # a read-only home costs a second trace, not the answer
         logging.getLogger(__name__).debug("profile not cached: %s", error)
     return result

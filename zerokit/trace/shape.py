@@ -205,17 +205,17 @@ def _gemms(layer: nn.Module, hidden: int, active: float) -> Iterator[Gemm]:
         if isinstance(module, nn.Linear | Conv1D):
             rows, columns = module.weight.shape
             n, k = (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
-            place = _NUMBERED.sub(".*", f".{path}")
-            found[place, n, k] = found.get((place, n, k), 0) + 1
+            pattern = _NUMBERED.sub(".*", f".{path}")
+            found[pattern, n, k] = found.get((pattern, n, k), 0) + 1
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() == 3 and parameter.shape[0] > 1 and "conv" not in path:
                 copies, n, k = parameter.shape
                 found[f".{path}.{name}.*", n, k] = copies
-    for (place, n, k), copies in found.items():
-        many = copies > 1 and "*" in place
+    for (pattern, n, k), copies in found.items():
+        many = copies > 1 and "*" in pattern
         yield Gemm(
             n=n, k=k, split="row" if n == hidden else "column", copies=copies,
             active=min(active, copies) if many else float(copies),
-            kind="attention" if _ATTENTION.search(place) else "mlp",
+            kind="attention" if _ATTENTION.search(pattern) else "mlp",
         )  # fmt: skip

@@ -30,11 +30,11 @@ class DamagedProfile(Exception):
     """A file of the cache that is not what was written there; says why, for people."""
 
 
-def keep(profile: ModelProfile, place: Path) -> None:
+def keep(profile: ModelProfile, path: Path) -> None:
     """Write a profile into the cache, with a checksum of its bytes and of the file's name."""
     data = _packed(profile)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(place, _header(data, place) + data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, _header(data, path) + data)
 
 
 def _packed(profile: ModelProfile) -> bytes:
@@ -42,28 +42,28 @@ def _packed(profile: ModelProfile) -> bytes:
     return gzip.compress(text.encode(), compresslevel=9, mtime=0)
 
 
-def _header(data: bytes, place: Path) -> bytes:
-    digest = hashlib.sha256(place.name.encode() + b"\0" + data).hexdigest()
+def _header(data: bytes, path: Path) -> bytes:
+    digest = hashlib.sha256(path.name.encode() + b"\0" + data).hexdigest()
     return b"%s %s\n" % (_CACHE_FORMAT, digest.encode())
 
 
-def cache_place(hf_config: Mapping[str, Any], head: str | None) -> Path:
+def cache_path(hf_config: Mapping[str, Any], head: str | None) -> Path:
     """The cache file of a config: named by what decides the trace."""
     facts = [FORMAT, _RECORDED, dict(hf_config), head, installed("torch"), installed("transformers")]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     return cache_folder() / "profiles" / f"{digest[:32]}.profile"
 
 
-def read(place: Path) -> ModelProfile | None:
+def read(path: Path) -> ModelProfile | None:
     """A profile of the cache; ``None`` where there is none.
 
     Raises:
         DamagedProfile: there is a file, and it is not what :func:`keep` wrote.
     """
     try:
-        held = _read_regular(place)
+        held = _read_regular(path)
         header, _, data = held.partition(b"\n")
-        if header + b"\n" != _header(data, place):
+        if header + b"\n" != _header(data, path):
             raise DamagedProfile("its checksum does not match")
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
         text = unpacker.decompress(data, _LARGEST_BYTES)
@@ -78,9 +78,9 @@ def read(place: Path) -> ModelProfile | None:
         raise DamagedProfile(str(error)) from None
 
 
-def _read_regular(place: Path) -> bytes:
+def _read_regular(path: Path) -> bytes:
     """The bytes of a regular file of ours; a pipe is not waited for, a link not followed."""
-    fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

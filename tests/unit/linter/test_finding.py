@@ -24,7 +24,7 @@ HEAD = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_mac
 def found(text: str, path: Path, readers: frozenset[str] | None = None) -> list[tuple[int, str, str]]:
     path.write_text(text)
     return [
-        (finding.place.line, finding.rule, finding.severity)
+        (finding.location.line, finding.rule, finding.severity)
         for file in check_files([str(path)], Context(readers=readers))
         for finding in file.findings
         if finding.severity != "note"

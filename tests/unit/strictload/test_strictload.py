@@ -53,9 +53,9 @@ def test_yaml_values(text: str, value: object, tmp_path: Path) -> None:
 
 def test_yaml_places_of_keys() -> None:
     document = parse_yaml("top:\n  first: 1\n  list:\n    - x\n    - y: 2\n")
-    assert document.place(("top", "first")) == (2, 3)
-    assert document.place(("top", "list", 1, "y")) == (5, 7)
-    assert document.place(("top", "absent")) == (1, 1)
+    assert document.location(("top", "first")) == (2, 3)
+    assert document.location(("top", "list", 1, "y")) == (5, 7)
+    assert document.location(("top", "absent")) == (1, 1)
 
 
 def test_yaml_aliases_and_merge_keys_are_read() -> None:

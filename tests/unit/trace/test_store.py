@@ -128,7 +128,7 @@ def test_every_committed_profile_holds() -> None:
 def test_a_damaged_file_is_said_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = store.cache_place({"model_type": "llama"}, None)
+    place = store.cache_path({"model_type": "llama"}, None)
     place.parent.mkdir(parents=True)
     place.write_bytes(b"zerokit.profile-cache/1 0\n")
     said: list[str] = []

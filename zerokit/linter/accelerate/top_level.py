@@ -21,7 +21,7 @@ from zerokit.linter.accelerate.processes import lint_parallelism, lint_processes
 from zerokit.linter.accelerate.values import fits
 from zerokit.linter.finding import Finding, finding_at, one_for_each_cause
 from zerokit.rules.types import Edit
-from zerokit.strictload import Document, Path, Place
+from zerokit.strictload import Document, Location, Path
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
 
 
@@ -43,14 +43,14 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
     findings = [
         Finding(
             path=document.path,
-            place=problem.place,
+            location=problem.location,
             rule=problem.rule,
             severity="error",
             message=problem.message,
             fix=problem.fix,
         )
         for problem in document.problems
-        if problem.rule != "yaml-number-as-text" or _is_read(document, problem.place)
+        if problem.rule != "yaml-number-as-text" or _is_read(document, problem.location)
     ]
     findings += _top_level(document)
     findings += lint_processes(document, world_size)
@@ -63,12 +63,12 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
     return one_for_each_cause(findings)
 
 
-def _is_read(document: Document, place: Place) -> bool:
+def _is_read(document: Document, location: Location) -> bool:
     """Whether a key stands there that takes a number, which Accelerate does not read out of text itself."""
     lists = key_list()
     read: list[Path] = [(key,) for key in lists["cluster"]]
     read += [("deepspeed_config", key) for key in lists["deepspeed_config"] if key != "gradient_clipping"]
-    return any(document.values.get(path) == place for path in read)
+    return any(document.values.get(path) == location for path in read)
 
 
 def _top_level(document: Document) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from zerokit.linter.deepspeed.values import LARGEST_INTEGER
 from zerokit.linter.finding import Finding, one_for_each_cause
 from zerokit.rules import FRAMEWORKS, Setup, violations
 from zerokit.rules.types import Edit, Rule, Severity, Violation
-from zerokit.strictload import Document, Place
+from zerokit.strictload import Document, Location
 from zerokit.values import frozen_dataclass
 
 
@@ -56,12 +56,12 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
     findings = [
         Finding(
             path=document.path,
-            place=problem.place,
+            location=problem.location,
             rule=problem.rule,
             severity=_severity(problem.rule, where),
             message=problem.message,
             fix=problem.fix,
-            suggests=_key_at(document, problem.place),
+            suggests=_key_at(document, problem.location),
         )
         for problem in document.problems
     ]
@@ -73,9 +73,9 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
     return _without_consequences(findings)
 
 
-def _key_at(document: Document, place: Place) -> str:
-    """The key whose value stands at a place: it is given, if in a form that cannot be read."""
-    path = next((path for path, where in document.values.items() if where == place), ())
+def _key_at(document: Document, location: Location) -> str:
+    """The key whose value stands at a location: it is given, if in a form that cannot be read."""
+    path = next((path for path, where in document.values.items() if where == location), ())
     return str(path[-1]) if path else ""
 
 
@@ -176,7 +176,7 @@ def _rules(document: Document, where: _Where) -> Iterator[Finding]:
             continue
         yield Finding(
             path=document.path,
-            place=document.place(tuple(violation.key.split(".")) if violation.key else ()),
+            location=document.location(tuple(violation.key.split(".")) if violation.key else ()),
             rule=violation.rule.id,
             severity=severity,
             message=violation.message,
@@ -238,7 +238,7 @@ def _hardware(document: Document, context: Context) -> Iterator[Finding]:
     if precision not in context.precisions:
         yield Finding(
             path=document.path,
-            place=document.place((precision, "enabled")),
+            location=document.location((precision, "enabled")),
             rule="precision-not-in-hardware",
             severity="error",
             message=f"{context.gpu_name} has no {precision} in hardware: training fails or crawls",
