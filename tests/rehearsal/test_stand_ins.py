@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -52,15 +53,33 @@ def test_a_pytorch_that_does_not_work_is_told_before_the_script(
 
 
 def test_another_system_and_a_failing_self_test_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(native.NotBelieved, match=r"the self-test fails: .*rehearsals were compared with"):
+    with pytest.raises(native.NotBelieved, match=r"the self-test fails: .*rehearsals were tried with"):
         native.self_test()  # nobody made this process believe
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(native.NotBelieved, match="needs Linux"):
         native.install()
 
 
-def test_a_pytorch_that_nobody_compared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pytorch_that_nobody_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert native.version_note() is None
     monkeypatch.setattr(native.torch, "__version__", "9.9.0+cu990")
     note = native.version_note()
     assert note is not None and note.endswith("this is 9.9.0+cu990")
+
+
+VERSIONS = os.environ.get("TORCH_VERSIONS")
+"""A folder with one folder for each PyTorch, as ``pip install --target`` makes it."""
+
+
+@pytest.mark.skipif(VERSIONS is None, reason="needs TORCH_VERSIONS=FOLDER")
+def test_each_supported_pytorch_passes_the_self_test_and_allocates_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, here, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "plain_loop.py"), "2")
+    for folder in sorted(Path(VERSIONS or "").iterdir()):
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "plain_loop.py"), "2")
+        assert (code, said["stopped"]) == (0, None), folder
+        assert said["versions"]["torch"].partition("+")[0] == folder.name
+        assert said["warnings"] == here["warnings"], folder
+        assert said["ranks"][0]["phases"] == here["ranks"][0]["phases"], folder

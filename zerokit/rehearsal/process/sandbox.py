@@ -67,7 +67,6 @@ def enter(shared: list[Path]) -> None:
     """
     user, group = os.getuid(), os.getgid()
     folder = Path.cwd()
-    mounts = _mounts()
     _check(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWNET), "unshare")
     for name, text in (
         ("setgroups", "deny"),
@@ -79,6 +78,7 @@ def enter(shared: list[Path]) -> None:
         except OSError as error:
             raise NoSandbox(f"/proc/self/{name}: {error.strerror}") from None
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+    mounts = _mounts()  # from here on nobody else mounts or unmounts anything in this view
     memory = shared[0] / "memory"
     memory.mkdir()
     _mount("tmpfs", str(memory), "tmpfs", 0)

@@ -28,6 +28,8 @@ NOT_STOOD_IN = {
     "flash_attn": "flash-attn",
 }
 """Packages of kernels by the module that is imported, which code takes where they are installed."""
+_ASK_WITHOUT_USE = {"deepspeed"}
+"""Import apex wherever it is, and use it only where a configuration says ``amp``."""
 _ASKS = re.compile(r"flash_attention_2|^(?:from|import) flash_attn\b", re.MULTILINE)
 _MOST_BYTES = 1 << 20
 _READ = (".json", ".yaml", ".yml", ".toml", ".sh")
@@ -71,23 +73,25 @@ class Missing:
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         """Nothing; tells what is missing."""
         name = NOT_STOOD_IN.get(fullname)
-        if name is not None and _is_import():
+        importer = _importer() if name is not None else None
+        if importer is not None and importer not in _ASK_WITHOUT_USE:
             self._warn(
                 f"{name} is imported and not installed here: where the run has it, it may take other code "
                 "and allocate otherwise"
             )
 
 
-def _is_import() -> bool:
-    """Whether the finders are asked by an import statement: behind ``_find_spec`` stands what asked."""
+def _importer() -> str | None:
+    """The package whose import statement asks the finders; None where it is a look-up: behind ``_find_spec``
+    stands what asked."""
     frame = sys._getframe(2)
-    for _ in range(4):
-        if frame.f_code.co_name == "_find_and_load_unlocked":
-            return True
-        if frame.f_back is None:
-            return False
+    while frame is not None and frame.f_code.co_name != "_find_and_load_unlocked":
+        if frame.f_globals.get("__name__") != "importlib._bootstrap":
+            return None
         frame = frame.f_back
-    return False
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("importlib"):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def explain(error: BaseException) -> str:
