@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +48,21 @@ _operation: list[Any] = [None]
 """The operation of the all-reduce under way: the dispatcher gets a boxed one that cannot be read."""
 
 
+_OfRank = Callable[[int], list[int]]
+_others: list[_OfRank | None] = [None]
+"""What each rank of a group contributes to the gathering under way, where that is not what ours does."""
+
+
+@contextmanager
+def contributions(of_rank: _OfRank) -> Iterator[None]:
+    """In this block ranks gather what ``of_rank`` says that each holds."""
+    _others[0] = of_rank
+    try:
+        yield
+    finally:
+        _others[0] = None
+
+
 def answer(func: Any, args: tuple[Any, ...]) -> Any:
     """What a ``c10d`` operator gives, with the values that are known."""
     name = func._schema.name.split("::")[1]
@@ -81,7 +97,11 @@ def _set(output: torch.Tensor, value: torch.Tensor | None) -> None:
 def _gather_into_one(args: tuple[Any, ...]) -> None:
     output, value = args[0], _value(args[1])
     if value is not None:
-        value = value.reshape(-1).repeat(output.numel() // max(1, value.numel()))
+        ranks, of_rank = output.numel() // max(1, value.numel()), _others[0]
+        if of_rank is None:
+            value = value.reshape(-1).repeat(ranks)
+        else:
+            value = torch.tensor([of_rank(rank) for rank in range(ranks)], dtype=value.dtype)
     _set(output, value)
 
 

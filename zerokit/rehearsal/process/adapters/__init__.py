@@ -29,6 +29,7 @@ ADAPTERS: dict[str, Adapter] = {
     "datasets.arrow_dataset": datasets.preparation,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
     "deepspeed.runtime.engine": deepspeed.engine,
+    "deepspeed.sequence.cross_entropy": deepspeed.vocabulary,
     "diffusers.schedulers.scheduling_utils": generation.sampling,
     "safetensors.torch": saving.safetensors,
     "torchvision.extension": kernels.torchvision,

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from zerokit.rehearsal.process import model_facts, twins
+from zerokit.rehearsal.process import collectives, model_facts, twins
 from zerokit.rehearsal.process.context import Context
-from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.machine import Machine, NotRehearsed
 from zerokit.timing import operators as kinds
 
 _TENSORS_A_LAUNCH = 36
@@ -168,3 +168,25 @@ def _inside(context: Context, cls: Any, name: str, phase: str) -> None:
             return original(self, *args, **kwargs)
 
     setattr(cls, name, wrapped)
+
+
+def vocabulary(context: Context, module: ModuleType) -> None:
+    """Tensor-parallel ranks tell each other which part of the vocabulary they hold
+    (``deepspeed/sequence/cross_entropy.py``): of a vocabulary in equal parts every rank's is known."""
+    original = module._resolve_vocab_metadata
+
+    @functools.wraps(original)
+    def resolved(local_vocab_size: int, start: Any, end: Any, tp_group: Any, device: Any) -> Any:
+        ours = torch.distributed.get_rank(tp_group) * local_vocab_size if tp_group is not None else 0
+        if start not in (None, ours):
+            raise NotRehearsed(
+                "deepspeed.sequence.cross_entropy",
+                "the vocabulary lies in unequal parts on the tensor-parallel ranks; those of the others are "
+                "not known",
+            )
+        with collectives.contributions(
+            lambda rank: [rank * local_vocab_size, (rank + 1) * local_vocab_size, local_vocab_size]
+        ):
+            return original(local_vocab_size, start, end, tp_group, device)
+
+    module._resolve_vocab_metadata = resolved  # type: ignore[attr-defined]
