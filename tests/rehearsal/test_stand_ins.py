@@ -14,7 +14,7 @@ from tests.support.rehearsals import SCRIPTS, rehearse
 
 pytest.importorskip("torch")
 
-from zerokit.rehearsal.process import native, stand_ins
+from zerokit.rehearsal.process import guesses, native, stand_ins
 
 KERNELS = [name for name in stand_ins.NOT_STOOD_IN if importlib.util.find_spec(name) is None]
 
@@ -83,3 +83,19 @@ def test_each_supported_pytorch_passes_the_self_test_and_allocates_alike(
         assert said["versions"]["torch"].partition("+")[0] == folder.name
         assert said["warnings"] == here["warnings"], folder
         assert said["ranks"][0]["phases"] == here["ranks"][0]["phases"], folder
+
+
+def test_packages_in_a_folder_of_their_own_are_no_code_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed, own = tmp_path / "installed", tmp_path / "own"
+    (installed / "trl-1.16.0.dist-info").mkdir(parents=True)
+    own.mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{installed}{os.pathsep}{own}")
+    guesses._targets.cache_clear()
+    try:
+        assert guesses.is_library(str(installed / "trl" / "trainer.py"))
+        assert guesses.short(str(installed / "trl" / "trainer.py")) == "trl/trainer.py"
+        assert not guesses.is_library(str(own / "train.py"))
+    finally:
+        guesses._targets.cache_clear()

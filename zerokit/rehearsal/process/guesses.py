@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +27,20 @@ def is_library(file: str) -> bool:
         or _GENERATED in file
         or any(part in file for part in _SITE)
         or "/lib/python3" in file
+        or file.startswith(_targets())
     )
+
+
+@functools.cache
+def _targets() -> tuple[str, ...]:
+    """Folders on ``PYTHONPATH`` that ``pip install --target`` filled, each with a separator at its end: they
+    hold what is known of each package beside it."""
+    found = []
+    for each in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        with contextlib.suppress(OSError):
+            if each and any(name.endswith(".dist-info") for name in os.listdir(each)):  # noqa: PTH208
+                found.append(os.path.join(os.path.abspath(each), ""))  # noqa: PTH100,PTH118
+    return tuple(found)
 
 
 def short(file: str) -> str:
@@ -32,7 +48,8 @@ def short(file: str) -> str:
     for part in _SITE:
         if part in file:
             return file.rsplit(part, 1)[1]
-    return file
+    folder = next((each for each in _targets() if file.startswith(each)), "")
+    return file[len(folder) :]
 
 
 def _frames(frame: FrameType | None, wanted: Callable[[str], bool]) -> str | None:
