@@ -36,6 +36,8 @@ def test_a_plain_loop_is_rehearsed_and_leaves_no_trace(tmp_path: Path) -> None:
     assert set(rank["phases"]) <= set(PHASES)
     assert "save" in rank["phases"]
     assert rank["written_bytes"] == weights
+    assert "offload_optimizer" in said["changes"][0]["what"]  # two moments and the temporary of their step
+    assert 0 <= said["changes"][0]["saves_bytes"] - 3 * weights <= 1 << 20
     assert sum(part["bytes"] for part in rank["at_peak"]) == rank["peak_allocated_bytes"]
     assert any(part["location"].endswith("plain_loop.py:9") for part in rank["at_peak"])
     assert [guess["location"].endswith("plain_loop.py:18") for guess in said["guesses"]] == [True]
@@ -87,6 +89,7 @@ def test_values_that_come_from_data_are_known(tmp_path: Path) -> None:
     shown = page.read_text()
     assert "known_values.py" in shown
     assert "Fits: " in shown
+    assert "fragmented: reserved and not allocated" in shown
     assert said["warnings"][0] in shown
 
 

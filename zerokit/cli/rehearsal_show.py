@@ -10,6 +10,7 @@ from zerokit.units import format_gib, format_seconds
 
 _MOST_ROWS = 12
 _MOST_GUESSES = 10
+_MOST_CHANGES = 5
 _PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's optimizer"}
 
 
@@ -30,12 +31,23 @@ def show(done: Rehearsal) -> None:
             least = f"  at least; not modelled: {', '.join(missing)}" if missing else ""
             click.echo(f"  {phase:<10} {format_gib(size):>12}{mark}{least}")
         click.echo(f"  {'reserved':<10} {format_gib(rank.peak_reserved_bytes):>12}")
+        if rank.fragmented_bytes:
+            click.echo(
+                f"  {'fragmented':<10} {format_gib(rank.fragmented_bytes):>12}  reserved and not allocated, "
+                "on the smallest card"
+            )
         if rank.host_bytes:
             click.echo(f"  {'host':<10} {format_gib(rank.host_bytes):>12}  tensors in host memory")
+        if rank.written_bytes:
+            click.echo(f"  {'written':<10} {format_gib(rank.written_bytes):>12}  tensors on disk")
         if rank.at_peak:
             click.echo("\n  live at the peak")
             for row in rank.at_peak[:_MOST_ROWS]:
                 click.echo(f"  {format_gib(row.bytes):>12}  {row.what:<24} {row.module:<36} {row.location}")
+    if done.changes:
+        click.echo("\n  what would lower the peak, by at most")
+        for change in done.changes[:_MOST_CHANGES]:
+            click.echo(f"  {format_gib(change.saves_bytes):>12}  {change.what}")
     if done.step is not None:
         _show_step(done.step)
     _show_guesses(done.guesses)

@@ -20,6 +20,7 @@ from zerokit.launcher.secrets import Secrets
 from zerokit.memory import card
 from zerokit.rehearsal import data_cache, step_time
 from zerokit.rehearsal import result as results
+from zerokit.rehearsal.changes import changes
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
@@ -265,6 +266,12 @@ def _result(
         sandboxed=report.get("sandboxed", True),
         engine=report.get("engine"),
         model=report.get("model"),
+        changes=changes(
+            rank,
+            script.ranks,
+            report.get("engine"),
+            expandable_segments=bool(report.get("expandable_segments")),
+        ),
         seconds=report.get("seconds", 0.0),
         cpu_seconds=report.get("cpu_seconds", 0.0),
     )

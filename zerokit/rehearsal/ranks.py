@@ -92,6 +92,7 @@ def _both(one: Rehearsal, other: Rehearsal) -> Rehearsal:
         sandboxed=one.sandboxed and other.sandboxed,
         seconds=one.seconds + other.seconds,
         cpu_seconds=one.cpu_seconds + other.cpu_seconds,
+        changes=max((one, other), key=lambda each: max(r.peak_allocated_bytes for r in each.ranks)).changes,
     )
 
 

@@ -47,6 +47,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something that would lower the peak, by at most so many bytes."""
+
+    what: str
+    saves_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
     """What one rank reached. Bytes.
 
@@ -71,6 +79,11 @@ class RankMemory:
     at_peak: tuple[HeldAtPeak, ...]
     lower_bounds: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def fragmented_bytes(self) -> int:
+        """Reserved and not allocated at the peak, even on the smallest card that serves the run."""
+        return max(0, self.smallest_reserved_bytes - self.peak_allocated_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
@@ -88,6 +101,7 @@ class Rehearsal:
         step_seconds_range: on the fastest and the slowest host measured; where the speed of the run's host
             is known, as its probe spread.
         step: where the time goes.
+        changes: what would lower the peak, most first.
         engine: what the DeepSpeed engine that trains ran with, as a launch's report has it; None: there was
             none. ``model``: which model it trains, and how (``config``, ``method``, adapters).
     """
@@ -114,6 +128,7 @@ class Rehearsal:
     step: StepTime | None = None
     engine: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
+    changes: tuple[Change, ...] = ()
 
     @property
     def lower_bound(self) -> bool:

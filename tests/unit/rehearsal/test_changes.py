@@ -1,0 +1,75 @@
+"""What a rehearsal says would lower its peak."""
+
+from __future__ import annotations
+
+from zerokit.rehearsal.changes import changes
+from zerokit.rehearsal.result import HeldAtPeak, RankMemory
+
+GIB = 1 << 30
+
+
+def rank(peak_phase: str = "backward", **live: float) -> RankMemory:
+    """With so many GiB of each kind live at its peak."""
+    rows = tuple(
+        HeldAtPeak(what=what.replace("_", " "), module="", location="", bytes=int(size * GIB))
+        for what, size in live.items()
+    )
+    peak = sum(row.bytes for row in rows)
+    phases = {"forward": peak // 2, "backward": peak // 2} | {peak_phase: peak}
+    return RankMemory(
+        rank=0, peak_allocated_bytes=peak, peak_phase=peak_phase, peak_reserved_bytes=peak + 3 * GIB,
+        smallest_reserved_bytes=peak + 2 * GIB, host_bytes=0, written_bytes=0, phases=phases, at_peak=rows,
+    )  # fmt: skip
+
+
+def told(
+    found: RankMemory, gpus: int = 1, engine: dict[str, object] | None = None, **more: bool
+) -> dict[str, float]:
+    given = {"expandable_segments": True, **more}
+    return {each.what: each.saves_bytes / GIB for each in changes(found, gpus, engine, **given)}
+
+
+def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:
+    held = rank(activations=20, model=4)
+    engine = {"zero_stage": 2, "micro_batch": 4, "gradient_checkpointing": False}
+    assert told(held, engine=engine) == {
+        "activation checkpointing: of each layer only its input is kept": 20,
+        "half the batch size per GPU (2 in place of 4)": 10,
+    }
+    checkpointed = engine | {"gradient_checkpointing": True, "micro_batch": 1}
+    assert told(held, engine=checkpointed) == {"half the sequence length: the batch size per GPU is 1": 10}
+
+
+def test_zero_divides_what_its_stage_leaves_whole() -> None:
+    held = rank(optimizer_states=8, engine_and_its_buffers=4, gradients=2, model=2)
+    assert told(held, 4, {"zero_stage": 0}) == {
+        "ZeRO-3: gradients and weights as well divided over 4 GPUs": 12,
+        "optimizer states and fp32 weights in host memory (`offload_optimizer`)": 12,
+        "ZeRO-2: gradients as well divided over 4 GPUs": 10.5,
+        "ZeRO-1: optimizer states and fp32 weights divided over 4 GPUs": 9,
+    }
+    offloaded = {"zero_stage": 2, "offload_optimizer": "cpu"}
+    assert told(held, 4, offloaded) == {"ZeRO-3: gradients and weights as well divided over 4 GPUs": 1.5}
+    assert told(held, 1, {"zero_stage": 2, "offload_optimizer": "cpu"}) == {}
+    # without an engine what init allocates is DDP's, and stays
+    assert told(held, 1)["optimizer states in host memory (`offload_optimizer`)"] == 8
+
+
+def test_a_peak_outside_of_training_comes_first_where_it_is_what_counts() -> None:
+    (first, *_) = told(rank("eval", evaluation=30, model=2)).items()
+    assert first == (
+        "a smaller evaluation batch, or outputs moved to the host (`eval_accumulation_steps`)",
+        16,
+    )
+
+
+def test_fragmentation_is_a_matter_of_the_allocators_setting() -> None:
+    held = rank(model=10)
+    setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less is reserved and not used"
+    assert told(held, expandable_segments=False) == {setting: 2}
+    assert told(held) == {}
+    assert held.fragmented_bytes == 2 * GIB
+
+
+def test_nothing_is_told_of_nothing() -> None:
+    assert told(rank()) == {}

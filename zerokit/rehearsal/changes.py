@@ -1,0 +1,108 @@
+"""What would lower a rehearsed peak: read from what is live there, by what allocated it.
+
+The bytes are those that the change would free of the peak as it is; another peak may then be the highest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zerokit.rehearsal.result import Change, RankMemory
+
+_LEAST_SHARE = 0.03
+"""Of the peak, below which a change is not worth a line."""
+_TRAINING = ("forward", "backward", "step")
+_BY_PHASE = {
+    "eval": "a smaller evaluation batch, or outputs moved to the host (`eval_accumulation_steps`)",
+    "generate": "fewer or shorter sequences generated at a time",
+    "save": "saving without gathering the weights on the GPU",
+    "load": "loading the weights in 16 bits, or straight to where they stay",
+    "init": "weights that the engine needs not copy: in the precision that they train in",
+    "other": "what the script holds outside of training and evaluation",
+}
+
+
+def changes(
+    rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None, *, expandable_segments: bool
+) -> tuple[Change, ...]:
+    """What would lower the rank's peak, most first.
+
+    Args:
+        engine: what the DeepSpeed engine ran with; None: there was none.
+        expandable_segments: of the run's allocator.
+    """
+    if not rank.peak_allocated_bytes:
+        return ()
+    found = [
+        *_of_phase(rank),
+        *_of_activations(rank, engine or {}),
+        *_of_states(rank, gpus, engine),
+        *_of_allocator(rank, expandable_segments),
+    ]
+    least = _LEAST_SHARE * rank.peak_allocated_bytes
+    worth = [each for each in found if each.saves_bytes >= least]
+    return tuple(sorted(worth, key=lambda each: -each.saves_bytes))
+
+
+def _live(rank: RankMemory) -> Counter[str]:
+    parts: Counter[str] = Counter()
+    for row in rank.at_peak:
+        parts[row.what] += row.bytes
+    return parts
+
+
+def _of_phase(rank: RankMemory) -> Iterator[Change]:
+    """A peak outside of training: as much as all other phases stay below it."""
+    if rank.peak_phase in _TRAINING:
+        return
+    others = max((size for name, size in rank.phases.items() if name != rank.peak_phase), default=0)
+    what = _BY_PHASE.get(rank.peak_phase, f"less in {rank.peak_phase}")
+    yield Change(what=what, saves_bytes=rank.peak_allocated_bytes - others)
+
+
+def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Change]:
+    activations = _live(rank)["activations"]
+    if engine.get("gradient_checkpointing") is not True:
+        yield Change(
+            what="activation checkpointing: of each layer only its input is kept", saves_bytes=activations
+        )
+    rows = engine.get("micro_batch")
+    if rows is None or rows > 1:
+        of = f" ({rows // 2} in place of {rows})" if rows else ""
+        yield Change(what=f"half the batch size per GPU{of}", saves_bytes=activations // 2)
+    else:
+        yield Change(
+            what="half the sequence length: the batch size per GPU is 1", saves_bytes=activations // 2
+        )
+
+
+def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) -> Iterator[Change]:
+    """What ZeRO divides over the ranks, and what may move to the host."""
+    live = _live(rank)
+    stage = (engine or {}).get("zero_stage") or 0
+    states = live["optimizer states"] + (live["engine and its buffers"] if engine else 0)
+    words = "optimizer states and fp32 weights" if engine else "optimizer states"
+    if gpus > 1:
+        divided = (
+            (1, words, states), (2, "gradients as well", states + live["gradients"]),
+            (3, "gradients and weights as well", states + live["gradients"] + live["model"]),
+        )  # fmt: skip
+        for number, what, size in divided:
+            if stage < number:
+                new = size if stage == 0 else live["gradients" if number == 2 else "model"]
+                yield Change(
+                    what=f"ZeRO-{number}: {what} divided over {gpus} GPUs",
+                    saves_bytes=new * (gpus - 1) // gpus,
+                )
+    if (engine or {}).get("offload_optimizer") in (None, "none"):
+        yield Change(what=f"{words} in host memory (`offload_optimizer`)", saves_bytes=states)
+
+
+def _of_allocator(rank: RankMemory, expandable_segments: bool) -> Iterator[Change]:
+    if not expandable_segments:
+        yield Change(
+            what="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less is reserved and not used",
+            saves_bytes=rank.smallest_reserved_bytes - rank.peak_allocated_bytes,
+        )
