@@ -106,6 +106,7 @@ def test_much_data_is_cut_and_an_evaluation_after_thousands_of_steps_is_told_who
     logits = 8 * 128 * 8000 * 4
     assert 199 * logits < rank["phases"]["eval"] < 206 * logits
     assert any("of each batch on the GPU" in text for text in said["warnings"])
+    assert "what is created, uploaded or deleted on the Hugging Face Hub" in said["stubbed"]
     assert code == 0
 
 

@@ -31,6 +31,7 @@ train = train.map(tokenized, num_proc=4, remove_columns=["text"]).select(range(r
 settings = TrainingArguments(
     output_dir="out", per_device_train_batch_size=4, per_device_eval_batch_size=8, eval_strategy="steps",
     eval_steps=2000, save_steps=3000, max_steps=100_000, report_to="none", bf16=True,
+    push_to_hub=True, hub_model_id="somebody/model",
 )  # fmt: skip
 data = {"train_dataset": train, "eval_dataset": test.map(tokenized, remove_columns=["text"])}
 Trainer(model, settings, **data, data_collator=padded, compute_metrics=lambda seen: {}).train()

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 from zerokit.rehearsal.order import Order
 
@@ -84,7 +84,7 @@ class Missing:
 def _importer() -> str | None:
     """The package whose import statement asks the finders; None where it is a look-up: behind ``_find_spec``
     stands what asked."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name != "_find_and_load_unlocked":
         if frame.f_globals.get("__name__") != "importlib._bootstrap":
             return None
