@@ -43,6 +43,7 @@ _COLLECTIVES = (
     "monitored_barrier", "broadcast_object_list", "gather_object", "scatter_object_list", "send", "recv",
     "init_process_group", "new_group", "destroy_process_group",
 )  # fmt: skip
+_CHANGE_GROUPS = frozenset({"init_process_group", "new_group", "destroy_process_group"})
 _TENSORS = ("input_tensor", "input", "tensor")  # the one that must be alike on all ranks
 _WORLD = "world"
 _OURS = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
@@ -58,8 +59,9 @@ class Calls:
         self._ring: list[list[Any] | None] = [None] * RING
         self._counts: dict[str, int] = {}
         self._ranks: dict[str, list[int]] = {}
-        self._inside = threading.local()
+        self._inside: set[int] = set()  # threads; a threading.local costs twice as much
         self._world = _WORLD
+        self._group_names: dict[int, str] = {}  # by id: to ask a group itself costs as much as all the rest
         self._module: tuple[int, bool] | None = None
         self._visits: deque[tuple[int, bool, int, int]] = deque(maxlen=_VISITS)
         self._written = 0
@@ -82,14 +84,16 @@ class Calls:
         """Know the module whose weights DeepSpeed fetches (0.19.8, partitioned_param_coordinator.py:310)."""
         owner, probe = module.PartitionedParameterCoordinator, self._probe
         original = owner.fetch_sub_module
+        clock, waited, visit = time.perf_counter, probe.waits.seconds, self._visits.append
 
         @functools.wraps(original)
         def fetch(coordinator: Any, current_submodule: Any, forward: bool) -> Any:
-            self._module = module = (current_submodule.ds_id, forward)
-            self._visits.append((*module, probe.steps, probe.micro_steps))
-            began = time.perf_counter()
+            number, phase = current_submodule.ds_id, probe.phase
+            self._module = (number, forward)
+            visit((number, forward, probe.steps, probe.micro_steps))
+            began = clock()
             result = original(coordinator, current_submodule, forward)
-            probe.waits.add(probe.phase, time.perf_counter() - began)
+            waited[phase] = waited.get(phase, 0.0) + clock() - began
             self._module = None
             return result
 
@@ -101,46 +105,47 @@ class Calls:
         tensor_name = next((name for name in _TENSORS if name in names), "")
         tensor_at = names.index(tensor_name) if tensor_name else len(names)
         operation = original.__name__
-        inside, probe, ring, numbers = self._inside, self._probe, self._ring, self._numbers
-        counts = self._counts
-        starts = operation == "init_process_group"
+        inside, thread, probe, ring, numbers = (
+            self._inside,
+            threading.get_ident,
+            self._probe,
+            self._ring,
+            self._numbers,
+        )
+        counts, group_names = self._counts, self._group_names
+        clock, waited = time.perf_counter, probe.waits.seconds
+        starts, changes_groups = operation == "init_process_group", operation in _CHANGE_GROUPS
 
         @functools.wraps(original)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if getattr(inside, "call", False):  # objects travel as tensors: one call, not three
+            me = thread()
+            if me in inside:  # objects travel as tensors: one call, not three
                 return original(*args, **kwargs)
             group = args[group_at] if len(args) > group_at else kwargs.get("group")
-            name = self._world if group is None else getattr(group, "group_name", "?")
+            name = self._world if group is None else group_names.get(id(group))
+            if name is None:
+                name = group_names[id(group)] = getattr(group, "group_name", "?")
             count = counts.get(name, 0) + 1
             counts[name] = count
             if count == 1:
                 self._learn(name, group, module)
             tensor = args[tensor_at] if len(args) > tensor_at else kwargs.get(tensor_name)
-            number = next(numbers)
+            number, phase = next(numbers), probe.phase
             shape, dtype = getattr(tensor, "shape", None), getattr(tensor, "dtype", None)
-            entry = [
-                number,
-                count,
-                operation,
-                name,
-                shape,
-                dtype,
-                self._module,
-                probe.steps,
-                probe.phase,
-                True,
-            ]
+            entry = [number, count, operation, name, shape, dtype, self._module, probe.steps, phase, True]
             ring[number % RING] = entry
             self._last = number
-            inside.call = True
-            began = time.perf_counter()
+            inside.add(me)
+            began = clock()
             try:
                 return original(*args, **kwargs)
             finally:
                 if self._module is None:  # a fetch of weights is measured as a whole
-                    probe.waits.add(probe.phase, time.perf_counter() - began)
-                inside.call = False
+                    waited[phase] = waited.get(phase, 0.0) + clock() - began
+                inside.discard(me)
                 entry[9] = False
+                if changes_groups:
+                    group_names.clear()
                 if starts:
                     self._begin(module)
 

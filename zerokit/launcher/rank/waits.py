@@ -16,16 +16,13 @@ class Waits:
     """Seconds inside collectives. With NCCL the host does not wait there: then there is nothing to tell."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
+        """By phase. Who waits adds to it directly: it happens some hundred times a step."""
         self._before: dict[str, float] | None = None  # of each phase, until the first step was done
-
-    def add(self, phase: str, seconds: float) -> None:
-        """A collective, or the fetch of a module's weights, took so long."""
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def begin(self, phases: Mapping[str, PhaseRecord]) -> None:
         """The first step is done: what came before (loading, compiling) is no measure of the others."""
-        self._seconds.clear()
+        self.seconds.clear()
         self._before = {name: record.seconds for name, record in phases.items()}
 
     def account(self, phases: Mapping[str, PhaseRecord], running: str, since: float) -> Record:
@@ -37,5 +34,5 @@ class Waits:
             seconds = record.seconds - self._before.get(name, 0.0)
             seconds += time.monotonic() - since if name == running else 0.0
             if name not in _BEFORE_TRAINING:
-                work[name] = [round(seconds, 4), round(self._seconds.get(name, 0.0), 4)]
+                work[name] = [round(seconds, 4), round(self.seconds.get(name, 0.0), 4)]
         return {"work": work}
