@@ -11,6 +11,7 @@ _ALIKE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "all_gath
                     "_all_gather_base", "_allgather_base", "reduce_scatter_tensor",
                     "_reduce_scatter_base"})  # fmt: skip
 _STARTS = frozenset({"init_process_group", "new_group"})
+_WITHOUT_TRAINING = frozenset({"eval", "generate"})
 _ONE_SIDED = frozenset({"send", "recv"})
 
 
@@ -45,6 +46,8 @@ def _by_count(calls: Sequence[Call], group: str) -> Mapping[int, Call]:
 
 
 def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
+    if a.phase != b.phase and (apart := _in_other_phase(one, a, other, b)) is not None:
+        return apart
     head = f"collective {a.count} of the group: rank {one.rank} entered {a}{when(a, one)}, " \
            f"rank {other.rank} {b}{when(b, other)}"  # fmt: skip
     if a.operation != b.operation:
@@ -61,6 +64,22 @@ def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
                 ranks=(one.rank, other.rank),
             )  # fmt: skip
     return None
+
+
+def _in_other_phase(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
+    """One evaluates or generates: on GPUs its collectives are matched with the other's, and it may go on."""
+    if (a.operation, a.shape) == (b.operation, b.shape) and a.module == b.module:
+        return None
+    alone, call, others, its = (one, a, other, b) if a.phase in _WITHOUT_TRAINING else (other, b, one, a)
+    if call.phase not in _WITHOUT_TRAINING or its.phase in _WITHOUT_TRAINING:
+        return None
+    return Cause(
+        kind=f"{call.phase}_on_some_ranks",
+        what=f"rank {alone.rank} entered {call} in {call.phase}{when(call, alone)}, "
+        f"rank {others.rank} {its} in {its.phase}{when(its, others)}, and they were taken for the same",
+        fix=f"Let every rank do it: under ZeRO-3 each forward of {call.phase} gathers weights from all",
+        ranks=(alone.rank,),
+    )
 
 
 def _apart(one: RankView, a: Call, other: RankView, b: Call) -> Cause:

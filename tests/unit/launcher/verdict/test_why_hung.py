@@ -148,6 +148,19 @@ def test_an_evaluation_on_one_rank() -> None:
     assert cause is not None and (cause.kind, cause.ranks) == ("eval_on_some_ranks", (0,))
 
 
+def test_an_evaluation_that_was_matched_with_training() -> None:
+    """As NCCL does it: both ranks train on, and wait in a later collective that is not the other's."""
+    gather = "all_gather_into_tensor"
+    first = [
+        call(89, gather, module="embed", phase="eval"),
+        call(90, gather, module="head", phase="eval", shape=[8]),
+    ]
+    second = [call(89, gather, module="embed"), call(90, gather, module="visual", shape=[16])]
+    cause = explain([rank(0, *first, call(91, inside=True)), rank(1, *second, call(91, inside=True))])
+    assert cause is not None and (cause.kind, cause.ranks) == ("eval_on_some_ranks", (0,))
+    assert "rank 0 entered all_gather_into_tensor of [8] float32 for head in eval" in cause.what
+
+
 def test_native_stacks_are_read(tmp_path: Path) -> None:
     (tmp_path / "stacks-00001.native.txt").write_text(
         'Process 7: python x.py\nPython v3.11.7 (/usr/bin/python3.11)\n\nThread 7 (idle): "MainThread"\n'
