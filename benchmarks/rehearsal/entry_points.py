@@ -126,6 +126,7 @@ class Runner:
             ],
             "stubbed": said.get("stubbed", []),
             "warnings": said.get("warnings", []),
+            "notes": said.get("notes", []),
             "stopped": said.get("stopped") or (None if said else done.stderr[-1500:]),
             "cpu_seconds": said.get("cpu_seconds"),
             "versions": said.get("versions"),

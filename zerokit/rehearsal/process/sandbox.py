@@ -87,7 +87,12 @@ def enter(shared: list[Path]) -> None:
     # what the upper layers lie below is covered last: nothing beneath it can be named afterwards
     folders.sort(key=lambda each: str(shared[0]).startswith(each.rstrip("/") + "/"))
     for number, each in enumerate(folders):
-        _cover(each, memory, number)
+        try:
+            _cover(each, memory, number)
+        except NoSandbox:
+            if os.path.lexists(each):
+                raise
+            # a temporary folder of another program, gone since the folders were listed
     for path, handle in zip(shared, handles, strict=True):
         _mount(f"/proc/self/fd/{handle}", str(path), "", _MS_BIND)
         os.close(handle)
