@@ -81,7 +81,9 @@ def main() -> None:
     is_module = rest[0] == "-m"
     rest = rest[1:] if is_module else rest
     ledger = CudaLedger()
-    machine: Any = SimpleNamespace(ledger=ledger, stub=lambda what: None, warn=lambda text: None)
+    machine: Any = SimpleNamespace(
+        ledger=ledger, stub=lambda what: None, warn=lambda text: None, kept_evaluation_batches=None
+    )
     phases = Phases(machine, int(steps))
     phases.repeats_end = False
     context = Context(machine, phases)
