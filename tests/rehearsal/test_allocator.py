@@ -120,6 +120,15 @@ def test_every_byte_comes_back_and_blocks_never_overlap(seed: int, expandable: b
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)
 
 
+def test_of_equal_blocks_the_one_from_the_latest_segment_is_taken() -> None:
+    """Best fit takes the lowest address, and cudaMalloc's addresses fall."""
+    allocator = make()
+    first, second = allocator.allocate(12 * MIB), allocator.allocate(12 * MIB)
+    allocator.release(first)
+    allocator.release(second)
+    assert allocator.allocate(12 * MIB).address == second.address < first.address
+
+
 def test_the_smallest_card_lies_between_what_lives_and_what_is_kept() -> None:
     """Blocks of 30 MiB come and go before one of 100 MiB: what is cached must be given back for it."""
     history, settings = History(), AllocatorSettings()
