@@ -114,6 +114,15 @@ def test_an_operator_without_a_stand_in_ends_with_14_and_its_line(tmp_path: Path
     assert said["stopped"]["operator"] == "mylib::mystery"
 
 
+def test_barriers_keep_a_block_and_bf16_gradients_have_no_scaler(tmp_path: Path) -> None:
+    code, said, _ = rehearse(
+        tmp_path, "--gpu", "h200", "--gpus", "2", "--launcher", "torchrun", str(SCRIPTS / "bf16_scaler.py")
+    )
+    assert (code, said["complete"]) == (14, False)
+    assert said["stopped"]["location"].endswith("bf16_scaler.py:18")
+    assert "not implemented for 'BFloat16'" in said["stopped"]["reason"]
+
+
 def test_what_cudnn_chooses_is_said_not_to_be_modelled(tmp_path: Path) -> None:
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "cudnn.py"))
     assert (code, said["complete"]) == (14, False)

@@ -151,7 +151,16 @@ def _prim_device(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _unscale(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """GradScaler looks for infinities: none are found, or every step would be skipped."""
+    """GradScaler looks for infinities: none are found, or every step would be skipped.
+
+    Raises:
+        NotImplementedError: as CUDA's kernel, which takes no bf16 (``native/cuda/AmpKernels.cu``,
+            AT_DISPATCH_FLOATING_TYPES_AND_HALF).
+    """
+    if any(each.dtype == torch.bfloat16 for each in args[0]):
+        raise NotImplementedError(
+            "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
+        )
     machine.guesses.of_value("gradients that are not finite", False)
     return None
 
