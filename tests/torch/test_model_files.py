@@ -145,6 +145,21 @@ def test_no_causal_model_of_transformers_is_miscounted_or_a_bug(write: Any, mode
     assert shape.parameters == sum(parameter.numel() for parameter in built.parameters())
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (LLAMA | {"architectures": ["MyOwnForCausalLM"]}, "MyOwnForCausalLM is not a class of the installed"),
+        ({"model_type": "encodec", "architectures": ["EncodecModel"]}, "no matrix products"),
+    ],
+)
+def test_what_transformers_has_no_class_or_no_products_for_is_refused(
+    write: Any, config: dict[str, Any], said: str
+) -> None:
+    """A class of remote code was traced as the model whose type it borrows."""
+    with pytest.raises(InputError, match=said):
+        choose_model(None, write(config))
+
+
 def test_a_reward_model_and_an_embedding_model_are_traced_as_what_they_are(write: Any) -> None:
     """Neither makes logits over the vocabulary, which would be more than all else together."""
     import zerokit

@@ -242,13 +242,21 @@ def _shape(config: Mapping[str, Any], path: Path) -> _Read:
         return _Read(shape=shape, head=head or shape.head, closed_form=True, notes=(note,))
     from zerokit.trace.shape import shape_of
 
+    _check_classes(config, path)
     # what its keys do not say is an error with the key's name here, before Transformers speaks
     table = from_config(config, name=str(path), head=named_head(config)) if known else None
     try:
         built = shape_of(config, str(path))
     except InputError as error:
         raise InputError(f"{path}: {error.marked}") from None
+    if not any(stack.gemms for stack in built.stacks):
+        raise InputError(
+            f"{path}: model_type {config.get('model_type')}: its layers have no matrix products, only "
+            "convolutions or recurrent layers, which are not modelled; run the script through `zerokit rehearse`"
+        )
     notes = [f"{path}: {format_count(built.parameters)} parameters, as transformers builds it"]
+    if any(name.endswith("ForPreTraining") for name in config.get("architectures") or ()):
+        notes.append("…ForPreTraining: taken as the …ForMaskedLM that its checkpoints are fine-tuned with")
     if built.head == "embedding":
         notes.append("a model without a head: traced with a loss of the mean of its last hidden states")
     if table is not None and abs(table.parameters / built.parameters - 1) <= _CLOSED_FORM_WITHIN:
@@ -256,6 +264,23 @@ def _shape(config: Mapping[str, Any], path: Path) -> _Read:
         return _Read(shape=shape, head=built.head, closed_form=True, notes=tuple(notes))
     notes.append(_ROUGH[has_other_layers(config)])
     return _Read(shape=built, head=built.head, closed_form=False, notes=tuple(notes))
+
+
+def _check_classes(config: Mapping[str, Any], path: Path) -> None:
+    """Refuse a class that is not Transformers' own: its layers may be anything.
+
+    Raises:
+        InputError: names the class.
+    """
+    import transformers
+
+    for name in config.get("architectures") or ():
+        if not hasattr(transformers, name):
+            raise InputError(
+                f"{path}: architectures: {name} is not a class of the installed transformers "
+                f"{transformers.__version__}, and remote code is never run; if its layers are those of a class "
+                "there, name that, or run the script through `zerokit rehearse`"
+            )
 
 
 def _sized(params: str, single: bool, say: Say) -> Chosen:
