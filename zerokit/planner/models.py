@@ -252,7 +252,7 @@ def _shape(config: Mapping[str, Any], path: Path) -> _Read:
     if not any(stack.gemms for stack in built.stacks):
         raise InputError(
             f"{path}: model_type {config.get('model_type')}: its layers have no matrix products, only "
-            "convolutions or recurrent layers, which are not modelled; run the script through `zerokit rehearse`"
+            "convolutions or recurrent layers, which are not modelled; `zerokit rehearse` runs the script"
         )
     notes = [f"{path}: {format_count(built.parameters)} parameters, as transformers builds it"]
     if any(name.endswith("ForPreTraining") for name in config.get("architectures") or ()):
@@ -278,8 +278,8 @@ def _check_classes(config: Mapping[str, Any], path: Path) -> None:
         if not hasattr(transformers, name):
             raise InputError(
                 f"{path}: architectures: {name} is not a class of the installed transformers "
-                f"{transformers.__version__}, and remote code is never run; if its layers are those of a class "
-                "there, name that, or run the script through `zerokit rehearse`"
+                f"{transformers.__version__}, and remote code is never run; if its layers are those of "
+                "a class there, name that; else `zerokit rehearse` runs the script"
             )
 
 
