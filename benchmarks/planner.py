@@ -290,7 +290,7 @@ def rank_agreement(runs: Sequence[Measured]) -> float:
 
 
 def fits(run: Run) -> bool:
-    """Whether the analytic memory model lets the run fit, with llm-foundry's fused loss and FSDP's
+    """Whether the closed form lets the run fit, with llm-foundry's fused loss and FSDP's
     gradients, which are reduced block by block rather than in a bucket of 5e8 elements."""
     zero = replace(run.strategy.settings.zero, reduce_bucket_size=50_000_000)
     strategy = replace(run.strategy, settings=replace(run.strategy.settings, zero=zero))

@@ -126,7 +126,6 @@ def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
         # what the same run without one did. The job's flag means a mask with padding in it.
         attention_mask_given=case.get("attention_mask_padded", False),
         use_reentrant_checkpointing=case["use_reentrant"],
-        weights_loaded_as=case["weights_loaded_as"],
         inference=case.get("new_tokens") is not None,
         new_tokens=case.get("new_tokens"),
         quantization=case.get("quantization", "none"),

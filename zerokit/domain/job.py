@@ -36,7 +36,6 @@ class Job:
         method: ``full`` fine-tuning, ``lora``, or ``qlora`` (base weights in NF4).
         attention: the Transformers attention implementation.
         attention_mask_given: whether batches carry an attention mask with padding.
-        weights_loaded_as: dtype of the model handed to DeepSpeed: ``model`` (training dtype) or ``fp32``.
         optimizer: DeepSpeed optimizer type.
         new_tokens: of ``seq_len``, those that inference generates; ``None``: the prompt may take them all.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
@@ -50,7 +49,6 @@ class Job:
     attention: str = "sdpa"
     attention_mask_given: bool = False
     use_reentrant_checkpointing: bool = False
-    weights_loaded_as: str = "model"
     inference: bool = False
     quantization: str = "none"
     new_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""The matrices of a transformer: what the time model multiplies and the analytic memory model counts.
+"""The matrices of a transformer: what the time model multiplies and the closed form of memory counts.
 
 ``zerokit.domain.families`` reads them out of a Hugging Face configuration.
 """

@@ -36,11 +36,6 @@ def unpack(word: str) -> tuple[list[str], dict[str, str | None]]:
     return arguments, environment
 
 
-def hide(text: str) -> str:
-    """The text with :data:`SHOWN` for every packed word."""
-    return re.sub(PATTERN.pattern.decode(), SHOWN, text) if OPTION in text else text
-
-
 def become(bootstrap: str, argv: list[str]) -> None:
     """Replace this process by the one that a packed word among ``argv`` describes; returns without one.
 

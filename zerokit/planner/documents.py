@@ -259,7 +259,7 @@ class Estimate:
 
     @property
     def basis(self) -> str:
-        """Where the memory figures come from: ``traced`` or ``analytic`` (a closed form)."""
+        """Where the memory figures come from: ``traced`` or ``analytic`` (the closed form)."""
         return self.planned.candidate.memory.basis
 
     @property

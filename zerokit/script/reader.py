@@ -77,7 +77,6 @@ class ScriptFacts:
     reads_deepspeed_config: bool = False
     uses_accelerator: bool = False
     uses_trainer: bool = False
-    parses_arguments: bool = False
     batch_arguments: dict[str, object] = field(default_factory=dict)
     mentions: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
@@ -338,8 +337,6 @@ class _Reader(ast.NodeVisitor):
             self._add_argument(node)
         elif name == "add_subparsers":
             self.facts.has_subcommands = True
-        elif name in ("parse_args", "parse_known_args", "parse_args_into_dataclasses"):
-            self.facts.parses_arguments = True
         elif name.endswith(("TrainingArguments", "Config")):
             made_here = any(known.endswith(f".{name}") for known in self.facts.argument_classes)
             self.facts.spells_out_arguments |= made_here and all(k.arg for k in node.keywords)

@@ -163,7 +163,6 @@ class _Links:
         per_node = max(1, min(ranks, gpu.max_gpus_per_node))
         nodes = max(1, -(-ranks // per_node))
         self._cluster = Cluster(gpu=gpu, gpus=nodes * per_node, nodes=nodes)
-        self._per_node = per_node
         self._calibration = calibration
         constants = HUGGING_FACE
         pcie = gpu.pcie_bytes_per_second * constants.pcie_efficiency
