@@ -140,42 +140,9 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
             path, number, column, "hostfile-syntax", f"{line[:60]!r} names no slots", "write: HOST slots=N"
         )
     host, rest = match["host"], match["rest"].split("#")[0].strip()
-    if host.startswith("-"):
-        return _finding(
-            path,
-            number,
-            column,
-            "hostfile-option-as-host",
-            f"{host[:60]!r} would be given to ssh as an option, which can run a command",
-            "write a host name",
-        )
-    if "@" in host:
-        return _finding(
-            path,
-            number,
-            column,
-            "hostfile-user",
-            f"{host[:60]!r} names a user: DeepSpeed takes @ as the mark between hosts",
-            "write the host alone, and the user in ~/.ssh/config",
-        )
-    if _IPV6.fullmatch(host):
-        return _finding(
-            path,
-            number,
-            column,
-            "hostfile-host",
-            f"{host[:60]!r} is an IPv6 address: pdsh takes a colon as the mark after its transport",
-            "write a name that resolves to it",
-        )
-    if not _HOST.fullmatch(host):
-        return _finding(
-            path,
-            number,
-            column,
-            "hostfile-host",
-            f"{host[:60]!r} is no host name",
-            "write a name or an address",
-        )
+    wrong = _wrong_host(host)
+    if wrong is not None:
+        return _finding(path, number, column, *wrong)
     slots = re.fullmatch(r"slots=([0-9]{1,9})(?:\s+max_slots=[0-9]{1,9})?", rest)
     at = column + line.index(rest) if rest else column
     if slots is None:
@@ -203,6 +170,23 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
             f"use 1 to {MAX_SLOTS}",
         )
     return Host(name=host, slots=count, line=number)
+
+
+def _wrong_host(host: str) -> tuple[str, str, str] | None:
+    """Rule, message and fix of what cannot be a host; None for a host."""
+    shown = repr(host[:60])
+    if host.startswith("-"):
+        message = f"{shown} would be given to ssh as an option, which can run a command"
+        return "hostfile-option-as-host", message, "write a host name"
+    if "@" in host:
+        message = f"{shown} names a user: DeepSpeed takes @ as the mark between hosts"
+        return "hostfile-user", message, "write the host alone, and the user in ~/.ssh/config"
+    if _IPV6.fullmatch(host):
+        message = f"{shown} is an IPv6 address: pdsh takes a colon as the mark after its transport"
+        return "hostfile-host", message, "write a name that resolves to it"
+    if not _HOST.fullmatch(host):
+        return "hostfile-host", f"{shown} is no host name", "write a name or an address"
+    return None
 
 
 def _finding(

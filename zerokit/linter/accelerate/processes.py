@@ -31,10 +31,7 @@ def number_of_processes(document: Document) -> int | None:
 def lint_processes(document: Document, world_size: int | None) -> Iterator[Finding]:
     """Findings about ranks, machines, ports and GPUs."""
     value = document.value
-    processes, machines, rank = (
-        value.get(name, default)
-        for name, default in (("num_processes", None), ("num_machines", 1), ("machine_rank", 0))
-    )
+    processes, machines = value.get("num_processes"), value.get("num_machines", 1)
     usable = True
     for name in ("num_processes", "num_machines", "machine_rank", "main_process_port"):
         if name not in value or (value[name] is None and name != "num_machines"):
@@ -48,6 +45,13 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
     yield from _gpu_ids(document, processes, machines)
     if processes is None and value.get("distributed_type") == "NO":
         return  # one process
+    yield from _world_size(document, processes, machines, world_size)
+    yield from _machine_rank(document, machines)
+
+
+def _world_size(
+    document: Document, processes: int | None, machines: int, world_size: int | None
+) -> Iterator[Finding]:
     if processes is None:
         yield finding_at(
             document,
@@ -77,6 +81,10 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
             f"use {world_size}",
             severity="warning",
         )
+
+
+def _machine_rank(document: Document, machines: int) -> Iterator[Finding]:
+    rank = document.value.get("machine_rank", 0)
     if rank is None and machines > 1:
         yield finding_at(
             document,

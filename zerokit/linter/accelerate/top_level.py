@@ -72,9 +72,15 @@ def _is_read(document: Document, location: Location) -> bool:
 
 
 def _top_level(document: Document) -> Iterator[Finding]:
-    value = document.value
-    lists = key_list()
-    sagemaker = value.get("compute_environment") == "AMAZON_SAGEMAKER"
+    sagemaker = document.value.get("compute_environment") == "AMAZON_SAGEMAKER"
+    yield from _unknown_keys(document, sagemaker)
+    yield from _environment(document)
+    yield from _flags(document)
+    yield from _distributed_type(document, sagemaker)
+
+
+def _unknown_keys(document: Document, sagemaker: bool) -> Iterator[Finding]:
+    value, lists = document.value, key_list()
     known = {*lists["sagemaker" if sagemaker else "cluster"], *lists["legacy"]}
     for key in value:
         if key in known:
@@ -100,8 +106,10 @@ def _top_level(document: Document) -> Iterator[Finding]:
             edits=edits,
             suggests=guess or str(key),
         )
-    yield from _environment(document)
-    yield from _flags(document)
+
+
+def _distributed_type(document: Document, sagemaker: bool) -> Iterator[Finding]:
+    value, known = document.value, key_list()["distributed_types"]
     kind = value.get("distributed_type")
     if kind is False:
         return  # NO without quotes: a boolean that launches as NO does
@@ -125,14 +133,14 @@ def _top_level(document: Document) -> Iterator[Finding]:
             missing="distributed_type",
             source=CONFIG,
         )
-    elif kind not in lists["distributed_types"] and not sagemaker:
-        guess = nearest(str(kind), lists["distributed_types"])
+    elif kind not in known and not sagemaker:
+        guess = nearest(str(kind), known)
         yield finding_at(
             document,
             ("distributed_type",),
             "accelerate-distributed-type",
             f"{short(kind)} is no distributed type: Accelerate refuses the file",
-            f"did you mean {guess}?" if guess else f"use one of {', '.join(lists['distributed_types'])}",
+            f"did you mean {guess}?" if guess else f"use one of {', '.join(known)}",
             source=CONFIG,
         )
     elif kind != "DEEPSPEED" and value.get("deepspeed_config"):
