@@ -55,6 +55,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {"model_type": "t5", "d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_layers": 6,
            "num_heads": 16, "vocab_size": 32128, "decoder_start_token_id": 0, "pad_token_id": 0},
 }  # fmt: skip
+_EXPERTS = {**_LLAMA, "num_experts_per_tok": 2, "moe_intermediate_size": 704, "head_dim": 64}
+FAMILIES |= {
+    "gemma3_text": {"model_type": "gemma3_text", **_LLAMA, "head_dim": 64, "sliding_window": 4096},
+    "olmo3": {"model_type": "olmo3", **_LLAMA, "sliding_window": 4096},
+    "glm4": {"model_type": "glm4", **_LLAMA, "head_dim": 64, "pad_token_id": 0},
+    "smollm3": {"model_type": "smollm3", **_LLAMA, "pad_token_id": 0},
+    "granite": {"model_type": "granite", **_LLAMA},
+    "exaone4": {"model_type": "exaone4", **_LLAMA, "sliding_window": 4096},
+    "ministral3": {"model_type": "ministral3", **_LLAMA, "head_dim": 64},
+    "qwen3_moe": {"model_type": "qwen3_moe", **_EXPERTS, "num_experts": 4},
+    "glm4_moe": {"model_type": "glm4_moe", **_EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1},
+    "gpt_oss": {"model_type": "gpt_oss", **_EXPERTS, "num_local_experts": 4, "intermediate_size": 704,
+                "sliding_window": 4096, "pad_token_id": 0},
+}  # fmt: skip
 _VISION = {"intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "hidden_size": 512}
 _QWEN_VISION = {
     "depth": 8,

@@ -18,7 +18,7 @@ from zerokit.planner.plan_result import PlanResult
 from zerokit.planner.request import resolve
 from zerokit.search.plan import make_plan
 
-MODELS = [model.name for model in models.index()]
+MODELS = [model.name for model in models.index() if model.head != "image-text"]
 GPUS = list(gpus.names())
 SMALL_STEPS = 1 + 1e-6  # a figure that is the same but for the order of sums
 

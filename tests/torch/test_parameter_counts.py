@@ -32,6 +32,7 @@ def _count(model: models.CatalogModel) -> int:
         "seq2seq": transformers.AutoModelForSeq2SeqLM,
         "speech-seq2seq": transformers.AutoModelForSpeechSeq2Seq,
         "image-classification": transformers.AutoModelForImageClassification,
+        "image-text": transformers.AutoModelForImageTextToText,
     }
     config = transformers.AutoConfig.for_model(**copy.deepcopy(dict(model.hf_config)))
     with torch.device("meta"):

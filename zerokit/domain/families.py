@@ -350,6 +350,7 @@ def _bart_stacks(config: _Config) -> tuple[Stack, ...]:
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(kernels=38, gated=True),
     "mistral": Family(kernels=38, gated=True),
+    "ministral3": Family(kernels=38, gated=True),
     "qwen2": Family(kernels=38, gated=True),
     "phi3": Family(kernels=38, gated=True),
     "cohere": Family(kernels=38, gated=True, tied=True),

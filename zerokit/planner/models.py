@@ -162,6 +162,8 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
             f"{error.marked}; to fetch that of the Hub into this machine's cache: "
             f"{hub_cache.fetch_command(model)}"
         ) from None
+    if images is None and entry.head == "image-text":
+        raise InputError(f"⟨model⟩ {model}: a model of images and text; give ⟨images⟩ N ⟨image_size⟩ WxH")
     if images is not None:
         return _of_images(entry.hf_config, entry.name, {}, images, notes, single, say)
     return _chosen(

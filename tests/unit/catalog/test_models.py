@@ -69,7 +69,7 @@ def test_the_catalogue_is_as_broad_as_promised() -> None:
     index = models.index()
     assert len(index) >= 40
     assert len({model.family for model in index}) >= 12
-    heads = {"causal", "mlm", "seq2seq", "speech-seq2seq", "image-classification"}
+    heads = {"causal", "mlm", "seq2seq", "speech-seq2seq", "image-classification", "image-text"}
     assert {model.head for model in index} == heads <= set(HEADS)
 
 

@@ -65,7 +65,8 @@ def step(
     return model.estimate(strategy)
 
 
-@pytest.mark.parametrize("name", models.names())
+# those of images and text are traced, never in closed form
+@pytest.mark.parametrize("name", [m.name for m in models.index() if m.head != "image-text"])
 def test_counts_the_catalogues_parameters_from_the_configuration(name: str) -> None:
     model = models.load(name)
     counted = from_config(model.hf_config, name=name).parameters
