@@ -349,10 +349,7 @@ def _bart_stacks(config: _Config) -> tuple[Stack, ...]:
 # fmt: off
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(kernels=38, gated=True),
-    "mistral": Family(kernels=38, gated=True),
-    "ministral3": Family(kernels=38, gated=True),
-    "qwen2": Family(kernels=38, gated=True),
-    "phi3": Family(kernels=38, gated=True),
+    **dict.fromkeys(("mistral", "ministral3", "qwen2", "phi3"), Family(kernels=38, gated=True)),
     "cohere": Family(kernels=38, gated=True, tied=True),
     "granite": Family(kernels=40, gated=True),
     "qwen3": Family(kernels=54, gated=True, defaults={"head_dim": 128}),
