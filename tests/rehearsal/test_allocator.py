@@ -97,6 +97,7 @@ def test_settings_that_are_not_modelled_are_named() -> None:
     assert parsed.max_split_bytes == 64 * MIB
     assert parsed.expandable_segments
     assert parsed.unknown == ("x:[a,b]",)
+    assert AllocatorSettings.parse("backend:cudaMallocAsync").unknown == ("backend:cudaMallocAsync",)
 
 
 @given(st.integers(0, 10**6), st.booleans())

@@ -36,7 +36,7 @@ class AllocatorSettings:
                 max_split = int(value) * MIB
             elif key == "roundup_power2_divisions" and value.isdigit():
                 divisions = int(value)
-            elif key not in _WITHOUT_EFFECT:
+            elif key not in _WITHOUT_EFFECT and (key, value) != ("backend", "native"):
                 unknown.append(part.strip())
         return cls(
             expandable_segments=expandable,
@@ -57,11 +57,14 @@ class AllocatorSettings:
 
 _WITHOUT_EFFECT = (
     "",
-    "backend",
     "garbage_collection_threshold",
     "pinned_use_cuda_host_register",
     "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_free_catch_all",
     "release_lock_on_cudamalloc",
+    "throw_on_cudamalloc_oom",
+    "graph_capture_record_stream_reuse",
 )
 """Settings that change no figure, or only what happens at a card's limit."""
 
