@@ -72,12 +72,16 @@ def _rehearsed(trial: Trial, tuning: Tuning) -> dict[str, Any] | None:
     if found is None:
         return None
     candidate = trial.candidate
+    itself = found.strategy == candidate.strategy  # and not with more micro-batches a step
+    step = found.step_seconds
+    if step is not None and not itself:
+        step = candidate.time.step_seconds
     return {
         "peak_allocated_bytes": candidate.memory.worst.peak_allocated_bytes,
         "peak_phase": candidate.memory.worst.peak_phase,
         "min_vram_bytes": candidate.memory.min_vram_bytes,
-        "step_seconds": candidate.time.step_seconds if found.step_seconds is not None else None,
-        "step_seconds_range": found.step_seconds_range,
+        "step_seconds": step,
+        "step_seconds_range": found.step_seconds_range if itself else None,
     }
 
 
