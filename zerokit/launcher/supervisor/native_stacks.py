@@ -28,9 +28,11 @@ class NativeStacks:
     def __init__(self) -> None:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._until = 0.0
+        self.begun = False
 
     def start(self, run_dir: Path, pids: Mapping[int, int]) -> None:
         """Begin; does nothing without py-spy. ``pids``: by rank."""
+        self.begun = True
         program = find_py_spy()
         if program is None:
             return
@@ -57,3 +59,10 @@ class NativeStacks:
                 if path.stat().st_size == 0:
                     path.unlink()
         return not self._running
+
+    def end(self) -> None:
+        """End those that still run, where the run is over before they are."""
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+        self._running.clear()

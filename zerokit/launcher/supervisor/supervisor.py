@@ -69,7 +69,7 @@ class Supervisor:
         self.stopping = False
         self.over = False
         self.stop_after_stacks: float | None = None
-        self.native_stacks: NativeStacks | None = None
+        self.native_stacks = NativeStacks()
         self.signals: list[int] = []
         self._warned: set[str] = set()
         self._next_poll = time.monotonic()
@@ -91,6 +91,7 @@ class Supervisor:
                 self.progress.poll()
                 self._end_remote()
         finally:
+            self.native_stacks.end()
             self._end_guard()
             self.remote.stop()
             self.terminal.status("")
@@ -347,8 +348,7 @@ class Supervisor:
 
     def _gather_stacks(self) -> None:
         """The Python stacks are there; the native ones come next: they hold the ranks up."""
-        if self.native_stacks is None:
-            self.native_stacks = NativeStacks()
+        if not self.native_stacks.begun:
             pids = {rank: self.progress.ranks[rank].pid for rank in self._living()}
             self.native_stacks.start(
                 self.launch.run_dir, {rank: pid for rank, pid in pids.items() if pid is not None}
