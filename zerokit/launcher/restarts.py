@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,9 +163,22 @@ def _told_of(target: Target, option: str, checkpoint: Checkpoint) -> Target:
 
 
 def on_fewer(checkpoint: Checkpoint, ranks: int) -> str:
-    """How a run goes on whose machines are no longer all there: by hand."""
+    """How a run goes on whose machines are no longer all there: by hand.
+
+    ZeRO's optimizer states are cut for the ranks that wrote them; DeepSpeed's converter (0.19.8,
+    checkpoint/ds_to_universal.py) joins them.
+    """
+    states = sorted(checkpoint.path.rglob("*zero_pp_rank_*_optim_states.pt"))
+    if not states:
+        return f"to go on with fewer GPUs: {checkpoint} holds no optimizer states of ZeRO; resume it as it is"
+    folder = states[0].parent
+    command = (
+        f"{shlex.quote(sys.executable)} -m deepspeed.checkpoint.ds_to_universal "
+        f"--input_folder {shlex.quote(str(folder))} --output_folder {shlex.quote(f'{folder}_universal')} "
+        "--inject_missing_state"
+    )
     return (
-        f"to go on with fewer GPUs: {checkpoint} holds optimizer states cut for {ranks} ranks; convert it "
-        "(python -m deepspeed.checkpoint.ds_to_universal), plan for the GPUs left, and load it with "
-        "load_universal in the DeepSpeed configuration"
+        f"to go on with fewer GPUs: the optimizer states of {checkpoint} are cut for {ranks} ranks; convert "
+        f'them with `{command}`, plan for the GPUs left, set "checkpoint": {{"load_universal": true}} in '
+        f"the DeepSpeed configuration, and resume from {folder.parent}"
     )
