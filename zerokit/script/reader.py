@@ -26,7 +26,7 @@ STYLE_WORDS = {
     "raw": "a script that calls deepspeed.initialize",
     "accelerate": "an Accelerate script",
     "trainer": "a Hugging Face Trainer script",
-    "none": "a script that sets up no DeepSpeed engine",
+    "none": "a script that takes no DeepSpeed configuration",
 }
 """Style → what a script of it is called in messages."""
 _MOST_FILES = 60
@@ -116,6 +116,8 @@ class ScriptFacts:
                 else "its own argument parser"
             )
             return f"it takes --deepspeed_config through {how}"
+        if self.style == "none" and self.own_configuration:
+            return f"it gives deepspeed.initialize one of its own ({self.own_configuration})"
         return {
             "trainer": "it uses a Hugging Face Trainer",
             "accelerate": "it creates an Accelerator",

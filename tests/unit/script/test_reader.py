@@ -105,6 +105,8 @@ def test_a_configuration_that_the_script_makes_itself_is_found(tmp_path: Path, n
     assert facts.own_configuration == (where and f"{tmp_path}/{where}")
     if where:
         assert script_options("raw", facts, (), Path("/c.json")) == []
+    if name == "a literal, no options":
+        assert facts.style == "none" and "deepspeed.initialize one of its own" in facts.why
 
 
 def test_a_package_installed_from_a_checkout_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
