@@ -1,6 +1,6 @@
 """TRL's own scripts, as its wheel has them, on two CPU ranks with a plan.
 
-They are given data and a model, and nothing of the plan: that is what `zerokit launch` adds. Three run
+They are given data and a model, and nothing of the plan: that is what `zerokit launch` adds. One runs
 everywhere; the rest with ``-m slow``.
 """
 
@@ -58,7 +58,7 @@ CASES = {
     "grpo": Case("grpo", prompts, GENERATES),
     "rloo": Case("rloo", prompts, GENERATES),
 }  # fmt: skip
-IN_CI = ("dpo",)  # sft and grpo run in tests/faults/test_public_scripts.py
+IN_CI = ("dpo",)  # grpo runs in tests/faults/test_public_scripts.py
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ def ranks_of(run: Run) -> list[dict[str, Any]]:
     return ranks
 
 
+@pytest.mark.slow  # the Trainer runs in test_real_deepspeed.py, TRL's dpo in tests/corpus_scripts
 def test_sft(tmp_path: Path, model: Path) -> None:
     make_rows(tmp_path / "data", texts())
     run = launch(

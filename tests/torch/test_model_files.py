@@ -180,3 +180,15 @@ def test_layers_that_run_token_by_token_are_refused_for_long_sequences(
     assert run(["estimate", "--model", place, "--gpus", "1", "--gpu", "h200", "--seq-len", "100000"]) == 2
     err = capsys.readouterr().err
     assert "one operator after the other over 100,000 tokens" in err and place in err
+
+
+def test_a_file_or_its_folder_is_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    peaks = []
+    for model in (folder, folder / "config.json"):
+        words = ["estimate", "--gpus", "1", "--gpu", "t4", "--precision", "fp16", "--seq-len", "64"]
+        assert run([*words, "--model", str(model), "--json"]) == 0
+        peaks.append(json.loads(capsys.readouterr().out)["peak_allocated_bytes"])
+    assert peaks[0] == peaks[1] > 0

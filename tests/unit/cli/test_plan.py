@@ -138,16 +138,6 @@ def test_a_plan_is_made_again_from_its_file(capsys: pytest.CaptureFixture[str]) 
     assert other["chosen"]["data_parallel"] * other["chosen"]["sequence_parallel"] == 2
 
 
-def test_a_config_file_or_its_folder_is_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder = tmp_path / "my model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(TINY))
-    common = ("estimate", "--gpus", "1", "--gpu", "t4", "--precision", "fp16")
-    by_folder = as_json(capsys, *common, "--model", str(folder))
-    by_file = as_json(capsys, *common, "--model", str(folder / "config.json"))
-    assert by_folder["peak_allocated_bytes"] == by_file["peak_allocated_bytes"]
-
-
 def test_a_batch_that_cannot_be_met_names_those_that_can(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--micro-batch", "1",
             "--gradient-accumulation", "2", "--global-batch")  # fmt: skip
