@@ -80,13 +80,19 @@ def notes(found: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> tu
     whole = shape.parameters * found.strategy.settings.parameter_bytes
     if takes.host_bytes and _has_room(found, takes, cluster):
         return ()
-    limit = cluster.host_ram_bytes
+    limit = cluster.host_limit_bytes
+    source = (
+        f"--host-ram is {format_gib(limit or 0, 0)}"
+        if cluster.host_ram_bytes is not None
+        else f"nodes with these GPUs are taken to have {format_gib(limit or 0, 0)}, --host-ram not given"
+    )
     if takes.host_bytes:
         return (
             f"saving gathers {format_gib(whole, 0)} on the first node's host, which has no room for them "
-            f"beside the training: --host-ram is {format_gib(limit or 0, 0)}",
+            f"beside the training: {source}",
         )
-    why = f", {format_gib(whole, 0)} on the first node's host, have no room there beside the training"
+    where = f"{format_gib(whole, 0)} on the first node's host"
+    why = f", {where}, have no room there beside the training ({source})"
     if limit is None or _has_room(found, replace(takes, host_bytes=whole), cluster):
         why = " are not gathered (stage3_gather_16bit_weights_on_model_save is false)"
     return (
@@ -97,9 +103,9 @@ def notes(found: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> tu
 
 
 def _has_room(found: Candidate, takes: Saving, cluster: Cluster) -> bool:
-    if cluster.host_ram_bytes is None:
+    if cluster.host_limit_bytes is None:
         return True
     used = found.memory.host_bytes_per_node
     if cluster.gpu.name == "cpu":  # its ranks' memory is the host's
         used = found.memory.min_vram_bytes * cluster.gpus
-    return used + takes.host_bytes <= cluster.host_ram_bytes
+    return used + takes.host_bytes <= cluster.host_limit_bytes

@@ -66,6 +66,18 @@ def test_weights_that_the_host_cannot_hold_are_not_gathered_and_the_way_out_is_n
     assert roomy["chosen"]["estimate"]["saving"]["host_bytes"] == 2 * WEIGHTS
 
 
+def test_the_host_memory_that_is_assumed_limits_what_is_gathered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nodes of one A10G have 48 GiB: 70 B weights in 16 bits, 131 GiB, never stand on one of them."""
+    asked = ("--model", "llama-3.1-70b", "--gpus", "64", "--nodes", "64", "--gpu", "a10g", "--zero", "3")
+    body = answer(capsys, "plan", *asked)
+    zero = body["chosen"]["deepspeed_config"]["zero_optimization"]
+    assert zero["stage3_gather_16bit_weights_on_model_save"] is False
+    (said,) = (line for line in body["assumptions"] if "zero_to_fp32.py" in line)
+    assert "are taken to have 48 GiB, --host-ram not given" in said
+
+
 def test_a_file_that_does_not_gather_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     place = tmp_path / "ds.json"
     config = {
