@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators
@@ -14,6 +14,11 @@ from zerokit.timing.operators import Event
 _PAGEABLE_BYTES_PER_SECOND = 6e9
 """Copies from and to memory that is not pinned go through the driver's staging buffer: not measured."""
 _TWO_PASSES = ("allreduce",)
+_ADAM_RATES = {"fast": 6.0e9, "slow": 2.1e9}
+_MEMORY = {"fast": 4.0, "slow": 0.7}
+"""Of a node: weights that CPU Adam steps a second, and what its memory reaches over ``HostPrices``, which has
+the rate of one of eight busy ranks. An offloaded script alone on an H200's host (``medium.offload`` of
+``script-times-second.jsonl``) needs both to be as fast as this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +65,11 @@ def step_time(
     """
     longer = _with_repeated(events) if more_micro_steps else events
 
-    def at(factor: float) -> lanes.Played:
-        priced = prices(gpu, ranks, factor, calibration)
+    known_adam = calibration is not None and calibration.cpu_adam_parameters_per_second is not None
+    guessed = not known_adam and any(event.kind == operators.CPU_ADAM for event in events)
+
+    def at(factor: float, node: str = "") -> lanes.Played:
+        priced = prices(gpu, ranks, factor, calibration, node=node if guessed else "")
         played = lanes.play(events, priced)
         if not more_micro_steps:
             return played
@@ -69,16 +77,18 @@ def step_time(
 
     played = at(host.factor if host else USUAL)
     if host is None:
-        low, high = at(FASTEST), at(SLOWEST)
+        low, high = at(FASTEST, "fast"), at(SLOWEST, "slow")
         note = (
             f"the host's speed is not known: {FASTEST} to {SLOWEST} times the reference host's seconds, "
             f"{USUAL:.2f} taken; `zerokit doctor --measure` on the GPU machine measures it"
         )
     else:
-        low = at(host.low) if host.low else played
-        high = at(host.high) if host.high else played
+        low = at(host.low or host.factor, "fast") if host.low or guessed else played
+        high = at(host.high or host.factor, "slow") if host.high or guessed else played
         spread = f", {host.low:.2f} to {host.high:.2f} while it was probed" if host.low and host.high else ""
         note = f"host speed {host.factor:.2f}{spread} ({host.source})"
+    if guessed:
+        note += "; how fast the host steps and copies offloaded states is not known either"
     return StepTime(
         seconds=played.seconds,
         low=low.seconds,
@@ -137,17 +147,23 @@ def _extended(short: lanes.Played, longer: lanes.Played, times: float) -> lanes.
 
 
 def prices(
-    gpu: Gpu, ranks: int, host_factor: float = 1.0, calibration: Calibration | None = None
+    gpu: Gpu, ranks: int, host_factor: float = 1.0, calibration: Calibration | None = None, *, node: str = ""
 ) -> lanes.Prices:
     """All prices of one machine.
 
     Args:
         host_factor: its host's seconds over the reference host's.
+        node: ``fast`` or ``slow`` where its CPU Adam and memory are not known; else the usual ones.
     """
+    if node:
+        adam = _ADAM_RATES[node]
+        calibration = replace(calibration or Calibration(), cpu_adam_parameters_per_second=adam)
+    memory = host_prices.REFERENCE.bytes_per_second * _MEMORY.get(node, 1.0)
+    host = replace(host_prices.REFERENCE, bytes_per_second=memory)
     rate = kernel_prices.rates(gpu, calibration.matmul_flops if calibration else None)
     links = _Links(gpu, ranks, calibration)
     return lanes.Prices(
-        host=lambda event: host_factor * host_prices.seconds(event),
+        host=lambda event: host_factor * host_prices.seconds(event, host),
         kernel=lambda event: kernel_prices.seconds(event, rate),
         collective=lambda event: links.collective(event, rate.vectorized),
         copy=links.copy,

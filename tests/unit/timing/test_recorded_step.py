@@ -6,6 +6,7 @@ import pytest
 
 from zerokit.catalog import gpus
 from zerokit.timing import host_speed, operators
+from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
 from zerokit.timing.operators import Event
 from zerokit.timing.recorded_step import prices, step_time
@@ -56,3 +57,15 @@ def test_gpus_of_a_node_share_its_host_link_and_its_cores():
     assert eight.copy(copy) > one.copy(copy)
     assert eight.copy(copy) == pytest.approx(2**30 / 10.9e9, rel=0.05)  # all eight at once, measured
     assert eight.cpu_adam(adam) == pytest.approx(8 * one.cpu_adam(adam))
+
+
+def test_offloaded_states_widen_the_range_until_the_host_is_measured():
+    events = [*small_kernels(100), Event(operators.CPU_ADAM, "adam_update", bytes_read=10**9)]
+    events.append(Event(operators.HOST, "copy_", bytes_read=4 * 10**9, bytes_written=2 * 10**9))
+    host = HostSpeed(factor=0.8, source="a probe")
+    found = step_time(events, gpus.load("h200"), 1, host=host)
+    assert found.low < 0.7 * found.seconds and found.high > 1.2 * found.seconds
+    assert "offloaded" in found.note
+    rates = Calibration(cpu_adam_parameters_per_second=3e9)
+    measured = step_time(events, gpus.load("h200"), 1, host=host, calibration=rates)
+    assert measured.low == measured.high == measured.seconds
