@@ -14,7 +14,7 @@ from typing import Any
 
 from zerokit.catalog import gpus as gpu_catalog
 from zerokit.domain.hardware import Gpu
-from zerokit.machine.host import Host, detect_host
+from zerokit.machine.host import HostFacts, detect_host
 from zerokit.machine.tools import TIMEOUT_SECONDS, ask
 from zerokit.machine.visible import FoundGpu, visible
 from zerokit.units import MIB
@@ -40,7 +40,7 @@ class Detected:
     gpu_reason: str
     driver_version: str | None
     vendor: str | None
-    host: Host
+    host: HostFacts
 
     def catalog_gpu(self) -> tuple[Gpu | None, str]:
         """The catalogue's entry for the GPUs here, with their own memory size, and the reason.

@@ -13,7 +13,7 @@ _NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes a huge number where there is no li
 
 
 @frozen_dataclass
-class Host:
+class HostFacts:
     """Memory and cores that a job here can use, each with its reason.
 
     Attributes:
@@ -29,7 +29,7 @@ class Host:
     cores_reason: str
 
 
-def detect_host(root: Path = Path("/")) -> Host:
+def detect_host(root: Path = Path("/")) -> HostFacts:
     """Look at this host; ``root`` stands for ``/`` (tests lay out another)."""
     total, available = _meminfo(root)
     groups = _groups(root)
@@ -37,7 +37,7 @@ def detect_host(root: Path = Path("/")) -> Host:
     cores, cores_reason = _cores(_cpu_limit(groups))
     if available is not None and ram is not None:
         available = min(available, ram)
-    return Host(
+    return HostFacts(
         ram_bytes=ram,
         ram_reason=ram_reason,
         ram_available_bytes=available,

@@ -51,7 +51,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class StackedArea:
     """A stretch of time with parts upon each other: ``(label, value, style)`` each, the lowest first."""
 
     start: float
@@ -109,7 +109,7 @@ def over_time(
     return _figure(caption, "".join(body), x_labels, y_labels, legend, small=small)
 
 
-def areas(caption: str, stacks: Sequence[Stack], *, end: float, level: Level | None = None) -> Markup:
+def areas(caption: str, stacks: Sequence[StackedArea], *, end: float, level: Level | None = None) -> Markup:
     """Stacked areas of bytes over ``end`` seconds, and the parts in a legend."""
     heights = [sum(value for _, value, _ in stack.parts) for stack in stacks]
     top = max([*heights, level.value if level else 0.0]) * _ROOM or 1.0

@@ -133,7 +133,7 @@ def predicted_over_time(run: RunReport) -> Markup | None:
         phase = highest if span.label == "training" else span.label
         if phase in by_phase:
             stacks.append(
-                charts.Stack(
+                charts.StackedArea(
                     start=span.start, end=span.end, parts=component_parts.stacked(by_phase[phase], styles)
                 )
             )

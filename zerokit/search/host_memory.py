@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate
-from zerokit.search.search import HOST_REASON, Found
+from zerokit.search.search import HOST_REASON, SearchResult
 from zerokit.units import GIB
 
 
-def note_on_choice(chosen: Candidate, cluster: Cluster, found: Found) -> tuple[str, ...]:
+def note_on_choice(chosen: Candidate, cluster: Cluster, found: SearchResult) -> tuple[str, ...]:
     """What was taken for the host's memory, where the choice depends on it."""
     zero = chosen.strategy.settings.zero
     offloads = zero.offload_optimizer.device != "none" or zero.offload_param.device != "none"

@@ -21,7 +21,7 @@ from zerokit.search.fewer_gpus import fastest_with_fewer
 from zerokit.search.host_memory import assumed_host, note_on_choice
 from zerokit.search.nearest import nearest_changes
 from zerokit.search.request import Request
-from zerokit.search.search import BATCH_REASON, HOST_REASON, Found, fits, search
+from zerokit.search.search import BATCH_REASON, HOST_REASON, SearchResult, fits, search
 from zerokit.search.space import Layout, Pins, Placement, divisors, knobs, layout_violation, layouts
 from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
@@ -263,7 +263,7 @@ def check_pins(space: Space, request: Request) -> None:
         )
 
 
-def _check_batch(found: Found, request: Request) -> None:
+def _check_batch(found: SearchResult, request: Request) -> None:
     """Refuse a fixed global batch when it alone is in the way."""
     if found.nearest is not None or BATCH_REASON not in found.rejected:
         return
@@ -352,7 +352,7 @@ def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None
     return ranked[0] if ranked else None
 
 
-def _explain(request: Request, space: Space, found: Found) -> str:
+def _explain(request: Request, space: Space, found: SearchResult) -> str:
     """Why nothing fits, and the nearest changes that would."""
     lines = [f"nothing fits {advice.cluster_words(request.cluster)}"]
     if found.nearest is not None:

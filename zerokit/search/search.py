@@ -44,7 +44,7 @@ _ADAM_BYTES = 12
 
 
 @frozen_dataclass
-class Found:
+class SearchResult:
     """Result of a search.
 
     Attributes:
@@ -83,12 +83,12 @@ class _Variant:
 
 def search(
     space: Space, top: int = 5, limit_seconds: float = math.inf, without: frozenset[Layout] = frozenset()
-) -> Found:
+) -> SearchResult:
     """The ``top`` fastest strategies that fit, of those that step within ``limit_seconds``.
 
     ``without``: layouts that an earlier search went through, and that are left out of this one.
-    ``Found.ranked`` is empty when there is none. ``Found.nearest`` then says what lacks least, unless a limit
-    of time was set: that costs a memory estimate, and what is too slow has no use for it.
+    The result's ``ranked`` is empty when there is none; its ``nearest`` then says what lacks least, unless a
+    limit of time was set: that costs a memory estimate, and what is too slow has no use for it.
     """
     return _Search(space, top, limit_seconds, without).run()
 
@@ -120,7 +120,7 @@ class _Search:
     floors: dict[int, float] = field(default_factory=dict)
     settled: set[int] = field(default_factory=set)
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         started = time.perf_counter()
         ticket = itertools.count()
         queue: list[tuple[float, int, int, _Family, _Variant | Candidate | None]] = []
@@ -150,7 +150,7 @@ class _Search:
                         heapq.heappush(queue, (seconds, order, next(ticket), family, entry))
         for *_, family, chosen in queue:
             self.rejected[_SLOWER] += 1 if chosen else len(family.variants)
-        return Found(
+        return SearchResult(
             ranked=tuple(ranked),
             nearest=None if ranked or self.limit_seconds < math.inf else self._nearest(),
             rejected=dict(self.rejected.most_common()),

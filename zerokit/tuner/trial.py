@@ -24,7 +24,7 @@ FEWEST_STEPS = 3  # two to warm up, one to time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class TrialMeasurement:
     """What a trial measured, over its ranks.
 
     Attributes:
@@ -74,7 +74,9 @@ def run(launch: Launch) -> RunReport:
     return report
 
 
-def attempt(options: LaunchOptions, run_dir: Path, say: Callable[[str], None], seq_len: int) -> Measured:
+def attempt(
+    options: LaunchOptions, run_dir: Path, say: Callable[[str], None], seq_len: int
+) -> TrialMeasurement:
     """Prepare and run one trial in ``run_dir``; ``say`` hears what is worth knowing before it starts.
 
     Raises:
@@ -92,7 +94,7 @@ def attempt(options: LaunchOptions, run_dir: Path, say: Callable[[str], None], s
 
 def measured(
     report: Mapping[str, Any], chosen: Mapping[str, Any], run_dir: Path, seq_len: int = 0
-) -> Measured:
+) -> TrialMeasurement:
     """Read a trial's report beside the plan's choice; ``seq_len``: tokens of a sequence as planned."""
     ranks = report["ranks"]
     compared = report.get("predicted_vs_measured") or {}
@@ -110,7 +112,7 @@ def measured(
             if steps
             else "no optimizer step of a DeepSpeed engine was seen"
         )
-    return Measured(
+    return TrialMeasurement(
         outcome=report["outcome"],
         exit_code=report["exit_code"],
         run_dir=run_dir,

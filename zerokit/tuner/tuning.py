@@ -27,7 +27,7 @@ from zerokit.search.plan import Plan, estimate_strategy, make_plan, make_space
 from zerokit.search.request import Request
 from zerokit.tuner.rehearsals import Rehearse, TrialRehearsals
 from zerokit.tuner.settings import TuneSettings
-from zerokit.tuner.trial import Measured, attempt
+from zerokit.tuner.trial import TrialMeasurement, attempt
 from zerokit.units import format_gib, format_seconds
 
 RESULT_FILE = "tune.json"
@@ -47,7 +47,7 @@ class Trial:
     candidate: Candidate
     arguments: tuple[str, ...]
     planned: Candidate
-    measured: Measured | None = None
+    measured: TrialMeasurement | None = None
 
     @property
     def words(self) -> str:
@@ -61,7 +61,7 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Measured time of a step; only for a trial that counts."""
+        """TrialMeasurement time of a step; only for a trial that counts."""
         assert self.measured is not None and self.measured.step_seconds is not None
         return self.measured.step_seconds
 
@@ -317,7 +317,7 @@ class Tuning:
         return None
 
 
-def _result(found: Measured) -> str:
+def _result(found: TrialMeasurement) -> str:
     if found.problem is not None:
         return f"{found.outcome}: {found.problem}"
     if found.differences:

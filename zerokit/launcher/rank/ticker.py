@@ -26,7 +26,7 @@ _TIMELINE_FIELDS = ("uptime_seconds", "phase", "steps", "allocated_bytes", "rese
                     "device_used_bytes", "host_rss_bytes")  # fmt: skip
 
 
-class Timeline:
+class MemoryTimeline:
     """Points over time in bounded space: neighbours are merged, keeping the larger."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Ticker:
     def __init__(self, probe: Probe, calls: Calls) -> None:
         self._probe = probe
         self._calls = calls
-        self._timeline = Timeline()
+        self._timeline = MemoryTimeline()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zerokit-ticker", daemon=True)
         self._read_end, self._write_end = os.pipe()
