@@ -277,8 +277,11 @@ def _collect_python_kernels(mode: FakeCuda) -> None:
         kinds = [device_types] if isinstance(device_types, str | type(None)) else list(device_types)
 
         def take(kernel: Any) -> None:
+            name = str(op) if isinstance(op, str) else op._name
             if kinds == [None] or "cuda" in kinds:
-                mode.cuda_kernels[str(op) if isinstance(op, str) else op._name] = kernel
+                mode.cuda_kernels[name] = kernel
+            elif "default" in kinds:  # what CUDA tensors get too, unless there is one for them
+                mode.cuda_kernels.setdefault(name, kernel)
 
         if func is not None:
             take(func)
