@@ -7,6 +7,7 @@ import pytest
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.process.cudnn import FORWARD, Choice, Convolution, Cudnn, CudnnError
 
+MIB = 1 << 20
 H200 = FakeGpu(
     title="NVIDIA H200", capability=(9, 0), total_memory_bytes=150109880320, multiprocessors=132, count=1
 )
@@ -22,6 +23,17 @@ def cudnn() -> Cudnn:
         return Cudnn(H200)
     except OSError as missing:
         pytest.skip(f"no cuDNN here: {missing}")
+
+
+@pytest.mark.parametrize(("dtype", "measured"), [(0, 62_100_480), (9, 38_585_856)])
+def test_the_workspace_is_that_of_an_h200(cudnn: Cudnn, dtype: int, measured: int) -> None:
+    """A ResNet's first convolution: its measured peak less its output (measure/data/convolutions.txt)."""
+    stem = Convolution(
+        operation=FORWARD, x=(16, 3, 224, 224), w=(64, 3, 7, 7), y=(16, 64, 112, 112), dtype=dtype,
+        channels_last=False, padding=(3, 3), stride=(2, 2), dilation=(1, 1),
+    )  # fmt: skip
+    size = cudnn.workspace_bytes(stem, Choice())
+    assert size <= measured < size + MIB + 1024  # a block is rounded, and keeps up to 1 MiB
 
 
 def test_a_plan_of_the_heuristics_is_known_without_a_gpu(cudnn: Cudnn) -> None:
