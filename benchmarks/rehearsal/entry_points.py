@@ -24,6 +24,8 @@ from typing import Any
 from benchmarks.rehearsal.entry_point_inputs import EntryPointInputs
 
 LIST = Path(__file__).with_name("entry-points.json")
+ROOT = Path(__file__).resolve().parents[2]
+"""This tree's code is what rehearses, whatever the scripts' Python has installed."""
 TIMEOUT_SECONDS = 900
 
 
@@ -94,7 +96,8 @@ class Runner:
             *target,
             *entry.arguments.split(),
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        tree = os.pathsep.join(each for each in (str(ROOT), os.environ.get("PYTHONPATH")) if each)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": tree}
         done = subprocess.run(
             command,
             cwd=folder,
