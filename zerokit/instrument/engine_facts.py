@@ -66,9 +66,41 @@ def record(engine: Any) -> dict[str, Any]:
         "gradient_checkpointing": _fact(lambda: _checkpointing(engine.module)),
         "parameters": sum(map(_elements, parameters)),
         "trainable_parameters": sum(_elements(each) for each in parameters if each.requires_grad),
+        "adapters": _fact(lambda: adapters(engine.module)),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
         "skippable": _fact(lambda: skippable_modules(engine.module)) or {},
     }
+
+
+def adapters(module: Any) -> dict[str, Any] | None:
+    """LoRA's rank and modules, where one set of its matrices is all that is trained; None: not so.
+
+    ``targets`` names the modules: ``all-linear`` where no linear layer but the output head is left out.
+    """
+    configs = getattr(module, "peft_config", None)
+    if not isinstance(configs, dict) or len(configs) != 1:
+        return None
+    (config,) = configs.values()
+    if not isinstance(config.r, int) or config.rank_pattern or config.use_dora:
+        return None
+    named = list(module.named_parameters())
+    if not all("lora_" in name for name, each in named if each.requires_grad):
+        return None
+    if any(hasattr(each, "quant_state") for _, each in named):
+        return None  # weights of 4 bits: QLoRA
+    wrapped = {name for name, part in module.named_modules() if hasattr(part, "lora_A")}
+    inside = tuple(f"{name}." for name in wrapped)
+    head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    others = [
+        name
+        for name, part in module.named_modules()
+        if type(part).__name__ in ("Linear", "Conv1D")
+        and part is not head
+        and name not in wrapped
+        and not name.startswith(inside)
+    ]
+    targets = sorted({name.rpartition(".")[2] for name in wrapped})
+    return {"rank": config.r, "targets": ",".join(targets) if others else "all-linear"}
 
 
 def _fact(read: Callable[[], Any]) -> Any:

@@ -20,9 +20,9 @@ _ADAPTERS = ("lora_rank", "lora_targets")
 
 def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> dict[str, Any] | None:
     """A plan with the estimate for what ran, where the batch, length, accumulation, precision, checkpointing
-    or optimizer differ, or all weights were trained instead of adapters; None where something differs that
-    the plan's words cannot say (another model, a second engine, adapters of unknown rank) or the
-    estimate cannot be made."""
+    or optimizer differ, or LoRA's rank and modules, or all weights were trained; None where something differs
+    that the plan's words cannot say (another model, a second engine, adapters that are not LoRA alone)
+    or the estimate cannot be made."""
     request, chosen = plan.get("request"), plan.get("chosen")
     if not isinstance(request, Mapping) or not isinstance(chosen, Mapping):
         return None
@@ -66,6 +66,8 @@ def _apply(difference: Difference, config: dict[str, Any], options: dict[str, st
         options["method"] = "full"
         for name in _ADAPTERS:
             options.pop(name, None)
+    elif difference.option == "method" and ran.startswith("lora "):
+        options["method"], options["lora_rank"], options["lora_targets"] = ran.split(" ")
     else:
         return False
     return True

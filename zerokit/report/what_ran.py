@@ -155,13 +155,39 @@ def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Differenc
     method = str(request.get("method", "full"))
     if trained and all_:
         whole = trained >= _ALL_TRAINED * all_
-        if method == "full" and not whole:
+        known = engine.get("adapters")
+        lora = f"lora {known['rank']} {known['targets']}" if isinstance(known, Mapping) else None
+        if method == "full" and lora and not whole:
+            text = f"{trained:,} of {all_:,} parameters were trained ({_spoken(lora)}), not all"
+            found += _unlike("trained parameters", "all", lora, "method", text)
+        elif method == "lora" and lora and _is_other(lora, request):
+            asked = f"lora {_asked(request, 'rank', '16')} {_asked(request, 'targets', 'all-linear')}"
+            text = f"adapters: {_spoken(lora)}, but the plan has {_spoken(asked)}"
+            found += _unlike("trained parameters", asked, lora, "method", text)
+        elif method == "full" and not whole:
             text = f"{trained:,} of {all_:,} parameters were trained (adapters, or frozen weights), not all"
             found += _unlike("trained parameters", "all", str(trained), "method", text)
         elif method in ("lora", "qlora") and whole:
             text = f"all {all_:,} parameters were trained, not adapters alone"
             found += _unlike("trained parameters", method, "all", "method", text)
     return found
+
+
+def _asked(request: Facts, what: str, default: str) -> str:
+    value = request.get(f"lora-{what}", request.get(f"lora_{what}"))
+    return default if value in (None, "") else str(value).replace(" ", "")
+
+
+def _is_other(lora: str, request: Facts) -> bool:
+    """Whether the adapters that ran have another rank, or stand on other modules, than those planned."""
+    _, rank, targets = lora.split(" ")
+    planned = _asked(request, "targets", "all-linear")
+    return rank != _asked(request, "rank", "16") or set(targets.split(",")) != set(planned.split(","))
+
+
+def _spoken(lora: str) -> str:
+    _, rank, targets = lora.split(" ")
+    return f"LoRA of rank {rank} on {targets.replace(',', ', ')}"
 
 
 def _family(optimizer: str) -> str:

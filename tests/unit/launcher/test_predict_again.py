@@ -17,6 +17,9 @@ JOB = {
     "offload_optimizer": "none", "offload_param": "none",
 }  # fmt: skip
 
+SAME = {"reduce_bucket": "100m", "overlap_comm": "off"}
+"""What a search would choose otherwise for other trained parameters."""
+
 
 def planned(folder: Path, **job: Any) -> dict[str, Any]:
     """The plan as a launch reads it back from its folder."""
@@ -61,8 +64,13 @@ def test_checkpointing_that_the_script_left_off_is_predicted_without_it(tmp_path
          {"reduce_bucket": "100m", "overlap_comm": "off", "micro_batch": 1, "seq_len": 2048}),
         ({"micro_batch": 1}, ("optimizer", "SGD"), {"micro_batch": 1, "optimizer": "SGD"}),
         ({"micro_batch": 1, "method": "lora", "lora_rank": 8}, ("method", "all"), {"micro_batch": 1}),
+        ({"micro_batch": 1, **SAME}, ("method", "lora 8 all-linear"),
+         {"micro_batch": 1, "method": "lora", "lora_rank": 8, **SAME}),
+        ({"micro_batch": 1, "method": "lora", "lora_rank": 8}, ("method", "lora 64 all-linear"),
+         {"micro_batch": 1, "method": "lora", "lora_rank": 64}),
     ],
-    ids=["a given accumulation", "given buckets", "another optimizer", "all weights for adapters"],
+    ids=["a given accumulation", "given buckets", "another optimizer", "all weights for adapters",
+         "adapters for all weights", "adapters of another rank"],
 )  # fmt: skip
 def test_what_was_asked_for_does_not_hinder_it(
     tmp_path: Path, asked: dict[str, Any], differing: tuple[str, object], ran_as: dict[str, Any]

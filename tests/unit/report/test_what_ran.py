@@ -72,6 +72,15 @@ def test_adapters():
     assert of_engine(CHOSEN, adapted, request) == []
     (found,) = of_engine(CHOSEN, {**ENGINE}, request)
     assert "not adapters alone" in found.text and found.option == "method"
+    ran = {**adapted, "adapters": {"rank": 8, "targets": "q_proj,v_proj"}}
+    (found,) = of_engine(CHOSEN, ran, REQUEST)
+    assert (found.option, found.ran) == ("method", "lora 8 q_proj,v_proj")
+    assert "5,000 of 1,005,000 parameters were trained (LoRA of rank 8 on q_proj, v_proj)" in found.text
+    assert of_engine(CHOSEN, ran, {**request, "lora-rank": "8", "lora-targets": "v_proj,q_proj"}) == []
+    (found,) = of_engine(CHOSEN, ran, request)  # 16 and all linear layers are the plan's defaults
+    assert found.text == (
+        "adapters: LoRA of rank 8 on q_proj, v_proj, but the plan has LoRA of rank 16 on all-linear"
+    )
 
 
 def test_a_loop_that_steps_at_each_micro_batch():
