@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 from benchmarks.replay_and_rehearsal import FAMILIES  # noqa: E402
 from zerokit import estimate  # noqa: E402
+from zerokit.domain.images import images_of  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 
 SMALL = {
@@ -54,3 +55,23 @@ def test_images_need_room_and_are_asked_for(folder: Path) -> None:
         estimate(model=folder, images=2, image_size="300x200", **{**ASKED, "seq_len": 34})
     with pytest.raises(InputError, match="images N"):
         estimate(model=folder, **ASKED)
+
+
+@pytest.mark.parametrize("size", [(300, 200), (1080, 37), (41, 900), (640, 640)])
+def test_sizes_are_those_of_transformers_own_processors(size: tuple[int, int]) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    numpy = pytest.importorskip("numpy")
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    image = image_module.fromarray(numpy.zeros((size[1], size[0], 3), dtype=numpy.uint8))
+    qwen = {"model_type": "qwen2_vl", "vision_config": {"patch_size": 14, "spatial_merge_size": 2}}
+    made = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=401_408)(images=[image], return_tensors="np")
+    found = images_of(qwen, {"max_pixels": 401_408}, count=1, width=size[0], height=size[1])
+    assert made["pixel_values"].shape[0] == found.patches
+    assert list(made["image_grid_thw"][0]) == [1, found.height // 14, found.width // 14]
+    tiled = {"model_type": "idefics3", "vision_config": {"image_size": 112, "patch_size": 14}}
+    bounds = {"size": {"longest_edge": 448}, "max_image_size": {"longest_edge": 112}}
+    made = Idefics3ImageProcessorPil(**bounds)(images=[image], return_tensors="np")
+    found = images_of(tiled, bounds, count=1, width=size[0], height=size[1])
+    assert made["pixel_values"].shape[1:] == (found.tiles, 3, 112, 112)
