@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.hf_config import HfConfig
-from zerokit.domain.images import has_tower
+from zerokit.domain.images import has_tower, takes_images
 from zerokit.errors import InputError
 
 __all__ = ["CLASSIFIERS", "HEADS", "MOST_LAYERS", "Head", "check_modelled", "has_other_layers", "named_head",
@@ -119,17 +119,19 @@ def check_modelled(hf_config: Mapping[str, Any], name: str, images: bool = False
         if _head_of_class(architecture, hf_config.get("model_type")) is None:
             why = next((words for ending, words in _MEANS.items() if architecture.endswith(ending)), "")
             endings = [end for key, head in HEADS.items() if "seq2seq" not in key for end in head.endings]
-            if has_tower(hf_config):
+            if takes_images(hf_config):
                 why += f"; give {_IMAGES}"
             raise InputError(
                 f"{name}: architectures: {architecture} is not modelled{': ' + why if why else ''}; modelled "
                 f"are {', '.join(f'…{end}' for end in endings)} and encoder-decoders of text and speech"
             )
-    if has_tower(hf_config) and not images:
+    if takes_images(hf_config) and not images:
         raise InputError(f"{name}: vision_config: a model of images and text; give {_IMAGES}")
-    if isinstance(hf_config.get("audio_config"), Mapping):
+    sound = isinstance(hf_config.get("audio_config"), Mapping)
+    if sound or (has_tower(hf_config) and not images):
+        key, what = ("audio_config", "sound") if sound else ("vision_config", "images")
         raise InputError(
-            f"{name}: audio_config: a model of text with a tower for sound is not modelled; give the "
+            f"{name}: {key}: this model of text with a tower for {what} is not modelled; give the "
             "config.json of its text model to estimate that part alone, or run the script through "
             "`zerokit rehearse`"
         )

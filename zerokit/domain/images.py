@@ -15,7 +15,7 @@ from zerokit.domain.hf_config import HfConfig
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass
 
-__all__ = ["TOWERS", "SequenceImages", "has_tower", "images_of"]
+__all__ = ["TOWERS", "SequenceImages", "has_tower", "images_of", "takes_images"]
 
 TOWERS = ("trained", "frozen")
 """Whether the vision tower's weights are trained; its projector is either way."""
@@ -66,6 +66,11 @@ class SequenceImages:
 def has_tower(hf_config: Mapping[str, Any]) -> bool:
     """Whether the configuration is of a text model with a vision tower."""
     return isinstance(hf_config.get("vision_config"), Mapping)
+
+
+def takes_images(hf_config: Mapping[str, Any]) -> bool:
+    """Whether the images of such a model are modelled."""
+    return has_tower(hf_config) and hf_config.get("model_type") in _PROCESSORS
 
 
 def images_of(

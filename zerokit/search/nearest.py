@@ -113,10 +113,21 @@ def more_host_memory(request: Request, works: Works) -> str | None:
 
 
 def more_gpus(request: Request, works: Works) -> str | None:
-    """The next number of GPUs, doubling, on which something fits."""
-    cluster = request.cluster
+    """The next number of GPUs, doubling, on which something fits.
+
+    Sequences are divided only where nothing fits otherwise: looking for that too on every number of GPUs
+    takes seconds.
+    """
     if request.on_cpu:
         return None
+    found = None
+    if request.pins.search_sequence:
+        found = _more_gpus(replace(request, pins=replace(request.pins, search_sequence=False)), works)
+    return found or _more_gpus(request, works)
+
+
+def _more_gpus(request: Request, works: Works) -> str | None:
+    cluster = request.cluster
     larger = [_with_gpus(request, cluster.gpus << doubled) for doubled in range(1, _MOST_DOUBLINGS + 1)]
     larger = [one for one in larger if one.cluster.gpus <= _MOST_GPUS]
     if not larger or not works(larger[-1]):
