@@ -184,7 +184,7 @@ HUGGING_FACE = Constants(
     # 0.3 ms alone
     checkpoint_seconds=0.45e-3,
     # 3.6 ms forward and 3.05 backward alone, where nothing is gathered (kernels.jsonl, 16 layers), taken 1.35
-    # times: Python is less slowed down by a busy host than launches are; the rest by rehearsals' host lanes
+    # times: fitted to four-GPU ZeRO-3 runs (1.2, 1.35 and 1.5 tried); the rest by rehearsals' host lanes
     stage3_launch_seconds=4.9e-3,
     stage3_backward_seconds=4.1e-3,
     stage3_recompute_seconds=3.7e-3,
