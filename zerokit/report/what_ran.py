@@ -202,7 +202,7 @@ def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
     ran = engine.get("parameters")
     if not whole or not planned or not ran or method == "qlora":  # packed weights count half
         return []
-    if method == "lora" and (engine.get("trainable_parameters") or ran) < ran:
+    if (method == "lora" or engine.get("adapters")) and (engine.get("trainable_parameters") or ran) < ran:
         ran -= engine["trainable_parameters"]
     if abs(ran / planned - 1) <= _SAME_PARAMETERS:
         return []

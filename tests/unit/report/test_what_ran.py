@@ -73,6 +73,9 @@ def test_adapters():
     (found,) = of_engine(CHOSEN, {**ENGINE}, request)
     assert "not adapters alone" in found.text and found.option == "method"
     ran = {**adapted, "adapters": {"rank": 8, "targets": "q_proj,v_proj"}}
+    # the model is the planned one, however large the adapters are beside it
+    tiny = {**ran, "parameters": 1_100_100, "trainable_parameters": 100_000}
+    assert [each.option for each in of_engine(CHOSEN, tiny, REQUEST)] == ["method"]
     (found,) = of_engine(CHOSEN, ran, REQUEST)
     assert (found.option, found.ran) == ("method", "lora 8 q_proj,v_proj")
     assert "5,000 of 1,005,000 parameters were trained (LoRA of rank 8 on q_proj, v_proj)" in found.text
