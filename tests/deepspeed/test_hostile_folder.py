@@ -37,7 +37,9 @@ def test_measuring(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_in(hostile, *MAIN, "doctor", "--measure")
 
 
-@pytest.mark.parametrize("launcher", ["deepspeed", "accelerate", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["deepspeed", pytest.param("accelerate", marks=pytest.mark.slow), "torchrun"]
+)
 def test_launchers_and_ranks(hostile: Path, launcher: str) -> None:
     """Ranks see the script's folder, as with ``python scripts/train.py``, and not the working folder."""
     pytest.importorskip("deepspeed")

@@ -106,6 +106,16 @@ def answer(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) ->
     return code, body, err
 
 
+_BEFORE: dict[tuple[str, ...], tuple[int, Any, str]] = {}
+
+
+def answer_before(capsys: pytest.CaptureFixture[str], command: str, *beside: str) -> tuple[int, Any, str]:
+    """What is answered without the option; many options stand beside the same."""
+    if (command, *beside) not in _BEFORE:
+        _BEFORE[(command, *beside)] = answer(capsys, command, *beside)
+    return _BEFORE[(command, *beside)]
+
+
 def test_every_option_is_here() -> None:
     of_all = {f"--{name.replace('_', '-')}" for name in (p.name or "" for p in estimate.params)}
     assert of_all - {"--deepspeed", "--as-json", "--explain", "--quiet"} == EFFECTS.keys()
@@ -126,7 +136,7 @@ def test_an_option_changes_the_answer_or_is_refused(
         beside = tuple(word for pair in pairs if pair[0] not in ("--gpus", "--nodes") for word in pair)
         if not {"--inference", "--method"} & {*beside, option}:
             beside = (*beside, "--method", "full")
-    before = answer(capsys, command, *beside)
+    before = answer_before(capsys, command, *beside)
     after = answer(capsys, command, *beside, option, *(() if value is None else (value,)))
     if after[0] == 2:
         assert option in after[2], f"refused, but {option} is not named: {after[2]}"
