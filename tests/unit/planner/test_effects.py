@@ -73,6 +73,9 @@ ON_A100 = ("--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--method", "full", 
 # of one command, where the same would show nothing: size tells how many GPUs and how long
 SPECIAL: dict[tuple[str, str], tuple[tuple[str, ...], str | None]] = {
     ("estimate", "--overlap-comm"): ((*ONE, "--zero", "1"), "on"),
+    # in closed form: what is not in the catalogue's profiles is traced for seconds
+    ("estimate", "--all-gpus"): (("--params", "30b", "--gpus", "16", "--gpu", "b300"), None),
+    ("estimate", "--attention"): (("--params", "1b", "--gpus", "8", "--gpu", "h200"), "eager"),
     ("size", "--gpus"): (ON_MANY, "2"),
     ("size", "--network"): (("--params", "70b", "--gpu", "a100-40gb", "--method", "full"), "1GB"),
     ("size", "--persistence"): ((*ON_MANY, "--zero", "3"), "1000000000"),
