@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import zerokit
 from tests.support.rehearsals import SCRIPTS, rehearse, without_namespaces
 from zerokit.domain.phases import PHASES
+from zerokit.rehearsal.process import sandbox
 
 WORKSPACES = 2 * (32 << 20) + (1 << 20)
 """cuBLAS's in the main and in autograd's thread, cublasLt's for the products with a bias. Bytes."""
@@ -57,6 +59,19 @@ def test_without_namespaces_nothing_is_written_either(tmp_path: Path) -> None:
     assert (code, said["complete"], said["stopped"]) == (0, True, None)
     assert said["sandboxed"] is False
     assert "no namespaces here" in " ".join(said["notes"])
+
+
+def test_folders_that_matter_are_covered_before_the_kernel_takes_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/tmp/home")
+    temporary = [f"/tmp/{number}" for number in range(600)]
+    folders = ["/usr", *temporary, "/tmp/home", "/work", "/tmp/zerokit"]
+    beside = Counter(each.rpartition("/")[0] or "/" for each in folders)
+    last, working = Path("/tmp/zerokit/rehearsal"), Path("/work/project")
+    folders.sort(key=lambda each: sandbox._turn(each, last, working, beside))
+    assert set(folders[:2]) == {"/work", "/tmp/home"}
+    assert (folders[2], folders[-1]) == ("/usr", "/tmp/zerokit")
 
 
 def test_what_stands_behind_long_loops_is_reached(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,8 @@ def enter(shared: list[Path]) -> None:
     _mount("tmpfs", str(memory), "tmpfs", 0)
     handles = [os.open(each, os.O_RDONLY | os.O_DIRECTORY) for each in shared]
     folders = _coverable([mount for mount, _ in mounts])
-    # what the upper layers lie below is covered last: nothing beneath it can be named afterwards
-    folders.sort(key=lambda each: str(shared[0]).startswith(each.rstrip("/") + "/"))
+    siblings = Counter(os.path.dirname(each) for each in folders)  # noqa: PTH120
+    folders.sort(key=lambda each: _turn(each, shared[0], folder, siblings))
     for number, each in enumerate(folders):
         try:
             _cover(each, memory, number)
@@ -98,6 +99,15 @@ def enter(shared: list[Path]) -> None:
         os.close(handle)
     os.chdir(folder)
     _raise_loopback()
+
+
+def _turn(folder: str, last: Path, working: Path, siblings: Counter[str]) -> tuple[bool, bool, int]:
+    """When a folder is covered. What the upper layers lie below comes last: nothing beneath it can be named
+    afterwards. The kernel takes some 500 overlays, and a mount point below ``/tmp`` makes one of each entry
+    there: they come behind the folders that have few beside them, and what is above becomes read-only."""
+    inside = folder.rstrip("/") + "/"
+    first = any(f"{each}/".startswith(inside) for each in (working, Path.home()))
+    return str(last).startswith(inside), not first, siblings[os.path.dirname(folder)]  # noqa: PTH120
 
 
 def _mounts() -> list[tuple[str, str]]:
