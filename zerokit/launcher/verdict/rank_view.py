@@ -153,6 +153,11 @@ def view(
     known["flight"] = tuple(_calls((flight or {}).get("calls")))
     if record is None:
         return RankView(rank=rank, frames=_stack(stacks_file(run_dir, rank)), **known)
+    return recorded(rank, record, **known)
+
+
+def recorded(rank: int, record: Mapping[str, Any], **known: Any) -> RankView:
+    """What a rank says of itself in a ``calls`` line."""
     known["ending"] = bool(record.get("ending")) or bool(known.get("ending"))
     groups = record.get("groups")
     return RankView(

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.launcher.rank_file import RankLog
+from zerokit.launcher.verdict.rank_view import recorded
+from zerokit.launcher.verdict.unlike_collectives import unlike_sizes
 from zerokit.report.stragglers import find_straggler
 
 _WARN_SHARE = 0.2  # of the steps; fewer are a loss scale that is being found
@@ -18,7 +20,18 @@ def training_problems(logs: Mapping[int, RankLog]) -> list[str]:
     """One sentence for each thing that makes the training doubtful, and for a rank that is waited for."""
     ticks = newest(logs)
     straggler = find_straggler(ticks)
-    return [*doubts(ticks), *([str(straggler)] if straggler is not None else [])]
+    unlike = unlike_collective(logs)
+    return [
+        *([unlike] if unlike else []),
+        *doubts(ticks),
+        *([str(straggler)] if straggler is not None else []),
+    ]
+
+
+def unlike_collective(logs: Mapping[int, RankLog]) -> str | None:
+    """A collective that ended although the ranks' tensors were not of one size."""
+    records = {rank: log.last("calls") for rank, log in sorted(logs.items())}
+    return unlike_sizes([recorded(rank, record) for rank, record in records.items() if record is not None])
 
 
 def newest(logs: Mapping[int, RankLog]) -> dict[int, Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from zerokit.launcher.verdict.cause import Cause, at, names, ranks_of, waiting_in, when
@@ -10,6 +11,7 @@ from zerokit.launcher.verdict.rank_view import Call, RankView
 _ALIKE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
                     "_all_gather_base", "_allgather_base", "reduce_scatter_tensor",
                     "_reduce_scatter_base"})  # fmt: skip
+_SIZED = _ALIKE - {"all_gather"}  # its lists may differ in size: it is then made of broadcasts
 _STARTS = frozenset({"init_process_group", "new_group"})
 _WITHOUT_TRAINING = frozenset({"eval", "generate"})
 _ONE_SIDED = frozenset({"send", "recv"})
@@ -39,6 +41,34 @@ def _first_difference(records: Sequence[tuple[RankView, Sequence[Call]]]) -> Cau
                 if cause is not None:
                     return cause
     return None
+
+
+def unlike_sizes(views: Sequence[RankView]) -> str | None:
+    """A collective that ended although the ranks entered it with unlike tensors; None where there is none.
+
+    NCCL compares nothing: where the calls of two ranks differ, each reads and writes what is not the other's.
+    Among the calls that the ranks remember (:data:`zerokit.launcher.rank.calls.RING`).
+    """
+    first, others = (views[0], views[1:]) if views else (RankView(rank=0), ())
+    for group in dict.fromkeys(call.group for call in first.calls):
+        mine = _by_count(first.calls, group)
+        for other in others:
+            if other.groups.get(group) != first.groups.get(group):
+                continue
+            theirs = _by_count(other.calls, group)
+            for count in sorted(mine.keys() & theirs.keys()):
+                a, b = mine[count], theirs[count]
+                if a.operation == b.operation and a.operation in _SIZED and _elements(a) != _elements(b):
+                    return (
+                        f"rank {first.rank} entered {a}{when(a, first)} and rank {other.rank} {b}: GPUs do "
+                        "not notice, and the result is neither's; make the tensor the same on all ranks "
+                        "(pad it, or gather the sizes first)"
+                    )
+    return None
+
+
+def _elements(call: Call) -> int | None:
+    return None if call.shape is None else math.prod(call.shape)
 
 
 def _by_count(calls: Sequence[Call], group: str) -> Mapping[int, Call]:

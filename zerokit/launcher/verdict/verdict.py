@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.verdict.as_planned import PlanCheck
 from zerokit.launcher.verdict.rank_end import RankEnd, RankExit, RunEnd, rank_end, settle, signal_name
-from zerokit.launcher.verdict.training import doubts, newest
+from zerokit.launcher.verdict.training import doubts, newest, unlike_collective
 from zerokit.report.outcome import Outcome, RankState
 
 _MOST_NAMED = 8
@@ -232,7 +232,8 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
     if any(end.state is RankState.STOPPED for end in ends):
         return _judge_stopped(evidence, ends)
     why = f"all {evidence.expected_ranks} ranks finished"
-    if doubtful := doubts(newest(evidence.logs)):
+    unlike = unlike_collective(evidence.logs)
+    if doubtful := [*([unlike] if unlike else []), *doubts(newest(evidence.logs))]:
         why += f", but {doubtful[0].partition(';')[0]}"
     return _held_to_plan(evidence, _verdict(Outcome.OK, why))
 

@@ -54,3 +54,32 @@ def test_too_little_to_tell(learning: object) -> None:
 
 def test_no_ranks() -> None:
     assert training_problems({}) == []
+
+
+def _calls(operation: str, *shapes: list[int]) -> dict[int, RankLog]:
+    """Ranks whose third collective has these shapes."""
+    found = {}
+    for rank, shape in enumerate(shapes):
+        calls = [
+            {"number": n, "count": n, "operation": operation, "group": "0", "step": n, "phase": "other",
+             "shape": shape if n == 3 else [4], "dtype": "float32"}
+            for n in (1, 2, 3, 4)
+        ]  # fmt: skip
+        groups = {"0": {"ranks": list(range(len(shapes))), "calls": 4}}
+        record = {"type": "calls", "rank": rank, "groups": groups, "calls": calls}
+        found[rank] = RankLog(rank=rank, path=Path(f"rank-{rank}.jsonl"), records=[record])
+    return found
+
+
+def test_a_collective_of_unlike_sizes_that_ended_is_told() -> None:
+    """NCCL does not notice: on two H200s such a run ends well as a process."""
+    (told,) = training_problems(_calls("all_reduce", [4], [8]))
+    assert told.startswith("rank 0 entered all_reduce of [4] float32 (step 4) and rank 1 all_reduce of [8]")
+
+
+@pytest.mark.parametrize(
+    ("operation", "shapes"),
+    [("all_reduce", ([4], [2, 2])), ("all_gather", ([4], [8])), ("send", ([4], [8])), ("all_reduce", ([4],))],
+)
+def test_collectives_that_may_differ(operation: str, shapes: tuple[list[int], ...]) -> None:
+    assert training_problems(_calls(operation, *shapes)) == []
