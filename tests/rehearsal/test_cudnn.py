@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from zerokit.rehearsal.gpu import FakeGpu
+from zerokit.rehearsal.process import batch_norms
+from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
+from zerokit.rehearsal.process.convolutions import Convolutions
 from zerokit.rehearsal.process.cudnn import FORWARD, Choice, Convolution, Cudnn, CudnnError
+from zerokit.rehearsal.process.machine import Machine
 
 MIB = 1 << 20
 H200 = FakeGpu(
@@ -47,3 +54,73 @@ def test_a_convolution_that_cannot_be_is_an_error(cudnn: Cudnn) -> None:
             operation=FORWARD, x=(4, 3, 8, 8), w=(8, 5, 3, 3), y=(4, 8, 6, 6), dtype=0,
             channels_last=False, padding=(0, 0), stride=(1, 1), dilation=(1, 1),
         ), Choice())  # fmt: skip
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine(H200, rank=0, world_size=1, allocator=AllocatorSettings())
+
+
+def _missing(machine: Machine) -> str:
+    return "; ".join(sorted(set().union(*machine.ledger.lower_bounds.values())))
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "marked"),
+    [
+        ((4, 16, 300), 1, torch.float32, "one-dimensional"),
+        ((4, 16, 300), 1, torch.bfloat16, "one-dimensional"),
+        ((4, 16, 30, 30), 16, torch.bfloat16, "depthwise"),
+        ((4, 16, 30, 30), 16, torch.float32, ""),
+        ((4, 16, 30, 30), 1, torch.bfloat16, ""),
+    ],
+)
+def test_a_backward_that_was_measured_to_differ_is_a_lower_bound(
+    machine: Machine, shape: tuple[int, ...], groups: int, dtype: torch.dtype, marked: str
+) -> None:
+    """Those of ``measure/data/convolutions.txt`` whose measured peaks are not what cuDNN says."""
+    flat = len(shape) == 3
+    kernel = (16, 16 // groups, *[1] * (len(shape) - 2))
+    with machine.fake:
+        source, weight, gradient = (
+            torch.empty(sizes, dtype=dtype, device="cuda") for sizes in (shape, kernel, shape)
+        )
+        if not flat:
+            source = source.to(memory_format=torch.channels_last)
+        results = torch.empty_like(source), torch.empty_like(weight), None
+    ones, zeros = ([1], [0]) if flat else ([1, 1], [0, 0])
+    arguments: tuple[Any, ...] = (
+        gradient, source, weight, None, ones, zeros, ones, False, zeros, groups, [True, True, False],
+    )  # fmt: skip
+    Convolutions(machine).count("convolution_backward", arguments, results)
+    found = _missing(machine)
+    assert marked in found
+    assert ("one-dimensional" in found, "depthwise" in found) == (
+        marked == "one-dimensional", marked == "depthwise",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "source", "weight", "training", "marked"),
+    [
+        ((4, 8, 6, 6), torch.float32, torch.float32, True, True),
+        ((4, 8, 6, 6), torch.float16, torch.float32, True, True),  # autocast
+        ((4, 8, 6, 6), torch.float16, torch.float16, True, False),
+        ((4, 8, 6, 6), torch.bfloat16, torch.float32, True, False),
+        ((4, 8), torch.float32, torch.float32, True, False),
+        ((4, 8, 6, 6), torch.float32, torch.float32, False, False),
+    ],
+)
+def test_a_batch_norm_of_cudnn_is_a_lower_bound(
+    machine: Machine, sizes: tuple[int, ...], source: torch.dtype, weight: torch.dtype, training: bool,
+    marked: bool,
+) -> None:  # fmt: skip
+    """PyTorch's conditions: ``_select_batch_norm_backend`` in ``native/Normalization.cpp``."""
+    images, scale, mean = torch.empty(sizes, dtype=source), torch.empty(8, dtype=weight), torch.empty(8)
+    batch_norms.check(machine, "native_batch_norm", (images, scale, scale, mean, mean, training, 0.1, 1e-5))
+    assert ("batch norm" in _missing(machine)) is marked
+    machine.ledger.lower_bounds.clear()
+    batch_norms.check(machine, "native_batch_norm_backward", (
+        images, images, scale, mean, mean, mean, mean, training, 1e-5, [True, True, True],
+    ))  # fmt: skip
+    assert ("batch norm" in _missing(machine)) is marked

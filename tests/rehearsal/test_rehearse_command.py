@@ -144,7 +144,9 @@ def test_what_cudnn_chooses_is_said_not_to_be_modelled(tmp_path: Path) -> None:
     assert said["stopped"]["location"].endswith("cudnn.py:9")
     assert said["stopped"]["operator"] == "torch.lstm"
     assert said["lower_bound"] is True and said["fits"] is None
-    assert any("cuDNN" in what for what in said["ranks"][0]["lower_bounds"]["forward"])
+    missing = said["ranks"][0]["lower_bounds"]["forward"]
+    assert any("convolution" in what for what in missing)
+    assert any("batch norm" in what for what in missing)
     assert "cuDNN" in " ".join(said["warnings"])
 
 

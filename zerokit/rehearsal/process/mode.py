@@ -17,7 +17,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zerokit.rehearsal.process import answers, collectives, convolutions, factories, reductions, twins
+from zerokit.rehearsal.process import (
+    answers,
+    batch_norms,
+    collectives,
+    convolutions,
+    factories,
+    reductions,
+    twins,
+)
 from zerokit.rehearsal.process.kernels import PRODUCTS, TEMPORARIES
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.shapes import RULES
@@ -237,6 +245,7 @@ class FakeCuda(TorchDispatchMode):
         extra_bytes = 0
         if on_gpu:
             extra_bytes = temporary(args) if temporary else reductions.of_operator(name, args, machine.gpu)
+            batch_norms.check(machine, name, args)
         rule = RULES.get(full_name(func))
         if rule is not None:
             result = rule(machine, args, kwargs)
