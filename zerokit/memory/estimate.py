@@ -16,10 +16,10 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, tokens_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
-from zerokit.memory.components import Component, in_ram, on_nvme
+from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.host import host_components
 from zerokit.memory.inference import estimate_serving, serving_traces
-from zerokit.memory.lazy import LazyComponents
+from zerokit.memory.lazy import LazyComponents, LazyMapping
 from zerokit.memory.loss import loss_bytes
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.pipeline import can_be_cut, stages
@@ -326,18 +326,17 @@ def _rank(replayed: _Replayed, timeline: Timeline, entry: tuple[int, RankBytes])
     rank, own = entry
     phases, kinds = _phases(own, timeline)
     worst = max(phases, key=phases.__getitem__)
-    components = {
-        name: LazyComponents(partial(_components, replayed, timeline, rank, own, kinds[name], name, peak))
-        for name, peak in phases.items()
-    }
+    parts = partial(_components, replayed, timeline, rank, own)
     return RankEstimate(
         first=rank,
         last=rank,
         peak_allocated_bytes=phases[worst],
         peak_phase=worst,
         phases=phases,
-        components=components[worst],
-        phase_components=components,
+        components=LazyComponents(lambda: parts(kinds[worst], worst, phases[worst])),
+        phase_components=LazyMapping(
+            lambda: {name: by_key(parts(kinds[name], name, peak)) for name, peak in phases.items()}
+        ),
     )
 
 

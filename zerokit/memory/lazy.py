@@ -1,30 +1,30 @@
-"""Components worked out when they are first read."""
+"""Components worked out when they are first read: a search looks only into its winner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
 
 from zerokit.memory.components import Component, by_key
 
+Value = TypeVar("Value")
 
-class LazyComponents(Mapping[str, int]):
-    """Components by their keys in JSON, those of no byte left out.
 
-    Read-only; ``make`` is called once, at the first look inside: a search looks only into its winner.
-    """
+class LazyMapping(Mapping[str, Value], Generic[Value]):
+    """Read-only; ``make`` is called once, at the first look inside."""
 
     __slots__ = ("_made", "_make")
 
-    def __init__(self, make: Callable[[], dict[Component, int]]) -> None:
-        self._make: Callable[[], dict[Component, int]] | None = make
-        self._made: dict[str, int] = {}
+    def __init__(self, make: Callable[[], Mapping[str, Value]]) -> None:
+        self._make: Callable[[], Mapping[str, Value]] | None = make
+        self._made: Mapping[str, Value] = {}
 
-    def _content(self) -> dict[str, int]:
+    def _content(self) -> Mapping[str, Value]:
         if self._make is not None:
-            self._made, self._make = by_key(self._make()), None
+            self._made, self._make = self._make(), None
         return self._made
 
-    def __getitem__(self, key: str) -> int:
+    def __getitem__(self, key: str) -> Value:
         return self._content()[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -35,3 +35,12 @@ class LazyComponents(Mapping[str, int]):
 
     def __repr__(self) -> str:
         return repr(self._content())
+
+
+class LazyComponents(LazyMapping[int]):
+    """Components by their keys in JSON, those of no byte left out."""
+
+    __slots__ = ()
+
+    def __init__(self, make: Callable[[], dict[Component, int]]) -> None:
+        super().__init__(lambda: by_key(make()))

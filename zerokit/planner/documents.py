@@ -168,13 +168,13 @@ class PlannedStrategy:
         """In a sentence, why it was chosen, or what it lacks."""
         return plain(self.candidate.why)
 
-    def to_dict(self) -> dict[str, Any]:
-        """STRATEGY of ``plan --json``."""
+    def to_dict(self, *, by_phase: bool = True) -> dict[str, Any]:
+        """STRATEGY of ``plan --json``; ``by_phase``: with the components at the peak of every phase."""
         return {
             **degrees(self.strategy),
             "environment": self.environment,
             "deepspeed_config": self.deepspeed_config,
-            "estimate": self.estimate.to_dict(),
+            "estimate": self.estimate.to_dict(by_phase=by_phase),
             "why": as_options(self.candidate.why),
             **({} if self.parameters is None else {"parameters": self.parameters}),
             **({} if self._rehearsed is None else {"rehearsed": self._rehearsed}),
@@ -292,7 +292,7 @@ class Estimate:
 
         return table(self.planned, self.model_name)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, by_phase: bool = True) -> dict[str, Any]:
         """ESTIMATE: what ``estimate --json`` prints."""
         return {
             "schema": ESTIMATE_SCHEMA,
@@ -310,7 +310,7 @@ class Estimate:
             "basis": self.basis,
             "saving": None if self.saving is None else asdict(self.saving),
             "per_rank": [rank.to_dict() for rank in self.per_rank],
-            "components_by_phase": self.components_by_phase,
+            **({"components_by_phase": self.components_by_phase} if by_phase else {}),
             "assumptions": list(all_as_options(self._notes)),
         }
 

@@ -149,7 +149,7 @@ class PlanResult:
             "request": dict(self.request),
             "chosen": self.chosen.to_dict(),
             "alternatives": [
-                other.to_dict() if whole else {"why": as_options(other.candidate.why)}
+                other.to_dict(by_phase=False) if whole else {"why": as_options(other.candidate.why)}
                 for other in self.alternatives
             ],
             "rejected": {as_options(reason): count for reason, count in plan.rejected.items()},
