@@ -7,7 +7,7 @@ Every figure follows from tensor shapes and from DeepSpeed's source, but for the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Timeline
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, ZeroSettings
@@ -16,16 +16,14 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, tokens_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
-from zerokit.memory.components import Component, by_key, in_ram, on_nvme
+from zerokit.memory.components import in_ram, on_nvme
 from zerokit.memory.host import host_components
 from zerokit.memory.inference import estimate_serving, serving_traces
-from zerokit.memory.lazy import LazyComponents, LazyMapping
-from zerokit.memory.loss import loss_bytes
-from zerokit.memory.overlay import highest, where
 from zerokit.memory.pipeline import can_be_cut, stages
+from zerokit.memory.rank_estimate import rank_estimate
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.replay.partition import partition
-from zerokit.memory.replay.step import RankBytes, compose, rank_bytes
+from zerokit.memory.replay.step import RankBytes, rank_bytes
 from zerokit.memory.sequence_parallel import exchange_of, with_exchanges, with_sequence_peers
 
 LIST_EVERY_RANK_UP_TO = 64
@@ -294,88 +292,16 @@ def _worst_ranks(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> t
     return tuple(sorted({0, heaviest, ranks - 1}))
 
 
-def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], dict[str, int]]:
-    """Peak bytes of each phase, and the kind of micro-step that each is reached in."""
-    forward, backward, ahead_at, back_at = 0.0, 0.0, 0, 0
-    for number, micro in enumerate(own.micro_steps):
-        if micro.forward is None:
-            ahead, activations = timeline.forward_peak + micro.start, timeline.gradients
-        else:
-            ahead, activations = highest(timeline.forward, micro.forward), timeline.backward
-        back = max(highest(activations, micro.backward), micro.at_end(activations))
-        if ahead > forward:
-            forward, ahead_at = ahead, number
-        if back > backward:
-            backward, back_at = back, number
-    phases = {
-        "init": own.init_peak,
-        "forward": round(forward),
-        "backward": round(backward),
-        "step": own.step_peak,
-    }
-    return phases, {"init": 0, "forward": ahead_at, "backward": back_at, "step": 0}
-
-
 @lru_cache(maxsize=16384)
 def _ranks(replayed: _Replayed, timeline: Timeline) -> tuple[RankEstimate, ...]:
     """Of all GPUs; candidates that differ in nothing that moves memory share them."""
-    return _over_all_ranks(tuple(_rank(replayed, timeline, own) for own in replayed.ranks), replayed)
-
-
-def _rank(replayed: _Replayed, timeline: Timeline, entry: tuple[int, RankBytes]) -> RankEstimate:
-    rank, own = entry
-    phases, kinds = _phases(own, timeline)
-    worst = max(phases, key=phases.__getitem__)
-    parts = partial(_components, replayed, timeline, rank, own)
-    return RankEstimate(
-        first=rank,
-        last=rank,
-        peak_allocated_bytes=phases[worst],
-        peak_phase=worst,
-        phases=phases,
-        components=LazyComponents(lambda: parts(kinds[worst], worst, phases[worst])),
-        phase_components=LazyMapping(
-            lambda: {name: by_key(parts(kinds[name], name, peak)) for name, peak in phases.items()}
+    return _over_all_ranks(
+        tuple(
+            rank_estimate(replayed.model, replayed.settings, replayed.degrees.ranks, timeline, rank, own)
+            for rank, own in replayed.ranks
         ),
+        replayed,
     )
-
-
-def _components(
-    replayed: _Replayed,
-    timeline: Timeline,
-    rank: int,
-    own: RankBytes,
-    number: int,
-    phase: str,
-    peak: int,
-) -> dict[Component, int]:
-    """What is live at the peak; sums to it."""
-    if phase == "init":
-        return {Component.INITIALISATION: peak}
-    model, settings = replayed.model, replayed.settings
-    micro = own.micro_steps[number]
-    stage_3 = settings.zero.stage == 3
-    activations = timeline.backward if stage_3 else timeline.gradients
-    at: tuple[int, int, bool] | None = None
-    loss = 0
-    if phase == "forward":
-        at = (number, *where(timeline.forward, micro.forward)) if micro.forward else (number, 0, True)
-        loss = loss_bytes(model, timeline, phase, at[1] if micro.forward else None, at[2])
-    elif phase == "backward" and highest(activations, micro.backward) >= micro.at_end(activations):
-        at = (number, *where(activations, micro.backward))
-        if stage_3 or at[1:] == (0, True):
-            loss = loss_bytes(model, timeline, phase, at[1] if stage_3 else None, at[2])
-    elif phase == "backward":
-        at = (number, len(micro.backward.after), False)
-    found = compose(model, settings, replayed.degrees.ranks, rank, phase, at)
-    frozen = model.frozen_bytes(settings.parameter_bytes)
-    if not stage_3 and frozen and Component.PARAMETERS in found:
-        found[Component.FROZEN_PARAMETERS] = frozen
-        found[Component.PARAMETERS] -= frozen
-    rest = peak - sum(found.values())
-    found[Component.LOSS] = min(loss, max(0, rest))
-    found[Component.ACTIVATIONS] = rest - found[Component.LOSS]
-    return found
 
 
 def _over_all_ranks(estimates: tuple[RankEstimate, ...], replayed: _Replayed) -> tuple[RankEstimate, ...]:

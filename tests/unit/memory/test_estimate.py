@@ -103,20 +103,20 @@ def test_the_composition_of_every_phase_is_its_peak(kind: Strategy) -> None:
     rank = kind.data_parallel - 1
     own = rank_bytes(model, kind.settings, kind.data_parallel, rank)
     timeline = trace.timeline(kind.settings.micro_batch, FULL_JOB.seq_len)
-    in_step = compose(model, kind.settings, kind.data_parallel, rank, "step", None)
+    in_step = compose(model, kind.settings, kind.data_parallel, rank, {"step": None})["step"]
     assert sum(in_step.values()) == own.step_peak
     activations = timeline.backward if kind.settings.zero.stage == 3 else timeline.gradients
     for number, micro in enumerate(own.micro_steps):
         position, between = where(activations, micro.backward)
         at = (number, position, between)
         live = activations.peaks[position] if between else activations.levels[position]
-        found = compose(model, kind.settings, kind.data_parallel, rank, "backward", at)
+        found = compose(model, kind.settings, kind.data_parallel, rank, {"backward": at})["backward"]
         assert sum(found.values()) + live == highest(activations, micro.backward)
         if micro.forward is not None:
             position, between = where(timeline.forward, micro.forward)
             live = timeline.forward.peaks[position] if between else timeline.forward.levels[position]
             at = (number, position, between)
-            found = compose(model, kind.settings, kind.data_parallel, rank, "forward", at)
+            found = compose(model, kind.settings, kind.data_parallel, rank, {"forward": at})["forward"]
             assert sum(found.values()) + live == highest(timeline.forward, micro.forward)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from zerokit.domain.activations import Pass
@@ -164,19 +165,22 @@ def rank_bytes(model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: 
     )
 
 
+Instant = tuple[int, int, bool]
+"""Which micro-step kind, which mark of a phase, whether between it and the mark before."""
+
+
 def compose(
     model: RankModel,
     settings: DeepSpeedSettings,
     ranks: int,
     rank: int,
-    phase: str,
-    activation_at: tuple[int, int, bool] | None,
-) -> dict[Component, int]:
-    """The components at the instant of a peak, by replaying up to it.
+    wanted: Mapping[str, Instant | None],
+) -> dict[str, dict[Component, int]]:
+    """The components at one instant of each phase, by replaying up to the last of them.
 
-    ``activation_at`` is (which micro-step kind, which mark, whether between the marks).
+    ``wanted``: forward's and backward's instants; the step's is its highest, and needs none.
     """
-    return _ReplayUntil(model, settings, ranks, rank).composition(phase, activation_at)
+    return _ReplayUntil(model, settings, ranks, rank).compositions(wanted)
 
 
 class _ReplayUntil(_Replay):
@@ -190,12 +194,17 @@ class _ReplayUntil(_Replay):
             self.parameters.reach_steady_state(model, settings.gradient_accumulation > 1)
             self.parameters.gather_persistent()
 
-    def composition(self, phase: str, at: tuple[int, int, bool] | None) -> dict[Component, int]:
-        """The components at the highest instant of the phase, or at the mark given."""
+    def compositions(self, wanted: Mapping[str, Instant | None]) -> dict[str, dict[Component, int]]:
+        """The components at the instants given, and at the highest of the step."""
+        found: dict[str, dict[Component, int]] = {}
         for number, (boundary, first) in enumerate(micro_step_kinds(self.settings)):
-            if at is not None and at[0] == number:
-                return self._inside(phase, at[1], at[2], boundary, first)
-            self._whole(boundary, first)
+            here = {phase: at for phase, at in wanted.items() if at is not None and at[0] == number}
+            if not here:
+                self._whole(boundary, first)
+                continue
+            self._inside(here, found, boundary, first)
+            if found.keys() == wanted.keys():
+                return found
         self.ledger.watching = True
         self.ledger.mark()
         if self.parameters is None or self.stage3 is None:
@@ -204,7 +213,7 @@ class _ReplayUntil(_Replay):
             self.parameters.release_all()
             self.stage3.step()
             self.parameters.gather_persistent()
-        return self.ledger.composition()
+        return {**found, "step": self.ledger.composition()}
 
     def _whole(self, boundary: bool, first: bool) -> None:
         """A micro-step without looking."""
@@ -224,26 +233,33 @@ class _ReplayUntil(_Replay):
         return trace.marks_backward if self.parameters is not None else trace.marks_gradients
 
     def _inside(
-        self, phase: str, position: int, between: bool, boundary: bool, first: bool
-    ) -> dict[Component, int]:
+        self,
+        here: Mapping[str, Instant],
+        found: dict[str, dict[Component, int]],
+        boundary: bool,
+        first: bool,
+    ) -> None:
+        """A micro-step in which instants are looked at: puts what was live then into ``found``."""
         ledger = self.ledger
         if self.parameters is not None:
             self.parameters.start_of_forward()
-            if phase == "backward":
-                for kind, name in self._marks("forward"):
-                    self._event("forward", kind, name, boundary, first)
-        for index, (kind, name) in enumerate(self._marks(phase)):
-            if index == position and between:
-                return {k: v for k, v in ledger.amounts.items() if v}
-            ledger.watching = index == position
-            ledger.mark()
-            self._event(phase, kind, name, boundary, first)
-            if index == position:
-                return ledger.composition()
-        ledger.watching = True
+        for phase in ("forward", "backward"):
+            _, position, between = here.get(phase, (0, -1, False))
+            for index, (kind, name) in enumerate(self._marks(phase)):
+                if index == position and between:
+                    found[phase] = {k: v for k, v in ledger.amounts.items() if v}
+                ledger.watching = index == position and not between
+                if ledger.watching:
+                    ledger.mark()
+                self._event(phase, kind, name, boundary, first)
+                if ledger.watching:
+                    found[phase] = ledger.composition()
+        ledger.watching = "backward" in here and "backward" not in found
         ledger.mark()
         self._end_of_backward(boundary, first)
-        return ledger.composition()
+        if ledger.watching:
+            found["backward"] = ledger.composition()
+        ledger.watching = False
 
     def _event(self, phase: str, kind: str, name: str, boundary: bool, first: bool) -> None:
         if self.parameters is not None and phase == "forward":

@@ -1,0 +1,109 @@
+"""One rank's estimate: the peaks of its phases, and what is live at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from zerokit.domain.activations import Timeline
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.strategy import RankEstimate
+from zerokit.memory.components import Component, by_key
+from zerokit.memory.lazy import LazyMapping
+from zerokit.memory.loss import loss_bytes
+from zerokit.memory.overlay import highest, where
+from zerokit.memory.rank_model import RankModel
+from zerokit.memory.replay.step import Instant, RankBytes, compose
+
+
+def rank_estimate(
+    model: RankModel,
+    settings: DeepSpeedSettings,
+    ranks: int,
+    timeline: Timeline,
+    rank: int,
+    own: RankBytes,
+) -> RankEstimate:
+    """Of one rank of ``ranks``; what is live at its peaks is worked out when somebody looks.
+
+    Args:
+        timeline: the activations of a micro-batch.
+        own: what DeepSpeed holds beside them.
+    """
+    phases, kinds = _phases(own, timeline)
+    worst = max(phases, key=phases.__getitem__)
+    by_phase = LazyMapping(partial(_components, model, settings, ranks, timeline, rank, own, phases, kinds))
+    return RankEstimate(
+        first=rank,
+        last=rank,
+        peak_allocated_bytes=phases[worst],
+        peak_phase=worst,
+        phases=phases,
+        components=LazyMapping(lambda: by_phase[worst]),
+        phase_components=by_phase,
+    )
+
+
+def _components(
+    model: RankModel,
+    settings: DeepSpeedSettings,
+    ranks: int,
+    timeline: Timeline,
+    rank: int,
+    own: RankBytes,
+    phases: Mapping[str, int],
+    kinds: Mapping[str, int],
+) -> dict[str, dict[str, int]]:
+    """What is live at the peak of each phase; sums to it."""
+    instants, losses = _instants(model, timeline, own, kinds, settings.zero.stage)
+    found = compose(model, settings, ranks, rank, {**instants, "step": None})
+    frozen = model.frozen_bytes(settings.parameter_bytes)
+    for phase, parts in found.items():
+        if settings.zero.stage < 3 and frozen and Component.PARAMETERS in parts:
+            parts[Component.FROZEN_PARAMETERS] = frozen
+            parts[Component.PARAMETERS] -= frozen
+        rest = phases[phase] - sum(parts.values())
+        parts[Component.LOSS] = min(losses.get(phase, 0), max(0, rest))
+        parts[Component.ACTIVATIONS] = rest - parts[Component.LOSS]
+    found["init"] = {Component.INITIALISATION: phases["init"]}
+    return {phase: by_key(found[phase]) for phase in phases}
+
+
+def _instants(
+    model: RankModel, timeline: Timeline, own: RankBytes, kinds: Mapping[str, int], stage: int
+) -> tuple[dict[str, Instant], dict[str, int]]:
+    """When forward and backward are at their peaks, and the bytes of the loss that are live then."""
+    ahead, back = own.micro_steps[kinds["forward"]], own.micro_steps[kinds["backward"]]
+    forward = where(timeline.forward, ahead.forward) if ahead.forward else None
+    last = forward or (0, True)
+    losses = {"forward": loss_bytes(model, timeline, "forward", forward and forward[0], last[1])}
+    activations = timeline.backward if stage == 3 else timeline.gradients
+    backward = (len(back.backward.after), False)
+    if highest(activations, back.backward) >= back.at_end(activations):
+        backward = where(activations, back.backward)
+        if stage == 3 or backward == (0, True):
+            position = backward[0] if stage == 3 else None
+            losses["backward"] = loss_bytes(model, timeline, "backward", position, backward[1])
+    return {"forward": (kinds["forward"], *last), "backward": (kinds["backward"], *backward)}, losses
+
+
+def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], dict[str, int]]:
+    """Peak bytes of each phase, and the kind of micro-step that each is reached in."""
+    forward, backward, ahead_at, back_at = 0.0, 0.0, 0, 0
+    for number, micro in enumerate(own.micro_steps):
+        if micro.forward is None:
+            ahead, activations = timeline.forward_peak + micro.start, timeline.gradients
+        else:
+            ahead, activations = highest(timeline.forward, micro.forward), timeline.backward
+        back = max(highest(activations, micro.backward), micro.at_end(activations))
+        if ahead > forward:
+            forward, ahead_at = ahead, number
+        if back > backward:
+            backward, back_at = back, number
+    phases = {
+        "init": own.init_peak,
+        "forward": round(forward),
+        "backward": round(backward),
+        "step": own.step_peak,
+    }
+    return phases, {"init": 0, "forward": ahead_at, "backward": back_at, "step": 0}
