@@ -2,8 +2,8 @@
 
 Read from DeepSpeed 0.19.8: runtime/config.py, runtime/zero/config.py, runtime/zero/offload_config.py,
 compile/config.py and runtime/activation_checkpointing/config.py. What is in neither this list nor
-``zerokit.domain.deepspeed_settings`` changes neither memory nor time, ends the run (``zerokit check``
-says which), or slows single steps only, as profilers and timers do.
+``zerokit.domain.deepspeed_settings`` changes neither memory nor time, or ends the run (``zerokit check``
+says which).
 """
 
 from __future__ import annotations
@@ -39,6 +39,26 @@ _KEYS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "managed_gradient_accumulation": ((True,), "gradients kept whole and reduced in step"),
     "bf16.immediate_grad_update": ((False,), "16-bit gradients released one by one"),
     "torch_autocast.lower_precision_safe_modules": ((None,), "modules that compute in 16 bits"),
+    "wall_clock_breakdown": ((False,), "a synchronisation at every phase of a step"),
+    "flops_profiler.enabled": ((False,), "hooks on every module, which slow the profiled step"),
+    # int8 is a value that DeepSpeed takes (runtime/config.py: DtypeEnum), with bytes of its own
+    "data_types.grad_accum_dtype": (
+        (
+            None,
+            "fp32",
+            "float32",
+            "float",
+            "torch.float32",
+            "fp16",
+            "float16",
+            "half",
+            "torch.float16",
+            "bf16",
+            "bfloat16",
+            "torch.bfloat16",
+        ),  # fmt: skip
+        "gradients added up in another precision",
+    ),
     "comms_logger.enabled": ((False,), "a synchronisation at every collective"),
     "aio.use_gds": ((False,), "NVMe buffers on the GPU"),
     f"{_ZERO}.offload_optimizer.pipeline_read": ((False,), "states read from NVMe during the update"),

@@ -28,6 +28,9 @@ SET: list[tuple[str, Any]] = [
     ("zero_optimization.memory_efficient_linear", False),
     ("managed_gradient_accumulation", False),
     ("comms_logger.enabled", True),
+    ("wall_clock_breakdown", True),
+    ("flops_profiler.enabled", True),
+    ("data_types.grad_accum_dtype", "int8"),
     ("pipeline", {"activation_checkpoint_interval": 1}),
 ]
 
