@@ -146,13 +146,19 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
     optimizer, taken = _optimizer(options.get("optimizer"))
     notes += taken
+    attention = choice(options, "attention", ATTENTIONS) or "sdpa"
+    if attention == "flash_attention_2":
+        notes.append(
+            "⟨attention⟩ flash_attention_2: memory and time are those of sdpa without padding; the flash_attn "
+            "package's own kernels and copies are not modelled"
+        )
     return Job(
         seq_len=length,
         global_batch=whole(options, "global_batch"),
         method=method,
         lora=None if method == "full" else Lora(rank=rank or 16, targets=names),
         optimizer=optimizer,
-        attention=choice(options, "attention", ATTENTIONS) or "sdpa",
+        attention=attention,
         inference=inference,
         quantization=quantization,
         new_tokens=new_tokens,

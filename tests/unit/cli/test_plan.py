@@ -282,7 +282,9 @@ def test_flash_attention_needs_a_gpu_that_has_it(capsys: pytest.CaptureFixture[s
     asked = ["estimate", "--model", "llama-3.2-1b", "--gpus", "1", "--attention", "flash_attention_2"]
     assert run([*asked, "--gpu", "t4"]) == 2
     assert "needs an Ampere GPU or a newer one, which t4 is not; use sdpa" in capsys.readouterr().err
-    assert run([*asked, "--gpu", "a100-80gb"]) == 0
+    body = as_json(capsys, *asked, "--gpu", "a100-80gb")
+    (said,) = (line for line in body["assumptions"] if "flash_attention_2" in line)
+    assert "memory and time are those of sdpa" in said and "not modelled" in said
 
 
 def test_an_estimate_of_a_file_says_what_deepspeed_does_not_read_of_it(
