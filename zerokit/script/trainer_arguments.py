@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerokit.errors import InputError
 from zerokit.script.reader import ARGUMENT_FILES, ScriptFacts
 
 _PARSE_SECONDS = 120.0
@@ -33,17 +34,32 @@ class ArgumentFile:
 
 
 def argument_file(arguments: Sequence[str], facts: ScriptFacts) -> ArgumentFile | None:
-    """The file that ``--config FILE`` names, or the one given in place of all options."""
+    """The file that ``--config FILE`` names, or the one given in place of all options.
+
+    Raises:
+        InputError: a script that parses TrainingArguments would read it, and it does not exist.
+    """
     parses = facts.parses_training_arguments or not facts.options
-    if arguments and arguments[0].endswith(ARGUMENT_FILES) and parses:
-        return ArgumentFile(path=arguments[0], alone=True, values=_read(arguments[0]))
+    first = arguments[0] if arguments else ""
+    if first.endswith(ARGUMENT_FILES) and not first.startswith("-") and parses:
+        _check_exists(first, facts, first)
+        return ArgumentFile(path=first, alone=True, values=_read(first))
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name == "--config" and (equals or index + 1 < len(arguments)):
             path = value if equals else arguments[index + 1]
             if path.endswith(ARGUMENT_FILES):
+                _check_exists(path, facts, f"--config {path}")
                 return ArgumentFile(path=path, alone=False, values=_read(path))
     return None
+
+
+def _check_exists(path: str, facts: ScriptFacts, given: str) -> None:
+    """Other scripts may look for it in a folder of their own, and some tools take an address."""
+    if facts.parses_training_arguments and "://" not in path and not Path(path).exists():
+        raise InputError(
+            f"{given}: the script's arguments file {Path(path).absolute()} does not exist; correct the path"
+        )
 
 
 def _read(name: str) -> dict[str, object]:

@@ -14,6 +14,7 @@ from tests.support.scripts_read import (
     options,
     strategy,
 )
+from zerokit.errors import InputError
 from zerokit.search.space import Pins
 
 
@@ -31,8 +32,18 @@ def test_a_trainer_that_parses_its_arguments_gets_them(tmp_path: Path) -> None:
 
 
 def test_a_trainer_fed_from_a_file_is_not_added_to(tmp_path: Path) -> None:
-    found = options(tmp_path, TRAINER, "arguments.json")
-    assert found.arguments(strategy()) == ("arguments.json",)
+    given = str(tmp_path / "arguments.json")
+    Path(given).write_text("{}")
+    found = options(tmp_path, TRAINER, given)
+    assert found.arguments(strategy()) == (given,)
+
+
+@pytest.mark.parametrize("given", [("no.json",), ("no.yaml",), ("--config", "no.yaml"), ("--config=no.yml",)])
+def test_a_file_of_arguments_that_does_not_exist_is_named(tmp_path: Path, given: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match=rf"{' '.join(given).replace('=', ' ')}: .*/no\.\w+ does not exist"):
+        options(tmp_path, TRAINER, *given)
+    # a loop of the user's own may look for it elsewhere
+    assert options(tmp_path, RAW, *given).given == given
 
 
 @pytest.mark.parametrize(
