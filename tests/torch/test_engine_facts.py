@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerokit.instrument.engine_facts import adapters
+from zerokit.instrument.engine_facts import QLORA, adapters, unlike_lora
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -29,14 +29,35 @@ def test_lora_is_read_with_its_rank_and_modules() -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "words"),
     [
-        {},
-        {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
-        {"r": 4, "target_modules": ["q_proj"], "use_dora": True},
-        {"r": 4, "target_modules": ["q_proj", "v_proj"], "rank_pattern": {"v_proj": 8}},
+        ({}, None),
+        (
+            {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+            "LoRA beside weights that are trained whole",
+        ),
+        ({"r": 4, "target_modules": ["q_proj"], "use_dora": True}, "DoRA"),
+        (
+            {"r": 4, "target_modules": ["q_proj", "v_proj"], "rank_pattern": {"v_proj": 8}},
+            "LoRA of several ranks",
+        ),
     ],
     ids=["all weights", "a head that is trained too", "DoRA", "two ranks"],
 )
-def test_what_is_not_lora_alone_is_not_taken_for_it(config: dict[str, Any]) -> None:
+def test_what_is_not_lora_alone_is_not_taken_for_it(config: dict[str, Any], words: str | None) -> None:
     assert adapters(model(**config)) is None
+    assert unlike_lora(model(**config)) == words
+
+
+def test_adapters_of_another_kind_and_on_packed_weights_are_named() -> None:
+    assert unlike_lora(model(r=8, target_modules="all-linear")) is None
+    base = model()
+    other = peft.get_peft_model(base, peft.IA3Config(task_type="CAUSAL_LM", target_modules=["q_proj"],
+                                                     feedforward_modules=[]))  # fmt: skip
+    assert unlike_lora(other) == "adapters of another kind (IA3)"
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    packed = model()
+    for layer in packed.model.layers:
+        layer.self_attn.q_proj = bitsandbytes.nn.Linear4bit(32, 32, bias=False)
+    packed = peft.get_peft_model(packed, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    assert unlike_lora(packed) == QLORA and adapters(packed) is None

@@ -15,6 +15,7 @@ BASIS = "incomplete"
 """``basis`` of an estimate of which a part is not modelled."""
 
 _ZERO = "zero_optimization"
+_FLOATS = ("fp32", "float32", "float", "fp16", "float16", "half", "bf16", "bfloat16")
 # dotted key -> (what it has when it does nothing, what it changes)
 _KEYS: Mapping[str, tuple[tuple[object, ...], str]] = {
     f"{_ZERO}.zenflow": ((None,), "gradients and optimizer states in two parts, one updated on the host"),
@@ -43,20 +44,7 @@ _KEYS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "flops_profiler.enabled": ((False,), "hooks on every module, which slow the profiled step"),
     # int8 is a value that DeepSpeed takes (runtime/config.py: DtypeEnum), with bytes of its own
     "data_types.grad_accum_dtype": (
-        (
-            None,
-            "fp32",
-            "float32",
-            "float",
-            "torch.float32",
-            "fp16",
-            "float16",
-            "half",
-            "torch.float16",
-            "bf16",
-            "bfloat16",
-            "torch.bfloat16",
-        ),  # fmt: skip
+        (None, *(f"{torch}{name}" for torch in ("", "torch.") for name in _FLOATS)),
         "gradients added up in another precision",
     ),
     "comms_logger.enabled": ((False,), "a synchronisation at every collective"),

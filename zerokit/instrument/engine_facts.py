@@ -13,6 +13,8 @@ from zerokit.instrument.skippable import skippable_modules
 
 _LEADING = ("input_ids", "labels", "inputs_embeds", "pixel_values", "input_features")
 
+QLORA = "QLoRA (base weights in 4 bits)"
+
 
 class Observed:
     """What the engine that trains runs with, and the largest batch that it was fed so far.
@@ -67,6 +69,7 @@ def record(engine: Any) -> dict[str, Any]:
         "parameters": sum(map(_elements, parameters)),
         "trainable_parameters": sum(_elements(each) for each in parameters if each.requires_grad),
         "adapters": _fact(lambda: adapters(engine.module)),
+        "adapters_unlike_lora": _fact(lambda: unlike_lora(engine.module)),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
         "skippable": _fact(lambda: skippable_modules(engine.module)) or {},
     }
@@ -78,16 +81,9 @@ def adapters(module: Any) -> dict[str, Any] | None:
     ``targets`` names the modules: ``all-linear`` where no linear layer but the output head is left out.
     """
     configs = getattr(module, "peft_config", None)
-    if not isinstance(configs, dict) or len(configs) != 1:
+    if not isinstance(configs, dict) or not configs or unlike_lora(module) is not None:
         return None
     (config,) = configs.values()
-    if not isinstance(config.r, int) or config.rank_pattern or config.use_dora:
-        return None
-    named = list(module.named_parameters())
-    if not all("lora_" in name for name, each in named if each.requires_grad):
-        return None
-    if any(hasattr(each, "quant_state") for _, each in named):
-        return None  # weights of 4 bits: QLoRA
     wrapped = {name for name, part in module.named_modules() if hasattr(part, "lora_A")}
     inside = tuple(f"{name}." for name in wrapped)
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
@@ -101,6 +97,32 @@ def adapters(module: Any) -> dict[str, Any] | None:
     ]
     targets = sorted({name.rpartition(".")[2] for name in wrapped})
     return {"rank": config.r, "targets": ",".join(targets) if others else "all-linear"}
+
+
+def unlike_lora(module: Any) -> str | None:
+    """How peft's adapters are otherwise than LoRA of one rank on 16- or 32-bit weights, in words; None: they
+    are not, or there are none."""
+    configs = getattr(module, "peft_config", None)
+    if not isinstance(configs, dict) or not configs:
+        return None
+    if len(configs) > 1:
+        return f"{len(configs)} sets of adapters"
+    (config,) = configs.values()
+    if not isinstance(getattr(config, "r", None), int) or not hasattr(config, "use_dora"):
+        kind = config.peft_type
+        return f"adapters of another kind ({getattr(kind, 'value', kind)})"
+    if config.use_dora:
+        return "DoRA"
+    if config.rank_pattern:
+        return "LoRA of several ranks"
+    named = list(module.named_parameters())
+    if not all("lora_" in name for name, each in named if each.requires_grad):
+        return "LoRA beside weights that are trained whole"
+    if any(hasattr(each, "quant_state") for _, each in named):
+        return QLORA
+    return (
+        "LoRA on weights in 8 bits" if any(type(each).__name__ == "Int8Params" for _, each in named) else None
+    )
 
 
 def _fact(read: Callable[[], Any]) -> Any:

@@ -149,8 +149,8 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     attention = choice(options, "attention", ATTENTIONS) or "sdpa"
     if attention == "flash_attention_2":
         notes.append(
-            "⟨attention⟩ flash_attention_2: memory and time are those of sdpa without padding; the flash_attn "
-            "package's own kernels and copies are not modelled"
+            "⟨attention⟩ flash_attention_2: memory and time are those of sdpa without padding; what the "
+            "flash_attn package's own kernels and copies take is not modelled"
         )
     return Job(
         seq_len=length,

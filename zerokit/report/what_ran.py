@@ -18,6 +18,8 @@ _DEGREES = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_p
 _SAME_LENGTH = 0.01
 _SAME_PARAMETERS = 0.02  # a vocabulary that was resized, say
 _ALL_TRAINED = 0.999
+_QLORA = "QLoRA (base weights in 4 bits)"  # zerokit.instrument.engine_facts.QLORA
+_METHODS = {"lora": "LoRA", "qlora": "QLoRA"}
 _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
 
 
@@ -156,6 +158,7 @@ def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Differenc
     if trained and all_:
         whole = trained >= _ALL_TRAINED * all_
         known = engine.get("adapters")
+        unlike = engine.get("adapters_unlike_lora")
         lora = f"lora {known['rank']} {known['targets']}" if isinstance(known, Mapping) else None
         if method == "full" and lora and not whole:
             text = f"{trained:,} of {all_:,} parameters were trained ({_spoken(lora)}), not all"
@@ -164,8 +167,15 @@ def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Differenc
             asked = f"lora {_asked(request, 'rank', '16')} {_asked(request, 'targets', 'all-linear')}"
             text = f"adapters: {_spoken(lora)}, but the plan has {_spoken(asked)}"
             found += _unlike("trained parameters", asked, lora, "method", text)
+        elif method in ("lora", "qlora") and unlike and not (method == "qlora" and unlike == _QLORA):
+            text = f"adapters: {unlike}, but the plan has {_METHODS[method]}"
+            found += _unlike("trained parameters", method, unlike, None, text)
+        elif method == "qlora" and lora and not whole:
+            text = f"adapters: {_spoken(lora)} on weights that are not in 4 bits, but the plan has QLoRA"
+            found += _unlike("trained parameters", method, lora, "method", text)
         elif method == "full" and not whole:
-            text = f"{trained:,} of {all_:,} parameters were trained (adapters, or frozen weights), not all"
+            what = unlike or "adapters, or frozen weights"
+            text = f"{trained:,} of {all_:,} parameters were trained ({what}), not all"
             found += _unlike("trained parameters", "all", str(trained), "method", text)
         elif method in ("lora", "qlora") and whole:
             text = f"all {all_:,} parameters were trained, not adapters alone"
@@ -200,7 +210,8 @@ def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
     planned = chosen.get("parameters") or _count(request.get("params", ""))
     method = request.get("method", "full")
     ran = engine.get("parameters")
-    if not whole or not planned or not ran or method == "qlora":  # packed weights count half
+    packed = method == "qlora" or engine.get("adapters_unlike_lora") == _QLORA  # counts half
+    if not whole or not planned or not ran or packed:
         return []
     if (method == "lora" or engine.get("adapters")) and (engine.get("trainable_parameters") or ran) < ran:
         ran -= engine["trainable_parameters"]

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support import reports
 from tests.support.run_reports import GIB, PLAN, gpu_phase, report_of, shown, write_rank
+from zerokit.instrument.engine_facts import QLORA
+from zerokit.launcher.predict_again import predict_again
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
 from zerokit.report.schema import RunReport
@@ -84,6 +86,24 @@ def test_adapters():
     assert found.text == (
         "adapters: LoRA of rank 8 on q_proj, v_proj, but the plan has LoRA of rank 16 on all-linear"
     )
+
+
+@pytest.mark.parametrize("kind", ["DoRA", QLORA, "LoRA of several ranks"])
+def test_adapters_that_no_plan_has_are_named_and_not_predicted_again(kind):
+    size = 505_000 if "4 bits" in kind else 1_005_000  # packed
+    ran = {**ENGINE, "parameters": size, "trainable_parameters": 5000, "adapters_unlike_lora": kind}
+    (found,) = of_engine(CHOSEN, ran, {**REQUEST, "method": "lora"})
+    assert found.text == f"adapters: {kind}, but the plan has LoRA" and found.option is None
+    assert predict_again({"request": {**REQUEST, "method": "lora"}, "chosen": CHOSEN}, [found]) is None
+    planned = of_engine(CHOSEN, ran, {**REQUEST, "method": "qlora"})
+    assert len(planned) == ("4 bits" not in kind)
+
+
+def test_lora_on_16_bits_under_a_plan_for_4_bits_is_named():
+    ran = {**ENGINE, "parameters": 1_005_000, "trainable_parameters": 5000,
+           "adapters": {"rank": 16, "targets": "all-linear"}}  # fmt: skip
+    (found,) = of_engine(CHOSEN, ran, {**REQUEST, "method": "qlora"})
+    assert "not in 4 bits" in found.text and found.ran == "lora 16 all-linear"
 
 
 def test_a_loop_that_steps_at_each_micro_batch():
