@@ -111,11 +111,7 @@ class ScriptOptions:
 
     @classmethod
     def read(cls, facts: ScriptFacts, style: str, given: tuple[str, ...]) -> ScriptOptions:
-        """With the files that the arguments name, and the installed class of a script that parses one.
-
-        Raises:
-            InputError: a file of arguments does not exist.
-        """
+        """With the files that the arguments name (InputError: one is not there), and the installed class."""
         file = argument_file(given, facts)
         defaults = installed_values(facts, given) if style == "trainer" and not (file and file.alone) else {}
         return cls(facts=facts, style=style, given=given, file=file, defaults=defaults)
