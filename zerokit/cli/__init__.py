@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="zerokit")
 def cli() -> None:
-    """Know what fits and runs fastest before the GPU hours are spent."""
+    """Know what fits and runs fastest before you burn GPU hours."""
 
 
 def main(argv: list[str] | None = None) -> None:

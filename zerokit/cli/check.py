@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 def command(files: tuple[str, ...], **options: Any) -> int:
-    """Find what DeepSpeed, Accelerate or the launcher would ignore, refuse or trip over.
+    """Find what DeepSpeed, Accelerate or the launcher would ignore or reject.
 
     Names the line, what will happen and the fix. Exit code 0: nothing wrong; 2: errors.
     """

@@ -1,4 +1,4 @@
-"""``zerokit doctor``: what this machine has, and what a DeepSpeed run here would trip over."""
+"""``zerokit doctor``: show what this machine has, and what would break a DeepSpeed run here."""
 
 from __future__ import annotations
 

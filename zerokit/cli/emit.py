@@ -1,4 +1,4 @@
-"""``zerokit emit``: one more file out of a plan: another variant, a hostfile, a job script."""
+"""``zerokit emit``: write another file from a plan: a variant, a hostfile, a job script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SCRIPT = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 _plan = click.option(
     "--plan", "folder", metavar="DIR", default=DEFAULT_FOLDER, show_default=True, help="What `plan` wrote."
 )
-_out = click.option("--out", metavar="FILE", help="Default: standard output.")
+_out = click.option("--out", metavar="FILE", help="File to write. [default: standard output]")
 _environment = click.option(
     "--env", "variables", metavar="NAME=VALUE", multiple=True, help="Also set in the job; may be repeated."
 )
@@ -28,7 +28,7 @@ _style = click.option(
 
 @click.group("emit")
 def command() -> None:
-    """Write one more file out of a plan.
+    """Write another file from a plan.
 
     `zerokit plan` itself writes the DeepSpeed files and an accelerate YAML that names one of them.
     """
@@ -45,7 +45,7 @@ def command() -> None:
 @_plan
 @_out
 def deepspeed_command(variant: str, folder: str, out: str | None) -> None:
-    """The DeepSpeed JSON, as its consumer takes it."""
+    """The DeepSpeed JSON for one kind of script."""
     from zerokit.launcher import job_files
 
     _write(job_files.deepspeed_json(folder, variant) + "\n", out)
@@ -60,12 +60,15 @@ def deepspeed_command(variant: str, folder: str, out: str | None) -> None:
     help="file: names a DeepSpeed JSON. plugin: the plugin's own keys, which can say less.",
 )
 @click.option(
-    "--deepspeed", "config", metavar="FILE", help="The JSON to name. Default: the plan's for Accelerate."
+    "--deepspeed", "config", metavar="FILE", help="The JSON to name. [default: the plan's for Accelerate]"
 )
 @_plan
 @_out
 def accelerate_command(form: str, config: str | None, folder: str, out: str | None) -> None:
-    """The YAML for `accelerate launch --config_file`; with sequence parallel, its parallelism_config too."""
+    """The YAML for `accelerate launch`.
+
+    With sequence parallelism it has a parallelism_config too.
+    """
     from zerokit.launcher import job_files
 
     _write(job_files.accelerate_config(folder, form, config), out)
@@ -76,7 +79,7 @@ def accelerate_command(form: str, config: str | None, folder: str, out: str | No
 @_plan
 @_out
 def hostfile_command(hosts: tuple[str, ...], folder: str, out: str | None) -> None:
-    """DeepSpeed's hostfile: HOST slots=N for each of the plan's nodes."""
+    """A hostfile: HOST slots=N for each of the plan's nodes."""
     from zerokit.launcher import job_files
 
     _write(job_files.hostfile(folder, hosts), out)
@@ -130,8 +133,9 @@ def kubernetes_command(
     folder: str,
     out: str | None,
 ) -> None:
-    """A manifest: the DeepSpeed JSON as a ConfigMap, and an Indexed Job of one pod per node.
+    """A Kubernetes manifest.
 
+    It holds the DeepSpeed JSON as a ConfigMap, and an Indexed Job of one pod per node.
     SCRIPT is a path in the image; with --style auto it must lie here under the same path.
     """
     from zerokit.launcher import job_files

@@ -1,4 +1,4 @@
-"""``zerokit estimate``: memory and step time of one given configuration."""
+"""``zerokit estimate``: predict memory and step time of one configuration."""
 
 from __future__ import annotations
 

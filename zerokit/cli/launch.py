@@ -37,9 +37,9 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
 @click.option(
     "--plan",
     metavar="DIR",
-    help=f"A folder (or plan.yaml) that `zerokit plan` wrote. Default: {DEFAULT_FOLDER}, where there is one.",
+    help=f"A folder (or plan.yaml) that `zerokit plan` wrote. [default: {DEFAULT_FOLDER}, if it exists]",
 )
-@click.option("--no-plan", is_flag=True, help=f"Run without a plan, though there is a {DEFAULT_FOLDER}.")
+@click.option("--no-plan", is_flag=True, help=f"Run without a plan, even if {DEFAULT_FOLDER} exists.")
 @click.option(
     "--deepspeed",
     metavar="FILE",
@@ -60,22 +60,37 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     metavar="auto|raw|accelerate|trainer|none",
     help="How the script takes its DeepSpeed configuration; auto reads its source.",
 )
-@click.option("--run-dir", "--out", "run_dir", metavar="DIR", help="Default: runs/<timestamp>-<script>.")
 @click.option(
-    "--num-ranks", "--gpus", "num_ranks", type=click.IntRange(1, 65536), help="Instead of the plan's number."
+    "--run-dir", "--out", "run_dir", metavar="DIR", help="Run folder. [default: runs/<timestamp>-<script>]"
 )
-@click.option("--nodes", type=click.IntRange(1, 65536), help="Use the first N hosts of the hostfile.")
-@click.option("--hostfile", metavar="FILE", help="Machines to run on, one line each: NAME slots=N.")
-@click.option("--master-port", type=int, help="Where the ranks meet. Default: a free port.")
 @click.option(
-    "--grace", default=10.0, show_default=True, callback=_seconds, help="Seconds from SIGTERM to SIGKILL."
+    "--num-ranks",
+    "--gpus",
+    "num_ranks",
+    metavar="N",
+    type=click.IntRange(1, 65536),
+    help="Ranks, instead of the plan's number.",
+)
+@click.option(
+    "--nodes", metavar="N", type=click.IntRange(1, 65536), help="Use the first N hosts of the hostfile."
+)
+@click.option("--hostfile", metavar="FILE", help="Machines to run on, one line each: NAME slots=N.")
+@click.option("--master-port", metavar="PORT", type=int, help="Where the ranks meet. [default: a free port]")
+@click.option(
+    "--grace",
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    callback=_seconds,
+    help="Time from SIGTERM to SIGKILL.",
 )
 @click.option(
     "--heartbeat",
+    metavar="SECONDS",
     type=float,
     callback=_seconds,
-    help="Seconds without progress after which the run counts as hung; 0: never. Default: what the run has "
-    "shown decides, from 60 s (300 s for what it does for the first time) to 600 s.",
+    help="Time without progress after which the run counts as hung; 0: never. [default: adapts to the run, "
+    "from 60 s (300 s for what it does for the first time) to 600 s]",
 )
 @click.option("--show", default="first", metavar="first|all|none", help="Which ranks' output to pass on.")
 @click.option(
@@ -84,7 +99,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
 @click.option(
     "--retry-smaller",
     is_flag=True,
-    help=f"After an out-of-memory run the next plan that would fit, at most {_MOST_RETRIES} times.",
+    help=f"After an out-of-memory error, run the next plan that would fit, at most {_MOST_RETRIES} times.",
 )
 @click.option(
     "--max-restarts",
@@ -92,12 +107,12 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     default=0,
     show_default=True,
     metavar="N",
-    help="After a failure or a hang start it again, at most N times, from the newest checkpoint that every "
-    "rank finished writing.",
+    help="After a failure or a hang, restart the script, at most N times, from the newest checkpoint that "
+    "every rank finished writing.",
 )
 @click.option(
     "--resume-option",
-    metavar="TEXT",
+    metavar="OPTION",
     help="How the script takes a checkpoint: an option of its own, with {folder} and {tag} filled in where "
     "they stand in it. A Trainer needs none; empty: it finds its checkpoint by itself.",
 )

@@ -16,7 +16,7 @@ _COLUMNS = ("NAME", "PARAMETERS", "FAMILY", "HEAD", "TITLE")
 
 @click.command("models", cls=Command)
 @click.argument("name", required=False)
-@click.option("--family", help="Only the models of this family.")
+@click.option("--family", metavar="NAME", help="Only the models of this family.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 def command(name: str | None, family: str | None, as_json: bool) -> None:
     """List the models that plans may name with --model; with NAME, show one with its configuration.

@@ -56,7 +56,7 @@ class PlanCommand(Command):
 )
 @shared_options.shared
 @click.option("--recipe", metavar="NAME|FILE", help="Options from a recipe or a plan.yaml; others given win.")
-@click.option("--out", metavar="DIR", help=f"Where the files go. Default: {DEFAULT_FOLDER}.")
+@click.option("--out", metavar="DIR", help=f"Where the files go. [default: {DEFAULT_FOLDER}]")
 @click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")
 @click.option("--html", metavar="FILE", help="Write the plan as one self-contained HTML page too.")
 @shared_options.explain
@@ -64,7 +64,7 @@ class PlanCommand(Command):
     "--rehearsal-seconds",
     type=click.FloatRange(1, 1e6),
     metavar="SECONDS",
-    help="With a script: after so long only the best plan is still rehearsed. Default: 600.",
+    help="With a script: after this time only the best plan is still rehearsed. [default: 600]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
@@ -81,13 +81,13 @@ def command(
 ) -> None:
     """Choose the fastest DeepSpeed strategy that fits, and say why.
 
-    What is not given of the strategy and the batch is searched.
+    Searches every part of the strategy and the batch that you do not give.
 
     KEY=VALUE changes a key of the recipe: gpus=16 nodes=2; `key=` takes it out.
 
-    With a script after `--` (zerokit plan --gpus 8 -- train.py ARGS), the script is rehearsed on GPUs that
-    are not there: the plan is for what it really allocates, and the best three strategies are rehearsed
-    before one is chosen. Its model need not be named.
+    With a script after `--` (zerokit plan --gpus 8 -- train.py ARGS), the script is rehearsed on
+    simulated GPUs: the plan is for what it really allocates, and the best three strategies are rehearsed
+    before one is chosen. You need not name its model.
     """
     from zerokit import planner
     from zerokit.cli import plan_text

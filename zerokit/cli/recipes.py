@@ -20,7 +20,7 @@ def command() -> None:
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="One object on standard output.")
 def list_command(as_json: bool) -> None:
-    """All recipes, by name."""
+    """List all recipes by name."""
     from zerokit.planner import recipes
 
     found = [recipes.load(name) for name in recipes.names()]
@@ -40,7 +40,7 @@ def list_command(as_json: bool) -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--json", "as_json", is_flag=True, help="One object on standard output.")
 def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """One recipe, and the command it stands for."""
+    """Show one recipe and the command it stands for."""
     import shlex
 
     from zerokit.planner import recipes
@@ -60,7 +60,10 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @click.argument("name")
 @click.argument("destination", default=".")
 def copy_command(name: str, destination: str) -> None:
-    """Copy a recipe to a folder or file, to be changed; never over an existing file."""
+    """Copy a recipe to change it.
+
+    The copy never replaces an existing file.
+    """
     from zerokit.planner import recipes
 
     click.echo(recipes.copy(name, destination))
@@ -71,7 +74,10 @@ def copy_command(name: str, destination: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One object on standard output.")
 @click.option("--write", is_flag=True, help="Write what is planned today into the files' expect block.")
 def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
-    """Read each recipe strictly, plan it, and compare with what it expects. All unless some are named."""
+    """Plan each recipe and compare with what it expects.
+
+    All recipes, unless some are named. Unknown keys are errors.
+    """
     from zerokit.planner import recipes
     from zerokit.planner.recipe_check import check_recipes
 

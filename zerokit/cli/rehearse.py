@@ -1,4 +1,4 @@
-"""``zerokit rehearse``: run a training script on a GPU that is not there: its memory, beforehand."""
+"""``zerokit rehearse``: run a script on a simulated GPU to predict its memory and step time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ from zerokit.files import write_whole
     epilog="Example: zerokit rehearse --gpus 8 --gpu h100-sxm-80gb train.py --deepspeed ds_config.json",
 )
 @click.option("--plan", metavar="DIR", help="A folder (or plan.yaml) that `zerokit plan` wrote.")
-@click.option("--gpus", type=click.IntRange(1, 65536), help="Ranks in all. Default: the plan's, or 1.")
+@click.option(
+    "--gpus", metavar="N", type=click.IntRange(1, 65536), help="Ranks in all. [default: the plan's, or 1]"
+)
 @click.option("--gpu", metavar="NAME", help="A GPU of `zerokit gpus`.")
 @click.option("--vram", metavar="SIZE", help="Memory per GPU, such as 24GiB.")
-@click.option("--rank", default=0, show_default=True, type=click.IntRange(0), help="Which rank to run.")
+@click.option(
+    "--rank", metavar="N", default=0, show_default=True, type=click.IntRange(0), help="Which rank to run."
+)
 @click.option("--ranks", metavar="LIST", help="Several ranks, one after another, such as 0,7 or 0,last.")
 @click.option(
     "--steps",
+    metavar="N",
     default=5,
     show_default=True,
     type=click.IntRange(1, 1000),
@@ -61,7 +66,7 @@ from zerokit.files import write_whole
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(arguments: tuple[str, ...], **options: Any) -> int:
-    """Run SCRIPT, unmodified, as one rank of N on a GPU that is not there.
+    """Run SCRIPT, unmodified, as one rank of N on a simulated GPU.
 
     No GPU, no weights and no arithmetic: every allocation goes through a model of PyTorch's caching
     allocator. Nothing is written, downloaded or pushed.

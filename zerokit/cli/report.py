@@ -1,4 +1,4 @@
-"""``zerokit report``: show a run again, or compare two."""
+"""``zerokit report``: show a past run, or compare two."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(
     "report",
     cls=Command,
-    epilog="A run that still lives, or whose launcher was killed, is shown from the ranks' own files.",
+    epilog="A run that has not ended, or whose launcher was killed, is shown from the ranks' own files.",
 )
 @click.argument("runs", metavar="RUN [RUN]", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")

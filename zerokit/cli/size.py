@@ -1,4 +1,4 @@
-"""``zerokit size``: how many of which GPU a model and job need."""
+"""``zerokit size``: find which GPUs, and how many, a model and job need."""
 
 from __future__ import annotations
 

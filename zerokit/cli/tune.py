@@ -1,4 +1,4 @@
-"""``zerokit tune``: run the planner's best few for some steps here, keep the fastest."""
+"""``zerokit tune``: run the planner's top candidates here for some steps, keep the fastest."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from zerokit.units import parse_positive_int
     metavar="SECONDS",
     default=600.0,
     show_default=True,
-    help="On GPUs: after so long no further plan is rehearsed. 0: none is.",
+    help="On GPUs: after this time no further plan is rehearsed; 0 rehearses none.",
 )
-@click.option("--out", metavar="DIR", help=f"Where the fastest plan's files go. Default: {DEFAULT_FOLDER}.")
-@click.option("--run-dir", metavar="DIR", help="Default: runs/<timestamp>-tune-<script>.")
+@click.option("--out", metavar="DIR", help=f"Where the fastest plan's files go. [default: {DEFAULT_FOLDER}]")
+@click.option("--run-dir", metavar="DIR", help="Run folder. [default: runs/<timestamp>-tune-<script>]")
 @click.option("--launcher", default="deepspeed", metavar="deepspeed|accelerate|torchrun", show_default=True)
 @click.option(
     "--style", default="auto", metavar="auto|raw|accelerate|trainer", help="As for `zerokit launch`."
@@ -50,9 +50,12 @@ from zerokit.units import parse_positive_int
     "--heartbeat",
     default=TUNE_SECONDS,
     show_default=True,
-    help="Seconds without progress that count as hung; 0: never.",
+    metavar="SECONDS",
+    help="Time without progress that counts as hung; 0: never.",
 )
-@click.option("--grace", default=10.0, show_default=True, help="Seconds from SIGTERM to SIGKILL.")
+@click.option(
+    "--grace", default=10.0, show_default=True, metavar="SECONDS", help="Time from SIGTERM to SIGKILL."
+)
 @click.option("--show", default="none", metavar="first|all|none", help="Which ranks' output to pass on.")
 @click.option("-m", "--module", metavar="PKG.MOD", help="Run a module, as python -m does.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")

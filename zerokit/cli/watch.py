@@ -1,4 +1,4 @@
-"""``zerokit watch``: show a run while it lives, with alarms."""
+"""``zerokit watch``: show a run while it trains, with alarms."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ OPTIONS: tuple[Option, ...] = (
     _option("offload_param", "Strategy", "|".join(OFFLOAD_DEVICES), "Where ZeRO-3's weights live.",
             _one_of("auto", *OFFLOAD_DEVICES)),
     _option("tp", "Strategy", "N|auto",
-            "Tensor parallel degree; auto: searched. The script must feed peers alike, as Accelerate does.",
+            "Tensor parallel degree; auto: searched. Ranks of a group must get the same batch.",
             _or_auto(parse_positive_int)),
     _option("pp", "Strategy", "N", "Pipeline stages of a script that builds a PipelineModule.",
             _or_auto(parse_positive_int)),
