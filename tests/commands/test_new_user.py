@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from zerokit.cli import cli, commands, run
 
@@ -194,3 +195,10 @@ def test_no_list_is_wider_than_the_terminal_and_none_is_cut_in_a_pipe(
     narrow = capsys.readouterr().out
     assert max(map(len, narrow.splitlines())) <= 80
     assert words(whole) == words(narrow)  # every word is still there
+
+
+def test_no_color_takes_the_colours_out_of_a_terminal_too() -> None:
+    coloured = CliRunner().invoke(cli, ["doctor"], color=True, env={"NO_COLOR": None})
+    plain = CliRunner().invoke(cli, ["doctor"], color=True, env={"NO_COLOR": "1"})
+    assert "\x1b[" in coloured.stdout
+    assert "\x1b[" not in plain.stdout

@@ -86,6 +86,8 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, "-V", "--version", prog_name="zerokit")
 def cli() -> None:
     """Know what fits and runs fastest before you burn GPU hours."""
+    if os.environ.get("NO_COLOR"):
+        click.get_current_context().color = False
 
 
 def main(argv: list[str] | None = None) -> None:
