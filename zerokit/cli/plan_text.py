@@ -262,7 +262,7 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     lines += [f"  {count:>9,}  {reason}" for reason, count in body["rejected"].items()]
     chosen_values = answer.starting_points(result.chosen.strategy)
     if chosen_values and not result.job.inference:
-        lines += [heading("Written though not asked for"), *paragraph(chosen_values)]
+        lines += [heading("Also set, though not asked for"), *paragraph(chosen_values)]
     if body["files"]:
         lines += [heading("Files"), *(f"  {path}" for path in body["files"].values())]
     return lines

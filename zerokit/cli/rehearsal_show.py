@@ -76,7 +76,8 @@ def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
     sizes = sum(1 for each in guesses if each.decides_sizes)
     click.echo(f"\n  {len(guesses)} guesses, {sizes} of them decide sizes")
     for each in guesses[:_MOST_GUESSES]:
-        click.echo(f"  {each.location}: {each.what}: {each.value} ({each.times} times)")
+        times = "once" if each.times == 1 else f"{each.times} times"
+        click.echo(f"  {each.location}: {each.what}: {each.value} ({times})")
 
 
 def _verdict(done: Rehearsal) -> str:

@@ -159,7 +159,7 @@ def job_script(
     path = Path(script[0])
     facts = _facts(path, style)
     taken = facts.style if style == "auto" else style
-    if style == "auto":
+    if style == "auto" and taken != "none":
         say(f"{path} is taken as {STYLE_WORDS[taken]}: {facts.why}")
     if taken == "none" and style == "auto":
         raise InputError(f"{path}: {facts.why}; say how it takes its configuration with ⟨style⟩")
@@ -169,7 +169,7 @@ def job_script(
             "script that builds a PipelineModule (⟨style⟩ raw)"
         )
     if taken == "trainer":
-        say(f"the plan holds with these TrainingArguments: {' '.join(plan.trainer_arguments)}")
+        say(f"add to the script's arguments, as the plan assumes them: {' '.join(plan.trainer_arguments)}")
     file = config or _config(plan, taken)
     options = script_options(taken, facts, tuple(script[1:]), file)
     # a raw script has its options now; the others get theirs by the environment

@@ -108,10 +108,7 @@ class Source:
         kept = cached(self.hf_config, self.head, self.say)
         if kept is not None:
             self.profile = kept if self.profile is None else store.merged([self.profile, kept])
-        self.notes["estimate"] = (
-            f"`zerokit estimate --model {self.name}` with these options traces what it can, once; "
-            "this command uses that from then on"
-        )
+        self.notes["estimate"] = "for traced memory, run `zerokit estimate` with these options once"
 
     def _knows(self, profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         """Whether a trace is at hand: for a user's own model exactly the one that is needed."""
@@ -148,7 +145,7 @@ class Source:
         assert self.hf_config is not None
         kept = cached(self.hf_config, self.head, self.say)
         if kept is None or not kept.has_all(job, strategy):
-            self.say(f"tracing {self.name} ({key}), once; then it comes from a cache")
+            self.say(f"tracing {self.name} ({key}); later runs use the cached trace")
         try:
             self.profile = complete(
                 self.profile, self.hf_config, job, strategy, name=self.name, head=self.head

@@ -139,7 +139,7 @@ def _rehearsed(known: RehearsedStrategy, replayed: MemoryEstimate, name: str) ->
         ranks.append(_rank(rank, phases, parts))
     worst_rank = max(rank.peak_allocated_bytes for rank in ranks)
     more = max(0, worst_rank - known.peak_allocated_bytes)
-    note = f"memory rehearsed: {name} ran with this very strategy on a GPU that is not there, as rank 0"
+    note = f"memory rehearsed: {name} ran with this very strategy on a simulated GPU, as rank 0"
     if known.not_modelled:
         note += f"; it takes at least this: {', '.join(known.not_modelled)} is not modelled"
     return replace(

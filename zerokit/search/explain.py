@@ -133,8 +133,8 @@ def why(
     """Why this strategy won."""
     free = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     needed = format_gib(chosen.memory.min_vram_bytes, 1)
-    text = f"{strategy_words(chosen.strategy)}: needs {needed} of each GPU's "
-    text += f"{format_gib(cluster.gpu.driver_vram_bytes, 1)} ({format_gib(free, 1)} to spare)"
+    text = f"{strategy_words(chosen.strategy)}: requires {needed} of each GPU's "
+    text += f"{format_gib(cluster.gpu.driver_vram_bytes, 1)} ({format_gib(free, 1)} headroom)"
     if not timed:
         return text + "; the least work of all that fit"
     text += f", {format_seconds(chosen.time.step_seconds)} a step, bound by {bound_words(chosen)}"
@@ -160,7 +160,7 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
 def lack_words(nearest: Candidate, cluster: Cluster) -> str:
     """By how much the closest candidate misses."""
     needed = nearest.memory.min_vram_bytes
-    needs = f"the closest, {strategy_words(nearest.strategy)}, needs {format_gib(needed, 1)} a GPU"
+    needs = f"the closest, {strategy_words(nearest.strategy)}, requires {format_gib(needed, 1)} per GPU"
     if needed > cluster.gpu.driver_vram_bytes:
         return f"{needs}, {format_gib(needed - cluster.gpu.driver_vram_bytes, 1)} too much"
     host = format_gib(cluster.host_limit_bytes or 0, 0)

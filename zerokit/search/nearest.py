@@ -22,7 +22,7 @@ _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
 
 
 def _words(candidate: Candidate) -> str:
-    return f"{strategy_words(candidate.strategy)}, {format_gib(candidate.memory.min_vram_bytes, 1)} a GPU"
+    return f"{strategy_words(candidate.strategy)}, {format_gib(candidate.memory.min_vram_bytes, 1)} each"
 
 
 def unpinned(request: Request, works: Works) -> str | None:

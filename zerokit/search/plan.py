@@ -21,7 +21,7 @@ from zerokit.search.fewer_gpus import fastest_with_fewer
 from zerokit.search.host_memory import assumed_host, note_on_choice
 from zerokit.search.nearest import nearest_changes
 from zerokit.search.request import Request
-from zerokit.search.search import BATCH_REASON, HOST_REASON, SearchResult, fits, search
+from zerokit.search.search import BATCH_REASON, HOST_REASON, STATES_REASON, SearchResult, fits, search
 from zerokit.search.space import Layout, Pins, Placement, divisors, knobs, layout_violation, layouts
 from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
@@ -273,14 +273,16 @@ def _check_batch(found: SearchResult, request: Request) -> None:
     least = gpus * (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
     lower = batch // least * least or least
     raise InputError(
-        f"⟨global_batch⟩ {batch} cannot be met exactly by any legal division of {gpus} GPUs; "
+        f"⟨global_batch⟩ {batch} cannot be divided evenly over {gpus} GPUs with these options; "
         f"use {lower} or {lower + least}{_divided_by_script(pins)}"
     )
 
 
 def _divided_by_script(pins: Pins) -> str:
     ways = [f"⟨{way.option}⟩ auto" for way in advice.BY_SCRIPT if way.searched(pins) is not None]
-    return f", or {' or '.join(ways)} if the script feeds such peers alike" if ways else ""
+    return (
+        f", or {' or '.join(ways)} if the script gives the ranks of one group the same batch" if ways else ""
+    )
 
 
 def _check_placement(space: Space, layout: Layout) -> None:
@@ -358,7 +360,8 @@ def _explain(request: Request, space: Space, found: SearchResult) -> str:
     if found.nearest is not None:
         lines[0] += ": " + advice.lack_words(found.nearest, request.cluster)
     elif found.rejected:
-        lines[0] += f": {next(iter(found.rejected))}"
+        reason = next(iter(found.rejected))
+        lines[0] += ": the model states alone require more" if reason == STATES_REASON else f": {reason}"
     changes = nearest_changes(request, _best)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"

@@ -38,6 +38,7 @@ from zerokit.values import frozen_dataclass
 BATCH_REASON = "global batch not divisible"
 _TOO_LARGE = "GPU memory"
 HOST_REASON = "host memory"
+STATES_REASON = "GPU memory: model states alone"
 _SLOWER = "slower than the plans shown"
 _ADAM_BYTES = 12
 """A weight's fp32 copy and Adam's two moments (ZeRO, arXiv 1910.02054, K = 12)."""
@@ -211,7 +212,7 @@ class _Search:
             size += element_bytes * weights / (ranks if spot.stage == 3 else 1)
         if spot.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
             size += _ADAM_BYTES * weights / (ranks if spot.stage >= 1 else 1)
-        return "GPU memory: model states alone" if size > space.cluster.gpu.driver_vram_bytes else None
+        return STATES_REASON if size > space.cluster.gpu.driver_vram_bytes else None
 
     # ---------------------------------------------------------------- time and memory
 
