@@ -23,6 +23,14 @@ assert ids.unique().tolist() == [0, 4, 5, 7, 9]
 assert int(ids.argmax()) == 1
 ids[1] = torch.empty(4, device="cuda").mul(2).to(torch.long)  # unknown from here on, in every view
 assert ids.cpu().shape == (2, 4)
+images = torch.ones(2, 4, 3, 64, 64)  # Idefics sorts out those that are all zeros
+images[1, 2:] = 0.0
+images = images.cuda().to(torch.bfloat16).view(8, 3, 64, 64)
+present = (images == 0.0).sum(dim=(-1, -2, -3)) != images.shape[1:].numel()
+assert present.view(2, 4).sum(dim=1).tolist() == [4, 2]
+assert images[present].shape[0] == 6
+images.mul_(torch.empty_like(images))  # unknown from here on
+assert images[(images == 0.0).flatten(1).all(-1)].shape[0] == 8
 a, b = torch.empty(4, 4, device="cuda"), torch.empty(4, 4, device="cuda")
 assert a.data_ptr() != b.data_ptr() != 0
 before = torch.cuda.memory_allocated()

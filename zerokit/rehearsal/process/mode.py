@@ -286,6 +286,7 @@ class FakeCuda(TorchDispatchMode):
         outputs = [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
         known = all(twin(each) is not None for each in fakes) and all(r.device.type == "cpu" for r in reals)
         small = all(twins.may_have(each) for each in fakes)
+        cheap = is_view(func) or name in twins.OF_DATA
         if func._schema.is_mutable:
             if name in _OVERWRITES and self._overwritten(name, args):
                 return
@@ -296,9 +297,11 @@ class FakeCuda(TorchDispatchMode):
             return
         elif (
             known
-            and small
             and (fakes or reals or name in _FACTORIES or makes_cuda)
-            and all(twins.may_have(each) for each in outputs)
+            and (
+                (small and all(twins.may_have(each) for each in outputs))
+                or (cheap and twins.are_data(fakes + reals, outputs))
+            )
             and not name.startswith(_RANDOM)
         ):
             self._compute(func, name, args, kwargs, fakes, reals, outputs)

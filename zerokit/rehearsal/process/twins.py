@@ -17,6 +17,14 @@ MOST_INTEGERS = 1 << 22
 """Elements up to which integers and booleans keep a twin: token ids, masks, lengths, positions."""
 MOST_FLOATS = 1 << 16
 """… and floats: losses, scales, learning rates; weights and activations never do."""
+MOST_DATA = 1 << 25
+"""… and what comes from the script's own data, images above all, up to the first arithmetic with weights."""
+
+OF_DATA = frozenset({
+    "_to_copy", "clone", "contiguous", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "logical_not",
+    "sum", "any", "all", "amax", "amin", "mean", "add", "sub", "mul", "div", "where", "cat", "stack",
+})  # fmt: skip
+"""Operators that are cheap on a CPU, whose results of large data keep their values (views do too)."""
 
 _NAME = "_zerokit_twin"
 
@@ -79,6 +87,12 @@ def may_have(tensor: torch.Tensor) -> bool:
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return int(tensor.numel()) <= MOST_FLOATS
     return int(tensor.numel()) <= MOST_INTEGERS
+
+
+def are_data(inputs: list[Any], outputs: list[Any]) -> bool:
+    """Whether these outputs of a cheap operator on known inputs are worth twins although they are large."""
+    most = max((int(each.numel()) for each in inputs), default=0)
+    return most <= MOST_DATA and all(int(each.numel()) <= most for each in outputs)
 
 
 def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
