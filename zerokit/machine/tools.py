@@ -6,10 +6,13 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from zerokit.values import frozen_dataclass
+
+if TYPE_CHECKING:
+    import subprocess
 
 TIMEOUT_SECONDS = 5.0
 
@@ -30,6 +33,8 @@ def ask(
     program = shutil.which(name, path=environment.get("PATH", os.defpath))
     if program is None:
         return Answer(text=None, problem=f"{name} is not on the PATH")
+    import subprocess  # where there is no GPU a plan starts without it
+
     try:
         process = subprocess.Popen(
             [program, *argv[1:]],
@@ -55,6 +60,8 @@ def ask(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    import subprocess
+
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     # a process stuck in the driver cannot be killed; do not wait for it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,6 +70,8 @@ def speed_of(rounds: Mapping[str, Sequence[float]], source: str) -> HostSpeed:
     Raises:
         ValueError: as :func:`factor_of`; or there is no round.
     """
+    import statistics  # a probe's alone: a plan starts without it
+
     count = min((len(each) for each in rounds.values()), default=0)
     factors = sorted(factor_of({name: each[at] for name, each in rounds.items()}) for at in range(count))
     if not factors:
