@@ -31,9 +31,16 @@ class Head:
     endings: tuple[str, ...]
 
 
+# Their loss is that of the masked language model and one of two classes; others' (ELECTRA's and Funnel's
+# discriminators, wav2vec2's, ViTMAE's, …) is another (transformers 5.23, models/*/modeling_*.py)
+_PRETRAINED_AS_MLM = frozenset(
+    {"BertForPreTraining", "AlbertForPreTraining", "BigBirdForPreTraining", "ErnieForPreTraining",
+     "FNetForPreTraining", "MegatronBertForPreTraining", "MobileBertForPreTraining", "NezhaForPreTraining",
+     "QDQBertForPreTraining"}
+)  # fmt: skip
 HEADS: Mapping[str, Head] = {
     "causal": Head("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
-    "mlm": Head("AutoModelForMaskedLM", ("ForMaskedLM", "ForPreTraining")),
+    "mlm": Head("AutoModelForMaskedLM", ("ForMaskedLM",)),
     "seq2seq": Head("AutoModelForSeq2SeqLM", ("ForConditionalGeneration", "MarianMTModel")),
     "speech-seq2seq": Head("AutoModelForSpeechSeq2Seq", ("WhisperForConditionalGeneration",)),
     "image-classification": Head("AutoModelForImageClassification", ("ForImageClassification",)),
@@ -54,6 +61,7 @@ _SEQ2SEQ = frozenset(
 _NO_TEXT = frozenset({"vit"})
 _MEANS: Mapping[str, str] = {
     "ForMultipleChoice": "it has one output in place of the vocabulary's head",
+    "ForPreTraining": "its loss is not a language model's; name the class that the script trains",
     "ForConditionalGeneration": "it joins a text model with a tower for images, video or sound",
 }
 _IMAGES = "the images of a sequence, ⟨images⟩ N ⟨image_size⟩ WxH, or the config.json of its text model alone"
@@ -86,6 +94,8 @@ def named_head(hf_config: Mapping[str, Any]) -> str | None:
 def _head_of_class(architecture: str, model_type: object) -> str | None:
     if architecture == "WhisperForConditionalGeneration":
         return "speech-seq2seq"
+    if architecture.endswith("ForPreTraining"):
+        return "mlm" if architecture in _PRETRAINED_AS_MLM else None
     for name, head in HEADS.items():
         if name == "seq2seq" and model_type not in _SEQ2SEQ:
             continue

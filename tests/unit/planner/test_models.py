@@ -54,6 +54,11 @@ def write(tmp_path: Path) -> Any:
         ({"architectures": ["LlamaForMultipleChoice"]}, "one output in place of the vocabulary"),
         ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "joins a text model with a tower"),
         ({"architectures": ["MyOwnModel"]}, "MyOwnModel is not modelled"),
+        (
+            {"model_type": "electra", "architectures": ["ElectraForPreTraining"]},
+            "ElectraForPreTraining is not modelled: its loss is not a language model's",
+        ),
+        ({"architectures": ["RoCBertForPreTraining"]}, "RoCBertForPreTraining is not modelled"),
         ({"model_type": "qwen2_vl", "vision_config": {}}, "give the images of a sequence, --images N"),
         ({"model_type": "mllama", "vision_config": {}}, "with a tower for images is not modelled"),
         ({"model_type": "gemma3n", "audio_config": {}}, "with a tower for sound is not modelled"),
