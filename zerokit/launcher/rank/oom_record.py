@@ -8,6 +8,7 @@ import re
 import sys
 from typing import Any
 
+from zerokit.launcher.rank.full_disk import full_disk
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import Record
 from zerokit.launcher.secrets import redact
@@ -144,6 +145,10 @@ def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Rec
     """The record of an exception that nobody caught; says so where memory ran out."""
     said = _text_of(error)
     text = redact(f"{type(error).__name__}: {said}".strip(": "), arguments=sys.argv)[:_TEXT]
+    full = full_disk(error, said)
+    if full is not None:
+        text = f"{text[: _TEXT - len(full)]}; {full}"
+        traceback_text = f"{traceback_text.rstrip()}; {full}"  # whose last line is what people are shown
     record: Record = {
         "type": "error", "error": text, "traceback": redact(traceback_text, arguments=sys.argv)[-8000:],
         "phase": probe.phase_left_by(error), "step": probe.steps + 1,
