@@ -56,7 +56,8 @@ def make_run_folder(wanted: str | None, script: str, stack: ExitStack) -> Path:
         ReportNotWritten: nothing can be written there (disk full).
     """
     if wanted is None:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-.") or "script"
+        name = Path(script).name.removesuffix(".py")  # a module keeps its last part: trl.scripts.sft
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "script"
         base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem[:60]}"
         folder = _make_fresh(base)
     else:

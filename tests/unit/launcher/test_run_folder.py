@@ -19,3 +19,14 @@ def test_run_folders_are_never_shared(tmp_path: Path, monkeypatch: pytest.Monkey
         (tmp_path / "file").write_text("")
         with pytest.raises(InputError, match="cannot be made"):
             make_run_folder("file", "x.py", stack)
+
+
+@pytest.mark.parametrize(
+    ("script", "end"), [("trl.scripts.sft", "-trl.scripts.sft"), ("b/train.py", "-train"), ("run", "-run")]
+)
+def test_a_run_folder_is_named_after_the_whole_module(
+    script: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        assert make_run_folder(None, script, stack).name.endswith(end)
