@@ -203,10 +203,15 @@ def without_cublas(estimate: MemoryEstimate) -> MemoryEstimate:
     def rank_without(rank: RankEstimate) -> RankEstimate:
         workspace = rank.components.get(Component.CUBLAS_WORKSPACE, 0)
         held = {"forward": min(workspace, FORWARD_WORKSPACE_BYTES), "backward": workspace, "step": workspace}
+
+        def phase_held(name: str) -> int:
+            """What a trace counts in the phase; the closed form does not say."""
+            return rank.phase_components.get(name, {}).get(Component.CUBLAS_WORKSPACE, held.get(name, 0))
+
         return replace(
             rank,
             peak_allocated_bytes=rank.peak_allocated_bytes - workspace,
-            phases={name: max(0, size - held.get(name, 0)) for name, size in rank.phases.items()},
+            phases={name: max(0, size - phase_held(name)) for name, size in rank.phases.items()},
             components={name: size for name, size in rank.components.items()
                         if name != Component.CUBLAS_WORKSPACE},
             phase_components={},
