@@ -75,7 +75,7 @@ def test_an_estimate_warns_of_more_host_memory_than_nodes_have(capsys: pytest.Ca
 
 
 def test_no_phase_of_a_cpu_rank_holds_more_than_its_peak(capsys: pytest.CaptureFixture[str]) -> None:
-    typed = "estimate --model gpt2 --device cpu --gpus 2 --seq-len 64 --micro-batch 1 --json --quiet"
+    typed = "estimate --model gpt2 --method lora --device cpu --gpus 2 --seq-len 64 --micro-batch 1 --json -q"
     assert run(typed.split()) in (0, 3)
     for rank in json.loads(capsys.readouterr().out)["per_rank"]:
         assert max(rank["phases"].values()) == rank["peak_allocated_bytes"]
