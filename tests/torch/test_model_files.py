@@ -33,7 +33,7 @@ def write(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen2_vl", "llava"])
-def test_what_transformers_writes_for_towers_is_refused_by_name(
+def test_a_model_with_a_tower_asks_for_its_images(
     capsys: pytest.CaptureFixture[str], write: Any, model_type: str
 ) -> None:
     from transformers import CONFIG_MAPPING
@@ -41,7 +41,7 @@ def test_what_transformers_writes_for_towers_is_refused_by_name(
     place = write(json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False)))
     assert run(["plan", "--model", place, "--gpus", "1", "--gpu", "h200"]) == 2
     err = capsys.readouterr().err
-    assert "not modelled" in err and place in err
+    assert "give the images of a sequence, --images N --image-size WxH" in err and place in err
 
 
 @pytest.mark.parametrize(
