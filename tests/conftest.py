@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -76,3 +79,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture
+def write_config(tmp_path: Path) -> Callable[[object], str]:
+    """Writes a model's config.json; returns its path, as ``--model`` takes it."""
+
+    def write(config: object) -> str:
+        place = tmp_path / "config.json"
+        place.write_text(json.dumps(config))
+        return str(place)
+
+    return write

@@ -8,37 +8,21 @@ from typing import Any
 
 import pytest
 
+from tests.support.config_files import LLAMA
 from zerokit.cli import run
 from zerokit.errors import InputError
 from zerokit.planner.models import choose_model
 
 pytest.importorskip("transformers")
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}  # fmt: skip
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Any:
-    def write(config: object) -> str:
-        place = tmp_path / "config.json"
-        place.write_text(json.dumps(config))
-        return str(place)
-
-    return write
-
 
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen2_vl", "llava"])
 def test_a_model_with_a_tower_asks_for_its_images(
-    capsys: pytest.CaptureFixture[str], write: Any, model_type: str
+    capsys: pytest.CaptureFixture[str], write_config: Any, model_type: str
 ) -> None:
     from transformers import CONFIG_MAPPING
 
-    place = write(json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False)))
+    place = write_config(json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False)))
     assert run(["plan", "--model", place, "--gpus", "1", "--gpu", "h200"]) == 2
     err = capsys.readouterr().err
     assert "give the images of a sequence, --images N --image-size WxH" in err and place in err
@@ -53,12 +37,12 @@ def test_a_model_with_a_tower_asks_for_its_images(
         "seed_oss", "ernie4_5", "minimax_m2",
     ],
 )  # fmt: skip
-def test_parameters_are_those_that_transformers_builds(write: Any, model_type: str) -> None:
+def test_parameters_are_those_that_transformers_builds(write_config: Any, model_type: str) -> None:
     """Heads tied by default, norms of queries and keys, and layers of families that zerokit does not know."""
-    check_count(write, model_type, "AutoModelForCausalLM")
+    check_count(write_config, model_type, "AutoModelForCausalLM")
 
 
-def check_count(write: Any, model_type: str, auto_class: str, **values: object) -> None:
+def check_count(write_config: Any, model_type: str, auto_class: str, **values: object) -> None:
     """Hold the count of a default configuration, as Transformers writes it, to what Transformers builds."""
     import torch
     import transformers
@@ -69,7 +53,7 @@ def check_count(write: Any, model_type: str, auto_class: str, **values: object) 
     with torch.device("meta"):
         built = getattr(transformers, auto_class).from_config(config)
     written = json.loads(config.to_json_string(use_diff=False))
-    place = write({**written, "dtype": None, "architectures": [type(built).__name__]})
+    place = write_config({**written, "dtype": None, "architectures": [type(built).__name__]})
     shape = choose_model(None, place).shape
     assert shape.parameters == sum(parameter.numel() for parameter in built.parameters())
     assert all(stack.layer_parameters > 0 for stack in shape.stacks)
@@ -94,13 +78,15 @@ def check_count(write: Any, model_type: str, auto_class: str, **values: object) 
     ],
 )
 def test_hybrids_and_other_heads_are_counted_as_they_are_built(
-    write: Any, model_type: str, auto_class: str
+    write_config: Any, model_type: str, auto_class: str
 ) -> None:
-    check_count(write, model_type, auto_class, num_hidden_layers=8)
+    check_count(write_config, model_type, auto_class, num_hidden_layers=8)
 
 
 @pytest.mark.parametrize("model_type", ["marian", "m2m_100", "blenderbot", "plbart", "mvp"])
-def test_encoder_decoders_of_text_are_not_taken_for_models_of_images(write: Any, model_type: str) -> None:
+def test_encoder_decoders_of_text_are_not_taken_for_models_of_images(
+    write_config: Any, model_type: str
+) -> None:
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
 
@@ -108,7 +94,7 @@ def test_encoder_decoders_of_text_are_not_taken_for_models_of_images(write: Any,
     with torch.device("meta"):
         built = AutoModelForSeq2SeqLM.from_config(config)
     written = json.loads(config.to_json_string(use_diff=False)) | {"architectures": [type(built).__name__]}
-    shape = choose_model(None, write(written)).shape
+    shape = choose_model(None, write_config(written)).shape
     assert shape.head == "seq2seq"
     assert shape.parameters == sum(parameter.numel() for parameter in built.parameters())
 
@@ -121,7 +107,7 @@ def causal_types() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", causal_types())
-def test_no_causal_model_of_transformers_is_miscounted_or_a_bug(write: Any, model_type: str) -> None:
+def test_no_causal_model_of_transformers_is_miscounted_or_a_bug(write_config: Any, model_type: str) -> None:
     """Of every type that Transformers knows: its count, or a refusal that names the file and the reason."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -134,7 +120,7 @@ def test_no_causal_model_of_transformers_is_miscounted_or_a_bug(write: Any, mode
             built = AutoModelForCausalLM.from_config(config)
     except Exception:
         pytest.skip("Transformers itself cannot build its defaults")
-    place = write(
+    place = write_config(
         json.loads(config.to_json_string(use_diff=False)) | {"architectures": [type(built).__name__]}
     )
     try:
@@ -153,29 +139,29 @@ def test_no_causal_model_of_transformers_is_miscounted_or_a_bug(write: Any, mode
     ],
 )
 def test_what_transformers_has_no_class_or_no_products_for_is_refused(
-    write: Any, config: dict[str, Any], said: str
+    write_config: Any, config: dict[str, Any], said: str
 ) -> None:
     """A class of remote code was traced as the model whose type it borrows."""
     with pytest.raises(InputError, match=said):
-        choose_model(None, write(config))
+        choose_model(None, write_config(config))
 
 
-def test_a_reward_model_and_an_embedding_model_are_traced_as_what_they_are(write: Any) -> None:
+def test_a_reward_model_and_an_embedding_model_are_traced_as_what_they_are(write_config: Any) -> None:
     """Neither makes logits over the vocabulary, which would be more than all else together."""
     import zerokit
 
     for architecture in ("LlamaForSequenceClassification", "LlamaModel"):
         config = LLAMA | {"vocab_size": 50_000, "architectures": [architecture]}
-        found = zerokit.estimate(model=write(config), gpus=1, gpu="h200", seq_len=64, micro_batch=16)
+        found = zerokit.estimate(model=write_config(config), gpus=1, gpu="h200", seq_len=64, micro_batch=16)
         assert found.to_dict()["basis"] == "traced"
         assert found.to_dict()["peak_allocated_bytes"] < 4 * 16 * 64 * 50_000
 
 
 def test_layers_that_run_token_by_token_are_refused_for_long_sequences(
-    capsys: pytest.CaptureFixture[str], write: Any
+    capsys: pytest.CaptureFixture[str], write_config: Any
 ) -> None:
     """Mamba without its kernels: a loop over tokens, which is not traced for minutes."""
-    place = write({"model_type": "mamba", "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2,
+    place = write_config({"model_type": "mamba", "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2,
                    "vocab_size": 777, "architectures": ["MambaForCausalLM"]})  # fmt: skip
     assert run(["estimate", "--model", place, "--gpus", "1", "--gpu", "h200", "--seq-len", "100000"]) == 2
     err = capsys.readouterr().err

@@ -7,7 +7,6 @@ traced passes of ``generate``: the prompt in one pass, and the step at which the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,9 +17,9 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, inference_phases
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
-from zerokit.memory.components import Component, in_ram, on_nvme
+from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.host import host_components
-from zerokit.memory.lazy import LazyComponents
+from zerokit.memory.lazy import LazyMapping
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import Overlay, RankModel, rank_model
@@ -132,16 +131,14 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     init = _init(model, job, strategy)
     peaks = {"init": init, "forward": worst.peak, "backward": level, "step": level}
     peak = max(peaks.values())
-    components: Mapping[str, int] = LazyComponents(worst.components)
-    if init > worst.peak:
-        components = LazyComponents(lambda: {Component.INITIALISATION: init})
+    live = worst.components if init <= worst.peak else lambda: {Component.INITIALISATION: init}
     rank = RankEstimate(
         first=0,
         last=strategy.world_size - 1,
         peak_allocated_bytes=peak,
         peak_phase=max(peaks, key=peaks.__getitem__),
         phases=peaks,
-        components=components,
+        components=LazyMapping(lambda: by_key(live())),
     )
     ranks = strategy.data_parallel
     parts = host_components(model, settings, partition(model, 0, ranks), ranks, strategy.world_size)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from zerokit.memory.components import Component, by_key
-
 Value = TypeVar("Value")
 
 
@@ -35,12 +33,3 @@ class LazyMapping(Mapping[str, Value], Generic[Value]):
 
     def __repr__(self) -> str:
         return repr(self._content())
-
-
-class LazyComponents(LazyMapping[int]):
-    """Components by their keys in JSON, those of no byte left out."""
-
-    __slots__ = ()
-
-    def __init__(self, make: Callable[[], dict[Component, int]]) -> None:
-        super().__init__(lambda: by_key(make()))

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import copy
-import json
 import time
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from tests.support.config_files import LLAMA
 from zerokit.cli import run
 from zerokit.errors import InputError
 from zerokit.planner.models import choose_model
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}  # fmt: skip
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Any:
-    def write(config: object) -> str:
-        place = tmp_path / "config.json"
-        place.write_text(json.dumps(config))
-        return str(place)
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -65,9 +47,9 @@ def write(tmp_path: Path) -> Any:
     ],
 )
 def test_what_cannot_be_is_refused_with_the_file_and_the_key(
-    capsys: pytest.CaptureFixture[str], write: Any, change: dict[str, Any], words: str
+    capsys: pytest.CaptureFixture[str], write_config: Any, change: dict[str, Any], words: str
 ) -> None:
-    place = write(LLAMA | change)
+    place = write_config(LLAMA | change)
     started = time.process_time()
     for command in ("plan", "estimate"):
         assert run([command, "--model", place, "--gpus", "1", "--gpu", "h200"]) == 2
@@ -76,7 +58,7 @@ def test_what_cannot_be_is_refused_with_the_file_and_the_key(
     assert time.process_time() - started < 20
 
 
-def test_a_thousand_wrong_values_give_no_traceback(write: Any) -> None:
+def test_a_thousand_wrong_values_give_no_traceback(write_config: Any) -> None:
     random = Random(27)
     wrong = (None, True, -1, 0, 1.5, "x", "", [], {}, [1], 10**18, -(10**18), float("inf"), float("nan"), 3)
     refused = 0
@@ -85,7 +67,7 @@ def test_a_thousand_wrong_values_give_no_traceback(write: Any) -> None:
         for _ in range(random.randint(1, 2)):
             config[random.choice(sorted(config))] = random.choice(wrong)
         try:
-            choose_model(None, write(config))
+            choose_model(None, write_config(config))
         except InputError as error:
             refused += 1
             assert error.exit_code == 2 and "config.json" in str(error) and len(str(error)) < 700

@@ -7,25 +7,12 @@ import statistics
 
 import pytest
 
-from tests.support.h200_operators import measured_operators
+from tests.support.h200_operators import measured_operators, product
 from zerokit.catalog import gpus
 from zerokit.domain.hardware import Gpu
 from zerokit.timing import kernel_prices, operators
 from zerokit.timing.operators import CAST, CAUSAL, Event
 from zerokit.timing.recorded_step import prices
-
-
-def product(m: int, n: int, k: int) -> Event:
-    return Event(
-        operators.KERNEL,
-        "mm",
-        shapes=((1, m, n, k),),
-        dtype="bfloat16",
-        flops=2.0 * m * n * k,
-        bytes_read=2 * (m * k + k * n),
-        bytes_written=2 * m * n,
-        launches=1,
-    )
 
 
 def errors(pairs: list[tuple[float, float]]) -> list[float]:

@@ -6,21 +6,8 @@ import json
 
 import pytest
 
+from tests.support.h200_operators import product
 from zerokit.timing import operators
-from zerokit.timing.operators import Event
-
-
-def product(m: int, n: int, k: int) -> Event:
-    return Event(
-        operators.KERNEL,
-        "mm",
-        shapes=((1, m, n, k),),
-        dtype="bfloat16",
-        flops=2.0 * m * n * k,
-        bytes_read=2 * (m * k + k * n),
-        bytes_written=2 * m * n,
-        launches=1,
-    )
 
 
 def test_rows_come_back_as_events():
