@@ -26,6 +26,7 @@ from zerokit.files import cache_folder
 from zerokit.launcher.secrets import Secrets
 
 RUN_LOCK = ".zerokit-lock"
+_SIGN_SECONDS = 5.0  # from taking a lock to signing it, on a busy machine
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -171,14 +172,11 @@ def _sign(fd: int) -> None:
 
 
 def _holder(path: Path) -> str:
-    signed: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            read = json.loads(os.read(fd, 4096))
-        finally:
-            os.close(fd)
-        signed = read if isinstance(read, dict) else {}
+    signed = _signature(path)
+    until = time.monotonic() + _SIGN_SECONDS
+    while not signed and time.monotonic() < until:  # it has the lock, and comes to sign next
+        time.sleep(0.05)
+        signed = _signature(path)
     pid, host = signed.get("pid"), signed.get("host")
     if not isinstance(pid, int):
         return "another launch is running in it; wait for its end, or name another folder"
@@ -190,3 +188,14 @@ def _holder(path: Path) -> str:
         )
     command = ascii(str(signed.get("command", "")))[1:-1]
     return f"{who} ({command:.120}) is running in it; wait for its end, or name another folder"
+
+
+def _signature(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            read = json.loads(os.read(fd, 4096))
+        finally:
+            os.close(fd)
+        return read if isinstance(read, dict) else {}
+    return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -89,6 +90,20 @@ def test_a_folder_without_locks_is_locked_on_this_machine(
         locks.lock_run_folder(folder, "run")
     first.release()
     locks.lock_run_folder(folder, "run").release()
+
+
+def test_a_holder_that_signs_late_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch that starts in the same moment comes between its locking and its signing."""
+    held = locks.take(tmp_path / locks.RUN_LOCK)
+    assert held is not None
+
+    def sleep(seconds: float) -> None:
+        (tmp_path / locks.RUN_LOCK).write_text(f'{{"pid": {os.getpid()}, "host": "{socket.gethostname()}"}}')
+
+    monkeypatch.setattr(locks.time, "sleep", sleep)
+    with pytest.raises(InputError, match=f"pid {os.getpid()} "):
+        locks.lock_run_folder(tmp_path, "run")
+    held.release()
 
 
 def test_a_link_or_a_pipe_is_no_lock(tmp_path: Path) -> None:
