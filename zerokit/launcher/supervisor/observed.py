@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.supervisor.progress import Progress
@@ -29,9 +28,6 @@ class Observed:
 
     ``errors``: rank -> when its uncaught exception was read, in monotonic seconds. ``stopped_at`` and
     ``killed_at``: when the ranks were told to end, and killed, in Unix seconds.
-    ``stopped_ranks``: by a signal, when the run was found hung; ``before_waking`` and
-    ``counts_before_waking``: the ranks' records of collectives, and how far they had come, before they were
-    asked for their stacks.
     """
 
     oom_kills_before: int = field(default_factory=oom_kills)
@@ -41,9 +37,6 @@ class Observed:
     launcher_lost: str | None = None
     interrupted_by: int | None = None
     hung: str | None = None
-    stopped_ranks: frozenset[int] = frozenset()
-    before_waking: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    counts_before_waking: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     cause: Cause | None = None
     timed_out: str | None = None
     errors: dict[int, float] = field(default_factory=dict)

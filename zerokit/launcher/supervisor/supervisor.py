@@ -26,13 +26,13 @@ from zerokit.launcher.launch import Launch
 from zerokit.launcher.rank_file import STACKS_SIGNAL
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
-from zerokit.launcher.supervisor.native_stacks import NativeStacks
+from zerokit.launcher.supervisor.hang_inquiry import HangInquiry
 from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
 from zerokit.launcher.supervisor.output import Terminal
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.supervisor.remote import RemoteProcesses
 from zerokit.launcher.supervisor.streams import Streams
-from zerokit.launcher.verdict import warn_skippable, why_hung
+from zerokit.launcher.verdict import warn_skippable
 from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
@@ -41,7 +41,6 @@ from zerokit.units import format_seconds
 
 FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
 ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
-STACKS_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks on this machine: a script saves on them
 _POLL_SECONDS = 0.5
@@ -68,8 +67,7 @@ class Supervisor:
         self.buffer = b""
         self.stopping = False
         self.over = False
-        self.stop_after_stacks: float | None = None
-        self.native_stacks = NativeStacks()
+        self.inquiry = HangInquiry(launch.run_dir, self.progress)
         self.signals: list[int] = []
         self._warned: set[str] = set()
         self._next_poll = time.monotonic()
@@ -91,7 +89,7 @@ class Supervisor:
                 self.progress.poll()
                 self._end_remote()
         finally:
-            self.native_stacks.end()
+            self.inquiry.end()
             self._end_guard()
             self.remote.stop()
             self.terminal.status("")
@@ -294,8 +292,9 @@ class Supervisor:
                 self._warn_once(warn_skippable.warnings_of(record))
         for text in self.first_steps.news(*self.progress.engine_and_steps()):
             self.terminal.say(f"warning: not as planned: {text}")
-        if self.stop_after_stacks is not None and now >= self.stop_after_stacks:
-            self._gather_stacks()
+        if self.inquiry.open and self.inquiry.done(self._living()):
+            self._explain_hang()
+            self._stop(self.launch.options.grace_seconds)
         if self.stopping or self.seen.hung:
             return
         self._check_error_exits(now)
@@ -337,34 +336,15 @@ class Supervisor:
 
     def _on_hung(self, why: str) -> None:
         self.seen.hung = why
-        self.seen.stopped_ranks = self.progress.stopped(self._living())
-        # the request below wakes ranks that are stopped or in an interruptible call, and all go on
-        self.seen.before_waking = self.progress.records("calls")
-        self.seen.counts_before_waking = self.progress.counts()
+        self.inquiry.begin(self._living())
         self.terminal.say(f"hung: {why}; saving the Python stacks of every rank")
         self._command(do="signal", signal=int(STACKS_SIGNAL), wake=True)
         self.remote.sweep(int(STACKS_SIGNAL))
-        self.stop_after_stacks = time.monotonic() + STACKS_SECONDS
-
-    def _gather_stacks(self) -> None:
-        """The Python stacks are there; the native ones come next: they hold the ranks up."""
-        if not self.native_stacks.begun:
-            pids = {rank: self.progress.ranks[rank].pid for rank in self._living()}
-            self.native_stacks.start(
-                self.launch.run_dir, {rank: pid for rank, pid in pids.items() if pid is not None}
-            )
-        if self.native_stacks.done(self.launch.run_dir):
-            self.stop_after_stacks = None
-            self._explain_hang()
-            self._stop(self.launch.options.grace_seconds)
 
     def _explain_hang(self) -> None:
         """The ranks have answered: compare what they were doing."""
         seen = self.seen
-        woken = seen.stopped_ranks or self.progress.counts() != seen.counts_before_waking
-        records = seen.before_waking if woken else None
-        views = self.progress.views(self.launch.run_dir, seen.stopped_ranks, records)
-        cause = seen.cause = why_hung.explain(views)
+        cause = seen.cause = self.inquiry.explain()
         if cause is not None:
             seen.hung = f"{seen.hung}: {cause}"
             self.terminal.say(f"likely cause: {cause}")

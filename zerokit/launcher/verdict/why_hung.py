@@ -18,6 +18,9 @@ _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_cons
           "save_pretrained", "save_model", "save_state", "get_state_dict", "_save_checkpoint")  # fmt: skip
 
 
+_MOST_TOLD = 4
+
+
 def explain(views: Sequence[RankView]) -> Cause | None:
     """The likely cause; None where the records do not tell."""
     for find in (
@@ -35,6 +38,21 @@ def explain(views: Sequence[RankView]) -> Cause | None:
         if cause is not None:
             return cause
     return None
+
+
+def unexplained(views: Sequence[RankView]) -> Cause | None:
+    """What each rank was doing, where that tells no cause; None where no rank has written it down."""
+    known = [view for view in views if view.recorded and not view.gone]
+    if not known:
+        return None
+    doing = "; ".join(f"rank {view.rank} {_doing(view)}" for view in known[:_MOST_TOLD])
+    more = f"; and {len(known) - _MOST_TOLD} more" if len(known) > _MOST_TOLD else ""
+    return Cause(
+        kind="unknown",
+        what=f"the ranks' records tell no cause: {doing}{more}",
+        fix="Compare the stacks of the ranks in the run folder",
+        ranks=ranks_of(known),
+    )
 
 
 def _stopped(views: Sequence[RankView]) -> Cause | None:
