@@ -7,15 +7,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from zerokit.rehearsal.process import collectives  # noqa: E402
+from zerokit.rehearsal.process.machine import UnderWay  # noqa: E402
 
 
 def test_ranks_gather_what_each_holds() -> None:
     ours, gathered = torch.tensor([4, 8, 4]), torch.zeros(9, dtype=torch.long)
+    under_way = UnderWay()
     gather = collectives._KNOWN_VALUES["_allgather_base_"]
-    gather((gathered, ours))
+    gather(under_way, (gathered, ours))
     assert gathered.tolist() == [4, 8, 4] * 3  # every other rank is taken to hold what ours does
-    with collectives.contributions(lambda rank: [4 * rank, 4 * rank + 4, 4]):
-        gather((gathered, ours))
+    with under_way.contributions(lambda rank: [4 * rank, 4 * rank + 4, 4]):
+        gather(under_way, (gathered, ours))
     assert gathered.tolist() == [0, 4, 4, 4, 8, 4, 8, 12, 4]
-    gather((gathered, ours))
+    gather(under_way, (gathered, ours))
     assert gathered.tolist() == [4, 8, 4] * 3

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,7 @@ from zerokit.rehearsal.process.twins import twin
 from zerokit.timing import operators
 
 if TYPE_CHECKING:
-    from zerokit.rehearsal.process.machine import Machine
+    from zerokit.rehearsal.process.machine import Machine, UnderWay
 
 _ASYNCHRONOUS = (
     "all_gather",
@@ -46,31 +45,13 @@ _ASYNCHRONOUS = (
 
 _HOST_BACKENDS = ("gloo", "mpi")
 
-_operation: list[Any] = [None]
-"""The operation of the all-reduce under way: the dispatcher gets a boxed one that cannot be read."""
 
-
-_OfRank = Callable[[int], list[int]]
-_others: list[_OfRank | None] = [None]
-"""What each rank of a group contributes to the gathering under way, where that is not what ours does."""
-
-
-@contextmanager
-def contributions(of_rank: _OfRank) -> Iterator[None]:
-    """In this block ranks gather what ``of_rank`` says that each holds."""
-    _others[0] = of_rank
-    try:
-        yield
-    finally:
-        _others[0] = None
-
-
-def answer(func: Any, args: tuple[Any, ...]) -> Any:
+def answer(under_way: UnderWay, func: Any, args: tuple[Any, ...]) -> Any:
     """What a ``c10d`` operator gives, with the values that are known."""
     name = func._schema.name.split("::")[1]
     handler = _KNOWN_VALUES.get(name)
     if handler is not None:
-        handler(args)
+        handler(under_way, args)
     work = FakeWork()
     boxed = work.boxed() if hasattr(work, "boxed") else work
     return (args[0], boxed) if func in CollectiveOp.WK_ARG_1 else boxed
@@ -96,10 +77,10 @@ def _set(output: torch.Tensor, value: torch.Tensor | None) -> None:
         twins.give(output, value.clone().reshape(output.shape))
 
 
-def _gather_into_one(args: tuple[Any, ...]) -> None:
+def _gather_into_one(under_way: UnderWay, args: tuple[Any, ...]) -> None:
     output, value = args[0], _value(args[1])
     if value is not None:
-        ranks, of_rank = output.numel() // max(1, value.numel()), _others[0]
+        ranks, of_rank = output.numel() // max(1, value.numel()), under_way.of_rank
         if of_rank is None:
             value = value.reshape(-1).repeat(ranks)
         else:
@@ -107,25 +88,25 @@ def _gather_into_one(args: tuple[Any, ...]) -> None:
     _set(output, value)
 
 
-def _gather_into_list(args: tuple[Any, ...]) -> None:
+def _gather_into_list(under_way: UnderWay, args: tuple[Any, ...]) -> None:
     for outputs, source in zip(args[0], args[1], strict=False):
         for output in outputs:
             _set(output, _value(source))
 
 
-def _unknown_list(args: tuple[Any, ...]) -> None:
+def _unknown_list(under_way: UnderWay, args: tuple[Any, ...]) -> None:
     for output in args[0]:
         _set(output, None)
 
 
-def _unknown(args: tuple[Any, ...]) -> None:
+def _unknown(under_way: UnderWay, args: tuple[Any, ...]) -> None:
     _set(args[0], None)
 
 
-def _reduce_all(args: tuple[Any, ...]) -> None:
+def _reduce_all(under_way: UnderWay, args: tuple[Any, ...]) -> None:
     """A sum over ranks that all hold the same; maxima, minima and means stay what they are."""
     ranks = dist.ProcessGroup.unbox(args[1]).size()
-    if ranks < 2 or _operation[0] != dist.ReduceOp.SUM:
+    if ranks < 2 or under_way.operation != dist.ReduceOp.SUM:
         return
     for tensor in args[0]:
         value = _value(tensor)
@@ -133,7 +114,7 @@ def _reduce_all(args: tuple[Any, ...]) -> None:
             value.mul_(ranks)
 
 
-_KNOWN_VALUES: dict[str, Callable[[tuple[Any, ...]], None]] = {
+_KNOWN_VALUES: dict[str, Callable[[UnderWay, tuple[Any, ...]], None]] = {
     "_allgather_base_": _gather_into_one,
     "allgather_": _gather_into_list,
     "reduce_scatter_": _unknown_list,
@@ -232,11 +213,11 @@ def install(machine: Machine) -> None:
     def all_reduce(
         tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        _operation[0] = op
+        machine.under_way.operation = op
         try:
             return real_all_reduce(tensor, op, group, async_op)
         finally:
-            _operation[0] = None
+            machine.under_way.operation = None
 
     replaced: dict[str, Any] = {
         "init_process_group": init,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -59,6 +61,28 @@ class NotRehearsed(BaseException):
         super().__init__(f"{operator}: {reason}")
 
 
+class UnderWay:
+    """What the dispatcher does not say of the collective that goes on now.
+
+    Attributes:
+        operation: of an all-reduce: the dispatcher gets a boxed one that cannot be read.
+        of_rank: what each rank of a group contributes to a gathering; None: what ours does.
+    """
+
+    def __init__(self) -> None:
+        self.operation: Any = None
+        self.of_rank: Callable[[int], list[int]] | None = None
+
+    @contextmanager
+    def contributions(self, of_rank: Callable[[int], list[int]]) -> Iterator[None]:
+        """In this block ranks gather what ``of_rank`` says that each holds."""
+        self.of_rank = of_rank
+        try:
+            yield
+        finally:
+            self.of_rank = None
+
+
 class Machine:
     """Everything the stand-ins share.
 
@@ -67,6 +91,7 @@ class Machine:
         lock: one operator at a time: FakeTensorMode keeps its state in plain attributes.
         unseen: above 0 while the rehearsal itself uses operators that no GPU would run.
         kept_evaluation_batches: after so many an evaluation moves its outputs to the host; None: never.
+        under_way: of the collective that goes on now.
         collectives: issued while somebody observed; the last one's number.
     """
 
@@ -88,6 +113,7 @@ class Machine:
         self.lock = threading.RLock()
         self.observers: list[Observer] = []
         self.unseen = 0
+        self.under_way = UnderWay()
         self.collectives = 0
         self.warnings: dict[str, int] = {}
         self.stubbed: dict[str, int] = {}

@@ -154,7 +154,7 @@ class FakeCuda(TorchDispatchMode):
 
     def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.namespace == "c10d":
-            return self._observed(func, args, kwargs, collectives.answer(func, args))
+            return self._observed(func, args, kwargs, collectives.answer(self._machine.under_way, func, args))
         fakes: list[Any] = []
         reals: list[Any] = []
         scan(args, fakes, reals)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zerokit.rehearsal.process import collectives, model_facts, twins
+from zerokit.rehearsal.process import model_facts, twins
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.machine import Machine, NotRehearsed
 from zerokit.timing import operators as kinds
@@ -184,7 +184,7 @@ def vocabulary(context: Context, module: ModuleType) -> None:
                 "the vocabulary lies in unequal parts on the tensor-parallel ranks; those of the others are "
                 "not known",
             )
-        with collectives.contributions(
+        with context.machine.under_way.contributions(
             lambda rank: [rank * local_vocab_size, (rank + 1) * local_vocab_size, local_vocab_size]
         ):
             return original(local_vocab_size, start, end, tp_group, device)
