@@ -84,6 +84,17 @@ def test_scripts_run_to_their_end(
 
 
 @pytest.mark.slow
+def test_what_another_stream_uses_is_reserved_for_longer(tmp_path: Path) -> None:
+    script, reserved, allocated = str(SCRIPTS / "side_stream.py"), [], []
+    for arguments in ([], ["record"]):
+        _, said, _ = rehearse(tmp_path, "--gpu", "h200", script, *arguments)
+        reserved.append(rank_of(said)["peak_reserved_bytes"])
+        allocated.append(rank_of(said)["peak_allocated_bytes"])
+    assert reserved[1] >= reserved[0] + 4 * 2 * 4096**2
+    assert allocated[0] == allocated[1]
+
+
+@pytest.mark.slow
 def test_deepspeed_shares_optimizer_states_between_ranks(tmp_path: Path, model: str) -> None:
     script = str(SCRIPTS / "zero.py")
     peaks = []

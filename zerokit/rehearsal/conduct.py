@@ -136,6 +136,11 @@ def _timed(
     return replace(found, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)
 
 
+def _host_factor(request: RehearsalRequest) -> float | None:
+    host = request.host or step_time.machine(request.gpu)[0]
+    return host.factor if host is not None else None
+
+
 def _environment(script: PreparedScript, folder: Path) -> dict[str, str]:
     caches = {name: str(folder / "caches" / kind) for name, kind in _CACHES.items()}
     for path in caches.values():
@@ -164,6 +169,8 @@ def _run(
         result_path=str(result_path),
         progress_fd=writing,
         parent_pid=os.getpid(),
+        gpu_name=request.gpu.name,
+        host_factor=_host_factor(request),
         operators_path=str(folder / _OPERATORS) if request.step_time else None,
     )
     order_path = folder / "order.json"

@@ -19,6 +19,8 @@ class Order:
         most_steps: optimizer steps after which the data ends.
         progress_fd: where lines about the progress go.
         parent_pid: the process without which this one ends.
+        gpu_name: in the catalogue.
+        host_factor: the host's seconds over the reference host's; None: not known.
         operators_path: where the operators of one step go; None: they are not recorded.
     """
 
@@ -34,6 +36,8 @@ class Order:
     result_path: str
     progress_fd: int
     parent_pid: int
+    gpu_name: str
+    host_factor: float | None = None
     operators_path: str | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def play(events: Sequence[Event], prices: Prices) -> Played:
     """The step after others like it."""
     if not events:
         raise ValueError("no operators were recorded")
-    lanes = _Lanes(prices)
+    lanes = Lanes(prices)
     began = 0.0
     for _ in range(ROUNDS):
         lanes.begin()
@@ -81,8 +81,12 @@ def play(events: Sequence[Event], prices: Prices) -> Played:
     return lanes.result(lanes.host - began)
 
 
-class _Lanes:
-    """Where each lane has got to."""
+class Lanes:
+    """Where each lane has got to. Seconds.
+
+    Attributes:
+        host: the host's time.
+    """
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
@@ -96,11 +100,17 @@ class _Lanes:
         self.begin()
 
     def begin(self) -> None:
+        """A step begins: what lanes were busy with is counted from here."""
         self._waited = self._busy = self._adam = 0.0
         self._parts: dict[str, float] = defaultdict(float)
         self._phases: dict[str, float] = defaultdict(float)
 
+    def done(self, stream: int) -> float:
+        """When the stream has done all that was issued to it so far."""
+        return self._streams[stream]
+
     def take(self, event: Event) -> None:
+        """The host issues an event."""
         self._issue(event)
         kind = event.kind
         if kind == operators.KERNEL:
@@ -186,6 +196,7 @@ class _Lanes:
         self._parts["copy"] += took
 
     def result(self, seconds: float) -> Played:
+        """What the lanes did since :meth:`begin`, in a step of so many seconds."""
         links = self._parts.get("collective", 0.0), self._parts.get("copy", 0.0)
         return Played(
             seconds=seconds,

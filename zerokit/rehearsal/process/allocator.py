@@ -5,7 +5,8 @@ Follows ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13; function na
 a block is split (``should_split``), how large a segment is asked for (``get_allocation_size``), merging of
 free neighbours (``try_merge_blocks``), expandable segments (``try_allocate_expandable_block``,
 ``map_block``, ``unmap_block``) and what ``empty_cache`` gives back (``release_cached_blocks``). Blocks
-belong to the stream that asked for them. Freeing is immediate: an event of another stream never delays it.
+belong to the stream that asked for them. Freeing is immediate; what other streams use comes back later, which
+:mod:`zerokit.rehearsal.process.late_reuse` plays.
 
 Pure standard library.
 """

@@ -7,17 +7,19 @@ smaller card (:mod:`zerokit.rehearsal.process.smallest_card`).
 
 from __future__ import annotations
 
+import heapq
 import threading
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerokit.rehearsal.process.allocator import Block, CachingAllocator
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
 
 STILL_LIVE = -1
+BORN, DIED, EMPTIED = 0, 1, 2
 
 Origin = tuple[str, str, str, str]
 """Phase, operator, module and location of an allocation."""
@@ -41,9 +43,22 @@ class Holding:
     block: Block | None
 
 
+class HistoryEvent(NamedTuple):
+    """A request (``BORN``) or release (``DIED``) of a block, or ``EMPTIED``."""
+
+    clock: int
+    kind: int
+    number: int
+
+
 @dataclass(slots=True)
 class History:
-    """Births and deaths of all blocks, by number."""
+    """Births and deaths of all blocks, by number.
+
+    Attributes:
+        emptied: clocks of ``empty_cache``.
+        other_streams: those that used a block beside the one that asked for it (``Tensor.record_stream``).
+    """
 
     born: array[int] = field(default_factory=lambda: array("q"))
     died: array[int] = field(default_factory=lambda: array("q"))
@@ -51,7 +66,16 @@ class History:
     block_bytes: array[int] = field(default_factory=lambda: array("q"))
     stream: array[int] = field(default_factory=lambda: array("q"))
     origin: array[int] = field(default_factory=lambda: array("q"))
-    emptied: array[int] = field(default_factory=lambda: array("q"))  # clocks of empty_cache
+    emptied: array[int] = field(default_factory=lambda: array("q"))
+    other_streams: dict[int, set[int]] = field(default_factory=dict)
+
+    def events(self) -> Iterator[HistoryEvent]:
+        """All that was asked of the allocator, in order."""
+        born = ((clock, BORN, number) for number, clock in enumerate(self.born))
+        ended = sorted((clock, DIED, number) for number, clock in enumerate(self.died) if clock != STILL_LIVE)
+        emptied = ((clock, EMPTIED, 0) for clock in self.emptied)
+        for clock, kind, number in heapq.merge(born, ended, emptied):
+            yield HistoryEvent(clock, kind, number)
 
     def live_at(self, clock: int) -> list[int]:
         """Numbers of the blocks that were in use at a time."""
@@ -182,6 +206,14 @@ class Ledger:
         if holding.block is not None:
             self._give_back(holding.number, holding.block)
         holding.number, holding.block = number, block
+
+    def used_by(self, storage: Any, stream: int) -> None:
+        """``Tensor.record_stream``: another stream uses a storage as well."""
+        holding = self._holdings.get(storage._cdata)
+        if holding is not None and holding.block is not None:
+            number = holding.number
+            if self.history.stream[number] != stream:
+                self.history.other_streams.setdefault(number, set()).add(stream)
 
     def address(self, storage: Any) -> int | None:
         """Where a storage lies on the card; None for one that is not there."""

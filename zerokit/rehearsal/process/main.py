@@ -64,6 +64,8 @@ class Rehearsed:
         for made_up in stand_ins.offer(self._order):
             self.machine.stub(made_up)
         stopped = self._run_script()
+        if self.phases.recorder is not None:
+            self.phases.recorder.stop()
         result = self._result(stopped)
         self._write_operators(result)
         self._write(result)
@@ -185,13 +187,45 @@ class Rehearsed:
 
         if stopped is None and not self.phases.steps:
             self.machine.warn("no optimizer step was seen")
-        return summary.describe(self.machine, self.phases, stopped)
+        reserved = self._peak_reserved_bytes()
+        return {
+            **summary.describe(self.machine, self.phases, stopped),
+            "peak_reserved_bytes": reserved,
+        }
+
+    def _peak_reserved_bytes(self) -> int:
+        """With blocks that come back late because another stream uses them, where a step was recorded."""
+        from zerokit.catalog import gpus
+        from zerokit.rehearsal.process import late_reuse
+        from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL
+        from zerokit.timing.recorded_step import prices
+
+        ledger, recorder, order = self.machine.ledger, self.phases.recorder, self._order
+        if not ledger.history.other_streams or recorder is None or not recorder.events:
+            return ledger.peak_reserved_bytes
+        known = order.host_factor
+        found = [
+            late_reuse.peak_reserved_bytes(
+                ledger.history,
+                ledger.allocator.settings,
+                recorder.events,
+                recorder.clocks,
+                prices(gpus.load(order.gpu_name), order.world_size, factor),
+            )
+            for factor in ((known,) if known else (USUAL, FASTEST, SLOWEST))
+        ]
+        low, high = min(found), max(found)
+        if high > _WORTH_SAYING * low:
+            self.machine.warn(
+                "reserved memory depends on how far the host is ahead of the GPU: "
+                f"{low / 2**30:.2f} to {high / 2**30:.2f} GiB on hosts that were measured"
+            )
+        return found[0]
 
     def _write_operators(self, result: dict[str, Any]) -> None:
         path, recorder = self._order.operators_path, self.phases.recorder
         if path is None or recorder is None:
             return
-        recorder.stop()
         result["step_too_long"] = recorder.too_long
         Path(path).write_text(json.dumps(recorder.events))
 
@@ -209,6 +243,8 @@ class Rehearsed:
         Path(self._order.result_path).write_text(json.dumps(result))
 
 
+_WORTH_SAYING = 1.02
+"""A range of reserved memory, the highest over the lowest."""
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 
 

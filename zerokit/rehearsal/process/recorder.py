@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import sys
 import threading
+from array import array
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -59,7 +60,7 @@ class Recorder:
     """An observer of the machine, from the second step's end on.
 
     Attributes:
-        events: of the last complete step.
+        events: of the last complete step; ``clocks``: the ledger's, when each was issued.
         too_long: whether a step had more than :data:`MOST_EVENTS`.
     """
 
@@ -68,9 +69,11 @@ class Recorder:
         self._numbers = itertools.count()
         self._threads = Thread()
         self._current: list[Event] = []
+        self._current_clocks = array("q")
         self._counted: dict[Any, bool] = {}
         self._recording = False
         self.events: list[Event] = []
+        self.clocks = array("q")
         self.too_long = False
 
     # ---------------------------------------------------------------- steps
@@ -80,10 +83,10 @@ class Recorder:
         sys.setprofile(None)
         if self._recording:
             if self.too_long:
-                self.events = []
+                self.events, self.clocks = [], array("q")
             else:
-                self.events = self._current
-        self._current = []
+                self.events, self.clocks = self._current, self._current_clocks
+        self._forget_current()
         wanted = steps >= FIRST_RECORDED_STEP - 1 and not enough and not self.too_long
         if wanted and not self._recording:
             self._machine.observers.append(self)
@@ -100,7 +103,10 @@ class Recorder:
         if self._recording:
             self._recording = False
             self._machine.observers.remove(self)
-        self._current = []
+        self._forget_current()
+
+    def _forget_current(self) -> None:
+        self._current, self._current_clocks = [], array("q")
 
     # ---------------------------------------------------------------- counting
 
@@ -165,6 +171,7 @@ class Recorder:
             return
         thread = self._thread()
         calls = thread.calls
+        self._current_clocks.append(self._machine.ledger.clock)
         self._current.append(
             Event(
                 kind,

@@ -6,46 +6,29 @@ do; how much smaller depends on how live blocks lie among free ones, which no fo
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from zerokit.rehearsal.process.allocator import Block, CachingAllocator, OutOfMemory
 from zerokit.rehearsal.process.allocator_settings import MIB, AllocatorSettings
-from zerokit.rehearsal.process.ledger import STILL_LIVE, History
+from zerokit.rehearsal.process.ledger import BORN, DIED, History, HistoryEvent
 
 STEP_BYTES = 32 * MIB
 """The answer is no finer than this."""
 LIMIT_SECONDS = 20.0
 
-_BORN, _DIED, _EMPTIED = 0, 1, 2
 
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    kind: int
-    number: int
-
-
-def _events(history: History) -> Iterator[_Event]:
-    born = ((clock, _BORN, number) for number, clock in enumerate(history.born))
-    ended = sorted((clock, _DIED, number) for number, clock in enumerate(history.died) if clock != STILL_LIVE)
-    emptied = ((clock, _EMPTIED, 0) for clock in history.emptied)
-    for _, kind, number in heapq.merge(born, ended, emptied):
-        yield _Event(kind, number)
-
-
-def runs_with(events: list[_Event], history: History, settings: AllocatorSettings, capacity: int) -> bool:
+def runs_with(
+    events: list[HistoryEvent], history: History, settings: AllocatorSettings, capacity: int
+) -> bool:
     """Whether the same requests succeed with so many bytes of segments."""
     allocator = CachingAllocator(settings, capacity)
     live: dict[int, Block] = {}
     try:
         for event in events:
             number = event.number
-            if event.kind == _BORN:
+            if event.kind == BORN:
                 live[number] = allocator.allocate(history.requested_bytes[number], history.stream[number])
-            elif event.kind == _DIED:
+            elif event.kind == DIED:
                 allocator.release(live.pop(number))
             else:
                 allocator.empty_cache()
@@ -61,7 +44,7 @@ def smallest(history: History, settings: AllocatorSettings, peak: int, reserved:
         peak: allocated at most: less cannot do. reserved: what does.
     """
     began = time.monotonic()
-    events = list(_events(history))
+    events = list(history.events())
     fails, runs = peak - 1, reserved
     while runs - fails > STEP_BYTES and time.monotonic() - began < LIMIT_SECONDS:
         middle = (fails + runs) // 2

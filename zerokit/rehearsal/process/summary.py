@@ -39,7 +39,6 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "lower_bounds": {name: sorted(what) for name, what in ledger.lower_bounds.items()},
         "peak_allocated_bytes": ledger.peak.allocated_bytes,
         "peak_phase": max(phase_peaks, key=lambda name: phase_peaks[name], default=""),
-        "peak_reserved_bytes": ledger.peak_reserved_bytes,
         "smallest_reserved_bytes": smallest_card.smallest(
             ledger.history,
             ledger.allocator.settings,

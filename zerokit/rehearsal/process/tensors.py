@@ -158,9 +158,13 @@ def _patch_pinning(machine: Machine) -> None:
     def is_pinned(self: Any, *args: Any, **kwargs: Any) -> bool:
         return self.device.type == "cpu" and machine.is_pinned(self)
 
+    def record_stream(self: Any, stream: Any) -> None:
+        if self.device.type == "cuda":
+            machine.ledger.used_by(self.untyped_storage(), stream.number)
+
     torch.Tensor.pin_memory = pin_memory
     torch.Tensor.is_pinned = is_pinned
-    torch.Tensor.record_stream = lambda self, stream: None
+    torch.Tensor.record_stream = record_stream
 
 
 def _patch_storages(machine: Machine) -> None:

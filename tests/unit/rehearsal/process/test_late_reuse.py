@@ -1,0 +1,67 @@
+"""What is reserved while another stream still works with freed blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerokit.rehearsal.process.allocator_settings import MIB, AllocatorSettings
+from zerokit.rehearsal.process.late_reuse import peak_reserved_bytes
+from zerokit.rehearsal.process.ledger import STILL_LIVE, History
+from zerokit.timing import operators
+from zerokit.timing.lanes import Prices
+from zerokit.timing.operators import Event
+
+SIDE = 1
+PRICES = Prices(
+    host=lambda event: 1e-3,
+    kernel=lambda event: 10e-3,
+    collective=lambda event: 0.0,
+    copy=lambda event: 0.0,
+    cpu_adam=lambda event: 0.0,
+)
+"""The GPU needs ten times what the host needs to issue a kernel."""
+
+
+def gathered(*, synchronizes: bool = False, records: bool = True, emptied: bool = False) -> int:
+    """Three weights of 30 MiB in turn: gathered on a side stream, used by a kernel of the default one, freed.
+    Returns the most that was reserved."""
+    history, events, clocks, clock = History(), [], [], 0
+    events.append(Event(operators.VIEW, "begin"))
+    clocks.append(clock)
+    for number in range(3):
+        clock += 1
+        history.born.append(clock)
+        history.requested_bytes.append(30 * MIB)
+        history.block_bytes.append(30 * MIB)
+        history.stream.append(SIDE)
+        events.append(Event(operators.KERNEL, "mm", synchronizes=synchronizes))
+        clocks.append(clock)
+        clock += 1
+        history.died.append(clock)
+        if records:
+            history.other_streams[number] = {0}
+        if emptied:
+            clock += 1
+            history.emptied.append(clock)
+        events.append(Event(operators.VIEW, "next"))
+        clocks.append(clock)
+    return peak_reserved_bytes(history, AllocatorSettings.parse(""), events, clocks, PRICES)
+
+
+def test_a_block_that_another_stream_uses_is_taken_until_that_has_caught_up() -> None:
+    assert gathered() == 90 * MIB
+
+
+@pytest.mark.parametrize("what", [{"synchronizes": True}, {"records": False}, {"emptied": True}])
+def test_it_is_used_again_where_the_stream_is_done_or_never_used_it(what: dict[str, bool]) -> None:
+    assert gathered(**what) == 30 * MIB
+
+
+def test_a_block_that_stays_and_an_unrecorded_step_change_nothing() -> None:
+    history = History()
+    history.born.extend((1, 3))
+    history.died.extend((2, STILL_LIVE))
+    history.requested_bytes.extend((30 * MIB, 30 * MIB))
+    history.stream.extend((SIDE, SIDE))
+    history.other_streams[0] = {0}
+    assert peak_reserved_bytes(history, AllocatorSettings.parse(""), [], [], PRICES) == 30 * MIB
