@@ -52,6 +52,7 @@ def launch(
     retry_smaller: bool = False,
     max_restarts: int = 0,
     resume_option: str | None = None,
+    rehearsal_seconds: float = 180.0,
     dry_run: bool = False,
     say: Say = silent,
 ) -> LaunchResult | DryRun:
@@ -82,6 +83,8 @@ def launch(
             every rank finished writing.
         resume_option: how the script takes a checkpoint, ``{folder}`` and ``{tag}`` filled in; a Trainer
             needs none.
+        rehearsal_seconds: for the rehearsal that predicts a run which was not its plan's job, or ran out of
+            memory; 0: there is none.
         dry_run: return the command and its environment, and run nothing.
         say: hears, line by line, how it goes.
 
@@ -98,7 +101,7 @@ def launch(
     from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
     from zerokit.launcher.restarts import check_resume_option
-    from zerokit.rehearsal.of_launch import rehearse_launch
+    from zerokit.rehearsal.of_launch import LaunchRehearsals
     from zerokit.script.entry_points import named_target
 
     check_resume_option(resume_option)
@@ -121,7 +124,7 @@ def launch(
         retries=attempts.MOST_RETRIES if retry_smaller else 0,
         max_restarts=max_restarts,
         plan_again=planner.plan_into,
-        rehearse=rehearse_launch,
+        rehearsals=LaunchRehearsals(seconds=rehearsal_seconds),
         listener=attempts.Listener(say=say),
     )
 

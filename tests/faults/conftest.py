@@ -50,8 +50,9 @@ class Run:
         self.folder = folder
         self.run_dir = folder / "run"
         self.began = time.monotonic()
+        command = [str(python), "-m", "zerokit", "launch", "--device", "cpu", "--run-dir", "run"]
         self.process = subprocess.Popen(
-            [str(python), "-m", "zerokit", "launch", "--device", "cpu", "--run-dir", "run", *arguments],
+            [*command, "--rehearsal-seconds", "0", *arguments],
             cwd=folder,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,

@@ -1,22 +1,28 @@
-"""What a rehearsal of a command says after its launch ran out of a GPU's memory."""
+"""What a rehearsal of a command says after its launch: of an out-of-memory, and of another job."""
 
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+import zerokit
 from tests.support.rehearsals import SCRIPTS
+from zerokit.emit import plan_file
 from zerokit.launcher.command import Command
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
-from zerokit.rehearsal.of_launch import rehearse_launch
+from zerokit.launcher.verdict.report import with_prediction
+from zerokit.rehearsal.of_launch import LaunchRehearsals
+from zerokit.report.predicted import PredictedAgain
 from zerokit.report.render import print_report
-from zerokit.report.schema import Failure, OutOfMemory, RunReport
+from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport
 from zerokit.script.entry_points import Target
 
 WEIGHTS = 4 * (1024 * 4096 + 4096 + 4096 * 1024 + 1024)
@@ -50,7 +56,7 @@ def report(memory: str = "gpu", **more: Any) -> RunReport:
 
 def test_it_says_what_the_command_needs(tmp_path: Path) -> None:
     said: list[str] = []
-    found = rehearse_launch(launch(tmp_path, "plain_loop.py"), report(), said.append)
+    found = LaunchRehearsals().of_oom(launch(tmp_path, "plain_loop.py"), report(), said.append)
     assert found is not None and found.stopped is None
     assert (found.fits, found.peak_phase) == (True, "step")
     # weights, gradients, Adam's two moments, and what the step takes on its way
@@ -63,12 +69,85 @@ def test_it_says_what_the_command_needs(tmp_path: Path) -> None:
 
 
 def test_what_it_cannot_rehearse_it_says(tmp_path: Path) -> None:
-    found = rehearse_launch(launch(tmp_path, "missing.py"), report(), lambda line: None)
+    found = LaunchRehearsals().of_oom(launch(tmp_path, "missing.py"), report(), lambda line: None)
     assert found is not None and "missing.py" in (found.stopped or "")
-    slow = rehearse_launch(launch(tmp_path, "plain_loop.py"), report(), lambda line: None, seconds=0.05)
+    slow = LaunchRehearsals(seconds=0.05).of_oom(
+        launch(tmp_path, "plain_loop.py"), report(), lambda line: None
+    )
     assert slow is not None and "did not end within 0.05 s" in (slow.stopped or "")
 
 
 def test_memory_of_the_host_is_not_its_matter(tmp_path: Path) -> None:
-    assert rehearse_launch(launch(tmp_path, "plain_loop.py", "cpu"), report(), lambda line: None) is None
-    assert rehearse_launch(launch(tmp_path, "plain_loop.py"), report("host"), lambda line: None) is None
+    assert (
+        LaunchRehearsals().of_oom(launch(tmp_path, "plain_loop.py", "cpu"), report(), lambda line: None)
+        is None
+    )
+    assert (
+        LaunchRehearsals().of_oom(launch(tmp_path, "plain_loop.py"), report("host"), lambda line: None)
+        is None
+    )
+
+
+# -- a run that was not its plan's job
+
+
+@pytest.fixture(scope="module")
+def plan_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    zerokit.plan(params="1m", gpus=2, gpu="h200", zero=2, micro_batch=2, gradient_accumulation=1, seq_len=64,
+                 checkpointing="none", out=folder)  # fmt: skip
+    return folder
+
+
+def other_job(
+    folder: Path, plan_folder: Path, *arguments: str, style: str = "raw"
+) -> tuple[Launch, RunReport]:
+    """A launch of the teacher's script on two CPU ranks, with longer sequences than its plan's."""
+    target = Target(script=str(SCRIPTS / "teacher.py"), module=None, arguments=arguments)
+    read = plan_file.read(str(plan_folder))
+    cpu = Devices(kind="cpu", ranks=2, gpu_indexes=(), why="")
+    launched = replace(
+        launch(folder, "teacher.py", "cpu"), style=style, placement=Placement(devices=cpu, port=29500),
+        plan={"request": read.request, "chosen": read.chosen, "cluster": read.cluster},
+        options=LaunchOptions(target=target, plan=str(plan_folder)),
+    )  # fmt: skip
+    engine = {"zero_stage": 2, "micro_batch": 2, "batch_rows": 2, "batch_columns": 128, "engines": 1}
+    ranks = [RankReport(rank=rank, host="here", state="finished", device="cpu", engine=engine, steps=6,
+                        peak_host_rss_bytes=(2 << 30) + rank, baseline_host_rss_bytes=1 << 30)
+             for rank in range(2)]  # fmt: skip
+    report = RunReport(schema="zerokit.report/1", outcome="ok", exit_code=0, expected_ranks=2, ranks=ranks)
+    return launched, with_prediction(report, launched.plan, PredictedAgain(why_not="not yet"))
+
+
+def test_a_run_with_a_second_model_is_predicted_by_a_rehearsal(tmp_path: Path, plan_folder: Path) -> None:
+    launched, told = other_job(tmp_path, plan_folder)
+    assert told.predicted_vs_measured is not None and told.predicted_vs_measured.predicted_for is None
+    said: list[str] = []
+    again = LaunchRehearsals().of_job(launched, told, said.append)
+    assert (again.by, again.why_not) == ("rehearsal", None)
+    assert "180 s at most" in said[0]
+    compared = with_prediction(told, launched.plan, again).predicted_vs_measured
+    assert compared is not None and compared.peak_bytes is not None
+    assert (compared.predicted_for, compared.predicted_by) == ("what ran", "rehearsal")
+    teacher, beside_tensors = 2 * 16384**2, 1 << 30
+    assert teacher < compared.peak_bytes.predicted - beside_tensors < 1.2 * teacher
+    assert [pair.predicted is not None for pair in compared.per_rank] == [False, True]  # the fullest
+    assert "rehearsed: rank 1" in (compared.note or "")
+
+
+def test_what_keeps_a_rehearsal_off_is_told_with_the_command_that_makes_it(
+    tmp_path: Path, plan_folder: Path
+) -> None:
+    job = other_job(
+        tmp_path, plan_folder, "--use_cpu", "True", "--hub_token", "hf_0123456789", style="trainer"
+    )
+    none = LaunchRehearsals(seconds=0).of_job(*job, lambda line: None)
+    assert none.plan is None and "--rehearsal-seconds is 0" in (none.why_not or "")
+    assert (none.command or "").startswith(
+        f"zerokit rehearse --plan {plan_folder} --gpu h200 --rank 1 --gpus 2"
+    )
+    assert (none.command or "").endswith(
+        "teacher.py --hub_token '<redacted>'"
+    )  # on the GPU that it rehearses
+    short = LaunchRehearsals(seconds=0.05).of_job(*job, lambda line: None)
+    assert "did not end within 0.05 s" in (short.why_not or "") and short.command == none.command

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from zerokit.instrument.engine_facts import QLORA, adapters, unlike_lora
+from zerokit.domain.job import PACKED_LORA, Lora
+from zerokit.instrument.engine_facts import adapters, unlike_lora
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -21,11 +22,10 @@ def model(**config: Any) -> Any:
 
 
 def test_lora_is_read_with_its_rank_and_modules() -> None:
-    assert adapters(model(r=4, target_modules=["v_proj", "q_proj"])) == {
-        "rank": 4,
-        "targets": "q_proj,v_proj",
-    }
-    assert adapters(model(r=8, target_modules="all-linear")) == {"rank": 8, "targets": "all-linear"}
+    assert adapters(model(r=4, target_modules=["v_proj", "q_proj"])) == Lora(
+        rank=4, targets=("q_proj", "v_proj")
+    )
+    assert adapters(model(r=8, target_modules="all-linear")) == Lora(rank=8, targets=("all-linear",))
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_adapters_of_another_kind_and_on_packed_weights_are_named() -> None:
     for layer in packed.model.layers:
         layer.self_attn.q_proj = bitsandbytes.nn.Linear4bit(32, 32, bias=False)
     packed = peft.get_peft_model(packed, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
-    assert unlike_lora(packed) == QLORA and adapters(packed) is None
+    assert unlike_lora(packed) == PACKED_LORA and adapters(packed) is None

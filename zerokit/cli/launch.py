@@ -125,6 +125,16 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     is_flag=True,
     help="Log no memory to the TensorBoard, W&B, MLflow or Trackio that the script uses.",
 )
+@click.option(
+    "--rehearsal-seconds",
+    metavar="SECONDS",
+    type=float,
+    default=180.0,
+    show_default=True,
+    callback=_seconds,
+    help="Time for the rehearsal that predicts a run which was not its plan's job, or ran out of memory; "
+    "0: none.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the exact command and environment, and run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(arguments: tuple[str, ...], **options: Any) -> int:
@@ -138,7 +148,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     from zerokit.launcher.plan_choice import choose_plan
     from zerokit.launcher.restarts import check_resume_option
     from zerokit.planner import plan_into, plan_recipe_into
-    from zerokit.rehearsal.of_launch import rehearse_launch
+    from zerokit.rehearsal.of_launch import LaunchRehearsals
     from zerokit.script import entry_points
 
     module = options["module"]
@@ -170,7 +180,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         retries=attempts.MOST_RETRIES if options["retry_smaller"] else 0,
         max_restarts=options["max_restarts"],
         plan_again=plan_into,
-        rehearse=rehearse_launch,
+        rehearsals=LaunchRehearsals(seconds=options["rehearsal_seconds"]),
         listener=attempts.Listener(say=say, show=_show, failure=_print_failure),
     )
     return result.exit_code

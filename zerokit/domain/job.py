@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from zerokit.domain.images import SequenceImages
 from zerokit.values import frozen_dataclass
 
@@ -17,6 +19,9 @@ NF4_BYTES = 0.5 + 4 / 64
 QUANTIZED_BYTES = {"int8": 1.0, "int4": NF4_BYTES}
 """Of a quantised weight when serving."""
 
+PACKED_LORA = "QLoRA (base weights in 4 bits)"
+"""What the probe calls adapters on weights in NF4."""
+
 
 @frozen_dataclass
 class Lora:
@@ -24,6 +29,27 @@ class Lora:
 
     rank: int = 16
     targets: tuple[str, ...] = ("all-linear",)
+
+    @classmethod
+    def read(cls, value: object) -> Lora | None:
+        """From a probe's record; None where it holds none."""
+        if not isinstance(value, Mapping):
+            return None
+        rank, targets = value.get("rank"), value.get("targets")
+        if not isinstance(rank, int) or not isinstance(targets, str):
+            return None
+        return cls(rank=rank, targets=tuple(targets.split(",")))
+
+    def to_dict(self) -> dict[str, int | str]:
+        """For a probe's record."""
+        return {"rank": self.rank, "targets": ",".join(self.targets)}
+
+    def is_like(self, other: Lora) -> bool:
+        """Whether both have the same rank, on the same modules."""
+        return self.rank == other.rank and set(self.targets) == set(other.targets)
+
+    def __str__(self) -> str:
+        return f"LoRA of rank {self.rank} on {', '.join(self.targets)}"
 
 
 @frozen_dataclass

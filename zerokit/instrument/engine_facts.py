@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from zerokit.domain.job import PACKED_LORA, Lora
 from zerokit.instrument.skippable import skippable_modules
 
 _LEADING = ("input_ids", "labels", "inputs_embeds", "pixel_values", "input_features")
-
-QLORA = "QLoRA (base weights in 4 bits)"
 
 
 class Observed:
@@ -68,14 +67,14 @@ def record(engine: Any) -> dict[str, Any]:
         "gradient_checkpointing": _fact(lambda: _checkpointing(engine.module)),
         "parameters": sum(map(_elements, parameters)),
         "trainable_parameters": sum(_elements(each) for each in parameters if each.requires_grad),
-        "adapters": _fact(lambda: adapters(engine.module)),
+        "adapters": _fact(lambda: lora.to_dict() if (lora := adapters(engine.module)) else None),
         "adapters_unlike_lora": _fact(lambda: unlike_lora(engine.module)),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
         "skippable": _fact(lambda: skippable_modules(engine.module)) or {},
     }
 
 
-def adapters(module: Any) -> dict[str, Any] | None:
+def adapters(module: Any) -> Lora | None:
     """LoRA's rank and modules, where one set of its matrices is all that is trained; None: not so.
 
     ``targets`` names the modules: ``all-linear`` where no linear layer but the output head is left out.
@@ -96,7 +95,7 @@ def adapters(module: Any) -> dict[str, Any] | None:
         and not name.startswith(inside)
     ]
     targets = sorted({name.rpartition(".")[2] for name in wrapped})
-    return {"rank": config.r, "targets": ",".join(targets) if others else "all-linear"}
+    return Lora(rank=config.r, targets=tuple(targets) if others else ("all-linear",))
 
 
 def unlike_lora(module: Any) -> str | None:
@@ -119,7 +118,7 @@ def unlike_lora(module: Any) -> str | None:
     if not all("lora_" in name for name, each in named if each.requires_grad):
         return "LoRA beside weights that are trained whole"
     if any(hasattr(each, "quant_state") for _, each in named):
-        return QLORA
+        return PACKED_LORA
     return (
         "LoRA on weights in 8 bits" if any(type(each).__name__ == "Int8Params" for _, each in named) else None
     )

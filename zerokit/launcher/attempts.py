@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
 from zerokit.fields import as_options
@@ -19,6 +19,7 @@ from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.replan import NextPlan, NoNextPlan, PlanAgain
 from zerokit.launcher.supervisor.observed import Ended
 from zerokit.report import schema
+from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RunReport
 
 MOST_RETRIES = 3
@@ -104,8 +105,14 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
         )
 
 
-Rehearse = Callable[[Launch, RunReport, Say], "schema.RehearsedRun | None"]
-"""Rehearses the command of a launch that ran out of memory."""
+class Rehearsals(Protocol):
+    """Rehearses the command of a launch that is over."""
+
+    def of_oom(self, launch: Launch, report: RunReport, say: Say) -> schema.RehearsedRun | None:
+        """What it says of a run that ran out of memory."""
+
+    def of_job(self, launch: Launch, report: RunReport, say: Say) -> PredictedAgain:
+        """What it predicts for a run that was not its plan's job."""
 
 
 def launch(
@@ -114,14 +121,15 @@ def launch(
     retries: int = 0,
     max_restarts: int = 0,
     plan_again: PlanAgain,
-    rehearse: Rehearse | None = None,
+    rehearsals: Rehearsals | None = None,
     listener: Listener | None = None,
 ) -> LaunchResult:
     """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed.
 
     Args:
         max_restarts: how often it is started again after another failure, from its newest checkpoint.
-        rehearse: says after an out-of-memory what a rehearsal of the command says; None: nobody does.
+        rehearsals: of the command, after an out-of-memory or a run of another job than its plan's; None:
+            there are none.
 
     Raises:
         InputError, NodeUnusable: it cannot be launched.
@@ -132,7 +140,7 @@ def launch(
             retries=retries,
             max_restarts=max_restarts,
             plan_again=plan_again,
-            rehearse=rehearse,
+            rehearsals=rehearsals,
             listener=listener or Listener(),
             locks=locks,
         )
@@ -163,7 +171,7 @@ class _Session:
     retries: int
     max_restarts: int
     plan_again: PlanAgain
-    rehearse: Rehearse | None
+    rehearsals: Rehearsals | None
     listener: Listener
     locks: ExitStack
     say: Say = field(init=False)
@@ -268,6 +276,8 @@ class _Session:
 
     def _conclude(self, launch: Launch, ended: Ended, retry_of: Path | None) -> Attempt:
         """Write and show the report; the failure's own words come last."""
+        from zerokit.launcher.verdict import report as verdict_report
+
         run_dir = launch.run_dir
         report = build_report(launch, ended)
         if retry_of is not None:
@@ -275,6 +285,10 @@ class _Session:
         following, not_written = None, _write(run_dir, report)
         if report.outcome == "oom":  # planning takes a while: the report is there already
             following, report = self._explain_memory(launch, report)
+            not_written = _write(run_dir, report)
+        elif self.rehearsals is not None and _is_of_another_job(report):
+            again = self.rehearsals.of_job(launch, report, self.say)
+            report = verdict_report.with_prediction(report, launch.plan, again)
             not_written = _write(run_dir, report)
         self.listener.show(report)
         self._tell_end(ended, run_dir)
@@ -313,24 +327,33 @@ class _Session:
             changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}
         except NoNextPlan as error:
             following, changed = error, {"no_next_plan": as_options(str(error))}
-        if self.rehearse is not None:
-            changed["rehearsed"] = self.rehearse(launch, report, self.say)
+        if self.rehearsals is not None:
+            changed["rehearsed"] = self.rehearsals.of_oom(launch, report, self.say)
         if report.first_failure is not None:
             failure = report.first_failure.model_copy(update=changed)
             report = report.model_copy(update={"first_failure": failure})
         return following, report
 
 
+def _is_of_another_job(report: RunReport) -> bool:
+    """Whether a run that ended well stands beside no prediction, as it did another job than its plan's."""
+    predicted = report.predicted_vs_measured
+    good = report.outcome in ("ok", "stopped", "not_as_planned")
+    return good and predicted is not None and predicted.predicted_for is None
+
+
 def build_report(launch: Launch, ended: Ended) -> RunReport:
     """The report of a run that is over."""
-    from zerokit.launcher.predict_again import predict_again
+    from zerokit.launcher.predict_again import feeds_more_rows, predict_again
     from zerokit.launcher.verdict import report
 
+    logs = ended.evidence.logs.values()
+    pairs = feeds_more_rows(launch.style, [log.last("engine") for log in logs])
     built = report.build_report(
         ended.evidence,
         verdict=ended.verdict,
         plan=launch.plan,
-        predict_again=predict_again,
+        predict_again=None if pairs else predict_again,  # its loss is none that an estimate knows
         problems=ended.files.problems,
         elapsed_seconds=ended.elapsed_seconds,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zerokit import planner
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.effects import IN_FILE
 from zerokit.planner.options import OPTIONS
+from zerokit.report.predicted import PredictedAgain
 from zerokit.report.what_ran import Difference
 from zerokit.temporary import temporary_folder
 
@@ -18,21 +19,33 @@ _FROM_THE_FILE = frozenset((*IN_FILE, "micro_batch", "global_batch", "optimizer"
 _ADAPTERS = ("lora_rank", "lora_targets")
 
 
-def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> dict[str, Any] | None:
-    """A plan with the estimate for what ran, where the batch, length, accumulation, precision, checkpointing
-    or optimizer differ, or LoRA's rank and modules, or all weights were trained; None where something differs
-    that the plan's words cannot say (another model, a second engine, adapters that are not LoRA alone)
-    or the estimate cannot be made."""
+def feeds_more_rows(style: str, engines: Iterable[Mapping[str, Any] | None]) -> bool:
+    """Whether a Trainer's loss takes more rows than its batch has: pairs, as DPO's, or groups.
+
+    Args:
+        style: how the script takes its configuration.
+        engines: what the ranks' engines ran with.
+    """
+    return style == "trainer" and any(
+        (engine.get("batch_rows") or 0) > (engine.get("micro_batch") or 0) > 0 for engine in engines if engine
+    )
+
+
+def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> PredictedAgain:
+    """The plan with the estimate for what ran, where the batch, length, accumulation, precision,
+    checkpointing or optimizer differ, or LoRA's rank and modules, or all weights were trained. No plan where
+    something differs that a plan's options cannot say (another model, a second engine, adapters that are not
+    LoRA alone) or the estimate cannot be made."""
     request, chosen = plan.get("request"), plan.get("chosen")
     if not isinstance(request, Mapping) or not isinstance(chosen, Mapping):
-        return None
+        return PredictedAgain(why_not="the plan does not say what it was made for")
     config = json.loads(json.dumps(chosen.get("deepspeed_config") or {}))
     known = {option.name for option in OPTIONS} - _FROM_THE_FILE
     options = {name: str(value) for key, value in request.items() if (name := key.replace("-", "_")) in known}
     options["checkpointing"] = str(chosen.get("activation_checkpointing", "none"))
     for difference in differing:
         if not _apply(difference, config, options):
-            return None
+            return PredictedAgain(why_not=f"no option of a plan says it: {difference.text}")
     micro = config.get("train_micro_batch_size_per_gpu")
     accumulation = config.get("gradient_accumulation_steps", 1)
     if isinstance(micro, int) and isinstance(accumulation, int):
@@ -42,9 +55,9 @@ def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> dict[
         path.write_text(json.dumps(config), encoding="utf-8")
         try:
             answer = planner.estimate(options, deepspeed=path)
-        except (InputError, NothingFits):
-            return None
-    return {**plan, "chosen": {**chosen, "estimate": answer.to_dict()}}
+        except (InputError, NothingFits) as error:
+            return PredictedAgain(why_not=str(error))
+    return PredictedAgain(plan={**plan, "chosen": {**chosen, "estimate": answer.to_dict()}})
 
 
 def _apply(difference: Difference, config: dict[str, Any], options: dict[str, str]) -> bool:
@@ -66,8 +79,10 @@ def _apply(difference: Difference, config: dict[str, Any], options: dict[str, st
         options["method"] = "full"
         for name in _ADAPTERS:
             options.pop(name, None)
-    elif difference.option == "method" and ran.startswith("lora "):
-        options["method"], options["lora_rank"], options["lora_targets"] = ran.split(" ")
+    elif difference.option == "method" and difference.lora is not None:
+        options["method"] = "lora"
+        options["lora_rank"] = str(difference.lora.rank)
+        options["lora_targets"] = ",".join(difference.lora.targets)
     else:
         return False
     return True

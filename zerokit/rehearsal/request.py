@@ -111,4 +111,4 @@ def _gpu_of_plan(path: str) -> Gpu | None:
 
     plan, _ = read_plan(path)
     name = plan.cluster.get("gpu") if isinstance(plan.cluster, dict) else None
-    return gpus.lookup(name) if isinstance(name, str) else None
+    return gpus.lookup(name) if isinstance(name, str) and name != "cpu" else None

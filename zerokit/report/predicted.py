@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from zerokit.domain.phases import ESTIMATED_PHASES
 from zerokit.report.measured import init_bytes, on_gpu, reached_end_of
@@ -55,9 +56,27 @@ def predicted_of_rank(plan: Plan | None, rank: int) -> dict[str, Any]:
     }
 
 
-PredictAgain = Callable[[Mapping[str, Any], list[Difference]], Plan | None]
-"""Predicts for the job that ran: takes the plan and what differs from it, returns a plan with that
-estimate, or None where it cannot."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedAgain:
+    """A prediction for the job that ran.
+
+    Attributes:
+        by: what it rests on: the estimate of a plan for that job, or a rehearsal of the command.
+        plan: the plan with that estimate; None: there is none.
+        why_not: why there is none, in a sentence.
+        command: that would rehearse it.
+        note: what is worth saying of the plan's estimate.
+    """
+
+    by: Literal["estimate", "rehearsal"] = "estimate"
+    plan: Plan | None = None
+    why_not: str | None = None
+    command: str | None = None
+    note: str | None = None
+
+
+PredictAgain = Callable[[Mapping[str, Any], list[Difference]], PredictedAgain]
+"""Predicts for the job that ran: takes the plan and what differs from it."""
 
 
 def compare_with_plan(
@@ -82,8 +101,9 @@ def compare_with_plan(
     reached = any(rank.get("engine") or rank["steps"] for rank in report["ranks"])
     differing = differences(plan, report["ranks"]) if reached else []
     again = predict_again(plan or {}, differing) if differing and predict_again is not None else None
-    usable = not differing or again is not None
-    shown = again if again is not None else plan
+    predicted_anew = again is not None and again.plan is not None
+    usable = not differing or predicted_anew
+    shown = again.plan if again is not None and again.plan is not None else plan
     ranks: list[Mapping[str, Any]] = [
         {**rank, **predicted_of_rank(shown if usable else None, rank["rank"])}
         for rank in report["ranks"]
@@ -103,7 +123,12 @@ def compare_with_plan(
         phase: parts for phase, parts in (estimate.get("components_by_phase") or {}).items() if gpu
     }
     result["differences"] = [difference.to_dict() for difference in differing]
-    result["predicted_for"] = "plan" if not differing else "what ran" if again is not None else None
+    result["predicted_for"] = "plan" if not differing else "what ran" if predicted_anew else None
+    result["predicted_by"] = "plan" if not differing else again.by if again and predicted_anew else None
+    if again is not None and again.note:
+        result["note"] = "\n".join(filter(None, (result.get("note"), again.note)))
+    if again is not None and not predicted_anew:
+        result["not_predicted"], result["rehearse_command"] = again.why_not, again.command
     return result
 
 

@@ -215,11 +215,17 @@ def difference_lines(predicted: Predicted) -> list[str]:
         return []
     texts = [difference.text for difference in predicted.differences]
     if predicted.predicted_for == "what ran":
+        by = ", by a rehearsal of the command" if predicted.predicted_by == "rehearsal" else ""
         return [
-            "predicted again for what ran, which is not the plan's job:",
+            f"predicted again for what ran, which is not the plan's job{by}:",
             *(f"  {text}" for text in texts),
         ]
-    return ["not compared with the plan, whose prediction is of another job:", *(f"  {t}" for t in texts)]
+    lines = ["not compared with the plan, whose prediction is of another job:", *(f"  {t}" for t in texts)]
+    if predicted.not_predicted:
+        lines.append(f"what ran was not predicted again: {predicted.not_predicted}")
+    if predicted.rehearse_command:
+        lines.append(f"to predict it: {predicted.rehearse_command}")
+    return lines
 
 
 def predicted_rows(predicted: Predicted) -> list[tuple[str, str, str, str]]:

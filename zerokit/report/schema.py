@@ -64,6 +64,9 @@ class Predicted(_Part):
 
     ``predicted_for``: ``plan``, ``what ran`` (predicted again), or None where the run was not what the
     plan predicts, so that nothing is compared. Reports of older versions compare with the plan.
+    ``predicted_by``: what that rests on: the ``plan``, the ``estimate`` of a plan for what ran, or a
+    ``rehearsal`` of the command. ``not_predicted``: why there is neither, and ``rehearse_command`` the
+    command that would predict it.
     ``components``: predicted bytes at the peak of each phase, by what they are.
     """
 
@@ -79,6 +82,9 @@ class Predicted(_Part):
     note: str | None = None
     differences: list[Differing] = []
     predicted_for: Literal["plan", "what ran"] | None = "plan"
+    predicted_by: Literal["plan", "estimate", "rehearsal"] | None = None
+    not_predicted: str | None = None
+    rehearse_command: str | None = None
 
 
 class Leak(_Part):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from zerokit.domain.job import Job
+from zerokit.domain.job import PACKED_LORA, Job, Lora
 from zerokit.errors import InputError
 from zerokit.units import parse_count
 
@@ -18,8 +19,21 @@ _DEGREES = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_p
 _SAME_LENGTH = 0.01
 _SAME_PARAMETERS = 0.02  # a vocabulary that was resized, say
 _ALL_TRAINED = 0.999
-_QLORA = "QLoRA (base weights in 4 bits)"  # zerokit.instrument.engine_facts.QLORA
+_TRAINED = "trained parameters"
 _METHODS = {"lora": "LoRA", "qlora": "QLoRA"}
+_OF_A_COMMAND = (
+    ("ZeRO stage", "zero_stage"),
+    ("batch size per GPU", "micro_batch"),
+    ("gradient accumulation", "gradient_accumulation"),
+    ("optimizer offload", "offload_optimizer"),
+    ("weight offload", "offload_param"),
+    ("precision", "precision"),
+    ("activation checkpointing", "gradient_checkpointing"),
+    ("parameters", "parameters"),
+    ("trained parameters", "trainable_parameters"),
+    ("DeepSpeed engines", "engines"),
+)
+"""Facts of an engine that its command decides."""
 _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
 
 
@@ -31,6 +45,7 @@ class Difference:
         what: the thing, in our words.
         option: the option of ``zerokit plan`` and ``estimate`` that says it; None where none does.
         text: both values, in one sentence.
+        lora: the adapters that ran, where they are the difference.
     """
 
     what: str
@@ -38,10 +53,12 @@ class Difference:
     ran: str
     option: str | None
     text: str
+    lora: Lora | None = None
 
     def to_dict(self) -> dict[str, str | None]:
         """For ``report.json``."""
-        return asdict(self)
+        return {"what": self.what, "planned": self.planned, "ran": self.ran, "option": self.option,
+                "text": self.text}  # fmt: skip
 
 
 def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
@@ -58,9 +75,33 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
         for rank in ranks:
             engine = rank.get("engine") or {}
             own = of_engine(chosen, engine, request if isinstance(request, Mapping) else None)
-            for each in (*own, *_of_steps(chosen, rank)):
+            for each in (*own, *_of_steps(chosen, rank), *_of_generation(chosen, rank)):
                 found.setdefault(each.what, each)
     return list(found.values())
+
+
+def unlike_rehearsal(engine: Facts, rehearsed: Facts) -> list[str]:
+    """Where an engine ran otherwise than in a rehearsal of its command, one sentence each."""
+    pairs = [(what, engine.get(name), rehearsed.get(name)) for what, name in _OF_A_COMMAND]
+    found = [
+        f"{what} {ran}, in the rehearsal {other}"
+        for what, ran, other in pairs
+        if ran is not None and other is not None and ran != other
+    ]
+    ran, other = engine.get("optimizer"), rehearsed.get("optimizer")
+    if ran and other and _family(str(ran)) != _family(str(other)):
+        found.append(f"optimizer {ran}, in the rehearsal {other}")
+    fed, other_fed = _fed(engine), _fed(rehearsed)
+    size, other_size = math.prod(fed), math.prod(other_fed)
+    if size and other_size and abs(size - other_size) > _SAME_LENGTH * size:
+        shapes = (" × ".join(map(str, each)) for each in (fed, other_fed))
+        found.append("the largest micro-batch was {}, in the rehearsal {}".format(*shapes))
+    return found
+
+
+def _fed(engine: Facts) -> tuple[int, int]:
+    """Rows and columns of the largest micro-batch; 0 rows where it is not known."""
+    return engine.get("batch_rows") or 0, engine.get("batch_columns") or 1
 
 
 def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> list[Difference]:
@@ -96,11 +137,13 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
     return found
 
 
-def _unlike(what: str, planned: Any, ran: Any, option: str | None, text: str = "") -> list[Difference]:
+def _unlike(
+    what: str, planned: Any, ran: Any, option: str | None, text: str = "", lora: Lora | None = None
+) -> list[Difference]:
     if planned is None or ran is None or planned == ran:
         return []
     said = text or f"{what} {ran} ran, not {planned}"
-    return [Difference(what=what, planned=str(planned), ran=str(ran), option=option, text=said)]
+    return [Difference(what=what, planned=str(planned), ran=str(ran), option=option, text=said, lora=lora)]
 
 
 def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Difference]:
@@ -153,51 +196,51 @@ def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Differenc
     planned, ran = configured or request.get("optimizer"), engine.get("optimizer")
     if planned and ran and _family(str(planned)) != _family(str(ran)):
         found += _unlike("optimizer", planned, ran, "optimizer")
+    return [*found, *_of_trained(engine, request)]
+
+
+def _of_trained(engine: Facts, request: Facts) -> list[Difference]:
+    """Which parameters are trained: all, or those of adapters."""
     trained, all_ = engine.get("trainable_parameters"), engine.get("parameters")
+    if not trained or not all_:
+        return []
+    whole = trained >= _ALL_TRAINED * all_
     method = str(request.get("method", "full"))
-    if trained and all_:
-        whole = trained >= _ALL_TRAINED * all_
-        known = engine.get("adapters")
-        unlike = engine.get("adapters_unlike_lora")
-        lora = f"lora {known['rank']} {known['targets']}" if isinstance(known, Mapping) else None
-        if method == "full" and lora and not whole:
-            text = f"{trained:,} of {all_:,} parameters were trained ({_spoken(lora)}), not all"
-            found += _unlike("trained parameters", "all", lora, "method", text)
-        elif method == "lora" and lora and _is_other(lora, request):
-            asked = f"lora {_asked(request, 'rank', '16')} {_asked(request, 'targets', 'all-linear')}"
-            text = f"adapters: {_spoken(lora)}, but the plan has {_spoken(asked)}"
-            found += _unlike("trained parameters", asked, lora, "method", text)
-        elif method in ("lora", "qlora") and unlike and not (method == "qlora" and unlike == _QLORA):
-            text = f"adapters: {unlike}, but the plan has {_METHODS[method]}"
-            found += _unlike("trained parameters", method, unlike, None, text)
-        elif method == "qlora" and lora and not whole:
-            text = f"adapters: {_spoken(lora)} on weights that are not in 4 bits, but the plan has QLoRA"
-            found += _unlike("trained parameters", method, lora, "method", text)
-        elif method == "full" and not whole:
-            what = unlike or "adapters, or frozen weights"
-            text = f"{trained:,} of {all_:,} parameters were trained ({what}), not all"
-            found += _unlike("trained parameters", "all", str(trained), "method", text)
-        elif method in ("lora", "qlora") and whole:
-            text = f"all {all_:,} parameters were trained, not adapters alone"
-            found += _unlike("trained parameters", method, "all", "method", text)
-    return found
+    if method != "full" and whole:
+        text = f"all {all_:,} parameters were trained, not adapters alone"
+        return _unlike(_TRAINED, method, "all", "method", text)
+    if method == "full":
+        return [] if whole else _of_frozen(engine, trained, all_)
+    lora, unlike = Lora.read(engine.get("adapters")), engine.get("adapters_unlike_lora")
+    asked = _asked(request)
+    if unlike is not None and not (method == "qlora" and unlike == PACKED_LORA):
+        text = f"adapters: {unlike}, but the plan has {_METHODS.get(method, method)}"
+        return _unlike(_TRAINED, method, unlike, None, text)
+    if lora is None:
+        return []
+    if method == "qlora":
+        text = f"adapters: {lora} on weights that are not in 4 bits, but the plan has QLoRA"
+        return _unlike(_TRAINED, method, str(lora), "method", text, lora)
+    if asked is None or lora.is_like(asked):
+        return []
+    text = f"adapters: {lora}, but the plan has {asked}"
+    return _unlike(_TRAINED, str(asked), str(lora), "method", text, lora)
 
 
-def _asked(request: Facts, what: str, default: str) -> str:
-    value = request.get(f"lora-{what}", request.get(f"lora_{what}"))
-    return default if value in (None, "") else str(value).replace(" ", "")
+def _of_frozen(engine: Facts, trained: int, all_: int) -> list[Difference]:
+    """Not all weights are trained, though the plan has all."""
+    lora = Lora.read(engine.get("adapters"))
+    what = lora or engine.get("adapters_unlike_lora") or "adapters, or frozen weights"
+    text = f"{trained:,} of {all_:,} parameters were trained ({what}), not all"
+    return _unlike(_TRAINED, "all", str(lora or trained), "method", text, lora)
 
 
-def _is_other(lora: str, request: Facts) -> bool:
-    """Whether the adapters that ran have another rank, or stand on other modules, than those planned."""
-    _, rank, targets = lora.split(" ")
-    planned = _asked(request, "targets", "all-linear")
-    return rank != _asked(request, "rank", "16") or set(targets.split(",")) != set(planned.split(","))
-
-
-def _spoken(lora: str) -> str:
-    _, rank, targets = lora.split(" ")
-    return f"LoRA of rank {rank} on {targets.replace(',', ', ')}"
+def _asked(request: Facts) -> Lora | None:
+    """The adapters of a plan's request; None where it does not say them readably."""
+    words = {name.replace("-", "_"): value for name, value in request.items()}
+    rank = _count(words.get("lora_rank") or Lora().rank)
+    targets = str(words.get("lora_targets") or ",".join(Lora().targets)).replace(" ", "")
+    return None if rank is None else Lora(rank=rank, targets=tuple(targets.split(",")))
 
 
 def _family(optimizer: str) -> str:
@@ -210,7 +253,7 @@ def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
     planned = chosen.get("parameters") or _count(request.get("params", ""))
     method = request.get("method", "full")
     ran = engine.get("parameters")
-    packed = method == "qlora" or engine.get("adapters_unlike_lora") == _QLORA  # counts half
+    packed = method == "qlora" or engine.get("adapters_unlike_lora") == PACKED_LORA  # counts half
     if not whole or not planned or not ran or packed:
         return []
     if (method == "lora" or engine.get("adapters")) and (engine.get("trainable_parameters") or ran) < ran:
@@ -240,3 +283,12 @@ def _of_steps(chosen: Facts, rank: Facts) -> list[Difference]:
         return []
     ran = round(micro_steps / steps)
     return _unlike("gradient accumulation", planned, ran, "gradient-accumulation") if ran else []
+
+
+def _of_generation(chosen: Facts, rank: Facts) -> list[Difference]:
+    """Generating takes a cache of keys and values beside the training, which only a rehearsal predicts."""
+    if isinstance(chosen.get("rehearsed"), Mapping):
+        return []
+    ran = ((rank.get("phase_details") or {}).get("generate") or {}).get("count")
+    text = "the script generates between its steps, which the plan does not predict"
+    return _unlike("generation", "none", "generate", None, text) if ran else []

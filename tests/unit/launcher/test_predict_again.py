@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import zerokit
+from zerokit.domain.job import Lora
 from zerokit.emit import plan_file
-from zerokit.launcher.predict_again import predict_again
+from zerokit.launcher.predict_again import feeds_more_rows, predict_again
 from zerokit.report.what_ran import Difference
 
 JOB = {
@@ -30,7 +31,8 @@ def planned(folder: Path, **job: Any) -> dict[str, Any]:
 
 def ran(option: str | None, value: object) -> Difference:
     """One difference."""
-    return Difference(what=str(option), planned="?", ran=str(value), option=option, text="")
+    lora = value if isinstance(value, Lora) else None
+    return Difference(what=str(option), planned="?", ran=str(value), option=option, text="", lora=lora)
 
 
 def test_a_longer_batch_with_accumulation_gets_the_estimate_of_a_plan_for_it(tmp_path: Path) -> None:
@@ -39,8 +41,8 @@ def test_a_longer_batch_with_accumulation_gets_the_estimate_of_a_plan_for_it(tmp
     again = predict_again(
         plan, [ran("seq-len", 2048), ran("micro-batch", 4), ran("gradient-accumulation", 2)]
     )
-    assert again is not None
-    expected, got = wanted["chosen"]["estimate"], again["chosen"]["estimate"]
+    assert again.plan is not None
+    expected, got = wanted["chosen"]["estimate"], again.plan["chosen"]["estimate"]
     assert got["peak_allocated_bytes"] == expected["peak_allocated_bytes"]
     assert got["peak_allocated_bytes"] > 2 * plan["chosen"]["estimate"]["peak_allocated_bytes"]
     assert got["step_seconds"] == pytest.approx(expected["step_seconds"])
@@ -50,9 +52,9 @@ def test_checkpointing_that_the_script_left_off_is_predicted_without_it(tmp_path
     plan = planned(tmp_path / "a", seq_len=2048, micro_batch=2, global_batch=4, checkpointing="full")
     without = planned(tmp_path / "b", seq_len=2048, micro_batch=2, global_batch=4, checkpointing="none")
     again = predict_again(plan, [ran("checkpointing", "none")])
-    assert again is not None
+    assert again.plan is not None
     expected = without["chosen"]["estimate"]["peak_allocated_bytes"]
-    assert again["chosen"]["estimate"]["peak_allocated_bytes"] == expected
+    assert again.plan["chosen"]["estimate"]["peak_allocated_bytes"] == expected
 
 
 @pytest.mark.parametrize(
@@ -64,9 +66,9 @@ def test_checkpointing_that_the_script_left_off_is_predicted_without_it(tmp_path
          {"reduce_bucket": "100m", "overlap_comm": "off", "micro_batch": 1, "seq_len": 2048}),
         ({"micro_batch": 1}, ("optimizer", "SGD"), {"micro_batch": 1, "optimizer": "SGD"}),
         ({"micro_batch": 1, "method": "lora", "lora_rank": 8}, ("method", "all"), {"micro_batch": 1}),
-        ({"micro_batch": 1, **SAME}, ("method", "lora 8 all-linear"),
+        ({"micro_batch": 1, **SAME}, ("method", Lora(rank=8)),
          {"micro_batch": 1, "method": "lora", "lora_rank": 8, **SAME}),
-        ({"micro_batch": 1, "method": "lora", "lora_rank": 8}, ("method", "lora 64 all-linear"),
+        ({"micro_batch": 1, "method": "lora", "lora_rank": 8}, ("method", Lora(rank=64)),
          {"micro_batch": 1, "method": "lora", "lora_rank": 64}),
     ],
     ids=["a given accumulation", "given buckets", "another optimizer", "all weights for adapters",
@@ -78,9 +80,9 @@ def test_what_was_asked_for_does_not_hinder_it(
     job = {"seq_len": 1024, "checkpointing": "none"}
     plan, wanted = planned(tmp_path / "a", **(job | asked)), planned(tmp_path / "b", **(job | ran_as))
     again = predict_again(plan, [ran(*differing)])
-    assert again is not None
+    assert again.plan is not None
     expected = wanted["chosen"]["estimate"]["peak_allocated_bytes"]
-    assert again["chosen"]["estimate"]["peak_allocated_bytes"] == expected
+    assert again.plan["chosen"]["estimate"]["peak_allocated_bytes"] == expected
 
 
 @pytest.mark.parametrize(
@@ -96,8 +98,15 @@ def test_what_was_asked_for_does_not_hinder_it(
 )
 def test_what_a_plan_cannot_say_is_not_predicted(tmp_path: Path, difference: Difference) -> None:
     plan = planned(tmp_path / "a", seq_len=1024, micro_batch=1, global_batch=2)
-    assert predict_again(plan, [ran("micro-batch", 2), difference]) is None
+    assert predict_again(plan, [ran("micro-batch", 2), difference]).plan is None
 
 
 def test_a_broken_plan_is_not_predicted() -> None:
-    assert predict_again({"request": True, "chosen": {}}, [ran("micro-batch", 2)]) is None
+    assert predict_again({"request": True, "chosen": {}}, [ran("micro-batch", 2)]).plan is None
+
+
+def test_only_a_trainer_is_known_to_feed_more_rows_than_its_batch() -> None:
+    pairs = [None, {"micro_batch": 2, "batch_rows": 4}]
+    assert feeds_more_rows("trainer", pairs) and not feeds_more_rows("raw", pairs)
+    assert not feeds_more_rows("trainer", [{"micro_batch": 2, "batch_rows": 2}, {"batch_rows": 4}])
+    assert not feeds_more_rows("trainer", [{"micro_batch": 2, "batch_rows": 1, "batch_columns": 4096}])

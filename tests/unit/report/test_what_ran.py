@@ -9,12 +9,13 @@ import pytest
 
 from tests.support import reports
 from tests.support.run_reports import GIB, PLAN, gpu_phase, report_of, shown, write_rank
-from zerokit.instrument.engine_facts import QLORA
+from zerokit.domain.job import PACKED_LORA, Lora
 from zerokit.launcher.predict_again import predict_again
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
+from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RunReport
-from zerokit.report.what_ran import differences, of_engine
+from zerokit.report.what_ran import differences, of_engine, unlike_rehearsal
 
 CHOSEN = {
     "zero_stage": 2, "micro_batch": 2, "gradient_accumulation": 4, "data_parallel": 2, "tensor_parallel": 1,
@@ -79,7 +80,8 @@ def test_adapters():
     tiny = {**ran, "parameters": 1_100_100, "trainable_parameters": 100_000}
     assert [each.option for each in of_engine(CHOSEN, tiny, REQUEST)] == ["method"]
     (found,) = of_engine(CHOSEN, ran, REQUEST)
-    assert (found.option, found.ran) == ("method", "lora 8 q_proj,v_proj")
+    lora = Lora(rank=8, targets=("q_proj", "v_proj"))
+    assert (found.option, found.ran, found.lora) == ("method", "LoRA of rank 8 on q_proj, v_proj", lora)
     assert "5,000 of 1,005,000 parameters were trained (LoRA of rank 8 on q_proj, v_proj)" in found.text
     assert of_engine(CHOSEN, ran, {**request, "lora-rank": "8", "lora-targets": "v_proj,q_proj"}) == []
     (found,) = of_engine(CHOSEN, ran, request)  # 16 and all linear layers are the plan's defaults
@@ -88,13 +90,13 @@ def test_adapters():
     )
 
 
-@pytest.mark.parametrize("kind", ["DoRA", QLORA, "LoRA of several ranks"])
+@pytest.mark.parametrize("kind", ["DoRA", PACKED_LORA, "LoRA of several ranks"])
 def test_adapters_that_no_plan_has_are_named_and_not_predicted_again(kind):
     size = 505_000 if "4 bits" in kind else 1_005_000  # packed
     ran = {**ENGINE, "parameters": size, "trainable_parameters": 5000, "adapters_unlike_lora": kind}
     (found,) = of_engine(CHOSEN, ran, {**REQUEST, "method": "lora"})
     assert found.text == f"adapters: {kind}, but the plan has LoRA" and found.option is None
-    assert predict_again({"request": {**REQUEST, "method": "lora"}, "chosen": CHOSEN}, [found]) is None
+    assert predict_again({"request": {**REQUEST, "method": "lora"}, "chosen": CHOSEN}, [found]).plan is None
     planned = of_engine(CHOSEN, ran, {**REQUEST, "method": "qlora"})
     assert len(planned) == ("4 bits" not in kind)
 
@@ -103,7 +105,7 @@ def test_lora_on_16_bits_under_a_plan_for_4_bits_is_named():
     ran = {**ENGINE, "parameters": 1_005_000, "trainable_parameters": 5000,
            "adapters": {"rank": 16, "targets": "all-linear"}}  # fmt: skip
     (found,) = of_engine(CHOSEN, ran, {**REQUEST, "method": "qlora"})
-    assert "not in 4 bits" in found.text and found.ran == "lora 16 all-linear"
+    assert "not in 4 bits" in found.text and found.lora == Lora()
 
 
 def test_a_loop_that_steps_at_each_micro_batch():
@@ -132,7 +134,8 @@ def run(folder: Any, plan: Any = None, **changed: Any) -> dict[str, Any]:
 def test_what_ran_as_planned_is_compared(tmp_path):
     report = run(tmp_path)
     compared = report["predicted_vs_measured"]
-    assert (compared["predicted_for"], compared["differences"]) == ("plan", [])
+    assert (compared["predicted_for"], compared["predicted_by"]) == ("plan", "plan")
+    assert compared["differences"] == []
     assert compared["peak_bytes"]["error_fraction"] == pytest.approx(1 / 30)
 
 
@@ -159,17 +162,50 @@ def test_a_prediction_for_what_ran_is_compared(tmp_path):
         asked.append((plan, [each.option for each in found]))
         estimate = {**plan["chosen"]["estimate"]}
         estimate["per_rank"] = [{"ranks": [0, 1], "peak_allocated_bytes": 15 * GIB, "phases": {}}]
-        return {"chosen": {**plan["chosen"], "estimate": estimate}}
+        return PredictedAgain(plan={"chosen": {**plan["chosen"], "estimate": estimate}})
 
     run(tmp_path, batch_rows=8)
     plan = {"chosen": CHOSEN, "request": REQUEST}
     report = reports.report_of(tmp_path, 2, plan=plan, predict_again=again)
     compared = report["predicted_vs_measured"]
     assert asked[0][1] == ["micro-batch"]
-    assert compared["predicted_for"] == "what ran"
+    assert (compared["predicted_for"], compared["predicted_by"]) == ("what ran", "estimate")
     assert compared["peak_bytes"]["predicted"] == 15 * GIB
     assert compared["peak_bytes"]["error_fraction"] == pytest.approx(-0.5)
     assert "predicted again for what ran" in shown(report)
+
+
+def test_why_nothing_is_compared_is_told_with_the_command_that_would_predict_it(tmp_path):
+    why = PredictedAgain(why_not="its rehearsal stopped: train.py:3", command="zerokit rehearse train.py")
+    run(tmp_path, engines=2)
+    plan = {"chosen": CHOSEN, "request": REQUEST}
+    report = reports.report_of(tmp_path, 2, plan=plan, predict_again=lambda *_: why)
+    compared = report["predicted_vs_measured"]
+    assert (compared["predicted_for"], compared["predicted_by"]) == (None, None)
+    for text in (shown(report), render_html(report)):
+        assert "2 DeepSpeed engines ran" in text
+        assert "not predicted again: its rehearsal stopped: train.py:3" in text
+        assert "to predict it: zerokit rehearse train.py" in text
+
+
+def test_a_rehearsal_that_did_another_job_is_named():
+    assert unlike_rehearsal(ENGINE, {**ENGINE, "optimizer": "DeepSpeedCPUAdam", "batch_columns": 1004}) == []
+    assert unlike_rehearsal(ENGINE, {}) == []
+    assert unlike_rehearsal(ENGINE, {**ENGINE, "batch_columns": 900, "engines": 2, "optimizer": "SGD"}) == [
+        "DeepSpeed engines 1, in the rehearsal 2",
+        "optimizer FusedAdam, in the rehearsal SGD",
+        "the largest micro-batch was 2 × 1000, in the rehearsal 2 × 900",
+    ]
+
+
+def test_generation_is_a_difference_where_no_rehearsal_predicts_it():
+    ranks = [
+        {"engine": ENGINE, "steps": 2, "micro_steps": 8, "phase_details": {"generate": {"count": 1}}}
+    ] * 2
+    (found,) = differences({"chosen": CHOSEN, "request": REQUEST}, ranks)
+    assert (found.what, found.option) == ("generation", None)
+    rehearsed = {**CHOSEN, "rehearsed": {"script": "train.py"}}
+    assert differences({"chosen": rehearsed, "request": REQUEST}, ranks) == []
 
 
 # -- a GPU that was not measured --------------------------------------------------------------------

@@ -21,7 +21,7 @@ from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
 from zerokit.report.oom_advice import ways_to_need_less
 from zerokit.report.outcome import Outcome, RankState
-from zerokit.report.predicted import PredictAgain, compare_with_plan, predicted_of_rank
+from zerokit.report.predicted import PredictAgain, PredictedAgain, compare_with_plan, predicted_of_rank
 from zerokit.report.schema import SCHEMA, Failure, Predicted, RankReport, RunReport, checked, plain
 
 MOST_RANKS = 1 << 20  # more than any run has: a greater number in a file is damage
@@ -88,6 +88,19 @@ def build_report(
         predicted_vs_measured=None if compared is None else checked(Predicted, compared, "plan.yaml", found),
         problems=plain(found),
     )
+
+
+def with_prediction(
+    report: RunReport, plan: Mapping[str, Any] | None, prediction: PredictedAgain
+) -> RunReport:
+    """The report of a run that was not its plan's job, compared with another prediction."""
+    as_dicts = [rank.model_dump(mode="json") for rank in report.ranks]
+    compared = compare_with_plan({"ranks": as_dicts}, plan, lambda *_: prediction)
+    if compared is None:
+        return report
+    problems = list(report.problems)
+    predicted = checked(Predicted, compared, "the prediction", problems)
+    return report.model_copy(update={"predicted_vs_measured": predicted, "problems": problems})
 
 
 def report_of_folder(
