@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,30 @@ def free_port() -> int:
         return port
 
 
+def _plan_command(case: Case, folder: Path, work: Path, gpus: int) -> list[str]:
+    """Plans exactly the case, whatever would be faster."""
+    batch = case.micro_batch * case.accumulation * gpus
+    return [
+        sys.executable, "-m", "zerokit", "plan", "--model", str(folder / "model"),
+        "--gpus", str(gpus), "--gpu", "h200", "--seq-len", "1024",
+        "--zero", str(case.zero), "--micro-batch", str(case.micro_batch),
+        "--global-batch", str(batch), "--method", case.method, "--checkpointing", case.checkpointing,
+        "--offload-optimizer", "none", "--offload-param", "none", "--out", str(work / "plan"),
+        *(["--lora-rank", "16"] if case.method == "lora" else []),
+    ]  # fmt: skip
+
+
+def _figures(rank: Mapping[str, Any]) -> dict[str, Any]:
+    """What is compared of one rank in a run's report."""
+    return {
+        "allocated": rank["peak_allocated_bytes"],
+        "reserved": rank["peak_reserved_bytes"],
+        "phases": rank["phases"],
+        "steps": rank["steps"],
+        "predicted": rank["predicted_peak_allocated_bytes"],
+    }
+
+
 def measure(case: Case, folder: Path, visible: list[str], device: str) -> dict[str, Any]:
     """Run a case with and without zerokit on these GPUs."""
     work = folder / "runs" / case.name
@@ -169,17 +194,7 @@ def measure(case: Case, folder: Path, visible: list[str], device: str) -> dict[s
     spec = importlib.util.find_spec("trl")
     assert spec is not None and spec.origin is not None
     script = str(Path(spec.origin).parent / "scripts" / f"{case.script}.py")
-    batch = case.micro_batch * case.accumulation * len(visible)
-    plan = [
-        sys.executable, "-m", "zerokit", "plan", "--model", str(folder / "model"),
-        "--gpus", str(len(visible)), "--gpu", "h200", "--seq-len", "1024",
-        "--zero", str(case.zero), "--micro-batch", str(case.micro_batch),
-        "--global-batch", str(batch), "--method", case.method, "--checkpointing", case.checkpointing,
-        "--offload-optimizer", "none", "--offload-param", "none", "--out", str(work / "plan"),
-    ]  # fmt: skip
-    if case.method == "lora":
-        plan += ["--lora-rank", "16"]
-    if run(plan, work / "plan.log", env):
+    if run(_plan_command(case, folder, work, len(visible)), work / "plan.log", env):
         row["problems"].append((work / "plan.log").read_text()[-600:])
         return row
     arguments = [
@@ -207,16 +222,7 @@ def measure(case: Case, folder: Path, visible: list[str], device: str) -> dict[s
     if (run_dir / "report.json").is_file():
         report = json.loads((run_dir / "report.json").read_text())
         row["outcome"] = report["outcome"]
-        row["launched"] = [
-            {
-                "allocated": rank["peak_allocated_bytes"],
-                "reserved": rank["peak_reserved_bytes"],
-                "phases": rank["phases"],
-                "steps": rank["steps"],
-                "predicted": rank["predicted_peak_allocated_bytes"],
-            }
-            for rank in report["ranks"]
-        ]
+        row["launched"] = [_figures(rank) for rank in report["ranks"]]
     if device == "cpu":
         return row
     row["alone"] = run_alone(work, len(visible), env, folder / "peak")

@@ -59,6 +59,28 @@ def test_no_file_is_longer_than_a_reader_keeps_in_mind() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
+MOST_FUNCTION_LINES = 60
+"""Of a function with its signature, without its docstring: what fits a screen."""
+
+
+def long_functions(path: Path) -> list[str]:
+    """The functions of a file that do not fit a screen."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            text = node.body[0] if ast.get_docstring(node, clean=False) is not None else None
+            documented = text.end_lineno - text.lineno + 1 if text and text.end_lineno else 0
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1 - documented
+            if lines > MOST_FUNCTION_LINES:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}: {lines} lines")
+    return found
+
+
+def test_every_function_fits_a_screen() -> None:
+    files = python_files("zerokit", "tools", "benchmarks")
+    assert [name for path in files for name in long_functions(path)] == []
+
+
 def undocumented(path: Path) -> list[str]:
     """Public functions, methods and classes of a file without a docstring; stubs of protocols aside."""
     found: list[str] = []

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +182,17 @@ def measure(case: Mapping[str, Any], capped: bool) -> dict[str, Any]:
         "profiled": {name: _profiled(action) for name, action in phases.items()},
         "peak_allocated_bytes": peak,
         "between_steps_bytes": torch.cuda.memory_allocated(),
-        "capped": [],
     }
+    return row | {"capped": _capped(step, peak) if capped else []}
+
+
+def _capped(step: Callable[[], float], peak: int) -> list[dict[str, Any]]:
+    """Steps on less and less memory above the peak, until one runs out of it."""
+    import torch
+
+    rows = []
     total = torch.cuda.mem_get_info()[1]
-    for above in ABOVE_MIB if capped else ():
+    for above in ABOVE_MIB:
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(min(1.0, (peak + above * MIB) / total))
         try:
@@ -196,10 +203,10 @@ def measure(case: Mapping[str, Any], capped: bool) -> dict[str, Any]:
             break
         retries = torch.cuda.memory_stats()["num_alloc_retries"] - before
         reserved = torch.cuda.max_memory_reserved()
-        row["capped"].append({"above_peak_mib": above, "step_seconds": seconds, "alloc_retries": retries,
-                              "peak_reserved_bytes": reserved})  # fmt: skip
+        rows.append({"above_peak_mib": above, "step_seconds": seconds, "alloc_retries": retries,
+                     "peak_reserved_bytes": reserved})  # fmt: skip
     torch.cuda.set_per_process_memory_fraction(1.0)
-    return row
+    return rows
 
 
 def remap(size_mib: int, block_mib: int, rounds: int = 5) -> dict[str, Any]:

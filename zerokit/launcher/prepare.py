@@ -81,15 +81,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
         configured = _from_plan(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
-    notes += configured.notes
-    other = _rehearsed_otherwise(plan, target) if plan is not None else None
-    if other is not None:
-        notes.append(
-            f"warning: the plan was rehearsed with {other} and other arguments, so its prediction is of that "
-            f"run: `zerokit plan … -- {target.name} ARGS` predicts this one"
-        )
-    stale = build_locks.stale_locks(os.environ, home_folder())
-    notes += [f"warning: {lock.what}; remove it: {lock.command}" for lock in stale]
+    notes += [*configured.notes, *_warnings(plan, target)]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
     setup = commands.ScriptSetup(
         style=style,
@@ -213,6 +205,20 @@ def _predicted(plan: PlanFile | None, kind: str) -> int | None:
         return None
     value = _mapping(plan.chosen.get("estimate")).get("peak_allocated_bytes")
     return value if isinstance(value, int) else None
+
+
+def _warnings(plan: PlanFile | None, target: Target) -> list[str]:
+    """What may surprise: a plan rehearsed with another command, and locks left by builds that died."""
+    stale = build_locks.stale_locks(os.environ, home_folder())
+    warnings = [f"warning: {lock.what}; remove it: {lock.command}" for lock in stale]
+    other = _rehearsed_otherwise(plan, target) if plan is not None else None
+    if other is None:
+        return warnings
+    return [
+        f"warning: the plan was rehearsed with {other} and other arguments, so its prediction is of that "
+        f"run: `zerokit plan … -- {target.name} ARGS` predicts this one",
+        *warnings,
+    ]
 
 
 def _style(options: LaunchOptions, facts: reader.ScriptFacts, notes: list[str], *, has_config: bool) -> str:

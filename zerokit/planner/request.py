@@ -17,7 +17,7 @@ from zerokit.domain.job import (
 )
 from zerokit.errors import InputError
 from zerokit.planner.effects import refuse_idle
-from zerokit.planner.hardware import hardware
+from zerokit.planner.hardware import Hardware, hardware
 from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
@@ -45,6 +45,21 @@ class ResolvedRequest:
     found_here: bool = False
 
 
+def _refuse_attention(job: Job, found: Hardware) -> None:
+    """Refuse FlashAttention-2 on a GPU older than Ampere, which it came with as bf16 did.
+
+    Source: the README of Dao-AILab/flash-attention, "NVIDIA CUDA Support".
+
+    Raises:
+        InputError: the GPU is older.
+    """
+    if job.attention == "flash_attention_2" and not found.on_cpu and not found.cluster.gpu.supports("bf16"):
+        raise InputError(
+            f"⟨attention⟩ flash_attention_2: FlashAttention-2 needs an Ampere GPU or a newer one, which "
+            f"{found.cluster.gpu.name} is not; use sdpa"
+        )
+
+
 def resolve(
     options: Mapping[str, Any], *, single: bool = False, file: bool = False, say: Say = silent
 ) -> ResolvedRequest:
@@ -67,12 +82,7 @@ def resolve(
     )
     job, notes = _job(options, chosen)
     found = hardware(options)
-    if job.attention == "flash_attention_2" and not found.on_cpu and not found.cluster.gpu.supports("bf16"):
-        # both came with Ampere (the README of Dao-AILab/flash-attention: "NVIDIA CUDA Support")
-        raise InputError(
-            f"⟨attention⟩ flash_attention_2: FlashAttention-2 needs an Ampere GPU or a newer one, which "
-            f"{found.cluster.gpu.name} is not; use sdpa"
-        )
+    _refuse_attention(job, found)
     calibration, measured = None, tuple[str, ...]()
     if (found.found_here or found.on_cpu) and not options.get("no_calibration"):
         from zerokit.planner.calibration import of_this_machine

@@ -154,25 +154,9 @@ def _run(
     request: RehearsalRequest, script: PreparedScript, folder: Path, progress: Callable[[str], None]
 ) -> tuple[dict[str, Any] | None, str]:
     """The process's report, None where it left none, and the end of what it printed."""
-    result_path, output = folder / "result.json", folder / "output"
+    output = folder / "output"
     reading, writing = os.pipe()
-    order = Order(
-        target=script.target,
-        is_module=script.is_module,
-        arguments=script.arguments,
-        gpu=FakeGpu.of(request.gpu, min(script.ranks, request.gpu.max_gpus_per_node)),
-        rank=request.rank,
-        world_size=script.ranks,
-        most_steps=request.steps,
-        folder=str(folder),
-        shown=str(request.shown.resolve()) if request.shown is not None else None,
-        result_path=str(result_path),
-        progress_fd=writing,
-        parent_pid=os.getpid(),
-        gpu_name=request.gpu.name,
-        host_factor=_host_factor(request),
-        operators_path=str(folder / _OPERATORS) if request.step_time else None,
-    )
+    order = _order(request, script, folder, writing)
     order_path = folder / "order.json"
     order_path.write_text(json.dumps(order.to_dict()))
     with output.open("wb") as stream:
@@ -188,20 +172,9 @@ def _run(
     os.close(writing)
     reader = threading.Thread(target=_pass_on, args=(reading, progress), daemon=True)
     reader.start()
-    try:
-        code = process.wait(timeout=request.limit_seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    code = _wait(process, request.limit_seconds)
+    if code is None:
         return None, f"it did not end within {request.limit_seconds:g} s"
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # data loader workers of a script that was cut off
     reader.join(timeout=5)
     secrets = Secrets(script.environment, [*request.target.arguments, *script.arguments])
     if request.output is not None:
@@ -209,11 +182,46 @@ def _run(
     if request.operators is not None and (folder / _OPERATORS).is_file():
         shutil.copyfile(folder / _OPERATORS, request.operators)
     tail = secrets.text(_tail(output))
+    result_path = Path(order.result_path)
     if not result_path.is_file():
         return None, f"the process ended with code {code}\n{tail}"
     report = secrets.tree(json.loads(result_path.read_text()))
     assert isinstance(report, dict)
     return report, tail
+
+
+def _order(request: RehearsalRequest, script: PreparedScript, folder: Path, progress_fd: int) -> Order:
+    """What the rehearsed process is told."""
+    return Order(
+        target=script.target,
+        is_module=script.is_module,
+        arguments=script.arguments,
+        gpu=FakeGpu.of(request.gpu, min(script.ranks, request.gpu.max_gpus_per_node)),
+        rank=request.rank,
+        world_size=script.ranks,
+        most_steps=request.steps,
+        folder=str(folder),
+        shown=str(request.shown.resolve()) if request.shown is not None else None,
+        result_path=str(folder / "result.json"),
+        progress_fd=progress_fd,
+        parent_pid=os.getpid(),
+        gpu_name=request.gpu.name,
+        host_factor=_host_factor(request),
+        operators_path=str(folder / _OPERATORS) if request.step_time else None,
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], limit_seconds: float | None) -> int | None:
+    """The exit code; None where the process did not end in time. Nothing of its session is left."""
+    try:
+        return process.wait(timeout=limit_seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        # the process where it still runs, and data loader workers of a script that was cut off
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _keep_output(output: Path, kept: Path, secrets: Secrets) -> None:

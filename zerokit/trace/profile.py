@@ -124,6 +124,21 @@ def _own_parameters(variant: Variant) -> bool:
     return bool(variant.lora_rank) or variant.tensor_parallel > 1 or changed or frozen
 
 
+def _parameters(built: BuiltModel) -> tuple[Parameter, ...]:
+    """The parameters of a model that was built for a variant."""
+    return tuple(
+        Parameter(
+            name=record.name,
+            shape=record.shape,
+            trainable=record.trainable,
+            stored_bytes=record.stored_bytes,
+            element_bytes=record.element_bytes,
+            communication_bytes=record.communication_bytes,
+        )
+        for record in built.parameters
+    )
+
+
 def profile_from_config(
     hf_config: Mapping[str, Any],
     variants: Iterable[Variant],
@@ -158,25 +173,14 @@ def profile_from_config(
         ties = plain.ties
     for variant in variants:
         built = _attention(hf_config, head, variant)
-        mine = tuple(
-            Parameter(
-                name=p.name,
-                shape=p.shape,
-                trainable=p.trainable,
-                stored_bytes=p.stored_bytes,
-                element_bytes=p.element_bytes,
-                communication_bytes=p.communication_bytes,
-            )
-            for p in built.parameters
-        )
         head = built.head
         if variant.phase == "decode" and head != "causal":
             continue  # one pass, and nothing is generated
         buffer_bytes = max(buffer_bytes, built.buffer_bytes)
         if _own_parameters(variant):
-            parameter_sets[variant.key] = mine
+            parameter_sets[variant.key] = _parameters(built)
         else:
-            parameters = mine
+            parameters = _parameters(built)
         leaves |= {name.rpartition(".")[2] for name in leaf_modules(built.model)}
         ties |= built.ties  # under adapters the names are others
         traces[variant.key] = _traces(hf_config, head, variant, built, seq_len)

@@ -52,71 +52,71 @@ class Event:
         return 1.0
 
 
+class Stream:
+    """``torch.cuda.Stream`` of the one machine of this process."""
+
+    streams: Streams
+    numbers = itertools.count()
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        self.number = next(self.numbers)
+        self.device = torch.device("cuda", 0)
+        self.cuda_stream = self.stream_id = self.number
+        self.device_index = 0
+        self.device_type = 1
+        self.priority = priority
+        self._before: Any = None
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing runs."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing runs."""
+        if stream.number != self.number:
+            with self.streams.use(self):
+                self.streams.machine.saw_runtime(operators.WAIT_STREAM, "wait_stream", handle=stream.number)
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event that is done."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Everything is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """CUDA graphs are not captured."""
+        return False
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+        self.streams.machine.saw_runtime(operators.CALL, "stream_synchronize", waits=True)
+
+    def __enter__(self) -> Any:
+        self._before = self.streams.set_current(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.streams.set_current(self._before)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
 class Streams:
     """Streams of one machine, and the current one of each thread."""
 
     def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+        self.machine = machine
         self._current = threading.local()
-        numbers = itertools.count()
-        streams = self
-        saw = machine.saw_runtime
-
-        class Stream:
-            """``torch.cuda.Stream``."""
-
-            def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-                self.number = next(numbers)
-                self.device = torch.device("cuda", 0)
-                self.cuda_stream = self.stream_id = self.number
-                self.device_index = 0
-                self.device_type = 1
-                self.priority = priority
-                self._before: Any = None
-
-            def wait_event(self, event: Any) -> None:
-                """Nothing runs."""
-                event.wait(self)
-
-            def wait_stream(self, stream: Any) -> None:
-                """Nothing runs."""
-                if stream.number != self.number:
-                    with streams.use(self):
-                        saw(operators.WAIT_STREAM, "wait_stream", handle=stream.number)
-
-            def record_event(self, event: Any = None) -> Any:
-                """An event that is done."""
-                event = event or Event()
-                event.record(self)
-                return event
-
-            def query(self) -> bool:
-                """Everything is done."""
-                return True
-
-            def is_capturing(self) -> bool:
-                """CUDA graphs are not captured."""
-                return False
-
-            def synchronize(self) -> None:
-                """Nothing runs."""
-                saw(operators.CALL, "stream_synchronize", waits=True)
-
-            def __enter__(self) -> Any:
-                self._before = streams.set_current(self)
-                return self
-
-            def __exit__(self, *exc: object) -> None:
-                streams.set_current(self._before)
-
-            def __eq__(self, other: object) -> bool:
-                return self is other
-
-            def __hash__(self) -> int:
-                return id(self)
-
         Event.machine = machine
-        self.stream_type = Stream
+        Stream.streams, Stream.numbers = self, itertools.count()  # the default stream is number 0
         self.default = Stream()
 
     def current(self, device: Any = None) -> Any:
@@ -128,7 +128,7 @@ class Streams:
         before = self.current()
         if stream is not None:
             self._current.stream = stream
-            self._machine.ledger.threads.stream = getattr(stream, "number", 0)
+            self.machine.ledger.threads.stream = getattr(stream, "number", 0)
         return before
 
     @contextlib.contextmanager
@@ -143,14 +143,14 @@ class Streams:
     def functions(self) -> dict[str, Callable[..., Any]]:
         """By their names in ``torch.cuda``."""
         return {
-            "Stream": self.stream_type,
-            "ExternalStream": self.stream_type,
+            "Stream": Stream,
+            "ExternalStream": Stream,
             "Event": Event,
             "current_stream": self.current,
             "default_stream": lambda device=None: self.default,
             "set_stream": self.set_current,
             "stream": self.use,
-            "synchronize": lambda device=None: self._machine.saw_runtime(
+            "synchronize": lambda device=None: self.machine.saw_runtime(
                 operators.CALL, "synchronize", waits=True
             ),
         }

@@ -215,6 +215,23 @@ def _shorten(model: nn.Module, config: Any, stack: Stack) -> None:
                 setattr(part, key, [value[i] for i in stack.kept])
 
 
+def _quantise(model: torch.nn.Module, variant: Variant) -> dict[str, int]:
+    """Quantise the layers that the variant asks for; the bytes of each weight that is packed now, by name."""
+    if variant.quantized:
+        from zerokit.trace.building.nf4 import quantise
+
+        return quantise(model)
+    if variant.quantization == "int4":
+        from zerokit.trace.building.nf4 import quantise
+
+        return quantise(model, variant.phase)
+    if variant.quantization == "int8":
+        from zerokit.trace.building.int8 import quantise as quantise_int8
+
+        return quantise_int8(model)
+    return {}
+
+
 def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -> BuiltModel:
     """Build the model on the meta device, with the variant's shards and adapters, and cut its layers.
 
@@ -248,19 +265,7 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
         model = add_lora(
             model, variant.lora_rank, variant.lora_targets, None if variant.zero3_linear else dtype, spared
         )
-    packed: dict[str, int] = {}
-    if variant.quantized:
-        from zerokit.trace.building.nf4 import quantise
-
-        packed = quantise(model)
-    elif variant.quantization == "int4":
-        from zerokit.trace.building.nf4 import quantise
-
-        packed = quantise(model, variant.phase)
-    elif variant.quantization == "int8":
-        from zerokit.trace.building.int8 import quantise as quantise_int8
-
-        packed = quantise_int8(model)
+    packed = _quantise(model, variant)
     sent = communication_bytes(model) if variant.autocast else {}
     parameters = tuple(
         ParameterRecord(
