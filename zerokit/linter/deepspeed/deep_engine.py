@@ -65,12 +65,12 @@ def _import_everything(cases: Sequence[Mapping[str, Any]]) -> None:
     if any(case["tensor_parallel"] > 1 for case in cases):
         importlib.import_module("transformers.models.llama.modeling_llama")
         importlib.import_module("deepspeed.module_inject.auto_tp")
-    import deepspeed.comm.torch as deepspeed_torch
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.op_builder.builder import OpBuilder
     from deepspeed.ops.op_builder.cpu.no_impl import NotImplementedBuilder
 
-    deepspeed_torch.build_shm_op = lambda: None
+    # `deepspeed.comm.torch` is torch itself: the module's attribute of that name hides the submodule
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     for builder in (OpBuilder, NotImplementedBuilder):
         builder.load = lambda self, verbose=True: _NoKernels()
     # the file is for GPUs: what this CPU supports is beside the point
