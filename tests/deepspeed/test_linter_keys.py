@@ -11,7 +11,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
-from zerokit.linter.accelerate.keys import ACCELERATE_VERSION
 from zerokit.linter.accelerate.keys import key_list as accelerate_list
 from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.top_level import lint_accelerate
@@ -19,6 +18,7 @@ from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.tables import key_list
 from zerokit.rules import known
 from zerokit.rules.removed import REMOVED_RULES
+from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import parse_json
 
 

@@ -12,6 +12,9 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.values import frozen_dataclass
 
+ACCELERATE_VERSION = "1.15.0"
+"""The release of Accelerate that sources cite, and whose keys are checked unless another is chosen."""
+
 _FIELD = re.compile(r"\{(\w+)\}")
 
 Severity = Literal["error", "warning", "note"]

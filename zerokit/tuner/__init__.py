@@ -37,12 +37,12 @@ def tune(
     import time
 
     from zerokit.planner.recipes import merged
-    from zerokit.tuner.result import TuneResult
+    from zerokit.tuner.result import TuneResult, body
     from zerokit.tuner.tuning import Tuning
 
     started = time.monotonic()
     asked = merged(recipe, options) if recipe is not None else options
-    tuning = Tuning.prepare(target, asked, settings, say, rehearse)
+    tuning = Tuning.prepare(target, asked, settings, say, rehearse, body)
     if dry_run:
         return TuneResult(tuning=tuning)
     tuning.run(run_dir)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,7 +68,12 @@ class Trial:
 
 @dataclass(slots=True, kw_only=True)
 class Tuning:
-    """All of one ``zerokit tune``. Seconds; ``interrupted`` is the exit code of a signal."""
+    """All of one ``zerokit tune``. Seconds.
+
+    Attributes:
+        interrupted: the exit code of a signal.
+        describe: what ``tune.json`` holds of it.
+    """
 
     target: Target
     read: ResolvedRequest
@@ -81,6 +86,7 @@ class Tuning:
     script: ScriptOptions
     out: str
     say: Say
+    describe: Callable[[Tuning], dict[str, Any]]
     folder: Path | None = None
     interrupted: int | None = None
     files: dict[str, str] = field(default_factory=dict)
@@ -95,7 +101,8 @@ class Tuning:
         options: Mapping[str, Any],
         settings: TuneSettings,
         say: Say,
-        rehearse: Rehearse | None = None,
+        rehearse: Rehearse | None,
+        describe: Callable[[Tuning], dict[str, Any]],
     ) -> Tuning:
         """Plan, and decide what to run. ``rehearse``: as ``zerokit rehearse`` does; None: nothing is.
 
@@ -143,7 +150,7 @@ class Tuning:
                 seconds=settings.rehearsal_seconds, rehearse=rehearse, say=say,
             ),
             made=made, job=job, launch_options=launch_options, out=settings.out, say=say,
-            trials=[
+            describe=describe, trials=[
                 Trial(number=number, candidate=each, planned=each,
                       arguments=script_options.arguments(each.strategy))
                 for number, each in enumerate(candidates, 1)
@@ -266,11 +273,10 @@ class Tuning:
     def _keep(self) -> None:
         """The result so far into tune.json, and the step times for later plans."""
         from zerokit.launcher import run_folder as folder
-        from zerokit.tuner.result import body
 
         assert self.folder is not None
         self._calibrate()
-        folder.write_json(self.folder / RESULT_FILE, body(self))
+        folder.write_json(self.folder / RESULT_FILE, self.describe(self))
 
     def _calibrate(self) -> None:
         """Keep the step times of the trials that ran this very job as planned."""

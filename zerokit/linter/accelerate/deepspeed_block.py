@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.accelerate.keys import (
-    ACCELERATE_VERSION,
     LAUNCH,
     PLUGIN,
     is_file,
@@ -14,6 +13,7 @@ from zerokit.linter.accelerate.keys import (
     short,
 )
 from zerokit.linter.finding import Finding, finding_at
+from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.linter.accelerate.keys import ACCELERATE_VERSION, LAUNCH, key_list, short
+from zerokit.linter.accelerate.keys import LAUNCH, key_list, short
 from zerokit.linter.finding import Finding, finding_at
-from zerokit.rules.types import Edit
+from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
 

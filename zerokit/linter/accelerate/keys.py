@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.linter.deepspeed.tables import nearest_table, tables
+from zerokit.rules.types import ACCELERATE_VERSION
 
-ACCELERATE_VERSION = "1.15.0"
 _FOLDER = pathlib.Path(__file__).parent
 _chosen: contextvars.ContextVar[str] = contextvars.ContextVar("accelerate", default=ACCELERATE_VERSION)
 LAUNCH = f"Accelerate {ACCELERATE_VERSION}, commands/launch.py"

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.linter.accelerate.deepspeed_block import init_flag, init_off
-from zerokit.linter.accelerate.keys import ACCELERATE_VERSION, PARALLELISM_PREFIX, PLUGIN
+from zerokit.linter.accelerate.keys import PARALLELISM_PREFIX, PLUGIN
 from zerokit.linter.finding import Finding, finding_at
+from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
 
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 from zerokit.linter.accelerate.keys import (
-    ACCELERATE_VERSION,
     LAUNCH,
     PARALLELISM_PREFIX,
     key_list,
@@ -15,6 +14,7 @@ from zerokit.linter.accelerate.keys import (
 )
 from zerokit.linter.accelerate.values import TOP_LEVEL, fits
 from zerokit.linter.finding import Finding, finding_at
+from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
 

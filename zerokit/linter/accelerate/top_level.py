@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from zerokit.linter.accelerate.deepspeed_block import lint_deepspeed_block
 from zerokit.linter.accelerate.fsdp import lint_fsdp
 from zerokit.linter.accelerate.keys import (
-    ACCELERATE_VERSION,
     CONFIG,
     LAUNCH,
     key_list,
@@ -20,7 +19,7 @@ from zerokit.linter.accelerate.keys import (
 from zerokit.linter.accelerate.processes import lint_parallelism, lint_processes
 from zerokit.linter.accelerate.values import fits
 from zerokit.linter.finding import Finding, finding_at, one_for_each_cause
-from zerokit.rules.types import Edit
+from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document, Location, Path
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
 

@@ -16,7 +16,7 @@ from zerokit.linter.deepspeed.values import finding
 from zerokit.linter.finding import Finding
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.known import TRAINER_FILLS
-from zerokit.rules.types import Severity
+from zerokit.rules.types import ACCELERATE_VERSION, Severity
 from zerokit.strictload import Document
 
 _FILLED_BY_BOTH = frozenset(
@@ -50,7 +50,7 @@ _AUTO_IS_A_VALUE = (
     "data_types.keep_in_fp32_modules",
     "autotuning.",
 )
-_SOURCE = "Accelerate 1.15.0, accelerator.py, _prepare_deepspeed"
+_SOURCE = f"Accelerate {ACCELERATE_VERSION}, accelerator.py, _prepare_deepspeed"
 
 
 def autos(raw: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
-from zerokit.linter.accelerate.keys import ACCELERATE_VERSION
 from zerokit.linter.deepspeed.autos import lint_autos, stops_initialize
 from zerokit.linter.deepspeed.keylist import lint_keys, wrapper
 from zerokit.linter.deepspeed.readers import readers_of
@@ -15,7 +14,7 @@ from zerokit.linter.deepspeed.tables import key_list, minor, version
 from zerokit.linter.deepspeed.values import LARGEST_INTEGER
 from zerokit.linter.finding import Finding, one_for_each_cause
 from zerokit.rules import FRAMEWORKS, Setup, violations
-from zerokit.rules.types import Edit, Rule, Severity, Violation
+from zerokit.rules.types import ACCELERATE_VERSION, Edit, Rule, Severity, Violation
 from zerokit.strictload import Document, Location
 from zerokit.values import frozen_dataclass
 
