@@ -9,9 +9,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tools import tests_of
+from tools.room_contract import RoomContract
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -32,6 +34,36 @@ def test_rules_are_kept(command: list[str]) -> None:
         [BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
+
+
+def problems_of(rows: list[str], imports: list[tuple[str, str]]) -> list[str]:
+    """What the contract of the rooms finds in a package ``p`` with these imports."""
+    graph = grimp.ImportGraph()
+    for module in ("p", "p.a", "p.b", "p.b.c", "p.d", "json", "torch"):
+        graph.add_module(module, is_squashed=not module.startswith("p"))
+    for importer, imported in imports:
+        graph.add_import(importer=importer, imported=imported)
+    contract = RoomContract("rooms", {"root_packages": ["p"]}, {"root": "p", "rooms": rows})
+    problems: list[str] = contract.check(graph, verbose=False).metadata["problems"]
+    return problems
+
+
+@pytest.mark.parametrize(
+    ("rows", "imports", "problems"),
+    [
+        (["a -> b", "b ->", "d ->"], [("p.a", "p.b"), ("p.a", "json"), ("p.b", "p.b.c")], []),
+        (["a ->", "b ->", "d ->"], [("p.a", "p.b.c")], ["p.a imports p.b.c"]),
+        (["a -> b", "b ->", "b.c ->", "d ->"], [("p.a", "p.b"), ("p.a", "p.b.c")], ["p.a imports p.b.c"]),
+        (["a ->", "b ->", "d ->"], [("p.a", "torch")], ["p.a imports torch"]),
+        (["a => b", "b -> d", "d ->"], [("p.a", "p.b"), ("p.b", "p.d")], ["p.a imports p.d"]),
+        (["a -> d", "b ->", "d ->"], [], ["a imports no d: take it out of the row"]),
+        (["a ->", "b ->"], [], ["p.d is in no room: give it a row"]),
+    ],
+)
+def test_the_contract_of_the_rooms_finds(
+    rows: list[str], imports: list[tuple[str, str]], problems: list[str]
+) -> None:
+    assert problems_of(rows, imports) == problems
 
 
 @pytest.mark.parametrize("script", ["launch.sh", ".ci/run"])
