@@ -4,10 +4,11 @@
     python -m benchmarks.recording_cost --device cuda --hidden 2048 --layers 16  # GPUs, NCCL
 
 Real ZeRO-3 steps of a Llama. Each function that zerokit wraps is timed twice: around zerokit's wrapper, and
-around PyTorch's or DeepSpeed's own function inside it. The difference, less what the two clocks themselves
-take (measured on a function that does nothing), is the recorder's. On GPUs that is time of the host's thread,
-which a step waits for only where it is not ahead of the GPU. PyTorch's own flight recorder is C++ and has no
-such seam: runs with and without it are shown beside each other (``--flight-recorder``).
+around PyTorch's or DeepSpeed's own function inside it. The difference is the recorder's and the two clocks'.
+In every other step the wrapper is left out, and what is counted there is the clocks' own. On GPUs the result
+is time of the host's thread, which a step waits for only where it is not ahead of the GPU. PyTorch's own
+flight recorder is C++ and has no such seam: runs with and without it are shown beside each other
+(``--flight-recorder``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 
@@ -45,12 +45,15 @@ def parse() -> argparse.Namespace:
 
 
 class Seam:
-    """Seconds and calls, outside and inside zerokit's wrappers."""
+    """Seconds of each call outside zerokit's wrapper less those inside it, by what is called.
+
+    Where ``recording`` is off, the outer clock calls the inner one at once: what remains is the clocks' own.
+    """
 
     def __init__(self) -> None:
-        self.outside = self.inside = 0.0
-        self.calls = 0
-        self._depth = 0
+        self.recording = True
+        self.seconds: dict[tuple[str, bool], list[float]] = {}
+        self._inside = 0.0  # of the inner clock that stopped last: a wrapper's own, as it stops before it
 
     def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """PyTorch's function, timed; the wrapper is to find the signature that it looks for."""
@@ -60,36 +63,34 @@ class Seam:
             try:
                 return function(*args, **kwargs)
             finally:
-                if self._depth == 1:
-                    self.inside += time.perf_counter() - began
+                self._inside = time.perf_counter() - began
 
         timed.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
         timed.__name__ = function.__name__
         return timed
 
-    def without(self, wrapper: Callable[..., Any]) -> Callable[..., Any]:
-        """zerokit's wrapper, timed; one inside another is the outer one's."""
+    def without(
+        self, wrapper: Callable[..., Any], within: Callable[..., Any], what: str
+    ) -> Callable[..., Any]:
+        """zerokit's wrapper around ``within``, timed."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            self._depth += 1
+            recording = self.recording
+            function = wrapper if recording else within
             began = time.perf_counter()
             try:
-                return wrapper(*args, **kwargs)
+                return function(*args, **kwargs)
             finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self.outside += time.perf_counter() - began
-                    self.calls += 1
+                spent = time.perf_counter() - began - self._inside
+                self.seconds.setdefault((what, recording), []).append(spent)
 
         return timed
 
-    def own_cost(self) -> float:
-        """Seconds a call that the clocks themselves put between outside and inside."""
-        seam = Seam()
-        nothing = seam.without(seam.within(lambda: None))
-        for _ in range(20_000):
-            nothing()
-        return (seam.outside - seam.inside) / seam.calls
+    def microseconds(self, what: str) -> float:
+        """The recorder's own, a call: the mean of those that the system did not interrupt."""
+        calls, clocks = (sorted(self.seconds[what, recording]) for recording in (True, False))
+        calls, clocks = (each[: len(each) - len(each) // 20] for each in (calls, clocks))
+        return 1e6 * (statistics.fmean(calls) - statistics.fmean(clocks))
 
 
 def hook(seam: Seam, folder: Path, rank: int, args: argparse.Namespace) -> None:
@@ -104,22 +105,20 @@ def hook(seam: Seam, folder: Path, rank: int, args: argparse.Namespace) -> None:
     probe = Probe(Identity(rank=rank, local_rank=rank, world_size=args.ranks, host="here", device=args.device,
                            script="-"), folder)  # fmt: skip
     calls = recorder.Calls(probe)
-    names = [name for name in recorder._COLLECTIVES if inspect.isfunction(getattr(c10d, name, None))]
-    _each(c10d, names, seam.within)
+    names = recorder.collectives_of(c10d)
+    inner = {name: seam.within(getattr(c10d, name)) for name in names}
+    for name in names:
+        setattr(c10d, name, inner[name])
     calls.hook(c10d)
-    _each(c10d, names, seam.without)
+    for name in names:
+        setattr(c10d, name, seam.without(getattr(c10d, name), inner[name], "collective"))
     owner = zero3.PartitionedParameterCoordinator
-    owner.fetch_sub_module = seam.within(owner.fetch_sub_module)
+    fetch = owner.fetch_sub_module = seam.within(owner.fetch_sub_module)
     calls.hook_zero3(zero3)
-    owner.fetch_sub_module = seam.without(owner.fetch_sub_module)
+    owner.fetch_sub_module = seam.without(owner.fetch_sub_module, fetch, "fetch")
     for name in names:  # torch.distributed took the functions over when it was imported
         if hasattr(sys.modules["torch.distributed"], name):
             setattr(sys.modules["torch.distributed"], name, getattr(c10d, name))
-
-
-def _each(module: ModuleType, names: list[str], wrap: Callable[..., Any]) -> None:
-    for name in names:
-        setattr(module, name, wrap(getattr(module, name)))
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
@@ -141,25 +140,28 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
     tokens = torch.randint(0, 4096, (args.batch, args.seq_len), device=engine.device)
-    seconds, recorded, counts = [], [], []
-    for step in range(args.steps + 5):  # ZeRO-3 learns the order of the modules in the first
-        before, calls, began = seam.outside - seam.inside, seam.calls, time.perf_counter()
+    steps: list[float] = []
+    for step in range(2 * args.steps + 6):
+        seam.recording = step % 2 == 0
+        if step == 6:  # ZeRO-3 learns the order of the modules in the first
+            seam.seconds.clear()
+        began = time.perf_counter()
         engine.backward(engine(input_ids=tokens, labels=tokens).loss)
         engine.step()
         if args.device == "cuda":
             torch.cuda.synchronize()
-        if step >= 5:
-            seconds.append(time.perf_counter() - began)
-            counts.append(seam.calls - calls)
-            recorded.append(seam.outside - seam.inside - before - counts[-1] * OWN_COST)
+        steps.append(time.perf_counter() - began)
+    counts = {what: len(seam.seconds[what, True]) / args.steps for what in ("fetch", "collective")}
+    cost = {what: seam.microseconds(what) for what in counts}
     torch.distributed.barrier()
-    step, own = statistics.median(seconds), statistics.median(recorded)
+    seconds, own = statistics.median(steps[6:]), sum(1e-6 * cost[what] * counts[what] for what in counts)
     return {
         "device": torch.cuda.get_device_name(0) if args.device == "cuda" else "CPU rank",
         "torch": torch.__version__, "ranks": args.ranks, "hidden": args.hidden, "layers": args.layers,
-        "batch": args.batch, "seq_len": args.seq_len, "step_seconds": step,
-        "calls_per_step": statistics.median(counts), "recorder_seconds_per_step": own,
-        "recorder_share": own / step,
+        "batch": args.batch, "seq_len": args.seq_len, "step_seconds": seconds,
+        **{f"{what}_calls_per_step": counts[what] for what in counts},
+        **{f"{what}_microseconds": round(cost[what], 3) for what in cost},
+        "recorder_seconds_per_step": own, "recorder_share": own / seconds,
         "flight_recorder": os.environ.get("TORCH_FR_BUFFER_SIZE", "on, as zerokit sets it"),
     }  # fmt: skip
 
@@ -194,8 +196,6 @@ def main() -> None:
     for flight_recorder in (True, False) * args.pairs if args.flight_recorder else (None,):
         print(json.dumps(run(args, flight_recorder)), flush=True)
 
-
-OWN_COST = Seam().own_cost()
 
 if __name__ == "__main__":
     main()
