@@ -348,7 +348,7 @@ def test_an_oom_tells_what_was_asked_and_what_was_live(probe, allocator, monkeyp
     watch.know(lambda: engine)
     allocator.allocate(30 * MIB)
     allocator.free(10 * MIB)
-    probe.steps = 4
+    probe.position = (4, 4)
     probe.enter("backward")
     for _ in range(5):
         observers[0](0, 64 * MIB, 100 * MIB, 2 * MIB)

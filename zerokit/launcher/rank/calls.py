@@ -1,10 +1,11 @@
 """The collectives that this rank entered, for the day on which it hangs in one.
 
 Wrapped are torch's own functions (torch.distributed.distributed_c10d, which DeepSpeed and accelerate call
-too): a call costs a tuple's worth of work, and is formatted only where somebody asks: when the supervisor
-finds the run without progress, when this rank was quiet for a while, and with its last line. Under ZeRO-3
-each call knows the module whose weights were being fetched. Collectives that C++ starts by itself (DDP's
-buckets, compiled graphs) are in PyTorch's own record (:mod:`zerokit.launcher.rank.flight_recorder`).
+too): a call leaves a list of what it was, a fetch of weights two items of a queue. They are decoded only
+where somebody asks: when the supervisor finds the run without progress, when this rank was quiet for a while,
+and with its last line. Under ZeRO-3 each call knows the module whose weights were being fetched. Collectives
+that C++ starts by itself (DDP's buckets, compiled graphs) are in PyTorch's own record
+(:mod:`zerokit.launcher.rank.flight_recorder`). What it costs: ``python -m benchmarks.recording_cost``.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import linecache
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
 from zerokit.launcher.rank import flight_recorder
+from zerokit.launcher.rank.call_wrapper import recording
 from zerokit.launcher.rank.movement import kernel_wait
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import Record
@@ -35,37 +36,50 @@ QUIET_SECONDS = 5.0
 _MOST_WRITTEN = 192
 _MOST_FRAMES = 64
 _LOOKS, _BETWEEN_LOOKS_SECONDS = 10, 0.02  # at what the main thread waits in
-_VISITS = 4096  # modules of a ZeRO-3 model that were run last: some forwards of a large one
+_VISITS = 8192  # two for each module of a ZeRO-3 model that was run last: some forwards of a large one
 _COLLECTIVES = (
-    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
-    "_all_gather_base", "all_gather_coalesced", "all_gather_object", "gather", "scatter", "reduce_scatter",
-    "reduce_scatter_tensor", "_reduce_scatter_base", "all_to_all_single", "all_to_all", "barrier",
+    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_coalesced",
+    "all_gather_object", "gather", "scatter", "reduce_scatter", "all_to_all_single", "all_to_all", "barrier",
     "monitored_barrier", "broadcast_object_list", "gather_object", "scatter_object_list", "send", "recv",
     "init_process_group", "new_group", "destroy_process_group",
 )  # fmt: skip
+_RENAMED = (  # PyTorch 2.13 has them by other names, and these call those
+    ("all_gather_single", "all_gather_into_tensor", "_all_gather_base"),
+    ("reduce_scatter_single", "reduce_scatter_tensor", "_reduce_scatter_base"),
+)
+_ALONE = frozenset({
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
+    "reduce_scatter", "reduce_scatter_tensor", "all_to_all_single", "all_to_all", "barrier", "send", "recv",
+})  # fmt: skip
+"""Those that call no other of them."""
 _CHANGE_GROUPS = frozenset({"init_process_group", "new_group", "destroy_process_group"})
-_TENSORS = ("input_tensor", "input", "tensor")  # the one that must be alike on all ranks
 _WORLD = "world"
 _OURS = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 _MODULE_NAMES = ("current_submodule", "sub_module", "self", "module")  # locals that hold one, in this order
 
 
+class _Group:
+    """A process group: how many calls it has had."""
+
+    __slots__ = ("count", "name", "ranks")
+
+    def __init__(self, name: str, ranks: list[int]) -> None:
+        self.name, self.ranks, self.count = name, ranks, 0
+
+
 class Calls:
-    """A ring of the last calls, and how many each group has had."""
+    """The last calls, and how many each group has had."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._numbers = itertools.count(1)
-        self._ring: list[list[Any] | None] = [None] * RING
-        self._counts: dict[str, int] = {}
-        self._ranks: dict[str, list[int]] = {}
-        self._inside: set[int] = set()  # threads; a threading.local costs twice as much
+        self._calls: deque[list[Any]] = deque(maxlen=RING)
+        self._groups: dict[str, _Group] = {}
+        self._by_id: dict[int, _Group] = {}  # to ask a group itself costs more than all the rest
+        self._inside: set[int] = set()  # threads, in a call that makes others
         self._world = _WORLD
-        self._group_names: dict[int, str] = {}  # by id: to ask a group itself costs as much as all the rest
-        self._module: tuple[int, bool] | None = None
-        self._visits: deque[tuple[int, bool, int, int]] = deque(maxlen=_VISITS)
+        # DeepSpeed's number of what is fetched (inverted: backward), and after it where training was
+        self._visits: deque[int | tuple[int, int]] = deque([probe.position], maxlen=_VISITS)
         self._written = 0
-        self._last = 0
         self.engines: Callable[[], Iterable[Any]] = tuple
 
     # ---- while it runs
@@ -75,98 +89,82 @@ class Calls:
         with contextlib.suppress(Exception):
             version = str(sys.modules["torch"].__version__)
             flight_recorder.switch_on(self._probe.run_dir, version, os.environ)
-        for name in _COLLECTIVES:
-            original = getattr(module, name, None)
-            if inspect.isfunction(original):
-                setattr(module, name, self._recorded(original, module))
+        recorder = {
+            "inside": self._inside, "thread": threading.get_ident, "by_id": self._by_id,
+            "find": functools.partial(self._group, module), "visits": self._visits, "probe": self._probe,
+            "remember": self._calls.append, "clock": time.perf_counter, "waited": self._probe.waits.running,
+        }  # fmt: skip
+        for attribute, operation in collectives_of(module).items():
+            original = getattr(module, attribute)
+            if operation not in _ALONE:
+                original = self._making_others(original, operation, module)
+            setattr(module, attribute, recording(original, operation, recorder))
 
     def hook_zero3(self, module: ModuleType) -> None:
         """Know the module whose weights DeepSpeed fetches (0.19.8, partitioned_param_coordinator.py:310)."""
         owner, probe = module.PartitionedParameterCoordinator, self._probe
         original = owner.fetch_sub_module
-        clock, waited, visit = time.perf_counter, probe.waits.seconds, self._visits.append
+        clock, waited, visit = time.perf_counter, probe.waits.running, self._visits.append
 
         @functools.wraps(original)
         def fetch(coordinator: Any, current_submodule: Any, forward: bool) -> Any:
-            number, phase = current_submodule.ds_id, probe.phase
-            self._module = (number, forward)
-            visit((number, forward, probe.steps, probe.micro_steps))
+            number = current_submodule.ds_id
+            visit(number if forward else ~number)
             began = clock()
             result = original(coordinator, current_submodule, forward)
-            waited[phase] = waited.get(phase, 0.0) + clock() - began
-            self._module = None
+            waited[0] += clock() - began
+            visit(probe.position)
             return result
 
         owner.fetch_sub_module = fetch
 
-    def _recorded(self, original: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
-        names = list(inspect.signature(original).parameters)
-        group_at = names.index("group") if "group" in names else len(names)
-        tensor_name = next((name for name in _TENSORS if name in names), "")
-        tensor_at = names.index(tensor_name) if tensor_name else len(names)
-        operation = original.__name__
-        inside, thread, probe, ring, numbers = (
-            self._inside,
-            threading.get_ident,
-            self._probe,
-            self._ring,
-            self._numbers,
-        )
-        counts, group_names = self._counts, self._group_names
-        clock, waited = time.perf_counter, probe.waits.seconds
-        starts, changes_groups = operation == "init_process_group", operation in _CHANGE_GROUPS
+    def _making_others(self, original: Callable[..., Any], operation: str, module: ModuleType) -> Any:
+        """What it calls of the others is no call of its own."""
+        inside, changes_groups = self._inside, operation in _CHANGE_GROUPS
 
         @functools.wraps(original)
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            me = thread()
-            if me in inside:  # objects travel as tensors: one call, not three
-                return original(*args, **kwargs)
-            group = args[group_at] if len(args) > group_at else kwargs.get("group")
-            name = self._world if group is None else group_names.get(id(group))
-            if name is None:
-                name = group_names[id(group)] = getattr(group, "group_name", "?")
-            count = counts.get(name, 0) + 1
-            counts[name] = count
-            if count == 1:
-                self._learn(name, group, module)
-            tensor = args[tensor_at] if len(args) > tensor_at else kwargs.get(tensor_name)
-            number, phase = next(numbers), probe.phase
-            shape, dtype = getattr(tensor, "shape", None), getattr(tensor, "dtype", None)
-            entry = [number, count, operation, name, shape, dtype, self._module, probe.steps, phase, True]
-            ring[number % RING] = entry
-            self._last = number
+        def making(*args: Any, **kwargs: Any) -> Any:
+            me = threading.get_ident()
+            outermost = me not in inside
             inside.add(me)
-            began = clock()
             try:
                 return original(*args, **kwargs)
             finally:
-                if self._module is None:  # a fetch of weights is measured as a whole
-                    waited[phase] = waited.get(phase, 0.0) + clock() - began
-                inside.discard(me)
-                entry[9] = False
+                if outermost:
+                    inside.discard(me)
                 if changes_groups:
-                    group_names.clear()
-                if starts:
-                    self._begin(module)
+                    self._groups_changed(operation, module)
 
-        return recorded
+        return making
 
-    def _begin(self, module: ModuleType) -> None:
-        with contextlib.suppress(Exception):
-            self._world = module.GroupMember.WORLD.group_name
-            self._learn(self._world, None, module)
+    def _groups_changed(self, operation: str, module: ModuleType) -> None:
+        self._by_id.clear()
+        if operation == "init_process_group":
+            with contextlib.suppress(Exception):
+                self._world = module.GroupMember.WORLD.group_name
+                self._group(module, None)
 
-    def _learn(self, name: str, group: Any, module: ModuleType) -> None:
-        with contextlib.suppress(Exception):  # before the first group there are none
-            self._ranks[name] = list(module.get_process_group_ranks(group))
+    def _group(self, module: ModuleType, group: Any) -> _Group:
+        name = self._world if group is None else getattr(group, "group_name", "?")
+        its = self._groups.get(name)
+        if its is None:
+            ranks: list[int] = []
+            with contextlib.suppress(Exception):  # before the first group there are none
+                ranks = list(module.get_process_group_ranks(group))
+            its = self._groups[name] = _Group(name, ranks)
+        self._by_id[id(group)] = its
+        return its
 
     # ---- when somebody asks
 
     def news(self, idle_seconds: float) -> Record | None:
         """The record, where this rank has been quiet for long and it is not written yet."""
-        if idle_seconds < QUIET_SECONDS or self._written == self._last:
+        if idle_seconds < QUIET_SECONDS or self._written == self._count():
             return None
         return self.record()
+
+    def _count(self) -> int:
+        return sum(group.count for group in list(self._groups.values()))
 
     def record(self) -> Record:
         """What is known now, as a line of the rank's file; costs milliseconds."""
@@ -174,15 +172,16 @@ class Calls:
             return self._record()
 
     def _record(self) -> Record:
-        self._written = self._last
+        self._written = count = self._count()
         probe = self._probe
         names = self._module_names()
         frames = _frames(probe.main_thread)
-        entries = sorted((e for e in list(self._ring) if e is not None), key=lambda e: int(e[0]))
+        entries = list(self._calls)
+        numbered = list(enumerate(entries, start=1 + count - len(entries)))
         return {
             "type": "calls", "rank": probe.identity.rank, "pid": probe.identity.pid, "time": time.time(),
-            "groups": {n: {"ranks": self._ranks.get(n, []), "calls": c} for n, c in self._counts.items()},
-            "calls": [_written(entry, names) for entry in entries[-_MOST_WRITTEN:]],
+            "groups": {g.name: {"ranks": g.ranks, "calls": g.count} for g in list(self._groups.values())},
+            "calls": [_written(number, entry, names) for number, entry in numbered[-_MOST_WRITTEN:]],
             "frames": [_place(frame) for frame in frames],
             "module": _module_of(frames, names),
             **self._last_forward(names),
@@ -203,12 +202,22 @@ class Calls:
 
     def _last_forward(self, names: dict[int, str]) -> Record:
         """The modules that ran in the forward that began last, in order, and which forward that was."""
-        forwards = [visit for visit in list(self._visits) if visit[1]]
+        forwards = [(number, position) for number, position in self._visited() if number >= 0]
         if not forwards:
             return {}
-        which = forwards[-1][2:]
-        visited = dict.fromkeys(names.get(visit[0], "") for visit in forwards if visit[2:] == which)
+        which = forwards[-1][1]
+        visited = dict.fromkeys(names.get(number, "") for number, position in forwards if position == which)
         return {"visited": [name for name in visited if name], "forward": list(which)}
+
+    def _visited(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """What was fetched, in order, and where training was: that is noted after the fetch."""
+        under_way: list[int] = []
+        for visit in [*self._visits, self._probe.position]:
+            if isinstance(visit, int):
+                under_way.append(visit)
+                continue
+            yield from ((number, visit) for number in under_way)
+            under_way = []
 
     def _module_names(self) -> dict[int, str]:
         """Name of each module by DeepSpeed's id and by Python's."""
@@ -223,14 +232,25 @@ class Calls:
         return found
 
 
-def _written(entry: list[Any], names: dict[int, str]) -> Record:
-    number, count, operation, group, shape, dtype, module, step, phase, inside = entry
+def collectives_of(module: ModuleType) -> dict[str, str]:
+    """The functions of torch.distributed.distributed_c10d that are wrapped, and what each is recorded as."""
+    functions = [(name, name) for name in _COLLECTIVES]
+    for names in _RENAMED:
+        newest = next((name for name in names if hasattr(module, name)), names[0])
+        functions.append((newest, names[1]))  # the name by which it is known
+    return {name: known for name, known in functions if inspect.isfunction(getattr(module, name, None))}
+
+
+def _written(number: int, entry: list[Any], names: dict[int, str]) -> Record:
+    count, operation, group, shape, dtype, fetched, position, phase, inside = entry
     record: Record = {"number": number, "count": count, "operation": operation, "group": group,
-                      "step": step, "phase": phase}  # fmt: skip
+                      "step": position[0], "phase": phase}  # fmt: skip
     if shape is not None:
         record |= {"shape": [int(size) for size in shape], "dtype": str(dtype).removeprefix("torch.")}
-    if module is not None:
-        record |= {"module": names.get(module[0], ""), "module_id": module[0], "forward": bool(module[1])}
+    if isinstance(fetched, int):
+        forward = fetched >= 0
+        module = fetched if forward else ~fetched
+        record |= {"module": names.get(module, ""), "module_id": module, "forward": forward}
     if inside:
         record["inside"] = True
     return record

@@ -81,7 +81,7 @@ def _hook_engine(probe: Probe, oom: OomWatch, saves: Checkpoints, module: Module
 
     def backward(self: Any) -> None:
         if probe.phase != "backward":  # accelerate calls engine.step only where the optimizer steps
-            probe.micro_steps += 1
+            probe.position = (probe.steps, probe.micro_steps + 1)
         probe.enter("backward")
 
     probe.learning.hook(engine)

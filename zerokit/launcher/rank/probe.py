@@ -56,7 +56,7 @@ class Probe:
         self._parts: list[str] = []  # init, eval, generate, save that are under way, outermost first
         self._left_by: tuple[int, str] | None = None  # the last exception that left one, and which
         self.named: list[str] = []  # phases that the script opened, outermost first
-        self.steps = self.micro_steps = 0
+        self.position = (0, 0)  # optimizer steps that are done, backward passes that were begun
         self.skipped_steps = 0  # whose gradients were not finite: DeepSpeed leaves the weights as they are
         self.progress = 0
         self.baseline_host_rss_bytes: int | None = None
@@ -73,35 +73,24 @@ class Probe:
         self._step_times = StepTimes()
         self._growth = LeakWatch()
         self._host_rss_bytes, self._host_mark_bytes = self.host.read()
-        self._main_thread = threading.get_ident()
-        self.movement = Movement(self._main_thread, self.host)
+        self.main_thread = threading.get_ident()  # which trains
+        self.movement = Movement(self.main_thread, self.host)
         self._budget = SplitBudget()
         self.waits, self.learning = Waits(), TrainingWatch()
         self.ending = False  # the script ran to its end; its threads and exit handlers may not have
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
         self._mixed = False  # whether a boundary was passed unread since the last reading
-        self._mine = True
-        self.last_words: Callable[[], Record] | None = None
-        """What else is to be written before the last line."""
+        self.mine = True  # this process is the rank itself, not a child that it forked
+        self.last_words: Callable[[], Record] | None = None  # what else is written before the last line
 
     # -- life ------------------------------------------------------------------------------------
 
     def disown(self) -> None:
         """In a forked child: it is no rank. Everything here becomes a pass-through."""
-        self._mine = False
+        self.mine = False
         self._lock = threading.RLock()  # the ticker may have held it at the fork
         if self.cuda is not None:
             self.cuda.uninstall()
-
-    @property
-    def main_thread(self) -> int:
-        """Identifier of the thread that trains."""
-        return self._main_thread
-
-    @property
-    def mine(self) -> bool:
-        """Whether this process is the rank itself, not a child it forked."""
-        return self._mine
 
     # -- phases ----------------------------------------------------------------------------------
 
@@ -111,7 +100,7 @@ class Probe:
         ``again``: it goes on after something in between. What an evaluation, a generation or the like
         does with the engine is part of it, unless it trains.
         """
-        if not self._mine:
+        if not self.mine:
             return
         if self._parts and phase not in _TRAINING:
             phase = self._parts[-1]
@@ -135,7 +124,7 @@ class Probe:
 
     def begin(self, phase: str) -> str | None:
         """A call begins that is ``phase`` as a whole; hand to :meth:`finish` what this returns."""
-        if not self._mine or self._parts[-1:] == [phase] or threading.get_ident() != self._main_thread:
+        if not self.mine or self._parts[-1:] == [phase] or threading.get_ident() != self.main_thread:
             return None
         with self._lock:
             self._settle()
@@ -147,7 +136,7 @@ class Probe:
 
     def finish(self, before: str | None, error: BaseException | None = None) -> None:
         """That call ended, or ``error`` left it; what was going on around it goes on."""
-        if before is None or not self._mine:
+        if before is None or not self.mine:
             return
         with self._lock:
             self._settle()
@@ -180,12 +169,22 @@ class Probe:
                     self.named.pop()
                 self.progress += 1
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that are done."""
+        return self.position[0]
+
+    @property
+    def micro_steps(self) -> int:
+        """Backward passes that were begun, one for each micro-batch."""
+        return self.position[1]
+
     def step_done(self) -> None:
         """An optimizer step was applied: note its time; its memory is read when the phase ends."""
-        if not self._mine:
+        if not self.mine:
             return
         with self._lock:
-            self.steps += 1
+            self.position = (self.steps + 1, self.micro_steps)
             if self.steps == 1:
                 self.waits.begin(self.phases)
             self._step_times.done()
@@ -224,6 +223,7 @@ class Probe:
         for record in self._running():
             record.seconds += now - self._phase_began
         self._phase_began = self.movement.seconds = now
+        self.waits.charge(self.phase)
 
     def _settle(self) -> None:
         """Charge the time and the peaks since the last boundary to the phases that were running."""
@@ -339,7 +339,7 @@ class Probe:
 
     def event(self, record: Record) -> None:
         """Write an event at once and keep it for when the file is compacted."""
-        if not self._mine:
+        if not self.mine:
             return
         who = {"rank": self.identity.rank, "pid": self.identity.pid, "time": time.time()}
         full = {"type": record["type"], **who, **record}
@@ -379,7 +379,7 @@ class Probe:
 
         ``left_at``: where the script called ``os._exit`` before it had come to its end.
         """
-        if not self._mine:
+        if not self.mine:
             return
         with self._lock:
             self._settle()

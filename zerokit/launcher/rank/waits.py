@@ -16,14 +16,21 @@ class Waits:
     """Seconds inside collectives. With NCCL the host does not wait there: then there is nothing to tell."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        """By phase. Who waits adds to it directly: it happens some hundred times a step."""
+        self.running = [0.0]
+        """Since the phase began. Who waits adds to it directly: it happens some hundred times a step."""
+        self._seconds: dict[str, float] = {}  # of the phases before
         self._before: dict[str, float] | None = None  # of each phase, until the first step was done
 
     def begin(self, phases: Mapping[str, PhaseRecord]) -> None:
         """The first step is done: what came before (loading, compiling) is no measure of the others."""
-        self.seconds.clear()
+        self._seconds.clear()
+        self.running[0] = 0.0
         self._before = {name: record.seconds for name, record in phases.items()}
+
+    def charge(self, phase: str) -> None:
+        """That phase ends, or begins anew: what was waited since the last call is its own."""
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + self.running[0]
+        self.running[0] = 0.0
 
     def account(self, phases: Mapping[str, PhaseRecord], running: str, since: float) -> Record:
         """``work``: of each phase its seconds and those that were waited; ``running`` began at ``since``."""
@@ -32,7 +39,10 @@ class Waits:
         work: dict[str, Any] = {}
         for name, record in phases.items():
             seconds = record.seconds - self._before.get(name, 0.0)
-            seconds += time.monotonic() - since if name == running else 0.0
+            waited = self._seconds.get(name, 0.0)
+            if name == running:
+                seconds += time.monotonic() - since
+                waited += self.running[0]
             if name not in _BEFORE_TRAINING:
-                work[name] = [round(seconds, 4), round(self.seconds.get(name, 0.0), 4)]
+                work[name] = [round(seconds, 4), round(waited, 4)]
         return {"work": work}
