@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from zerokit.catalog import gpus
+from zerokit.domain.client_optimizers import with_optimizer
 from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -116,6 +117,8 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
     trace = profile.trace(variant, run["seq_len"])
     assert trace is not None
     settings = from_config(run["deepspeed_config"])
+    if run.get("optim"):
+        settings = with_optimizer(settings, run["optim"])
     degree = run["sequence_parallel"]
     if degree > 1:
         exchange = exchange_of(profile, degree, settings)

@@ -342,6 +342,8 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     import deepspeed
     import torch
 
+    from tests.support.trainers_optimizer import trainers_optimizer
+
     tracker = live_bytes(bool(case.get("explain")))
     share = case["seq_len"] // case["sequence_parallel"]
     tokens = torch.randint(0, case["hf_config"]["vocab_size"], (case["micro_batch"], share))
@@ -354,14 +356,18 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         model = _model(case)
         built = tracker.phase()
         groups = _ulysses(case, model) if case["sequence_parallel"] > 1 else None
+        trained = [p for p in model.parameters() if p.requires_grad]
         engine, *_ = deepspeed.initialize(
             model=model,
-            model_parameters=[p for p in model.parameters() if p.requires_grad],
+            optimizer=trainers_optimizer(case["optim"], trained, model) if case.get("optim") else None,
+            model_parameters=trained,
             config=case["deepspeed_config"],
             mpu=groups,
         )
-        del model
+        del model, trained
         gc.collect()
+        if case.get("optim", "").startswith("schedule_free"):
+            engine.optimizer.optimizer.train()  # as Accelerate's wrapper of DeepSpeed's optimizer does
         found: dict[str, Any] = {"built": built, "init": tracker.phase(), "steps": []}
         for _ in range(STEPS):
             micro_steps = []

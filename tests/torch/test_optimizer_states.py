@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_iter  # noqa: E402
 
+from zerokit.domain.client_optimizers import CLIENT_OPTIMIZERS  # noqa: E402
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.memory.replay.optimizers import optimizer_temporaries, optimizer_values  # noqa: E402
@@ -83,12 +84,19 @@ def test_every_name_of_the_trainer_is_taken_as_another_or_refused_by_name() -> N
     hardware = {"model": "gpt2", "gpus": "1", "gpu": "h200"}
     for name in names:
         if name in NOT_MODELLED:
-            with pytest.raises(InputError, match=f"{name}: not modelled: {NOT_MODELLED[name]};") as caught:
+            with pytest.raises(InputError) as caught:
                 resolve({**hardware, "optimizer": name})
+            assert f"{name}: not modelled: {NOT_MODELLED[name]};" in str(caught.value)
             assert caught.value.exit_code == 2
         else:
-            job = resolve({**hardware, "optimizer": name}).request.job
-            assert job.optimizer == TAKEN_AS[name]
+            request = resolve({**hardware, "optimizer": name}).request
+            assert request.job.optimizer == (name if name in CLIENT_OPTIMIZERS else TAKEN_AS[name])
+            assert any(name in line for line in request.assumptions)
+    assert (
+        len(names) == 41
+        and not NOT_MODELLED.keys() - set(names)
+        and not CLIENT_OPTIMIZERS.keys() - set(names)
+    )
 
 
 def test_transformers_adafactor_keeps_of_a_flat_partition_what_torchs_does() -> None:

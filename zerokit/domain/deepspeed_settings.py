@@ -84,6 +84,9 @@ class DeepSpeedSettings:
     communication_data_type: str | None = None
     seq_parallel_communication_data_type: str | None = None
     optimizer: str | None = "AdamW"
+    client_optimizer: str | None = (
+        None  # a name of CLIENT_OPTIMIZERS: made by the script, ``optimizer`` is None
+    )
     torch_adam: bool = False
     momentum: bool = False  # of torch's SGD
     autotp_size: int = 1

@@ -190,6 +190,8 @@ def trainer_arguments(strategy: Strategy) -> list[str]:
     ]  # fmt: skip
     if settings.precision != "fp32":
         arguments += [f"--{settings.precision}", "True"]
+    if settings.client_optimizer is not None:
+        arguments += ["--optim", settings.client_optimizer]
     if strategy.checkpointing == "full":  # the Trainer knows whole layers only
         arguments += ["--gradient_checkpointing", "True"]
     return arguments

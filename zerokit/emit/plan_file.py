@@ -10,6 +10,7 @@ from typing import Any
 
 from zerokit import __version__
 from zerokit.domain import environment as variables
+from zerokit.domain.client_optimizers import client_optimizer, with_optimizer
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
@@ -123,6 +124,8 @@ class PlanFile:
         }
         try:
             settings = from_config(self.chosen["deepspeed_config"])
+            if settings.optimizer is None and client_optimizer(self.request.get("optimizer")) is not None:
+                settings = with_optimizer(settings, self.request["optimizer"])
         except InputError as error:
             raise FileInputError(self.path, f"chosen.deepspeed_config: {error}") from None
         checkpointing = str(self.chosen.get("activation_checkpointing", "none"))

@@ -23,7 +23,7 @@ from zerokit.memory.components import Component, HostComponent, by_key, in_ram, 
 from zerokit.memory.host import pinned
 from zerokit.memory.inference import tokens
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
-from zerokit.memory.replay.optimizers import optimizer_bytes
+from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, state_bytes
 from zerokit.units import GIB
 from zerokit.values import frozen_dataclass
 
@@ -41,6 +41,8 @@ _STAGE_0_STEP_BYTES = 10.0
 _STAGE_0_INIT_BYTES = {2: 18.0, 4: 12.0}
 """Beside the weights, by bytes of one: gradients in fp32 and Adam's two moments; in 16-bit training master
 weights and the flat copy too (runtime/fp16/fused_optimizer.py, initialize_optimizer_states)."""
+_ADAM_BYTES = 8.0
+"""Of Adam's two moments."""
 
 _REUSED_SHARE = 1 / 2
 """Of the reuse distance, what is gathered at the worst instant on average over layers: an approximation."""
@@ -197,7 +199,7 @@ def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
     )
     states[Component.MASTER_WEIGHTS] = 0.0 if away else master * sizes.trainable / shared
     states[Component.OPTIMIZER_STATES] = (
-        0.0 if away else optimizer_bytes(strategy.settings) * sizes.trainable / shared
+        0.0 if away else float(state_bytes(strategy.settings, [int(sizes.trainable / shared)]))
     )
     if stage == 3 and not away:
         # grad_partitions_flat_buffer, from init
@@ -260,7 +262,10 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
     if zero.stage == 3:
         return base
     if zero.stage == 0:
-        return max(base, _STAGE_0_INIT_BYTES[sizes.element_bytes] * sizes.trainable + sizes.weight_bytes)
+        more = max(0, state_bytes(strategy.settings, [int(sizes.trainable)]) - _ADAM_BYTES * sizes.trainable)
+        return max(
+            base, _STAGE_0_INIT_BYTES[sizes.element_bytes] * sizes.trainable + sizes.weight_bytes + more
+        )
     flat = sizes.weight_bytes + sizes.element_bytes * sizes.trainable
     first = sizes.weight_bytes + (0 if _offloads(strategy)[0] else 2 * _FP32 * sizes.trainable / sizes.ranks)
     return max(flat, first)
@@ -272,6 +277,8 @@ def _host(sizes: _Sizes, strategy: Strategy) -> dict[HostComponent, int]:
     parts: dict[HostComponent, int] = {HostComponent.PROCESS: _ROUGH_PROCESS_BYTES}
     optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
     owned = sizes.trainable / ranks
+    if managed := managed_bytes(strategy.settings, [int(owned if zero.stage else sizes.trainable)]):
+        parts[HostComponent.OPTIMIZER_STATES] = managed
     if optimizer == "cpu":
         parts[HostComponent.MASTER_WEIGHTS] = pinned(int(_FP32 * owned))
         parts[HostComponent.GRADIENTS] = pinned(int(_FP32 * owned))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import HostComponent
 from zerokit.memory.rank_model import ElementBytes, RankModel
-from zerokit.memory.replay.model_states import on_device, share_bytes, shares
-from zerokit.memory.replay.optimizers import optimizer_bytes, optimizer_values
+from zerokit.memory.replay.model_states import on_device, share_bytes, shares, stepped_tensors
+from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, optimizer_values
 from zerokit.memory.replay.partition import Partition
 from zerokit.units import MIB
 
@@ -36,6 +36,7 @@ def host_components(
     whole = max(model.profile.parameter_count, model.trainable_numel + model.frozen_numel)
     process = PROCESS_BYTES + (PROCESS_NCCL_BYTES if world_size > 1 else 0)
     found = {HostComponent.PROCESS: process}
+    managed = managed_bytes(settings, stepped_tensors(model, settings, part, ranks))
     if settings.zero.stage == 3:
         trainable, _ = shares(model, ranks)
         found |= _stage3(model, settings, element_bytes, trainable, ranks)
@@ -53,6 +54,8 @@ def host_components(
             found[HostComponent.MODEL_BEFORE_IT_MOVES] = max(
                 0, found[HostComponent.MODEL_BEFORE_IT_MOVES] - states
             )
+    # paged states are where the driver puts them: on the host, all of them, when the GPU is full
+    found[HostComponent.OPTIMIZER_STATES] = found.get(HostComponent.OPTIMIZER_STATES, 0) + managed
     return {name: size for name, size in found.items() if size}
 
 

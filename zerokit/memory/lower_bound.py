@@ -18,7 +18,7 @@ from zerokit.memory import card
 from zerokit.memory.estimate import usable_trace
 from zerokit.memory.inference import estimate_serving
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
-from zerokit.memory.replay.optimizers import optimizer_bytes
+from zerokit.memory.replay.optimizers import least_state_bytes
 
 
 def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> int:
@@ -62,7 +62,7 @@ def _states(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[
     """(bytes at every instant of a step, gradients at its end), without any rounding."""
     zero, element_bytes = settings.zero, ElementBytes.of(settings)
     trainable, frozen = model.trainable_numel, model.frozen_bytes(element_bytes.parameter)
-    optimizer = optimizer_bytes(settings)
+    optimizer = least_state_bytes(settings)
     if element_bytes.parameter != element_bytes.master:
         optimizer += element_bytes.master
     if zero.stage == 3:

@@ -20,7 +20,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Saving, Strategy
 from zerokit.memory.closed_form import trainable_parameters
-from zerokit.memory.replay.optimizers import optimizer_values
+from zerokit.memory.replay.optimizers import client, managed_bytes, optimizer_values, state_bytes
 from zerokit.units import format_gib
 
 _COPY_SHARE = 0.25
@@ -52,7 +52,10 @@ def checkpoint_bytes(parameters: int, trainable: int, settings: DeepSpeedSetting
     stage, element_bytes = settings.zero.stage, settings.parameter_bytes
     module = (parameters - trainable if stage == 3 else parameters) * element_bytes
     master = trainable * 4 if stage or element_bytes == 2 else 0
-    return module + master + trainable * 4 * optimizer_values(settings)
+    states = trainable * 4 * optimizer_values(settings)
+    if client(settings) is not None:
+        states = state_bytes(settings, [trainable]) + managed_bytes(settings, [trainable])
+    return module + master + states
 
 
 def _gather_seconds(whole: int, cluster: Cluster) -> float:

@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.client_optimizers import with_optimizer
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, from_config
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.planner.effects import refuse_beside_file
+from zerokit.planner.request import resolve_optimizer
 from zerokit.search.plan import choose_precision, make_space
 from zerokit.search.request import Request
-from zerokit.search.space import Knobs, Layout, Pins, Placement, layout_violation
+from zerokit.search.space import Knobs, Layout, Pins, Placement, layout_violation, refuse_placement
 from zerokit.search.strategies import build_strategy
 
 
@@ -67,7 +69,8 @@ def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
         raise
     except InputError as error:
         raise InputError(f"{path}: {error.marked}") from None
-    settings = replace(settings, optimizer=settings.optimizer or options.get("optimizer"))
+    if settings.optimizer is None and options.get("optimizer"):
+        settings = with_optimizer(settings, resolve_optimizer(options["optimizer"])[0])
     return StrategyFile(path=path, config=document.value, settings=settings)
 
 
@@ -92,6 +95,8 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
     checkpointing = pins.checkpointing or "none"
     if file is not None:
         settings, notes = _with_batch(file, layout.data, pins, request.job)
+        if settings.client_optimizer is not None:
+            refuse_placement(request.job, settings.zero.stage, settings.zero.offload_optimizer.device)
         if tensor != settings.autotp_size:
             settings = replace(settings, autotp_size=tensor)
         strategy = Strategy(
@@ -116,6 +121,7 @@ def _plain(request: Request, layout: Layout, checkpointing: str) -> tuple[Strate
         optimizer=pins.offload_optimizer or "none",
         parameters=pins.offload_param or "none",
     )
+    refuse_placement(request.job, placement.stage, placement.optimizer)
     chosen = Knobs(overlap_comm=pins.overlap_comm, **pins.sizes())
     job = replace(request.job, global_batch=micro * steps * layout.data)
     space = make_space(replace(request, job=job, precision=precision))[0]

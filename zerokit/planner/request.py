@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.job import (
     ATTENTIONS,
@@ -26,6 +26,9 @@ from zerokit.planner.values import MAX_GPUS, choice, count, whole
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
 from zerokit.values import frozen_dataclass
+
+if TYPE_CHECKING:
+    from zerokit.domain.client_optimizers import ClientOptimizer
 
 
 @frozen_dataclass
@@ -154,7 +157,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
     if not names:
         raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
-    optimizer, taken = _optimizer(options.get("optimizer"))
+    optimizer, taken = resolve_optimizer(options.get("optimizer"))
     notes += taken
     attention = choice(options, "attention", ATTENTIONS) or "sdpa"
     if attention == "flash_attention_2":
@@ -176,13 +179,14 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     ), tuple(notes)
 
 
-def _optimizer(name: str | None) -> tuple[str, list[str]]:
-    """DeepSpeed's type of the optimizer, and what a Trainer's name was taken for.
+def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
+    """DeepSpeed's type of the optimizer or the Trainer's name of one that the script makes, and what to say.
 
     Raises:
         InputError: there is none of this name, or it is not modelled. The rule for files asks the same of a
             DeepSpeed JSON.
     """
+    from zerokit.domain.client_optimizers import client_optimizer
     from zerokit.domain.deepspeed_settings import DeepSpeedSettings
     from zerokit.rules import Setup, rule
     from zerokit.rules.trainer_optimizers import NOT_MODELLED, TAKEN_AS
@@ -191,18 +195,33 @@ def _optimizer(name: str | None) -> tuple[str, list[str]]:
         return "AdamW", []
     if name in NOT_MODELLED:
         raise InputError(
-            f"⟨optimizer⟩ {name}: not modelled: {NOT_MODELLED[name]}; use one of AdamW, "
-            f"{', '.join(TAKEN_AS)}, or measure with zerokit launch"
+            f"⟨optimizer⟩ {name}: not modelled: {NOT_MODELLED[name]}; use AdamW, or adamw_bnb_8bit, "
+            "which keeps its states in 8 bits, or measure with zerokit launch"
         )
     if name in TAKEN_AS:
         return TAKEN_AS[name], [f"⟨optimizer⟩ {name}: its states are those of {TAKEN_AS[name]}"]
-
+    if (made := client_optimizer(name)) is not None:
+        return name, _of_client_optimizer(name, made)
     details = rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
     if isinstance(details, Mapping):
         right = str(details["instead"])
         fix = right if right.startswith("write") else "use Adam, AdamW, Adagrad, Lamb, Lion or Muon"
         raise InputError(f"⟨optimizer⟩ {name}: it is neither a DeepSpeed optimizer nor in torch.optim; {fix}")
     return name, []
+
+
+def _of_client_optimizer(name: str, made: ClientOptimizer) -> list[str]:
+    notes = [
+        f"⟨optimizer⟩ {name}: the script makes it, from {made.package} (a Trainer does with optim={name}); "
+        "its step is timed as AdamW's"
+    ]
+    if made.paged:
+        notes.append(
+            "paged optimizer states are CUDA managed memory, which the figures of GPU memory leave out: they "
+            "lie on the GPU while it has room and else in host memory, where all of them are counted; the "
+            "time of moving them is not modelled, and none of this was measured on a GPU"
+        )
+    return notes
 
 
 def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:

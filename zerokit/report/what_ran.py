@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.job import PACKED_LORA, Job, Lora
 from zerokit.errors import InputError
 from zerokit.units import parse_count
@@ -194,6 +195,8 @@ def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Differenc
     found: list[Difference] = []
     configured = ((chosen.get("deepspeed_config") or {}).get("optimizer") or {}).get("type")
     planned, ran = configured or request.get("optimizer"), engine.get("optimizer")
+    if (made := client_optimizer(planned)) is not None:
+        planned = made.class_name
     if planned and ran and _family(str(planned)) != _family(str(ran)):
         found += _unlike("optimizer", planned, ran, "optimizer")
     return [*found, *_of_trained(engine, request)]

@@ -22,7 +22,16 @@ from zerokit.search.host_memory import assumed_host, note_on_choice
 from zerokit.search.nearest import nearest_changes
 from zerokit.search.request import Request
 from zerokit.search.search import BATCH_REASON, HOST_REASON, STATES_REASON, SearchResult, fits, search
-from zerokit.search.space import Layout, Pins, Placement, divisors, knobs, layout_violation, layouts
+from zerokit.search.space import (
+    Layout,
+    Pins,
+    Placement,
+    divisors,
+    knobs,
+    layout_violation,
+    layouts,
+    refuse_placement,
+)
 from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
 from zerokit.values import frozen_dataclass
@@ -230,6 +239,7 @@ def check_pins(space: Space, request: Request) -> None:
         InputError: names the option.
     """
     pins, cluster, batch = request.pins, request.cluster, space.global_batch
+    refuse_placement(request.job, pins.zero_stage, pins.offload_optimizer)
     for name, degree in (("⟨tp⟩", pins.tensor_parallel), ("⟨pp⟩", pins.pipeline_parallel),
                          ("⟨sp⟩", pins.sequence_parallel)):  # fmt: skip
         if degree is not None and cluster.gpus % degree:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
+from zerokit.errors import InputError
 from zerokit.rules import Setup, Violation, layout_violations
 from zerokit.values import frozen_dataclass
 
@@ -116,6 +118,27 @@ class Placement:
     parameters: str = "none"
 
 
+def refuse_placement(job: Job, stage: int | None, offload: str | None) -> None:
+    """Refuse what DeepSpeed refuses of an optimizer that the script makes; ``None``: not fixed.
+
+    Raises:
+        InputError: names the option.
+    """
+    made = None if job.inference else client_optimizer(job.optimizer)
+    if made is not None and offload not in (None, "none"):
+        raise InputError(
+            f"⟨offload_optimizer⟩ {offload}: DeepSpeed does not offload an optimizer that the script "
+            f"makes, as {job.optimizer} is (deepspeed/runtime/engine.py:2343); use ⟨optimizer⟩ AdamW, or no "
+            "offload"
+        )
+    if made is not None and stage == 0 and not made.steps_in_init:
+        raise InputError(
+            f"⟨zero⟩ 0: DeepSpeed steps the optimizer once before training (deepspeed/runtime/fp16/"
+            f"unfused_optimizer.py, initialize_optimizer_states), where {job.optimizer} stops; "
+            "use ⟨zero⟩ 1, 2 or 3"
+        )
+
+
 def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
     """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse.
 
@@ -124,11 +147,14 @@ def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
     """
     devices = ["none", "cpu", *(["nvme"] if has_nvme else [])]
     found = []
+    made = None if job.inference else client_optimizer(job.optimizer)
     for stage in [pins.zero_stage] if pins.zero_stage is not None else [0, 1, 2, 3]:
         for optimizer in [pins.offload_optimizer] if pins.offload_optimizer else devices:
             for parameters in [pins.offload_param] if pins.offload_param else devices:
                 if job.inference and (stage not in (0, 3) or optimizer != "none"):
                     continue  # without an optimizer stages 1 and 2 are stage 0
+                if made is not None and (optimizer != "none" or (stage == 0 and not made.steps_in_init)):
+                    continue  # ``refuse_placement``
                 if job.method == "qlora" and parameters != "none" and pins.offload_param is None:
                     continue
                 found.append(Placement(stage=stage, optimizer=optimizer, parameters=parameters))

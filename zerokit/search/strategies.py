@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -40,12 +41,14 @@ def build_strategy(space: Space, layout: Layout, placement: Placement, checkpoin
         saves_16_bit=placement.stage == 3 and not space.job.inference,
         largest_parameter=space.shape.largest_parameter,
     )  # fmt: skip
+    by_script = not space.job.inference and client_optimizer(space.job.optimizer) is not None
     settings = DeepSpeedSettings(
         precision=space.precision,
         micro_batch=micro_batch,
         gradient_accumulation=accumulation,
         gradient_clipping=0.0 if space.job.inference else 1.0,
-        optimizer=None if space.job.inference else space.job.optimizer,
+        optimizer=None if space.job.inference or by_script else space.job.optimizer,
+        client_optimizer=space.job.optimizer if by_script else None,
         torch_adam=space.torch_adam,
         autotp_size=layout.tensor,
         zero=zero,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 
@@ -10,7 +10,7 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.memory.components import Component
 from zerokit.memory.rank_model import ElementBytes, RankModel
 from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
-from zerokit.memory.replay.optimizers import optimizer_bytes, optimizer_name
+from zerokit.memory.replay.optimizers import client, optimizer_name, optimizer_temporaries, state_bytes
 from zerokit.memory.replay.partition import Partition
 from zerokit.values import frozen_dataclass
 
@@ -76,6 +76,18 @@ def second_copy_bytes(model: RankModel, zero: ZeroSettings, element_bytes: int) 
     return share_bytes(model, zero.zero_hpz_partition_size, element_bytes)
 
 
+def stepped_tensors(
+    model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int
+) -> Sequence[int]:
+    """Elements of each tensor that a rank's optimizer steps; together, where their sum is all that counts."""
+    stage = settings.zero.stage
+    if client(settings) is None:
+        return (shares(model, ranks)[0] if stage == 3 else part.size if stage else model.trainable_numel,)
+    if stage == 3:
+        return sub_groups(model, settings.zero, ranks)
+    return [part.size] if stage else model.trainable_sizes
+
+
 def workspace_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
     """cuBLAS's and cublasLt's. Autograd's thread makes products with a bias where it runs layers again."""
     if not model.adds_bias_in_product(settings.zero.stage):
@@ -87,7 +99,6 @@ def workspace_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
 def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
     """The steady state of one rank, before a step's gradients and activations."""
     zero, element_bytes = settings.zero, ElementBytes.of(settings)
-    states = optimizer_bytes(settings)
     components: dict[Component, int] = {Component.CUBLAS_WORKSPACE: workspace_bytes(model, settings)}
     if model.profile.buffer_bytes:
         components[Component.BUFFERS] = model.profile.buffer_bytes
@@ -101,11 +112,13 @@ def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, r
         if zero.offload_optimizer.device == "none":
             # a copy in fp32 training too: _create_fp32_partitions compares a device with its name, in vain
             components[Component.MASTER_WEIGHTS] = trainable * element_bytes.master
-            components[Component.OPTIMIZER_STATES] = trainable * states
+            components[Component.OPTIMIZER_STATES] = state_bytes(
+                settings, stepped_tensors(model, settings, part, ranks)
+            )
             components[Component.GRADIENT_PARTITION] = trainable * element_bytes.accumulation
         elif on_gpu:
             components[Component.MASTER_WEIGHTS] = on_gpu * element_bytes.master
-            components[Component.OPTIMIZER_STATES] = on_gpu * states
+            components[Component.OPTIMIZER_STATES] = state_bytes(settings, [on_gpu])
             components[Component.FP32_GRADIENT] = on_gpu * element_bytes.master
         if zero.contiguous_gradients:
             components[Component.GRADIENT_BUCKET] = zero.reduce_bucket_size * sum(
@@ -120,11 +133,13 @@ def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, r
     if zero.stage == 0:
         if element_bytes.parameter == 2:
             components[Component.MASTER_WEIGHTS] = 4 * model.trainable_numel
-        components[Component.OPTIMIZER_STATES] = states * model.trainable_numel
+        components[Component.OPTIMIZER_STATES] = state_bytes(
+            settings, stepped_tensors(model, settings, part, ranks)
+        )
         return Persistent(components=components)
     if zero.offload_optimizer.device == "none":
         components[Component.MASTER_WEIGHTS] = part.size * element_bytes.master
-        components[Component.OPTIMIZER_STATES] = part.size * states
+        components[Component.OPTIMIZER_STATES] = state_bytes(settings, [part.size])
         if runs_bf16_optimizer(settings):
             components[Component.FP32_GRADIENT] = part.size * part.count * 4
     else:
@@ -141,7 +156,6 @@ def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ra
     zero, element_bytes = settings.zero, ElementBytes.of(settings)
     parameters = model.trainable_numel * element_bytes.parameter + model.frozen_bytes(element_bytes.parameter)
     flat = model.trainable_numel * element_bytes.parameter
-    states = optimizer_bytes(settings)
     offload = zero.offload_optimizer.device != "none"
     if zero.stage == 3:
         return _init_stage3(model, settings, ranks)
@@ -149,13 +163,15 @@ def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ra
         if element_bytes.parameter == 4:
             return parameters
         master = 4 * model.trainable_numel
-        if settings.torch_adam:  # FP16_UnfusedOptimizer: gradients in both precisions, a foreach temporary
-            return parameters + flat + 2 * master + states * model.trainable_numel + master
+        states = state_bytes(settings, stepped_tensors(model, settings, part, ranks))
+        if settings.torch_adam or client(settings) is not None:
+            # FP16_UnfusedOptimizer: gradients in both precisions, what the optimizer's step allocates
+            return parameters + flat + 2 * master + states + optimizer_temporaries(settings) * master
         # clones and the flat copy of them; the flat copy cloned into fp32; gradients and Adam's first step
         return max(
             parameters + 2 * flat,
             parameters + flat + master,
-            parameters + 2 * master + 2 * flat * states // 4,
+            parameters + 2 * master + 2 * flat * states // (4 * model.trainable_numel),
         )
     share, master = part.size * element_bytes.parameter, part.size * element_bytes.master
     first = _first_adagrad_bytes(model, settings)
@@ -167,7 +183,9 @@ def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ra
     if runs_bf16_optimizer(settings):
         gradients = part.size * part.count * 4
         return max(parameters + flat, parameters + share + master, parameters + master + gradients)
-    state = part.size * states if first else 0  # Adagrad's appears with it, before the first step
+    state = (
+        state_bytes(settings, [part.size]) if first else 0
+    )  # Adagrad's appears with it, before the first step
     return max(parameters + flat, parameters + share + master, parameters + 2 * master + state)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from zerokit.domain.client_optimizers import ClientOptimizer, client_optimizer
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 
 OPTIMIZER_STATES = {
@@ -26,8 +29,15 @@ def optimizer_name(settings: DeepSpeedSettings) -> str:
     return (settings.optimizer or "AdamW").lower()
 
 
+def client(settings: DeepSpeedSettings) -> ClientOptimizer | None:
+    """The optimizer that the script makes, where it is one that is known."""
+    return client_optimizer(settings.client_optimizer)
+
+
 def optimizer_values(settings: DeepSpeedSettings) -> int:
     """State values per parameter of the configured optimizer."""
+    if (made := client(settings)) is not None:
+        return made.values
     name = optimizer_name(settings)
     if name == "sgd" and settings.momentum:
         return 1
@@ -35,14 +45,39 @@ def optimizer_values(settings: DeepSpeedSettings) -> int:
 
 
 def optimizer_bytes(settings: DeepSpeedSettings) -> int:
-    """Bytes of optimizer state per parameter: in the master weights' dtype on the GPU and, under
-    ``bf16_optimizer_states``, on the host too (engine.py:2388); otherwise the host's Adam keeps fp32."""
+    """Bytes of state per parameter of an optimizer that DeepSpeed makes: in the master weights' dtype on the
+    GPU and, under ``bf16_optimizer_states``, on the host too (engine.py:2388); otherwise the host's Adam
+    keeps fp32."""
     return optimizer_values(settings) * (2 if settings.bf16_optimizer_states else 4)
+
+
+def state_bytes(settings: DeepSpeedSettings, tensors: Sequence[int]) -> int:
+    """Bytes of optimizer state that torch allocates for tensors of so many elements each."""
+    made = client(settings)
+    if made is None:
+        return sum(tensors) * optimizer_bytes(settings)
+    return made.code_bytes(tensors) + sum(made.device_bytes(elements) for elements in tensors)
+
+
+def managed_bytes(settings: DeepSpeedSettings, tensors: Sequence[int]) -> int:
+    """Bytes of optimizer state in CUDA managed memory, which torch does not count."""
+    made = client(settings)
+    return sum(made.managed_bytes(elements) for elements in tensors) if made is not None else 0
+
+
+def least_state_bytes(settings: DeepSpeedSettings) -> int:
+    """Bytes of state per parameter that torch allocates at least."""
+    made = client(settings)
+    if made is None:
+        return optimizer_bytes(settings)
+    return 0 if made.paged else made.values * (1 if made.bits == 8 else 4)
 
 
 def optimizer_temporaries(settings: DeepSpeedSettings) -> int:
     """Temporaries of the size of what is stepped, in the master weights' dtype. DeepSpeed's fused kernels
     need none, nor does torch's SGD."""
+    if (made := client(settings)) is not None:
+        return made.temporaries
     name = optimizer_name(settings)
     if settings.torch_adam and "adam" in name:
         return 1

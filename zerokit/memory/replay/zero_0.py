@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerokit.memory.components import Component
 from zerokit.memory.replay.gradient_reduction import GradientReduction
-from zerokit.memory.replay.optimizers import optimizer_temporaries
+from zerokit.memory.replay.optimizers import client, optimizer_temporaries
 
 ALL_REDUCE_ELEMENTS = 500_000_000  # MEMORY_OPT_ALLREDUCE_SIZE, runtime/engine.py
 
@@ -32,13 +32,16 @@ class WholeGradients(GradientReduction):
         With fp32 weights DeepSpeed hands the step to the optimizer itself: nothing is copied.
         """
         ledger, total = self.ledger, self.model.trainable_numel
-        if self.element_bytes.parameter == 2:
+        temporaries = 4 * total * optimizer_temporaries(self.settings)
+        if client(self.settings) is not None:  # FP16_UnfusedOptimizer keeps both gradients for the step
+            wide = 4 * total if self.element_bytes.parameter == 2 else 0
+            ledger.burst(Component.OPTIMIZER_TEMPORARIES, wide + temporaries)
+        elif self.element_bytes.parameter == 2:
             ledger.add(Component.FP32_GRADIENT, 4 * total)
             ledger.add(Component.FLAT_GRADIENT, 4 * total)
             ledger.set(Component.FP32_GRADIENT, 0)
             ledger.set(Component.GRADIENTS, 0)
             ledger.set(Component.FLAT_GRADIENT, 0)
         else:
-            temporaries = optimizer_temporaries(self.settings)
-            ledger.burst(Component.OPTIMIZER_TEMPORARIES, 4 * total * temporaries)
+            ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
         ledger.set(Component.GRADIENTS, 0)
