@@ -24,6 +24,12 @@ _style = click.option(
     metavar="auto|raw|accelerate|trainer|none",
     help="How the script takes its DeepSpeed configuration; auto reads its source.",
 )
+_no_arguments = click.option(
+    "--no-arguments", is_flag=True, help="Add nothing from the plan to the script's own arguments."
+)
+_accept_mismatch = click.option(
+    "--accept-mismatch", is_flag=True, help="Write the job of a script that contradicts the plan all the same."
+)
 
 
 @click.group("emit")
@@ -90,6 +96,8 @@ def hostfile_command(hosts: tuple[str, ...], folder: str, out: str | None) -> No
 @click.option("--job-name", default="zerokit", show_default=True, metavar="NAME")
 @click.option("--time", "time_limit", metavar="LIMIT", help="As Slurm takes it: 12:00:00 or 2-00:00:00.")
 @_environment
+@_no_arguments
+@_accept_mismatch
 @_plan
 @_out
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…")
@@ -99,18 +107,21 @@ def sbatch_command(
     job_name: str,
     time_limit: str | None,
     variables: tuple[str, ...],
+    no_arguments: bool,
+    accept_mismatch: bool,
     folder: str,
     out: str | None,
 ) -> None:
     """An sbatch script: one torchrun on each node, through srun.
 
-    Submit it from the folder where SCRIPT and the plan's folder are.
+    SCRIPT gets the arguments of the plan that you did not give, as under `zerokit launch`. Submit it from the folder where SCRIPT and the plan's folder are.
     """
     from zerokit.launcher import job_files
 
     text = job_files.sbatch_script(
-        folder, script, style=style, variables=variables, job_name=job_name, time_limit=time_limit, say=say
-    )
+        folder, script, style=style, variables=variables, no_arguments=no_arguments,
+        accept_mismatch=accept_mismatch, job_name=job_name, time_limit=time_limit, say=say,
+    )  # fmt: skip
     _write(text, out)
 
 
@@ -120,6 +131,8 @@ def sbatch_command(
 @click.option("--name", default="zerokit", show_default=True, metavar="NAME", help="Of the Job.")
 @click.option("--gpu-resource", default="nvidia.com/gpu", show_default=True, metavar="RESOURCE")
 @_environment
+@_no_arguments
+@_accept_mismatch
 @_plan
 @_out
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…")
@@ -130,6 +143,8 @@ def kubernetes_command(
     name: str,
     gpu_resource: str,
     variables: tuple[str, ...],
+    no_arguments: bool,
+    accept_mismatch: bool,
     folder: str,
     out: str | None,
 ) -> None:
@@ -141,8 +156,8 @@ def kubernetes_command(
     from zerokit.launcher import job_files
 
     text = job_files.kubernetes_manifest(
-        folder, script, image=image, style=style, variables=variables, name=name, gpu_resource=gpu_resource,
-        say=say,
+        folder, script, image=image, style=style, variables=variables, no_arguments=no_arguments,
+        accept_mismatch=accept_mismatch, name=name, gpu_resource=gpu_resource, say=say,
     )  # fmt: skip
     _write(text, out)
 

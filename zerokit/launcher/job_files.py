@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher.command import script_options
+from zerokit.launcher.prepare import read_plan
+from zerokit.script.agreement import agree
+from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
 from zerokit.values import frozen_dataclass
 
@@ -82,6 +86,8 @@ def sbatch_script(
     *,
     style: str = "auto",
     variables: Sequence[str] = (),
+    no_arguments: bool = False,
+    accept_mismatch: bool = False,
     job_name: str,
     time_limit: str | None,
     say: Say,
@@ -91,13 +97,16 @@ def sbatch_script(
     Args:
         script: its path and arguments.
         variables: ``NAME=VALUE`` for the job, beside those of the plan.
+        no_arguments, accept_mismatch: as for :func:`job_script`.
         say: hears how the script is taken.
 
     Raises:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     plan = _for_gpus(folder)
-    taken = job_script(plan, script, style=style, say=say)
+    taken = job_script(
+        plan, script, style=style, no_arguments=no_arguments, accept_mismatch=accept_mismatch, say=say
+    )
     return jobs.sbatch_script(
         plan.strategy(),
         plan.nodes,
@@ -117,6 +126,8 @@ def kubernetes_manifest(
     image: str,
     style: str = "auto",
     variables: Sequence[str] = (),
+    no_arguments: bool = False,
+    accept_mismatch: bool = False,
     name: str,
     gpu_resource: str,
     say: Say,
@@ -129,7 +140,10 @@ def kubernetes_manifest(
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     plan = _for_gpus(folder)
-    taken = job_script(plan, script, style=style, config=Path(jobs.CONFIG_IN_POD), say=say)
+    taken = job_script(
+        plan, script, style=style, no_arguments=no_arguments, accept_mismatch=accept_mismatch,
+        config=Path(jobs.CONFIG_IN_POD), say=say,
+    )  # fmt: skip
     variant = taken.style if taken.style in VARIANTS else "raw"
     return jobs.kubernetes_manifest(
         plan.strategy(),
@@ -145,16 +159,25 @@ def kubernetes_manifest(
 
 
 def job_script(
-    plan: PlanFile, script: Sequence[str], *, style: str, say: Say, config: Path | None = None
+    plan: PlanFile,
+    script: Sequence[str],
+    *,
+    style: str,
+    say: Say,
+    no_arguments: bool = False,
+    accept_mismatch: bool = False,
+    config: Path | None = None,
 ) -> JobScript:
-    """How a script takes its configuration, and its whole command.
+    """How a script takes its configuration, and its whole command: what ``launch`` would add is added.
 
     Args:
         style: ``auto`` reads the script's source.
+        no_arguments: add nothing from the plan to the script's arguments.
+        accept_mismatch: say where the script contradicts the plan instead of stopping.
         config: the file that it is given; None: the plan's.
 
     Raises:
-        InputError: the script is not here, takes none, or cannot run the plan.
+        InputError: the script is not here, takes none, contradicts the plan, or cannot run it.
     """
     path = Path(script[0])
     facts = _facts(path, style)
@@ -168,12 +191,29 @@ def job_script(
             f"{path} is taken as {STYLE_WORDS[taken]}, which cannot run a pipeline: the plan is for a "
             "script that builds a PipelineModule (⟨style⟩ raw)"
         )
-    if taken == "trainer":
-        say(f"add to the script's arguments, as the plan assumes them: {' '.join(plan.trainer_arguments)}")
+    given = tuple(script[1:])
+    added: tuple[str, ...] = ()
+    if taken != "none":
+        options = ScriptOptions.read(facts, taken, given)
+        agreed = agree(
+            options, plan.chosen, read_plan(str(plan.folder))[1], seq_len=plan.seq_len, plan_folder=plan.folder,
+            on_cpu=False, no_arguments=no_arguments, accept_mismatch=accept_mismatch, writes_here=config is None,
+        )  # fmt: skip
+        added = agreed.added
+        for note in agreed.notes:
+            say(note)
+    if taken == "trainer" and not facts.parses_training_arguments:
+        say(
+            "nothing is added to the script's arguments, as it is not seen to parse TrainingArguments; the plan "
+            f"assumes: {shlex.join(plan.trainer_arguments)}"
+        )
     file = config or _config(plan, taken)
-    options = script_options(taken, facts, tuple(script[1:]), file)
     # a raw script has its options now; the others get theirs by the environment
-    return JobScript(style="none" if taken == "raw" else taken, command=[*script, *options], config=file)
+    return JobScript(
+        style="none" if taken == "raw" else taken,
+        command=[*script, *added, *script_options(taken, facts, given, file)],
+        config=file,
+    )
 
 
 def _facts(path: Path, style: str) -> ScriptFacts:

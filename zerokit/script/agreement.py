@@ -33,6 +33,7 @@ def agree(
     on_cpu: bool,
     no_arguments: bool,
     accept_mismatch: bool,
+    writes_here: bool = True,
 ) -> Agreement:
     """Fill in what the user did not give, and hold the rest to the plan.
 
@@ -45,6 +46,7 @@ def agree(
         on_cpu: the ranks run without a GPU.
         no_arguments: add nothing.
         accept_mismatch: say contradictions instead of stopping.
+        writes_here: the script writes to this machine's disks, whose room is looked at.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
@@ -72,7 +74,7 @@ def agree(
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     if not isinstance(chosen.get("rehearsed"), Mapping):  # its length is that of the script's own data
         notes += _another_length(options, seq_len)
-    return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen)))
+    return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen, writes_here)))
 
 
 def _another_length(options: ScriptOptions, planned: int) -> list[str]:
@@ -150,7 +152,7 @@ def _strategy(config: Any) -> Sequence[tuple[str, object]]:
     )
 
 
-def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any]) -> list[str]:
+def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writes_here: bool) -> list[str]:
     """Warnings where the plan counts on something that only the script can do.
 
     Raises:
@@ -163,7 +165,8 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any]) -> l
             "script can; plan again with ⟨sp⟩ 1"
         )
     warnings = [f"warning: {line}" for line in deepspeed_note()]
-    warnings += disk_space.warnings(chosen, options.given, options.file.values if options.file else None)
+    if writes_here:
+        warnings += disk_space.warnings(chosen, options.given, options.file.values if options.file else None)
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
         warnings.append(
             "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "

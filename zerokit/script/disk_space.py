@@ -40,9 +40,10 @@ def warnings(
         return []
     if free >= weights + checkpoint:
         return []
+    where = "the working directory" if folder == Path() else str(folder)
     what = "the weights alone do not" if free < weights else "the weights and a checkpoint do not"
     return [
-        f"warning: {what} fit {folder}: {format_gib(free, 1)} are free there; a DeepSpeed checkpoint takes "
+        f"warning: {what} fit {where}: {format_gib(free, 1)} are free there; a DeepSpeed checkpoint takes "
         f"{format_gib(checkpoint, 1)}, the weights {format_gib(weights, 1)}"
     ]
 

@@ -118,6 +118,49 @@ def test_sbatch_gives_the_script_its_configuration(style: str, capsys: pytest.Ca
     assert ("--per_device_train_batch_size" in err) == (style == "trainer")
 
 
+PARSES = (
+    "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+    "args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\nTrainer(args=args).train()\n"
+)
+
+
+@pytest.mark.parametrize("kind", [("sbatch",), ("kubernetes", "--image", "r/i:1")])
+def test_a_job_of_a_trainer_carries_the_plans_arguments(
+    kind: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_plan(capsys)
+    chosen = plan_file.read("zerokit-plan").chosen
+    Path("train.py").write_text(PARSES)
+    planned = {
+        "--per_device_train_batch_size": str(chosen["micro_batch"]),
+        "--gradient_accumulation_steps": str(chosen["gradient_accumulation"]),
+        "--gradient_checkpointing": str(chosen["activation_checkpointing"] == "full"),
+        "--bf16": "True",
+    }
+    # what Transformers' own defaults are already need not be told (8 sequences, 1 step, neither flag)
+    defaults = {"--gradient_accumulation_steps": "1", "--gradient_checkpointing": "False"}
+    told = {name: value for name, value in planned.items() if defaults.get(name) != value}
+
+    def words(*arguments: str) -> list[str]:
+        code, out, err = emit(capsys, *kind, *arguments)
+        assert code == 0, err
+        if kind[0] == "sbatch":
+            return out.splitlines()[-1].split()
+        command = list(yaml.safe_load_all(out))[-1]["spec"]["template"]["spec"]["containers"][0]["command"]
+        return [str(word) for word in command]
+
+    line = words("train.py", "--lr", "1")
+    assert dict(zip(line, line[1:], strict=False)).items() >= told.items()
+    assert line.index("--lr") == line.index("train.py") + 1
+    assert words("--no-arguments", "--accept-mismatch", "train.py", "--lr", "1")[-2:] == ["--lr", "1"]
+    other = str(chosen["micro_batch"] + 1)
+    mismatch = ("train.py", "--per_device_train_batch_size", other)
+    code, out, err = emit(capsys, *kind, *mismatch)
+    assert (code, out) == (2, "")
+    assert f"--per_device_train_batch_size {other}, but the plan has" in err and "--accept-mismatch" in err
+    assert words("--accept-mismatch", *mismatch).count("--per_device_train_batch_size") == 1
+
+
 def test_sequence_parallel_reaches_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys, "sequence")
     code, out, _ = emit(capsys, "sbatch", "--style", "trainer", "elsewhere.py")

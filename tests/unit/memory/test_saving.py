@@ -135,5 +135,5 @@ def test_a_folder_that_the_scripts_file_names_counts(
     Path("x.yaml").write_text(f"output_dir: {tmp_path / 'far'}\n")
     for words in (["--config", "x.yaml"], ["--config", "x.yaml", "--output_dir", "near"], []):
         run(["launch", "--dry-run", "--device", "cpu", "--accept-mismatch", "train.py", *words])
-        named = {0: ".", 2: str(tmp_path / "far"), 4: "near"}[len(words)]
+        named = {0: "the working directory", 2: str(tmp_path / "far"), 4: "near"}[len(words)]
         assert f"a checkpoint do not fit {named}: " in capsys.readouterr().err
