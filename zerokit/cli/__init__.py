@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from zerokit import __version__
-from zerokit.cli.say import loud
+from zerokit.cli.say import echo, loud, tell
 from zerokit.errors import ReportNotWritten, ZerokitError
 from zerokit.fields import as_options
 
@@ -44,6 +44,10 @@ def commands() -> dict[str, str]:
     return {name: found[name][0].upper() + found[name][1:] for name in names}
 
 
+_ASKED_FOR_HELP: tuple[type, ...] = (
+    (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
+)
+"""Raised by a group without a command, from click 8.2 on; 8.1 shows the help itself."""
 _LONG_LIVED = frozenset({"launch", "tune", "rehearse"})
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)  # pathlib's exists() raises the first two
@@ -132,19 +136,25 @@ def run(argv: list[str] | None = None) -> int:
     except click.NoSuchOption as error:
         from zerokit.cli.base import unknown_option
 
-        click.echo(unknown_option(error), err=True)
+        echo(unknown_option(error))
         return 2
     except click.ClickException as error:
-        error.show()
+        from zerokit.cli.base import misused
+
+        if isinstance(error, _ASKED_FOR_HELP):
+            error.show()
+        else:
+            first = next(iter(sys.argv[1:] if argv is None else argv), None)
+            echo(misused(error, first if first in commands() else None))
         return 2
     except click.exceptions.Abort:
-        click.echo("zerokit: interrupted", err=True)
+        tell("interrupted")
         return 130
     except ZerokitError as error:
         from zerokit.launcher.secrets import redact
 
         text = redact(as_options(error.marked), arguments=sys.argv if argv is None else argv)
-        click.echo(f"zerokit: {text}", err=True)
+        tell(text)
         return error.exit_code
     except BrokenPipeError:
         # the reader (head, less) went away: not an error of ours
@@ -154,12 +164,12 @@ def run(argv: list[str] | None = None) -> int:
         if error.errno in _UNUSABLE_PATH and error.filename is not None:
             path = os.fsdecode(error.filename)
             shown = path if len(path) <= 200 else f"{path[:100]}…{path[-40:]}"
-            click.echo(f"zerokit: {shown}: {error.strerror}", err=True)
+            tell(f"{shown}: {error.strerror}")
             return 2
         if error.errno not in _NO_ROOM:
             raise
         _discard_output()
-        click.echo(f"zerokit: the output could not be written: {error.strerror}", err=True)
+        tell(f"the output could not be written: {error.strerror}")
         return ReportNotWritten.exit_code
     return result if isinstance(result, int) else 0
 

@@ -90,6 +90,18 @@ def unknown_option(error: click.NoSuchOption) -> str:
     return as_options(f"{path}: there is no option {name}; {hint or f'`{path} --help` lists them'}")
 
 
+def misused(error: click.ClickException, command: str | None) -> str:
+    """What to say of a command line that click refuses: what is wrong with it, and where its use stands.
+
+    Args:
+        command: the command that was typed; click tells of no context where a value is missing.
+    """
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context is not None else " ".join(filter(None, ("zerokit", command)))
+    text = error.format_message().rstrip(".")
+    return f"{path}: {text[:1].lower()}{text[1:]}; see `{path} --help`"
+
+
 _OTHER_COMMANDS = {
     "version": "use `zerokit --version`",
     "run": "use `zerokit launch SCRIPT`",

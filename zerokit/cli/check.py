@@ -8,7 +8,8 @@ import click
 
 from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
-from zerokit.cli.say import say
+from zerokit.cli.say import echo, say
+from zerokit.messages import width_of
 
 if TYPE_CHECKING:
     from zerokit.linter.suppress import Settings
@@ -120,8 +121,10 @@ def _show(result: CheckResult, options: dict[str, Any]) -> None:
         return
     for finding in result.fixed:
         location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
-        click.echo(f"{location}: fixed: {finding.message} [{finding.rule}]", err=True)
-    text = output.FORMATS[style]
-    shown = text(result.files, notes=options["notes"])
+        echo(f"{location}: fixed: {finding.message} [{finding.rule}]")
+    if style == "text":
+        shown = output.as_text(result.files, notes=options["notes"], width=width_of(1))
+    else:
+        shown = output.FORMATS[style](result.files, notes=options["notes"])
     if shown:
         click.echo(shown)

@@ -9,6 +9,7 @@ import click
 from zerokit.catalog import models
 from zerokit.cli.aligned_text import aligned
 from zerokit.cli.base import Command
+from zerokit.cli.say import say
 from zerokit.units import format_count
 
 _COLUMNS = ("NAME", "PARAMETERS", "FAMILY", "HEAD", "TITLE")
@@ -26,7 +27,7 @@ def command(name: str | None, family: str | None, as_json: bool) -> None:
     if name is not None:
         model, notes = models.resolve(name)
         for note in notes:
-            click.echo(f"zerokit: {note}", err=True)
+            say(note)
         click.echo(json.dumps(models.as_dict(model), indent=1) if as_json else _one(model))
         return
     chosen = models.index()

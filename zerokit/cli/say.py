@@ -7,6 +7,7 @@ from contextlib import suppress
 import click
 
 from zerokit.fields import as_options
+from zerokit.messages import PREFIX, width_of, wrapped
 
 _loud = True
 
@@ -28,4 +29,14 @@ def say(text: str) -> None:
     if not _loud:
         return
     with suppress(OSError):
-        click.echo(f"zerokit: {as_options(text)}", err=True)
+        tell(text)
+
+
+def tell(text: str) -> None:
+    """A message on standard error, progress or not (an error, above all), as wide as the terminal."""
+    echo(PREFIX + text)
+
+
+def echo(text: str) -> None:
+    """Text on standard error that says itself whose it is, as wide as the terminal."""
+    click.echo(wrapped(as_options(text), width_of()), err=True)

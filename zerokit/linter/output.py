@@ -10,33 +10,37 @@ from typing import Any
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import SEVERITIES, Finding
 from zerokit.linter.reports import as_junit, as_sarif
+from zerokit.messages import wrapped
 
 SCHEMA = "zerokit.check/1"
 _FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
 _GITHUB_LEVEL = {"error": "error", "warning": "warning", "note": "notice"}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'|[^\s,:{}\[\]]+|\S')
 _SECRET = re.compile(r"(?i)(api|access|secret|auth)[_-]?(key|token)|password")
-_WIDEST = 100
+_WIDEST = 100  # of a line of the file
+_GUTTER = 12  # its number, before it
 
 
-def as_text(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
-    """One block per finding, ``file:line:column`` first, and a summary line."""
+def as_text(files: Sequence[CheckedFile], *, notes: bool = False, width: int | None = None) -> str:
+    """One block per finding, ``file:line:column`` first, and a summary line; at most ``width`` columns wide."""
     lines: list[str] = []
+    widest = _WIDEST if width is None else min(_WIDEST, width - _GUTTER)
     for file in files:
         text = file.text.split("\n")
         for finding in _shown([file], notes):
             location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
-            lines.append(f"{location}: {finding.severity}: {finding.message} [{finding.rule}]")
-            lines += _source_line(text, finding)
+            told = f"{location}: {finding.severity}: {finding.message} [{finding.rule}]"
+            lines.append(wrapped(told, width))
+            lines += _source_line(text, finding, widest)
             if finding.fix:
-                lines.append(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}")
+                lines.append(wrapped(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}", width))
             if finding.source:
-                lines.append(f"  source: {finding.source}")
-    lines.append(summary(files, notes=notes))
+                lines.append(wrapped(f"  source: {finding.source}", width))
+    lines.append(wrapped(summary(files, notes=notes), width))
     return "\n".join(lines)
 
 
-def _source_line(text: Sequence[str], finding: Finding) -> list[str]:
+def _source_line(text: Sequence[str], finding: Finding, widest: int) -> list[str]:
     """The line that a finding is about, and a caret below the word."""
     number, column = finding.location
     line = text[number - 1].rstrip("\r") if 0 < number <= len(text) else ""
@@ -44,10 +48,10 @@ def _source_line(text: Sequence[str], finding: Finding) -> list[str]:
         return []
     token = _TOKEN.match(line, column - 1)
     width = max(1, len(token.group()) if token else 1)
-    start = max(0, column - 1 - _WIDEST // 2) if len(line) > _WIDEST else 0
-    shown = line[start : start + _WIDEST].replace("\t", " ").translate(_CONTROL)
+    start = max(0, column - 1 - widest // 2) if len(line) > widest else 0
+    shown = line[start : start + widest].replace("\t", " ").translate(_CONTROL)
     gutter = " " * len(str(number))
-    caret = " " * (column - 1 - start) + "^" * min(width, _WIDEST - (column - 1 - start))
+    caret = " " * (column - 1 - start) + "^" * min(width, widest - (column - 1 - start))
     return [f"  {number} | {shown}", f"  {gutter} | {caret}"]
 
 

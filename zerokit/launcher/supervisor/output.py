@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from zerokit.launcher.secrets import Secrets
+from zerokit.messages import message, width_of
 
 _LONGEST_LINE = 1 << 16  # a progress bar without a line end is passed on from here
 _TAIL_BYTES = 16_384
@@ -97,7 +98,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """A line of zerokit's own, on standard error."""
-        self._put(2, f"zerokit: {text}\n".encode("utf-8", "replace"))
+        self._put(2, f"{message(text, width_of())}\n".encode("utf-8", "replace"))
 
     def status(self, text: str) -> None:
         """Replace the status line (on a terminal only)."""

@@ -1,0 +1,65 @@
+"""Messages for people on standard error: as wide as the terminal, and whole lines in a pipe or a log."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+
+PREFIX = "zerokit: "
+_NARROWEST = 40
+_DEFAULT = 80  # a terminal that does not tell its width
+_ITEM = re.compile(r"(?P<indent>\s*)(?P<mark>(?:- )?)")
+_COMMAND = re.compile(r"`[^`\n]{1,60}`")
+_JOINED = "\x00"  # a space that no line ends at
+
+
+def width_of(descriptor: int = 2) -> int | None:
+    """Columns to write messages in: COLUMNS, or those of the terminal; None where it is none.
+
+    Args:
+        descriptor: the stream's file descriptor; 2 is standard error.
+    """
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said) > 0:
+        return max(_NARROWEST, int(said))
+    try:
+        if not os.isatty(descriptor):
+            return None
+        return max(_NARROWEST, os.get_terminal_size(descriptor).columns or _DEFAULT)
+    except OSError:
+        return None
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """``text`` with lines of at most ``width`` columns; None leaves it as it is.
+
+    Lines go on indented below what they continue. Words are not broken (paths, addresses), nor are short
+    commands in backquotes.
+
+    >>> print(wrapped("there is no plan; make one with `zerokit plan`", 40))
+    there is no plan; make one with
+      `zerokit plan`
+    """
+    if width is None:
+        return text
+    return "\n".join(line for paragraph in text.split("\n") for line in _lines(paragraph, width))
+
+
+def message(text: str, width: int | None) -> str:
+    """What zerokit says, behind its name."""
+    return wrapped(PREFIX + text, width)
+
+
+def _lines(paragraph: str, width: int) -> list[str]:
+    if len(paragraph) <= width:
+        return [paragraph]
+    start = _ITEM.match(paragraph)
+    first = start["indent"] if start is not None else ""
+    later = first + "  "
+    held = _COMMAND.sub(lambda found: found[0].replace(" ", _JOINED), paragraph[len(first) :])
+    lines = textwrap.wrap(
+        held, width, initial_indent=first, subsequent_indent=later, break_long_words=False,
+        break_on_hyphens=False, expand_tabs=False, replace_whitespace=False,
+    )  # fmt: skip
+    return [line.replace(_JOINED, " ") for line in lines]
