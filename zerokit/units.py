@@ -98,8 +98,24 @@ def parse_positive_int(text: object, what: str, maximum: int = 10**9) -> int:
 
 
 def format_gib(size_bytes: float, digits: int = 2) -> str:
-    """``80.00 GiB``; the one way sizes are shown to people."""
-    return f"{size_bytes / GIB:,.{digits}f} GiB"
+    """``80.00 GiB``; the one way sizes are shown to people.
+
+    What would show as nothing, or as a single digit behind zeros, is shown in MiB, KiB or bytes: ``51.2 MiB``.
+    """
+    if abs(size_bytes) >= (GIB if digits == 0 else GIB / 10):
+        return f"{size_bytes / GIB:,.{digits}f} GiB"
+    unit, name = shown_unit(size_bytes)
+    return f"{size_bytes / unit:.{0 if unit == 1 else 1}f} {name}"
+
+
+def shown_unit(largest_bytes: float) -> tuple[int, str]:
+    """The unit, in bytes and by name, in which sizes up to this one are shown together.
+
+    >>> shown_unit(3 << 30), shown_unit(20 << 20)
+    ((1073741824, 'GiB'), (1048576, 'MiB'))
+    """
+    units = ((GIB, "GiB"), (MIB, "MiB"), (1 << 10, "KiB"))
+    return next(((unit, name) for unit, name in units if abs(largest_bytes) >= unit / 10), (1, "B"))
 
 
 def format_count(number: float) -> str:

@@ -70,6 +70,10 @@ def test_a_count_that_is_shown_is_read_back_within_half_of_its_last_digit(number
 @pytest.mark.parametrize(
     ("shown", "text"),
     [(units.format_gib(80 * 2**30), "80.00 GiB"), (units.format_gib(1234.5 * 2**30, 1), "1,234.5 GiB"),
+     (units.format_gib(0.1 * 2**30), "0.10 GiB"), (units.format_gib(0.099 * 2**30), "101.4 MiB"),
+     (units.format_gib(0.5 * 2**30, 0), "0.5 GiB"), (units.format_gib(1 << 20, 1), "1.0 MiB"),
+     (units.format_gib(1000), "1.0 KiB"), (units.format_gib(80), "80 B"), (units.format_gib(0, 1), "0 B"),
+     (units.format_gib(0.05 * 2**30, 0), "51.2 MiB"), (units.format_gib(-(3 << 20), 1), "-3.0 MiB"),
      (units.format_count(70_553_706_496), "70.6B"), (units.format_count(1_235_814_400), "1.24B"),
      (units.format_count(12), "12"), (units.format_seconds(0.85), "850 ms"),
      (units.format_seconds(12.34), "12.3 s"),

@@ -14,7 +14,7 @@ from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
 from zerokit.memory.components import label
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.timing.ranges import SURE
-from zerokit.units import format_gib, format_seconds
+from zerokit.units import format_gib, format_seconds, shown_unit
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
 _MOST_PARTS = 4
@@ -105,8 +105,9 @@ def memory(planned: PlannedStrategy) -> str:
     shown = [(label(name), size) for name, size in parts[:_MOST_PARTS]]
     rest = sum(size for _, size in parts[_MOST_PARTS:])
     shown += [("others", rest)] if rest else []
-    words = ", ".join(f"{name} {size / (1 << 30):.1f}" for name, size in shown)
-    return f"peak {format_gib(worst.peak_allocated_bytes, 1)} in {worst.peak_phase}: {words} GiB"
+    unit, unit_name = shown_unit(worst.peak_allocated_bytes / 10)  # the parts are smaller
+    words = ", ".join(f"{name} {size / unit:.1f}" for name, size in shown if size >= unit / 20)
+    return f"peak {format_gib(worst.peak_allocated_bytes, 1)} in {worst.peak_phase}: {words} {unit_name}"
 
 
 _REASSURING = (

@@ -107,7 +107,7 @@ def _frontier(result: PlanResult, others: Sequence[Candidate]) -> Markup:
     dots.append((chosen.time.step_seconds, float(chosen.memory.min_vram_bytes), "chosen"))
     keys = [("chosen", "the choice"), ("better", "needs the least memory"), ("others", "fits too")]
     return charts.points(
-        "Memory required per GPU", dots, names=("seconds per optimizer step", "GiB"), legend=keys
+        "Memory required per GPU", dots, across="seconds per optimizer step", legend=keys
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from zerokit.units import GIB, format_gib, format_seconds
+from zerokit.units import format_gib, format_seconds, shown_unit
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -94,8 +94,8 @@ def over_time(
     drawn = [level for level in levels if level.value <= 2.5 * highest]
     top = max([highest, *(level.value for level in drawn)]) * _ROOM or 1.0
     body = [_span(span, end) for span in spans]
-    y_ticks = _ticks(top / GIB, 3 if small else 6)
-    body += [_horizontal(tick * GIB / top, "grid") for tick in y_ticks]
+    y_labels, axis = _sizes(top, 3 if small else 6)
+    body += [_horizontal(at, "grid") for at, _ in y_labels]
     body += [_horizontal(level.value / top, level.style) for level in drawn]
     body += [_polyline(line, end, top) for line in lines]
     legend = [(line.style, line.label) for line in lines] if not small else []
@@ -105,16 +105,15 @@ def over_time(
     x_labels = [
         (tick / end, format_seconds(tick) if tick else "0") for tick in _ticks(end, 2 if small else 6)
     ]
-    y_labels = [(tick * GIB / top, f"{tick:g}") for tick in y_ticks]
-    return _figure(caption, "".join(body), x_labels, y_labels, legend, small=small)
+    return _figure(caption, "".join(body), x_labels, y_labels, legend, small=small, axes=("", axis))
 
 
 def areas(caption: str, stacks: Sequence[StackedArea], *, end: float, level: Level | None = None) -> Markup:
     """Stacked areas of bytes over ``end`` seconds, and the parts in a legend."""
     heights = [sum(value for _, value, _ in stack.parts) for stack in stacks]
     top = max([*heights, level.value if level else 0.0]) * _ROOM or 1.0
-    y_ticks = _ticks(top / GIB, 6)
-    body = [_horizontal(tick * GIB / top, "grid") for tick in y_ticks]
+    y_labels, axis = _sizes(top, 6)
+    body = [_horizontal(at, "grid") for at, _ in y_labels]
     legend: dict[tuple[str, str], None] = {}
     for stack in stacks:
         x, width, below = _WIDTH * stack.start / end, _WIDTH * (stack.end - stack.start) / end, 0.0
@@ -130,8 +129,7 @@ def areas(caption: str, stacks: Sequence[StackedArea], *, end: float, level: Lev
         body.append(_horizontal(level.value / top, level.style))
     keys = [*legend, *([(level.style, f"{level.label}, {format_gib(level.value, 1)}")] if level else [])]
     x_labels = [(tick / end, format_seconds(tick) if tick else "0") for tick in _ticks(end, 6)]
-    y_labels = [(tick * GIB / top, f"{tick:g}") for tick in y_ticks]
-    return _figure(caption, "".join(body), x_labels, y_labels, keys)
+    return _figure(caption, "".join(body), x_labels, y_labels, keys, axes=("", axis))
 
 
 def bars(caption: str, rows: Sequence[Bar], *, limit: Level | None = None) -> Markup:
@@ -165,21 +163,20 @@ def points(
     caption: str,
     dots: Sequence[tuple[float, float, str]],
     *,
-    names: tuple[str, str],
+    across: str,
     legend: Sequence[tuple[str, str]],
 ) -> Markup:
-    """Seconds (across) against bytes (up), a dot each: ``(seconds, bytes, style)``."""
+    """Seconds (across, named so) against bytes (up), a dot each: ``(seconds, bytes, style)``."""
     right = max((x for x, _, _ in dots), default=0.0) * _ROOM or 1.0
     top = max((y for _, y, _ in dots), default=0.0) * _ROOM or 1.0
-    y_ticks = _ticks(top / GIB, 6)
-    body = [_horizontal(tick * GIB / top, "grid") for tick in y_ticks]
+    y_labels, axis = _sizes(top, 6)
+    body = [_horizontal(at, "grid") for at, _ in y_labels]
     for x, y, style in dots:
         at, up = _WIDTH * x / right, _HEIGHT * (1 - y / top)
         # a line of no length with round caps is a round dot, however the picture is stretched
         body.append(f'<line class="dot {style}" x1="{at:.1f}" x2="{at:.1f}" y1="{up:.1f}" y2="{up:.1f}"/>')
     x_labels = [(tick / right, format_seconds(tick) if tick else "0") for tick in _ticks(right, 6)]
-    y_labels = [(tick * GIB / top, f"{tick:g}") for tick in y_ticks]
-    return _figure(caption, "".join(body), x_labels, y_labels, legend, axes=names)
+    return _figure(caption, "".join(body), x_labels, y_labels, legend, axes=(across, axis))
 
 
 def thinned(values: Sequence[Point], most: int) -> list[Point]:
@@ -196,7 +193,7 @@ def _figure(
     legend: Sequence[tuple[str, str]],
     *,
     small: bool = False,
-    axes: tuple[str, str] = ("", "GiB"),
+    axes: tuple[str, str],
 ) -> Markup:
     across = "".join(f'<span style="left:{100 * at:.2f}%">{escape(text)}</span>' for at, text in x_labels)
     up = "".join(f'<span style="bottom:{100 * at:.2f}%">{escape(text)}</span>' for at, text in y_labels)
@@ -233,6 +230,12 @@ def _polyline(line: Line, end: float, top: float) -> str:
     path = " ".join(f"{_WIDTH * at / end:.0f},{_HEIGHT * (1 - used / top):.0f}" for at, used in line.points)
     title = f"<title>{escape(line.label)}</title>"
     return f'<polyline class="series {line.style}" points="{path}">{title}</polyline>'
+
+
+def _sizes(top: float, about: int) -> tuple[list[tuple[float, str]], str]:
+    """Round sizes from zero up to ``top`` bytes, each with its share of it, and their unit."""
+    unit, name = shown_unit(top)
+    return [(tick * unit / top, f"{tick:g}") for tick in _ticks(top / unit, about)], name
 
 
 def _ticks(limit: float, about: int) -> list[float]:

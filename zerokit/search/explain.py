@@ -133,7 +133,7 @@ def why(
     """Why this strategy won."""
     free = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     needed = format_gib(chosen.memory.min_vram_bytes, 1)
-    text = f"{strategy_words(chosen.strategy)}: requires {needed} of each GPU's "
+    text = f"{strategy_words(chosen.strategy)}: requires {needed} of each {_unit(cluster)}'s "
     text += f"{format_gib(cluster.gpu.driver_vram_bytes, 1)} ({format_gib(free, 1)} headroom)"
     if not timed:
         return text + "; the least work of all that fit"
@@ -160,12 +160,18 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
 def lack_words(nearest: Candidate, cluster: Cluster) -> str:
     """By how much the closest candidate misses."""
     needed = nearest.memory.min_vram_bytes
-    needs = f"the closest, {strategy_words(nearest.strategy)}, requires {format_gib(needed, 1)} per GPU"
+    needs = f"the closest strategy requires {format_gib(needed, 1)} per {_unit(cluster)}"
+    strategy = strategy_words(nearest.strategy)
     if needed > cluster.gpu.driver_vram_bytes:
-        return f"{needs}, {format_gib(needed - cluster.gpu.driver_vram_bytes, 1)} too much"
+        return f"{needs}, {format_gib(needed - cluster.gpu.driver_vram_bytes, 1)} too much ({strategy})"
     host = format_gib(cluster.host_limit_bytes or 0, 0)
     wanted = format_gib(nearest.memory.host_bytes_per_node, 0)
-    return f"{needs} and {wanted} of host RAM per node, where there are {host}"
+    return f"{needs} and {wanted} of host memory per node, where there are {host} ({strategy})"
+
+
+def _unit(cluster: Cluster) -> str:
+    """What a rank has to itself."""
+    return "CPU rank" if cluster.gpu.name == "cpu" else "GPU"
 
 
 def advise(

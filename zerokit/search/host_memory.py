@@ -24,7 +24,7 @@ def note_on_estimate(found: Candidate, cluster: Cluster) -> tuple[str, ...]:
     if cluster.host_ram_bytes is not None or limit is None or needed <= limit:
         return ()
     return (
-        f"{needed / GIB:,.0f} GiB of host memory per node are more than assumed: {assumed_host(cluster)}",
+        f"{needed / GIB:,.0f} GiB of host memory per node are more than there may be; {assumed_host(cluster)}",
     )
 
 
@@ -35,6 +35,6 @@ def assumed_host(cluster: Cluster) -> str:
         return "host memory is no limit: ⟨host_ram⟩ not given"
     source = gpu.sources.get("host_gib_per_gpu", "")
     return (
-        f"host memory {limit / GIB:,.0f} GiB per node, {gpu.host_bytes_per_gpu / GIB:,.0f} GiB per GPU: "
-        f"⟨host_ram⟩ not given ({source})"
+        f"host memory assumed: {limit / GIB:,.0f} GiB per node, {gpu.host_bytes_per_gpu / GIB:,.0f} GiB per "
+        f"GPU ({source}); ⟨host_ram⟩ not given"
     )

@@ -133,7 +133,7 @@ def test_the_status_line_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ranks.progress.poll()
     line = ranks.progress.line(12 * gib)
     assert "! rank 0 ran full 7 times" in line
-    assert "! suspected leak of gpu memory, rank 0: 0.001 GiB a step" in line
+    assert "! suspected leak of gpu memory, rank 0: 1.0 MiB a step" in line
 
 
 @pytest.mark.parametrize("clock_moves", [0.0, -3600.0, 86_400.0])
