@@ -26,6 +26,8 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 SMALLEST = """Math.min(...[...document.querySelectorAll('figure *')].filter(e => e.childElementCount === 0 &&
   e.textContent.trim() && e.getClientRects().length && !e.closest('svg'))
   .map(e => parseFloat(getComputedStyle(e).fontSize)))"""
+SCROLLED = """[...document.querySelectorAll('.wide, pre')].filter(e => e.scrollWidth > e.clientWidth + 1)
+  .map(e => e.getAttribute('aria-label') || e.textContent.slice(0, 40))"""
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 LARGEST_BYTES = 150_000
@@ -76,6 +78,8 @@ def rank(number: int, points: int, *, peak: int = 40 * GIB) -> dict[str, Any]:
         "predicted_components": {"activations": 20 * GIB, "parameters": 12 * GIB, "loss": 9 * GIB},
         "steps": 100, "median_step_seconds": 1.4 if number == 5 else 1.0, "timeline": timeline,
         "timeline_fields": FIELDS,
+        "phase_details": {name: {"seconds": seconds} for name, seconds in
+                          (("load", 20.0), ("forward", 30.0), ("backward", 55.0), ("step", 12.0))},
         "engine": {"zero_stage": 2, "micro_batch": 4, "gradient_accumulation": 8,
                    "parameters": 8_000_000_000},
     }  # fmt: skip
@@ -90,6 +94,8 @@ def report(ranks: int, points: int = 300, **more: Any) -> RunReport:
         "predicted_vs_measured": {
             "kind": "gpu_memory", "rank": 3 if ranks > 3 else 0, "peak_bytes": pair,
             "phases": {"init": pair, "forward": pair, "backward": pair},
+            "step_seconds": {"predicted": 0.98, "measured": 1.0, "error_fraction": -0.02},
+            "predicted_for": "plan",
             "components": {
                 "init": {"initialisation": 9 * GIB},
                 "forward": {"activations": 18 * GIB, "parameters": 12 * GIB, "loss": 9 * GIB},
@@ -102,10 +108,13 @@ def report(ranks: int, points: int = 300, **more: Any) -> RunReport:
 
 PLAN = {
     "request": {"model": "llama-3.1-8b", "method": "full"},
-    "chosen": {"zero_stage": 2, "data_parallel": 8, "deepspeed_config": {"zero_optimization": {"stage": 2}}},
+    "chosen": {
+        "zero_stage": 2, "data_parallel": 8, "deepspeed_config": {"zero_optimization": {"stage": 2}},
+        "estimate": {"time_parts": {"compute": 0.8, "link": 0.15, "optimizer": 0.03}},
+    },
     "reasons": {"zero_optimization.stage": "optimizer states and gradients are divided " * 4},
     "cluster": {"gpu": "h100-sxm-80gb"},
-}
+}  # fmt: skip
 CONTEXT = RunContext(plan=PLAN, command=("--model", "x" * 300, "--epochs", "1"))
 
 
@@ -174,6 +183,9 @@ def test_a_page_is_readable_everywhere(
         for chart in page.query_selector_all(".plot svg"):
             box = chart.bounding_box()
             assert box["x"] >= 0 and box["width"] > 150 and box["x"] + box["width"] <= width
+        scrolled = page.evaluate(SCROLLED)
+        tables = [text for text in scrolled if not text.startswith("Traceback")]
+        assert not tables and (not scrolled or width > 390), f"{name}: {scrolled} must be moved sideways"
         found = axe.run(page)
         assert not found.response["violations"], found.generate_report()
         page.screenshot(path=tmp_path / f"{name}-{width}-{scheme}.png", full_page=True)

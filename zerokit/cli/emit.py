@@ -28,7 +28,9 @@ _no_arguments = click.option(
     "--no-arguments", is_flag=True, help="Add nothing from the plan to the script's own arguments."
 )
 _accept_mismatch = click.option(
-    "--accept-mismatch", is_flag=True, help="Write the job of a script that contradicts the plan all the same."
+    "--accept-mismatch",
+    is_flag=True,
+    help="Write the job of a script that contradicts the plan all the same.",
 )
 
 
@@ -114,7 +116,8 @@ def sbatch_command(
 ) -> None:
     """An sbatch script: one torchrun on each node, through srun.
 
-    SCRIPT gets the arguments of the plan that you did not give, as under `zerokit launch`. Submit it from the folder where SCRIPT and the plan's folder are.
+    SCRIPT gets the arguments of the plan that you did not give, as under `zerokit launch`. Submit it
+    from the folder where SCRIPT and the plan's folder are.
     """
     from zerokit.launcher import job_files
 

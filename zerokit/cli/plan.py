@@ -16,10 +16,14 @@ from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.units import parse_positive_int
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerokit.domain.strategy import Candidate
+    from zerokit.planner.plan_result import PlanResult
     from zerokit.script.entry_points import Target
 
 
-_SCRIPT = "zerokit.script"
+_SCRIPT, _WORDS = "zerokit.script", "zerokit.words"
 _MOST_PLOTTED = 100
 """Strategies that fit, the choice among them, that a page plots."""
 
@@ -28,7 +32,8 @@ class PlanCommand(Command):
     """Everything after ``--`` is a script and its own arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep what stands after ``--`` for the script."""
+        """Keep what stands after ``--`` for the script, and all words for the page."""
+        ctx.meta[_WORDS] = ("plan", *args)
         if "--" in args:
             cut = args.index("--")
             args, ctx.meta[_SCRIPT] = args[:cut], tuple(args[cut + 1 :])
@@ -91,7 +96,6 @@ def command(
     """
     from zerokit import planner
     from zerokit.cli import plan_text
-    from zerokit.cli.program import program
 
     if overrides and recipe is None:
         raise InputError(f"{overrides[0]}: only with --recipe; write options as --name VALUE")
@@ -113,15 +117,30 @@ def command(
     others = result.plan.alternatives
     result = result.with_alternatives(count - 1)
     if html is not None:
-        from zerokit.planner import page
-        from zerokit.report.html import write_page
-
-        write_page(Path(html), page.plan_page(result, folder, others=others, program=program()))
+        _write_page(Path(html), result, others, folder)
         say(f"wrote {html}")
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
         return
     click.echo(plan_text.plan(result, folder, explain=explain, script=words))
+
+
+def _write_page(path: Path, result: PlanResult, others: Sequence[Candidate], folder: str) -> None:
+    import os
+    import time
+
+    from zerokit.cli.program import program
+    from zerokit.launcher.secrets import Secrets
+    from zerokit.planner.page import PlanPage, plan_page
+    from zerokit.report.html import write_page
+
+    meta = click.get_current_context().meta
+    secrets = Secrets(os.environ, meta[_WORDS])
+    page = PlanPage(
+        folder=folder, command=secrets.argv(meta[_WORDS]), script=secrets.argv(meta.get(_SCRIPT) or ()),
+        program=program(), written_at=time.time(),
+    )  # fmt: skip
+    write_page(path, plan_page(result, page, others=others))
 
 
 def _target(words: tuple[str, ...]) -> Target:

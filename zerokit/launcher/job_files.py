@@ -196,16 +196,17 @@ def job_script(
     if taken != "none":
         options = ScriptOptions.read(facts, taken, given)
         agreed = agree(
-            options, plan.chosen, read_plan(str(plan.folder))[1], seq_len=plan.seq_len, plan_folder=plan.folder,
-            on_cpu=False, no_arguments=no_arguments, accept_mismatch=accept_mismatch, writes_here=config is None,
+            options, plan.chosen, read_plan(str(plan.folder))[1], seq_len=plan.seq_len,
+            plan_folder=plan.folder, on_cpu=False, no_arguments=no_arguments,
+            accept_mismatch=accept_mismatch, writes_here=config is None,
         )  # fmt: skip
         added = agreed.added
         for note in agreed.notes:
             say(note)
     if taken == "trainer" and not facts.parses_training_arguments:
         say(
-            "nothing is added to the script's arguments, as it is not seen to parse TrainingArguments; the plan "
-            f"assumes: {shlex.join(plan.trainer_arguments)}"
+            "nothing is added to the script's arguments, as it is not seen to parse TrainingArguments; the "
+            f"plan assumes: {shlex.join(plan.trainer_arguments)}"
         )
     file = config or _config(plan, taken)
     # a raw script has its options now; the others get theirs by the environment

@@ -22,7 +22,7 @@ _GUTTER = 12  # its number, before it
 
 
 def as_text(files: Sequence[CheckedFile], *, notes: bool = False, width: int | None = None) -> str:
-    """One block per finding, ``file:line:column`` first, and a summary line; at most ``width`` columns wide."""
+    """One block per finding, ``file:line:column`` first, and a summary line; at most ``width`` columns."""
     lines: list[str] = []
     widest = _WIDEST if width is None else min(_WIDEST, width - _GUTTER)
     for file in files:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from zerokit import __version__
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options
 from zerokit.planner import answer
 from zerokit.report import charts, component_parts
 from zerokit.report.html import fill
 from zerokit.search.explain import cluster_words
-from zerokit.units import format_gib
+from zerokit.units import format_count, format_gib, format_seconds
+from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -22,10 +26,27 @@ if TYPE_CHECKING:
     from zerokit.planner.plan_result import PlanResult
 
 
-def plan_page(
-    result: PlanResult, folder: str, *, others: Sequence[Candidate], program: str = "zerokit"
-) -> str:
-    """The page. ``others``: strategies that fit as well, fastest first; ``folder``: where the files are."""
+@frozen_dataclass
+class PlanPage:
+    """What a page says beside its plan.
+
+    Attributes:
+        folder: where the plan's files are.
+        command: the words that were typed; empty where there were none.
+        script: the words of the script that was planned for, with its arguments; empty: there is none.
+        program: what the user calls zerokit.
+        written_at: Unix seconds.
+    """
+
+    folder: str
+    command: Sequence[str] = ()
+    script: Sequence[str] = ()
+    program: str = "zerokit"
+    written_at: float
+
+
+def plan_page(result: PlanResult, page: PlanPage, *, others: Sequence[Candidate]) -> str:
+    """The page. ``others``: strategies that fit as well, fastest first."""
     planned, job, strategy = result.chosen, result.job, result.chosen.strategy
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
     unit = "rank" if result.on_cpu else "GPU"
@@ -35,16 +56,20 @@ def plan_page(
         fits=bool(planned.fits),
         answer=[answer.fits(planned), answer.pace(planned), as_options(planned.candidate.why)],
         facts=[
+            ("model", f"{result.model_name}, {format_count(result.parameters)} parameters"),
             ("trains", answer.trains(job)),
             ("strategy", answer.strategy(strategy)),
             ("batch", answer.batch(strategy, job, unit)),
             ("host memory", f"{format_gib(planned.estimate.host_bytes_per_node, 1)} per node"),
-            ("memory from", "a trace of the model" if planned.estimate.basis == "traced" else "closed forms"),
+            ("memory from", _BASES.get(planned.estimate.basis, planned.estimate.basis)),
+            *_origin(page),
         ],
-        todo=answer.script_must(strategy, job),
-        next=f"{program} launch --plan {shlex.quote(folder)} train.py",
+        todo=() if page.script else answer.script_must(strategy, job),
+        next=f"{page.program} launch --plan {shlex.quote(page.folder)} "
+        + (shlex.join(page.script) or "train.py"),
         components=_components(result),
         phases=_phases(result),
+        times=_times(result),
         frontier=_frontier(result, others) if result.timed and others else None,
         frontier_note=f"The choice and the {len(others)} next best of the strategies that fit.",
         alternatives=[as_options(other.candidate.why) for other in result.alternatives],
@@ -53,6 +78,32 @@ def plan_page(
         advice=all_as_options((*result.plan.advice, *result.plan.faster_with)),
         settings=_settings(result),
     )
+
+
+_BASES = {
+    "traced": "a trace of the model",
+    "rehearsed": "a rehearsal of the script",
+    "analytic": "closed forms",
+}
+
+
+def _origin(page: PlanPage) -> list[tuple[str, str]]:
+    """Which command made the plan, when, and for which versions."""
+    rows = [("command", shlex.join((page.program, *page.command)))] if page.command else []
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(page.written_at))
+    return [*rows, ("made", made), ("zerokit", __version__), ("DeepSpeed", DEEPSPEED_VERSION)]
+
+
+def _times(result: PlanResult) -> Markup | None:
+    """The predicted step, by what takes it; None where no time is predicted."""
+    parts = sorted(result.chosen.estimate.time_parts.items(), key=lambda item: -item[1])
+    if not parts:
+        return None
+    coloured = [(name, seconds, f"c{number % 7}") for number, (name, seconds) in enumerate(parts)]
+    return charts.bars(
+        "Predicted time of an optimizer step", [charts.Bar(label="step", parts=coloured)],
+        shown_as=format_seconds,
+    )  # fmt: skip
 
 
 def _components(result: PlanResult) -> Markup:
@@ -106,9 +157,7 @@ def _frontier(result: PlanResult, others: Sequence[Candidate]) -> Markup:
     ]
     dots.append((chosen.time.step_seconds, float(chosen.memory.min_vram_bytes), "chosen"))
     keys = [("chosen", "the choice"), ("better", "needs the least memory"), ("others", "fits too")]
-    return charts.points(
-        "Memory required per GPU", dots, across="seconds per optimizer step", legend=keys
-    )
+    return charts.points("Memory required per GPU", dots, across="seconds per optimizer step", legend=keys)
 
 
 def _settings(result: PlanResult) -> list[tuple[str, str, str]]:

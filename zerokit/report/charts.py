@@ -7,7 +7,7 @@ is scaled with it. Every string is escaped; nothing needs a script or a network.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -87,10 +87,16 @@ def over_time(
     levels: Sequence[Level] = (),
     spans: Sequence[Span] = (),
     small: bool = False,
+    scale: float = 0.0,
 ) -> Markup:
-    """Bytes over seconds. A level far above everything is named in the legend and not drawn."""
+    """Bytes over seconds. A level far above everything is named in the legend and not drawn.
+
+    Args:
+        scale: the value that at least reaches to the top; the same for charts that are compared.
+    """
     end = max((line.points[-1][0] for line in lines), default=0.0) or 1.0
     highest = max((value for line in lines for _, value in line.points), default=0.0)
+    highest = max(highest, scale)
     drawn = [level for level in levels if level.value <= 2.5 * highest]
     top = max([highest, *(level.value for level in drawn)]) * _ROOM or 1.0
     body = [_span(span, end) for span in spans]
@@ -132,8 +138,18 @@ def areas(caption: str, stacks: Sequence[StackedArea], *, end: float, level: Lev
     return _figure(caption, "".join(body), x_labels, y_labels, keys, axes=("", axis))
 
 
-def bars(caption: str, rows: Sequence[Bar], *, limit: Level | None = None) -> Markup:
-    """Horizontal bars on one scale, each with its parts and total in bytes, and the parts in a legend."""
+def bars(
+    caption: str,
+    rows: Sequence[Bar],
+    *,
+    limit: Level | None = None,
+    shown_as: Callable[[float], str] = format_gib,
+) -> Markup:
+    """Horizontal bars on one scale, each with its parts and total, and the parts in a legend.
+
+    Args:
+        shown_as: how a value is written: bytes, unless it says otherwise.
+    """
     top = max([row.total for row in rows] + [limit.value if limit else 0.0]) or 1.0
     shown = []
     for row in rows:
@@ -146,13 +162,13 @@ def bars(caption: str, rows: Sequence[Bar], *, limit: Level | None = None) -> Ma
         shown.append(
             f'<div class="row"><div class="name">{escape(row.label)}</div>'
             f'<div class="bar">{parts}{mark}</div>'
-            f'<div class="value">{format_gib(row.total)}{note}</div></div>'
+            f'<div class="value">{shown_as(row.total)}{note}</div></div>'
         )
     legend: dict[tuple[str, str], None] = {}
     for row in rows:
         legend.update(dict.fromkeys((style, label) for label, value, style in row.parts if value))
-    keys = [*legend, *([(limit.style, f"{limit.label}, {format_gib(limit.value, 1)}")] if limit else [])]
-    summary = "; ".join(f"{row.label} {format_gib(row.total)}" for row in rows)
+    keys = [*legend, *([(limit.style, f"{limit.label}, {shown_as(limit.value)}")] if limit else [])]
+    summary = "; ".join(f"{row.label} {shown_as(row.total)}" for row in rows)
     return markup(
         f'<figure class="bars" role="group" aria-label="{escape(f"{caption}: {summary}")}">'
         f"<figcaption>{escape(caption)}</figcaption>{''.join(shown)}{_legend(keys)}</figure>"

@@ -40,6 +40,13 @@ class RunContext:
         config = self.part("chosen").get("deepspeed_config")
         return [(key, value, str(reasons.get(key, ""))) for key, value in _flat(config, "")]
 
+    @property
+    def time_parts(self) -> Mapping[str, object]:
+        """Seconds of a predicted step by what they are spent on; empty where none are predicted."""
+        estimate = self.part("chosen").get("estimate")
+        found = estimate.get("time_parts") if isinstance(estimate, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
 
 def read_context(folder: Path) -> RunContext:
     """The context of a run folder. What cannot be read is left out: the report stands without it."""

@@ -54,6 +54,7 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         predicted_over_time=run_charts.predicted_over_time(run),
         small=run_charts.ranks_side_by_side(run),
         phase_bars=run_charts.phases(run),
+        step_time=run_charts.step_time(run, context.time_parts),
         events=run_charts.events(run),
         settings=context.settings,
     )
@@ -133,7 +134,11 @@ def render_comparison(
     facts_of = [dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True)]
     settings = [{key: value for key, value, _ in context.settings} for context in contexts]
     both = [{**told, **chosen} for told, chosen in zip(facts_of, settings, strict=True)]
-    drawn = [(name, run_charts.memory_over_time(run)) for name, run in zip(names, runs, strict=True)]
+    alike = runs[0].gpu_measured == runs[1].gpu_measured
+    scale = max(map(run_charts.highest, runs)) if alike else 0.0
+    drawn = [
+        (name, run_charts.memory_over_time(run, scale=scale)) for name, run in zip(names, runs, strict=True)
+    ]
     return fill(
         "comparison.html.j2",
         names=names,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zerokit.report import charts, component_parts, render
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
+from zerokit.units import format_seconds
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -26,8 +28,12 @@ _MOST_POINTS, _MOST_SMALL_POINTS = 1000, 60
 _ODD = 0.05  # of the median peak: a rank that is further off stands out
 
 
-def memory_over_time(run: RunReport) -> Markup | None:
-    """The fullest rank: what was allocated, reserved and used of the device, phases behind it."""
+def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
+    """The fullest rank: what was allocated, reserved and used of the device, phases behind it.
+
+    Args:
+        scale: bytes that at least reach to the top, where runs are compared.
+    """
     rank = fullest(run)
     if rank is None:
         return None
@@ -52,27 +58,34 @@ def memory_over_time(run: RunReport) -> Markup | None:
     what = "GPU memory" if run.gpu_measured else "Host memory"
     several = f", the fullest of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
     return charts.over_time(
-        f"{what} over time, rank {rank.rank}{several}", lines, levels=levels, spans=phase_spans(rank)
-    )
+        f"{what} over time, rank {rank.rank}{several}", lines, levels=levels, spans=phase_spans(rank),
+        scale=scale,
+    )  # fmt: skip
+
+
+def highest(run: RunReport) -> float:
+    """The highest point of :func:`memory_over_time`, in bytes."""
+    rank = fullest(run)
+    fields = (_ALLOCATED, _RESERVED, _DEVICE) if run.gpu_measured else (_HOST,)
+    return max((v for field in fields for _, v in (_points(rank, field) if rank else ())), default=0.0)
 
 
 def ranks_side_by_side(run: RunReport) -> list[tuple[str, Markup]]:
-    """A small chart for each rank on one scale of its own; the odd ones are marked. Empty for one rank."""
+    """A small chart for each rank, all on one scale; the odd ones are marked. Empty for one rank."""
     shown, _ = render.shown_ranks(run)
     if len(run.ranks) < 2:
         return []
     odd = odd_ranks(run)
     field = _ALLOCATED if run.gpu_measured else _HOST
+    drawn = [(rank, points) for rank in shown if len(points := _points(rank, field)) > 1]
+    scale = max((value for _, points in drawn for _, value in points), default=0.0)
     found = []
-    for rank in shown:
-        points = _points(rank, field)
-        if len(points) < 2:
-            continue
+    for rank, points in drawn:
         line = charts.Line(
             label=f"rank {rank.rank}", points=charts.thinned(points, _MOST_SMALL_POINTS), style="s0"
         )
         caption = f"rank {rank.rank}: peak {render.size(render.measured(rank))}"
-        found.append((odd.get(rank.rank, ""), charts.over_time(caption, [line], small=True)))
+        found.append((odd.get(rank.rank, ""), charts.over_time(caption, [line], small=True, scale=scale)))
     return found
 
 
@@ -195,6 +208,51 @@ def phases(run: RunReport) -> Markup | None:
             )
     what = "GPU memory allocated" if predicted.kind == "gpu_memory" else "host memory"
     return charts.bars(f"Peak by phase, rank {predicted.rank}: {what}", rows) if rows else None
+
+
+def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup | None:
+    """A step's measured time by phase, of the slowest rank, below what the plan predicts by what takes it.
+
+    Args:
+        predicted_parts: seconds of a step by what they are spent on; empty where nobody predicted them.
+    """
+    timed = [rank for rank in run.ranks if rank.median_step_seconds and rank.steps > 1]
+    if not timed:
+        return None
+    rank = max(timed, key=lambda rank: rank.median_step_seconds or 0.0)
+    rows = []
+    predicted = run.predicted_vs_measured
+    if predicted is not None and predicted.predicted_for == "plan" and predicted.step_seconds is not None:
+        known = [
+            (name, float(s)) for name, s in predicted_parts.items() if isinstance(s, int | float) and s > 0
+        ]
+        known.sort(key=lambda part: -part[1])
+        parts = [(f"predicted: {name}", s, f"c{at % 7}") for at, (name, s) in enumerate(known)]
+        if parts:
+            rows.append(charts.Bar(label="predicted", parts=parts))
+    rows.append(
+        charts.Bar(
+            label="measured",
+            note="median step",
+            parts=[("measured: a whole step", rank.median_step_seconds, "m0")],
+        )
+    )
+    by_phase = _seconds_per_step(rank)
+    if by_phase:
+        parts = [(f"process in {name}", s, f"m{at % 3 + 1}") for at, (name, s) in enumerate(by_phase)]
+        rows.append(charts.Bar(label="process", note="mean of all steps", parts=parts))
+    caption = f"Time of an optimizer step, rank {rank.rank}" + (", the slowest" if len(timed) > 1 else "")
+    return charts.bars(caption, rows, shown_as=format_seconds)
+
+
+def _seconds_per_step(rank: RankReport) -> list[tuple[str, float]]:
+    """How long a rank's process was in each phase of training, per step."""
+    found = []
+    for name in _TRAINING[:3]:
+        seconds = rank.phase_details.get(name, {}).get("seconds")
+        if isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0:
+            found.append((name, seconds / rank.steps))
+    return found
 
 
 def fullest(run: RunReport) -> RankReport | None:

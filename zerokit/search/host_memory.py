@@ -24,7 +24,7 @@ def note_on_estimate(found: Candidate, cluster: Cluster) -> tuple[str, ...]:
     if cluster.host_ram_bytes is not None or limit is None or needed <= limit:
         return ()
     return (
-        f"{needed / GIB:,.0f} GiB of host memory per node are more than there may be; {assumed_host(cluster)}",
+        f"{needed / GIB:,.0f} GiB of host memory per node are more than assumed; {assumed_host(cluster)}",
     )
 
 

@@ -1,0 +1,45 @@
+"""A plan's page says what it is a plan of, how it was made, and what to run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from zerokit import __version__, planner
+from zerokit.cli import run
+from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.planner.page import PlanPage, plan_page
+
+REQUEST = {"model": "llama-3.1-8b", "gpus": "8", "gpu": "h200"}
+
+
+def text_of(page: str) -> str:
+    return " ".join(re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL).split())
+
+
+def test_what_the_command_line_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SOME_TOKEN", "a-secret-of-the-user")
+    words = ["plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "-q", "--html", "plan.html"]
+    assert run([*words, "--out", "a-secret-of-the-user"]) == 0
+    text = text_of(Path("plan.html").read_text())
+    assert f"command zerokit {' '.join(words)} --out " in text
+    for part in ("model llama-3.1-8b, 8.03B parameters", "strategy ZeRO-", "batch 4 per GPU ×", "8 × h200",
+                 f"zerokit {__version__} DeepSpeed {DEEPSPEED_VERSION}", "predicted: activations"):  # fmt: skip
+        assert part in text, part
+    assert re.search(r"made 20\d\d-\d\d-\d\d \d\d:\d\d UTC", text)
+    command = text[text.index("command ") : text.index(" made 20")]
+    assert "a-secret-of-the-user" not in command
+
+
+def test_the_users_script_stands_in_the_next_command() -> None:
+    result = planner.plan(REQUEST, recipe=None, overrides=(), out=None, top=5, say=lambda _: None)
+    page = PlanPage(folder="a folder", script=("my train.py", "--lr", "1"), program="./launch.sh", written_at=0.0)
+    text = text_of(plan_page(result, page, others=()))
+    assert "./launch.sh launch --plan &#39;a folder&#39; &#39;my train.py&#39; --lr 1" in text
+    assert "made 1970-01-01 00:00 UTC" in text and "The script must" not in text
+    parts = result.chosen.estimate.time_parts
+    assert "Where time goes" in text and all(name in text for name in parts)
+    assert "train.py" in text_of(plan_page(result, PlanPage(folder="x", written_at=0.0), others=()))
