@@ -18,20 +18,18 @@ _GITHUB_LEVEL = {"error": "error", "warning": "warning", "note": "notice"}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'|[^\s,:{}\[\]]+|\S')
 _SECRET = re.compile(r"(?i)(api|access|secret|auth)[_-]?(key|token)|password")
 _WIDEST = 100  # of a line of the file
-_GUTTER = 12  # its number, before it
 
 
 def as_text(files: Sequence[CheckedFile], *, notes: bool = False, width: int | None = None) -> str:
     """One block per finding, ``file:line:column`` first, and a summary line; at most ``width`` columns."""
     lines: list[str] = []
-    widest = _WIDEST if width is None else min(_WIDEST, width - _GUTTER)
     for file in files:
         text = file.text.split("\n")
         for finding in _shown([file], notes):
             location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
             told = f"{location}: {finding.severity}: {finding.message} [{finding.rule}]"
             lines.append(wrapped(told, width))
-            lines += _source_line(text, finding, widest)
+            lines += _source_line(text, finding, width or _WIDEST)
             if finding.fix:
                 lines.append(wrapped(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}", width))
             if finding.source:
@@ -40,12 +38,13 @@ def as_text(files: Sequence[CheckedFile], *, notes: bool = False, width: int | N
     return "\n".join(lines)
 
 
-def _source_line(text: Sequence[str], finding: Finding, widest: int) -> list[str]:
+def _source_line(text: Sequence[str], finding: Finding, columns: int) -> list[str]:
     """The line that a finding is about, and a caret below the word."""
     number, column = finding.location
     line = text[number - 1].rstrip("\r") if 0 < number <= len(text) else ""
     if not line.strip() or _SECRET.search(line):
         return []
+    widest = min(_WIDEST, columns - len(f"  {number} | "))
     token = _TOKEN.match(line, column - 1)
     width = max(1, len(token.group()) if token else 1)
     start = max(0, column - 1 - widest // 2) if len(line) > widest else 0
