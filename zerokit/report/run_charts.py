@@ -220,6 +220,7 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
     if not timed:
         return None
     rank = max(timed, key=lambda rank: rank.median_step_seconds or 0.0)
+    whole = rank.median_step_seconds or 0.0
     rows = []
     predicted = run.predicted_vs_measured
     if predicted is not None and predicted.predicted_for == "plan" and predicted.step_seconds is not None:
@@ -234,7 +235,7 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
         charts.Bar(
             label="measured",
             note="median step",
-            parts=[("measured: a whole step", rank.median_step_seconds, "m0")],
+            parts=[("measured: a whole step", whole, "m0")],
         )
     )
     by_phase = _seconds_per_step(rank)
