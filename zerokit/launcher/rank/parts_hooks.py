@@ -56,7 +56,13 @@ def hooks(probe: Probe) -> dict[str, Hook]:
 
 def hook_torch(probe: Probe, torch: ModuleType) -> None:
     """What scripts without a Trainer save with."""
-    around(probe, torch, "save", "save")
+    around(probe, torch, "save", "save", when=_not_a_storage)
+
+
+def _not_a_storage(arguments: tuple[Any, ...]) -> bool:
+    """Pickling a tensor, as a cache of data does, saves its storage in memory (torch/storage.py, 2.13.0)."""
+    storage = sys.modules["torch"].storage
+    return not (arguments and isinstance(arguments[0], (storage.UntypedStorage, storage.TypedStorage)))
 
 
 def _hook_methods(
