@@ -83,8 +83,10 @@ def make_inputs(folder: Path) -> None:
     (folder / "evaluate.py").write_text(EVALUATE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("script", "stage"), [("test_performance.py", 3), ("test_checkpointing.py", 2)])
+@pytest.mark.parametrize(
+    ("script", "stage"),
+    [pytest.param("test_performance.py", 3, marks=pytest.mark.slow), ("test_checkpointing.py", 2)],
+)
 def test_a_script_of_accelerates_trains_as_planned(tmp_path: Path, script: str, stage: int) -> None:
     plan = ["plan", "--params", "1m", "--device", "cpu", "--gpus", "2", "--zero", str(stage),
             "--precision", "fp32", "--micro-batch", "16", "--gradient-accumulation", "1", "--seq-len", "32",
@@ -106,6 +108,8 @@ def test_a_script_of_accelerates_trains_as_planned(tmp_path: Path, script: str, 
         engine = rank["engine"]
         assert (engine["zero_stage"], engine["micro_batch"], engine["precision"]) == (stage, 16, "fp32")
         assert {"load", "init", "forward", "backward", "step", "eval", "save"} <= set(rank["phases"])
+        assert rank["peak_phase"] != "other"
+    assert "optimizer" not in json.loads((tmp_path / "run" / "ds_config.json").read_text())  # it has its own
 
 
 @pytest.mark.slow

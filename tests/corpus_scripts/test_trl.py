@@ -58,6 +58,7 @@ CASES = {
     "grpo": Case("grpo", prompts, GENERATES),
     "rloo": Case("rloo", prompts, GENERATES),
 }  # fmt: skip
+GENERATE = ("grpo", "rloo")
 IN_CI = ("dpo",)  # grpo runs in tests/faults/test_public_scripts.py
 
 
@@ -110,7 +111,9 @@ def test_a_script_gets_the_plan_and_what_it_saves_loads_again(tmp_path: Path, mo
         engine = rank["engine"]
         assert (engine["zero_stage"], engine["micro_batch"]) == (case.stage, 2)
         assert engine["gradient_accumulation"] == 2 and not engine["gradient_checkpointing"]
-        assert {"load", "init", "forward", "backward", "step", "save"} <= set(rank["phases"])
+        phases = {"load", "init", "forward", "backward", "step", "save"}
+        assert phases | ({"generate"} if case.name in GENERATE else set()) <= set(rank["phases"])
+        assert rank["peak_phase"] != "other"
     assert trainers(tmp_path) == ["0", "1"]  # with four GPUs to be seen: no launcher within the launch
     saved = load(tmp_path / "out", case.kind).eval()
     assert answer(saved) == pytest.approx(json.loads((tmp_path / ANSWER).read_text()), rel=1e-5)

@@ -56,6 +56,7 @@ def test_a_raw_script(tmp_path: Path) -> None:
     assert f"fp16 → {precision}" in seen["err"]
 
 
+@pytest.mark.slow  # one of accelerate's own runs in tests/corpus_scripts
 def test_an_accelerate_script(tmp_path: Path) -> None:
     run = launch(tmp_path, "accelerated.py", "--steps", "3")
     assert "of 2 processes" in check_success(run)["out"]
