@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -113,6 +114,7 @@ class PostImport:
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self._hooks = dict(hooks)
+        self._searched = threading.local()
 
     def install(self) -> None:
         """Go in front of the other finders; modules that are imported already are hooked now."""
@@ -130,10 +132,21 @@ class PostImport:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> Spec | None:
-        """The spec that the finders after this one give, its loader followed by the hook."""
+        """The spec that the finders after this one give, its loader followed by the hook.
+
+        A finder after this one may look the name up anew, through all finders (wrapt's, on which tracers
+        stand, does). That search passes this one by: the hook would run once for each search.
+        """
         hook = self._hooks.get(fullname)
-        spec = self._find_behind(fullname, path, target) if hook is not None else None
-        if hook is None or spec is None or spec.loader is None:  # not ours, or a namespace
+        searched: set[str] = self._searched.__dict__.setdefault("names", set())
+        if hook is None or fullname in searched:
+            return None
+        searched.add(fullname)
+        try:
+            spec = self._find_behind(fullname, path, target)
+        finally:
+            searched.discard(fullname)
+        if spec is None or spec.loader is None:  # missing, or a namespace
             return None
         stand_in = _stand_in_for(spec.loader, hook)
         if stand_in is None:

@@ -245,7 +245,7 @@ def test_a_loader_that_knows_only_load_module(world):
 
 
 class Chaining:
-    """A finder such as wrapt's and wandb's: in front of us, it asks the others and wraps their loader."""
+    """A finder such as wrapt's and wandb's: it asks all finders once more and wraps the loader found."""
 
     def __init__(self, seen: list[str]) -> None:
         self.seen, self.busy = seen, False
@@ -272,10 +272,14 @@ class Chaining:
         return spec
 
 
-def test_another_hook_in_front_of_ours(world):
+@pytest.mark.parametrize("place", ["in front of ours", "behind ours"])
+def test_another_hook_and_ours_run_once_each(world, place):
     seen: list[str] = []
+    if place == "behind ours":  # a sitecustomize installed it before our bootstrap ran
+        sys.meta_path.insert(0, Chaining(seen))
     hooked = world("hooked_package")
-    sys.meta_path.insert(0, Chaining(seen))
+    if place == "in front of ours":
+        sys.meta_path.insert(0, Chaining(seen))
     module = importlib.import_module("hooked_package")
     assert (hooked, seen) == ([module], ["hooked_package"])
 
