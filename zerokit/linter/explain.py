@@ -48,6 +48,7 @@ def examples() -> Mapping[str, Mapping[str, Any]]:
     return loaded
 
 
+@functools.cache
 def explain(rule: str) -> Explanation:
     """Everything about a rule.
 
