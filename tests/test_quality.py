@@ -195,10 +195,6 @@ def test_every_module_leads_to_its_tests_and_back() -> None:
     assert [file for file in tests_of.served_modules() if not (ROOT / "tests" / file).is_file()] == []
 
 
-# tests of what CONTRIBUTING says, and of the benchmarks
-NO_MODULE = {"test_one_file"}
-
-
 def test_every_unit_test_is_named_after_a_module() -> None:
     unit = ROOT / "tests" / "unit"
     names = {str(path.parent.relative_to(unit) / path.stem) for path in unit.rglob("test_*.py")}
@@ -206,7 +202,7 @@ def test_every_unit_test_is_named_after_a_module() -> None:
     known = {str(Path(module).parent / f"test_{Path(module).name}") for module in modules()}
     packages = {str(Path(module).parent) for module in modules()}
     of_packages = {f"{package}/test_{Path(package).name}" for package in packages}
-    assert sorted(names - of_benchmarks - known - of_packages - NO_MODULE) == []
+    assert sorted(names - of_benchmarks - known - of_packages) == []
 
 
 CITED = re.compile(r"[\w/]*\btest_\w+\.py\b")

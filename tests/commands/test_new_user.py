@@ -202,3 +202,27 @@ def test_no_color_takes_the_colours_out_of_a_terminal_too() -> None:
     plain = CliRunner().invoke(cli, ["doctor"], color=True, env={"NO_COLOR": "1"})
     assert "\x1b[" in coloured.stdout
     assert "\x1b[" not in plain.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan --params 7b --gpus 16 --nodes 2 --vram 40GiB --network 5GB",
+        "plan --params 7b --gpus 3 --tp 2",
+        "plan --model llama-3.1-70b --gpus 1 --gpu t4 --host-ram 64GiB",
+        "estimate --params 7b --gpus 8 --zero 1 --persistence 5",
+        "size --params 7b --vram 3GiB --price x",
+        "check none.json --seq-len 5",
+        "doctor",
+        "launch --show some train.py",
+        "tune --steps 1 --params 7b train.py",
+        "rehearse --vram x train.py",
+    ],
+)
+def test_no_marks_are_shown(
+    words: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(words.split())
+    out, err = capfd.readouterr()
+    assert out + err and "⟨" not in out + err

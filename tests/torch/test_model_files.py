@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +16,41 @@ from zerokit.errors import InputError
 from zerokit.planner.models import choose_model
 
 pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tie_word_embeddings": 0.5}, "tie_word_embeddings"),
+        ({"hidden_act": 7}, "hidden_act"),
+        ({"hidden_act": "no-such"}, "no-such"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "estimate"])
+def test_what_transformers_refuses_is_named_with_the_file(
+    capsys: pytest.CaptureFixture[str], write_config: Any, command: str, change: dict[str, Any], words: str
+) -> None:
+    path = write_config(LLAMA | change)
+    assert run([command, "--model", path, "--gpus", "1", "--gpu", "h200"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and words in err and path in err and "Traceback" not in err
+
+
+def test_a_thousand_wrong_values_give_no_traceback(write_config: Any) -> None:
+    random = Random(27)
+    wrong = (None, True, -1, 0, 1.5, "x", "", [], {}, [1], 10**18, -(10**18), float("inf"), float("nan"), 3)
+    refused = 0
+    for _ in range(1000):
+        config = copy.deepcopy(LLAMA)
+        for _ in range(random.randint(1, 2)):
+            config[random.choice(sorted(config))] = random.choice(wrong)
+        try:
+            choose_model(None, write_config(config))
+        except InputError as error:
+            refused += 1
+            assert error.exit_code == 2 and "config.json" in str(error) and len(str(error)) < 700
+    assert refused > 400
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen2_vl", "llava"])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import zerokit
+from tests.support.packages import needs
 from zerokit import api, fields
 from zerokit.cli import run
 from zerokit.errors import InputError, NothingFits
@@ -85,7 +86,7 @@ def test_no_room_hides_a_function() -> None:
 
 
 def test_check_and_launch_and_tune_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("deepspeed")
+    needs("deepspeed")
     monkeypatch.chdir(tmp_path)
     Path("ds.json").write_text(json.dumps(DEEPSPEED))
     Path("train.py").write_text("import deepspeed\ndeepspeed.initialize()\n")
@@ -158,30 +159,6 @@ def test_errors_name_the_argument_and_the_command_its_option(
     _, err = capsys.readouterr()
     assert code == 2 and err == f"zerokit: {fields.as_options(raised.value.marked)}\n"
     assert BY_NAME[field].option in err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "plan --params 7b --gpus 16 --nodes 2 --vram 40GiB --network 5GB",
-        "plan --params 7b --gpus 3 --tp 2",
-        "plan --model llama-3.1-70b --gpus 1 --gpu t4 --host-ram 64GiB",
-        "estimate --params 7b --gpus 8 --zero 1 --persistence 5",
-        "size --params 7b --vram 3GiB --price x",
-        "check none.json --seq-len 5",
-        "doctor",
-        "launch --show some train.py",
-        "tune --steps 1 --params 7b train.py",
-        "rehearse --vram x train.py",
-    ],
-)
-def test_no_marks_are_shown(
-    words: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run(words.split())
-    out, err = capfd.readouterr()
-    assert out + err and "⟨" not in out + err
 
 
 def test_what_does_not_fit_is_an_error_with_its_own_class() -> None:

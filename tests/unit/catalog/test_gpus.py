@@ -163,7 +163,8 @@ def test_an_ambiguous_name_lists_its_candidates() -> None:
         gpus.lookup("MI300")
 
 
-def test_a_name_that_is_not_a_gpus_own_never_leads_to_it() -> None:
+@pytest.mark.parametrize("count", [1500, pytest.param(6000, marks=pytest.mark.slow)])
+def test_a_name_that_is_not_a_gpus_own_never_leads_to_it(count: int) -> None:
     """Over all names, as for models; a vendor's words may stand or be missing."""
     vendors = ("nvidia", "tesla", "geforce", "amd", "instinct", "graphics", "gpu", "generation")
 
@@ -175,7 +176,7 @@ def test_a_name_that_is_not_a_gpus_own_never_leads_to_it() -> None:
     owners = {own(name): gpu for gpu in gpus.catalog() for name in (gpu.name, gpu.title, *gpu.aliases)}
     random = Random(22)
     resolved = 0
-    for _ in range(6000):
+    for _ in range(count):
         text = nearmiss.changed(random, names)
         try:
             found = gpus.lookup(text)
@@ -186,7 +187,7 @@ def test_a_name_that_is_not_a_gpus_own_never_leads_to_it() -> None:
         assert own(text) in owners, f"{text!r} became {found.name}"
         assert owners[own(text)].name == found.name
         assert not (nearmiss.parts(text)[0] == "amd" and "NVIDIA" in found.title), text
-    assert resolved > 100
+    assert resolved > count // 60
 
 
 @pytest.mark.parametrize("text", ["gb400", "NVIDIA GB400", "mi455x", "b400", "gaudi-3", "h200+", "amd t4"])

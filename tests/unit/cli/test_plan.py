@@ -1,4 +1,4 @@
-"""``zerokit plan``, ``estimate`` and ``size`` as a user and as a program call them."""
+"""``zerokit plan`` and ``estimate`` as a user and as a program call them."""
 
 from __future__ import annotations
 
@@ -155,22 +155,6 @@ def test_adapters_go_on_modules_that_the_model_has(capsys: pytest.CaptureFixture
         assert code == 2 and "--lora-targets" in err and words in err
 
 
-def test_cpu_ranks_are_planned_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("config.json").write_text(json.dumps(TINY))
-    body = as_json(capsys, "plan", "--model", "config.json", "--seq-len", "128", "--device", "local")
-    chosen = body["chosen"]
-    assert chosen["data_parallel"] == 2
-    assert chosen["precision"] in ("bf16", "fp32")
-    assert chosen["offload_optimizer"] == "none"
-    assert chosen["estimate"]["step_seconds"] is None
-    assert chosen["estimate"]["host_bytes_per_node"] >= 2 * chosen["estimate"]["peak_allocated_bytes"]
-    assert chosen["deepspeed_config"]["optimizer"]["params"]["torch_adam"] is True
-    assert any("CPU ranks" in note for note in body["assumptions"])
-    assert all("GPU memory" not in other["why"] and "0.0 GiB" not in other["why"]
-               for other in body["alternatives"])  # fmt: skip
-    assert not any(" 0.0 GiB" in line for line in body["advice"])
-
-
 def test_a_gpu_of_this_machine_is_taken(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,38 +216,6 @@ def test_bad_input_is_exit_2_and_names_the_option(
     assert (code, out) == (2, "")
     assert words in err
     assert "Traceback" not in err
-
-
-def test_size_counts_gpus_time_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    body = as_json(capsys, "size", "--params", "175b", "--gpu", "a100-40gb", "--price", "2")
-    rows = {(row["method"], row["offload_allowed"]): row for row in body["sizes"]}
-    assert rows.keys() == {(m, o) for m in ("full", "lora", "qlora") for o in (False, True)}
-    full = rows["full", False]
-    assert 72 <= full["gpus"] <= 128  # 16 bytes a parameter are 2.8 TB: 71 cards at the very least
-    assert rows["full", True]["gpus"] < full["gpus"]
-    assert rows["qlora", False]["gpus"] < rows["lora", False]["gpus"] < full["gpus"]
-    assert full["cost_per_1e9_tokens"] == pytest.approx(2 * full["gpu_hours_per_1e9_tokens"])
-    assert full["seconds_per_1e9_tokens"] * full["gpus"] / 3600 == pytest.approx(
-        full["gpu_hours_per_1e9_tokens"]
-    )
-
-
-def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(
-        capsys, "size", "--model", "llama-3.1-8b", "--gpu", "rtx-4090,h200", "--method", "full"
-    )
-    assert code == 0
-    assert "rtx-4090" in out and "h200" in out
-    code, _, err = call(
-        capsys, "size", "--params", "70b", "--gpu", "t4", "--method", "full", "--gpus", "8",
-        "--host-ram", "64GiB",
-    )  # fmt: skip
-    assert code == 3 and "fits on none" in err
-    for wrong, words in ((("--gpu", "h100-sxm,h200", "--vram", "80GiB"), "--vram: 2 kinds"),
-                         (("--price", "cheap"), "--price"), (("--tp", "3"), "--tp 3 does not divide"),
-                         (("--gpu", "t4", "--precision", "bf16"), "t4 has no bf16 in hardware")):  # fmt: skip
-        code, out, err = call(capsys, "size", "--params", "8b", "--gpu", "h200", *wrong)
-        assert code == 2 and words in err and out == ""
 
 
 def test_planning_leaves_heavy_modules_alone(tmp_path: Path) -> None:

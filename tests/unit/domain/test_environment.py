@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from pathlib import Path
 
 import pytest
@@ -36,11 +38,23 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").write_text("print('runs')\n")
 
 
-def plan_with(environment: dict[str, object]) -> None:
+_ENVIRONMENT = "the environment"
+
+
+@functools.cache
+def _plan_text() -> str:
+    """A plan.yaml with a mark where its environment stands."""
     path = write_plan(Path("plan")) / "plan.yaml"
     body = yaml.safe_load(path.read_text())
-    body["chosen"]["environment"] = environment
-    path.write_text(yaml.safe_dump(body))
+    body["chosen"]["environment"] = _ENVIRONMENT
+    return yaml.safe_dump(body)
+
+
+def plan_with(environment: dict[str, object]) -> None:
+    text = _plan_text()
+    if not Path("plan").is_dir():
+        write_plan(Path("plan"))
+    Path("plan/plan.yaml").write_text(text.replace(_ENVIRONMENT, json.dumps(environment)))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

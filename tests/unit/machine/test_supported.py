@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.machine.supported import SUPPORTED
 
@@ -31,8 +32,8 @@ def test_another_version_is_refused_by_name(
     package: str,
     version: str,
 ) -> None:
-    pytest.importorskip("deepspeed")
-    pytest.importorskip("accelerate")
+    needs("deepspeed")
+    needs("accelerate")
     monkeypatch.chdir(tmp_path)
     install(tmp_path, package, version, monkeypatch)
     words = ["launch", "--device", "cpu", "--num-ranks", "2", "--dry-run", SCRIPT]
@@ -66,7 +67,7 @@ def test_what_deepspeed_cannot_do_on_cpu_ranks_is_refused(
     refused: bool,
 ) -> None:
     """ZeRO-1 and 2 of DeepSpeed 0.18.7 to 0.18.9 on gloo, as a script without zerokit showed."""
-    pytest.importorskip("deepspeed")
+    needs("deepspeed")
     monkeypatch.chdir(tmp_path)
     install(tmp_path, "deepspeed", version, monkeypatch)
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}

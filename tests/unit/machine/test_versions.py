@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.machine import versions
@@ -52,7 +53,7 @@ def test_the_tables_own_version_or_none_is_not(
 
 
 def test_the_version_is_what_the_environment_says() -> None:
-    pytest.importorskip("deepspeed")
+    needs("deepspeed")
     assert versions.installed("deepspeed") == version("deepspeed")
 
 

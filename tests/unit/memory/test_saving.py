@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from tests.support.packages import needs
 from tests.support.plans import write_plan
 from tests.support.ranks import write_script
 from zerokit.cli import run
@@ -126,7 +127,7 @@ def test_a_folder_that_the_scripts_file_names_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the free space of real file systems: no disk holds an exbibyte."""
-    pytest.importorskip("deepspeed")
+    needs("deepspeed")
     plan = write_plan(tmp_path / "zerokit-plan") / "plan.yaml"
     takes = "  estimate:\n    saving: {weights_bytes: 1, checkpoint_bytes: 1152921504606846976}\n"
     assert "  estimate:\n" in plan.read_text()

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.support.hub_cache import put
 from zerokit.cli import run
 from zerokit.planner.hub_cache import cached_config, is_repository
 
-CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 64,
-          "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-          "num_key_value_heads": 2}  # fmt: skip
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 JOB = ("--gpus", "1", "--gpu", "h200", "--json")
-
-
-def put(hub: Path, name: str) -> Path:
-    folder = hub / f"models--{name.replace('/', '--')}"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text(COMMIT)
-    path = folder / "snapshots" / COMMIT / "config.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(CONFIG))
-    return path
-
-
-def test_a_model_of_the_cache_is_used_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    path = put(tmp_path, "somebody/tiny-llama-of-mine")
-    assert run(["estimate", "--model", "somebody/tiny-llama-of-mine", *JOB]) == 0
-    by_name = json.loads(capsys.readouterr().out)
-    assert run(["estimate", "--model", str(path), *JOB]) == 0
-    assert by_name["peak_allocated_bytes"] == json.loads(capsys.readouterr().out)["peak_allocated_bytes"]
-    assert run(["estimate", "--model", "somebody/tiny-llama-of-mine", *JOB[:-1]]) == 0
-    assert capsys.readouterr().out.startswith("somebody/tiny-llama-of-mine on ")
 
 
 def test_a_repository_that_is_not_here_comes_with_the_command(

@@ -17,7 +17,7 @@ from zerokit.domain.profile_check import check
 from zerokit.domain.profile_json import to_json
 from zerokit.trace import on_demand, store
 
-CASES = 500
+CASES = 150
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +117,6 @@ def test_nothing_where_there_must_be_something(part: str, good: dict[str, Any]) 
     empty: Any = type(good[part])()
     with pytest.raises(ValueError, match=r"is malformed"):
         check({**good, part: empty})
-
-
-def test_every_committed_profile_holds() -> None:
-    for name in profiles.names():
-        document = profiles.document((profiles.FOLDER / f"{name}.json.gz").read_bytes())
-        check({**document, "parameter_sets": dict(document["parameter_sets"])})
 
 
 def test_a_damaged_file_is_said_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,9 +106,12 @@ def test_a_model_is_one_file(copy: Path) -> None:
     more = count + 164 * per_layer
     text = text.replace(layers, "num_hidden_layers: 180").replace(str(count), str(more))
     (folder / "newllama-11b.yaml").write_text(text + "\n")
-    for asked in (["--model", "meta-llama/NewLlama-11B"], ["--params", str(more)]):
-        command = ["-m", "zerokit", "estimate", *asked, "--gpus", "1", "--vram", "400GiB", "--json"]
-        assert json.loads(in_copy(copy, *command))["min_vram_bytes"] > 2 * more
+    code = "from zerokit.catalog.models import resolve; from zerokit.planner.models import choose_model\n"
+    code += (
+        f"print(resolve('meta-llama/NewLlama-11B')[0].parameters, choose_model('{more}', None).assumptions)"
+    )
+    count, _, assumed = in_copy(copy, "-c", code).partition(" ")
+    assert int(count) == more and "newllama-11b" in assumed.lower()
     listed = json.loads(in_copy(copy, "-m", "zerokit", "models", "--json"))["models"]
     assert [m["parameters"] for m in listed if m["name"] == "newllama-11b"] == [more]
 

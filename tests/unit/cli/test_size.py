@@ -1,0 +1,70 @@
+"""``zerokit size`` as a user and as a program call it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.cli import run
+
+GIB = 1 << 30
+TINY = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out, err = call(capsys, *arguments, "--json")
+    assert code == 0, err
+    body: dict[str, Any] = json.loads(out)
+    return body
+
+
+def test_size_counts_gpus_time_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    body = as_json(capsys, "size", "--params", "175b", "--gpu", "a100-40gb", "--price", "2")
+    rows = {(row["method"], row["offload_allowed"]): row for row in body["sizes"]}
+    assert rows.keys() == {(m, o) for m in ("full", "lora", "qlora") for o in (False, True)}
+    full = rows["full", False]
+    assert 72 <= full["gpus"] <= 128  # 16 bytes a parameter are 2.8 TB: 71 cards at the very least
+    assert rows["full", True]["gpus"] < full["gpus"]
+    assert rows["qlora", False]["gpus"] < rows["lora", False]["gpus"] < full["gpus"]
+    assert full["cost_per_1e9_tokens"] == pytest.approx(2 * full["gpu_hours_per_1e9_tokens"])
+    assert full["seconds_per_1e9_tokens"] * full["gpus"] / 3600 == pytest.approx(
+        full["gpu_hours_per_1e9_tokens"]
+    )
+
+
+def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(
+        capsys, "size", "--model", "llama-3.1-8b", "--gpu", "rtx-4090,h200", "--method", "full"
+    )
+    assert code == 0
+    assert "rtx-4090" in out and "h200" in out
+    code, _, err = call(
+        capsys, "size", "--params", "70b", "--gpu", "t4", "--method", "full", "--gpus", "8",
+        "--host-ram", "64GiB",
+    )  # fmt: skip
+    assert code == 3 and "fits on none" in err
+    for wrong, words in ((("--gpu", "h100-sxm,h200", "--vram", "80GiB"), "--vram: 2 kinds"),
+                         (("--price", "cheap"), "--price"), (("--tp", "3"), "--tp 3 does not divide"),
+                         (("--gpu", "t4", "--precision", "bf16"), "t4 has no bf16 in hardware")):  # fmt: skip
+        code, out, err = call(capsys, "size", "--params", "8b", "--gpu", "h200", *wrong)
+        assert code == 2 and words in err and out == ""
