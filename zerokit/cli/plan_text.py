@@ -94,6 +94,8 @@ def speed(estimate: Estimate) -> list[str]:
         f"  {format_seconds(total)} a step, {per_gpu:,.0f} tokens/s per GPU, "
         f"{format_seconds(per_billion)} per 1e9 tokens"
     ]
+    if none := answer.measured_on_no_machine(estimate):
+        lines += paragraph(none.removeprefix("; "))
     parts = sorted(estimate.time_parts.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {size / total:.0%}" for name, size in parts if size / total >= 0.005)
     return [*lines, *paragraph(f"where it goes: {shares}")]

@@ -65,6 +65,9 @@ def _text(body: dict[str, Any]) -> str:
             f"{format_gib(row['host_bytes_per_node'], 0):>11}"
         )
         lines += _below(row["why"])
+    none = dict.fromkeys(part for row in body["sizes"] for part in row.get("measured_on_no_machine", ()))
+    if none:
+        lines += ["", *textwrap.wrap(f"times unmeasured: {', '.join(none)}", plan_text.width())]
     return "\n".join(lines)
 
 

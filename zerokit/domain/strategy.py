@@ -100,6 +100,7 @@ class TimeEstimate:
     Attributes:
         step_seconds_range: as fast and as slow as what nobody measured may make it (host, network); ``None``:
             nothing does, or not asked.
+        measured_on_no_machine: of the hardware, what no step time was ever compared on: a GPU, several nodes.
     """
 
     step_seconds: float
@@ -107,6 +108,7 @@ class TimeEstimate:
     parts: Mapping[str, float]
     bound_by: str
     step_seconds_range: tuple[float, float] | None = None
+    measured_on_no_machine: tuple[str, ...] = ()
 
 
 @frozen_dataclass

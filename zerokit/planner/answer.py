@@ -44,8 +44,14 @@ def pace(planned: PlannedStrategy) -> str:
     per_billion = 1e9 / (rate * planned.strategy.world_size)
     return (
         f"Step: {format_seconds(seconds)}{_range(estimate)}, {rate:,.0f} tokens/s per GPU, "
-        f"{format_seconds(per_billion)} per 1e9 tokens"
+        f"{format_seconds(per_billion)} per 1e9 tokens{measured_on_no_machine(estimate)}"
     )
+
+
+def measured_on_no_machine(estimate: Estimate) -> str:
+    """``; unmeasured: b200, several nodes``; empty where the times of such were compared."""
+    parts = estimate.measured_on_no_machine
+    return f"; unmeasured: {', '.join(parts)}" if parts else ""
 
 
 def _range(estimate: Estimate) -> str:

@@ -243,6 +243,11 @@ class Estimate:
         return self.planned.candidate.time.step_seconds_range if self.planned.timed else None
 
     @property
+    def measured_on_no_machine(self) -> tuple[str, ...]:
+        """Of the hardware, what no step time was ever compared on: the GPU's name, ``several nodes``."""
+        return self.planned.candidate.time.measured_on_no_machine if self.planned.timed else ()
+
+    @property
     def tokens_per_second_per_gpu(self) -> float | None:
         """Throughput of a GPU; None where none is predicted."""
         return self.planned.candidate.time.tokens_per_second_per_gpu if self.planned.timed else None
@@ -304,6 +309,7 @@ class Estimate:
             "nvme_bytes_per_node": self.nvme_bytes_per_node,
             "step_seconds": self.step_seconds,
             "step_seconds_range": None if self.step_seconds_range is None else list(self.step_seconds_range),
+            "measured_on_no_machine": list(self.measured_on_no_machine),
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "time_parts": self.time_parts,
             "bound_by": self.bound_by,

@@ -67,6 +67,11 @@ class FewestGpus:
         return self.found.seconds_per_billion_tokens
 
     @property
+    def measured_on_no_machine(self) -> tuple[str, ...]:
+        """Of the hardware, what no step time was ever compared on: the GPU's name, ``several nodes``."""
+        return () if self.found.candidate is None else self.found.candidate.time.measured_on_no_machine
+
+    @property
     def gpu_hours_per_1e9_tokens(self) -> float | None:
         """GPU-hours to train on 1e9 tokens."""
         return self.found.gpu_hours_per_billion_tokens
@@ -106,6 +111,7 @@ class FewestGpus:
             **row,
             "min_vram_bytes": candidate.memory.min_vram_bytes,
             "host_bytes_per_node": candidate.memory.host_bytes_per_node,
+            "measured_on_no_machine": list(self.measured_on_no_machine),
             "strategy": degrees(candidate.strategy),
             "why": as_options(self._why),
         }

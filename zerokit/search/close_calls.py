@@ -7,14 +7,17 @@ from dataclasses import replace
 
 from zerokit.domain.strategy import Candidate
 from zerokit.search.explain import strategy_words
+from zerokit.timing.evidence import measured_on_no_machine
 from zerokit.timing.ranges import step_range, turned_by
 from zerokit.timing.step_time import TimeModel
 
 
 def with_range(candidate: Candidate, timing: TimeModel) -> Candidate:
-    """The candidate with the range of its step time."""
+    """The candidate with the range of its step time, and what of its hardware was never measured."""
     found = step_range(timing, candidate.strategy, candidate.memory)
-    return replace(candidate, time=replace(candidate.time, step_seconds_range=found))
+    none = measured_on_no_machine(timing, candidate.strategy)
+    time = replace(candidate.time, step_seconds_range=found, measured_on_no_machine=none)
+    return replace(candidate, time=time)
 
 
 def close_call(chosen: Candidate, others: Sequence[Candidate], timing: TimeModel) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from zerokit.search.plan import check_pins, make_space
 from zerokit.search.request import Request
 from zerokit.search.search import search
 from zerokit.search.space import Pins
+from zerokit.timing.evidence import measured_on_no_machine
 
 _MOST_GPUS = 1 << 14
 
@@ -128,4 +129,7 @@ def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Ca
     space, _ = make_space(there)
     check_pins(space, there)
     ranked = search(space, top=1).ranked
-    return ranked[0] if ranked else None
+    if not ranked:
+        return None
+    none = measured_on_no_machine(space.timing, ranked[0].strategy)
+    return replace(ranked[0], time=replace(ranked[0].time, measured_on_no_machine=none))

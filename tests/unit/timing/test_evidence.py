@@ -1,0 +1,55 @@
+"""What a step time says of hardware that it was never compared on."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import zerokit
+from zerokit.cli import cli
+
+JOB: dict[str, Any] = {"model": "llama-3.2-1b", "micro_batch": 1}
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "expected"),
+    [
+        ("h200", 8, []),
+        ("h200", 16, ["several nodes"]),
+        ("a100-80gb", 16, []),
+        ("mi300x", 8, ["mi300x"]),
+        ("b200", 16, ["b200", "several nodes"]),
+    ],
+)
+def test_the_json_names_what_was_measured_on_no_machine(gpu: str, gpus: int, expected: list[str]) -> None:
+    for body in (
+        zerokit.estimate(**JOB, gpu=gpu, gpus=gpus, zero=2).to_dict(),
+        zerokit.plan(**JOB, gpu=gpu, gpus=gpus, all_gpus=True).to_dict()["chosen"]["estimate"],
+    ):
+        assert body["measured_on_no_machine"] == expected
+
+
+def test_it_stands_beside_the_figure_in_text_and_on_the_page(tmp_path: Path) -> None:
+    words = "unmeasured: b200, several nodes"
+    asked = ["--model", "llama-3.2-1b", "--gpu", "b200", "--gpus", "16", "--all-gpus"]
+    page = tmp_path / "plan.html"
+    shown = CliRunner().invoke(cli, ["plan", *asked, "--html", str(page)], catch_exceptions=False)
+    (line,) = re.findall(r"^Step: .*?several\s+nodes$", shown.stdout, flags=re.MULTILINE | re.DOTALL)
+    assert words in " ".join(line.split()) and words in page.read_text()
+    shown = CliRunner().invoke(cli, ["size", "--model", "llama-3.2-1b", "--gpu", "b200"])
+    assert "times unmeasured: b200" in shown.stdout
+
+
+def test_gpus_with_measured_times_are_those_of_the_benchmarks() -> None:
+    from benchmarks.published_runs import FSDP_FILES
+
+    rows = (ROOT / "tests/data/h200/h200-deepspeed.jsonl").read_text().splitlines()
+    assert all(json.loads(row) for row in rows)
+    for gpu in (*FSDP_FILES, "h200"):
+        assert zerokit.estimate(**JOB, gpu=gpu, gpus=1).to_dict()["measured_on_no_machine"] == []

@@ -1,0 +1,29 @@
+"""On which hardware step times were compared with measured ones, and what of a job was measured on none."""
+
+from __future__ import annotations
+
+from zerokit.domain.strategy import Strategy
+from zerokit.timing.step_time import TimeModel
+
+_MEASURED = frozenset({"h200"})
+"""By this project, on one node of one to eight GPUs (docs/predictions.md)."""
+_PUBLISHED = frozenset({"a100-40gb", "a100-80gb", "h100-sxm-80gb"})
+"""By others, on one node and on several: llm-foundry's and Megatron-DeepSpeed's runs, which ``python -m
+benchmarks.planner`` compares."""
+
+
+def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, ...]:
+    """The parts of the hardware that no step time was ever compared on: ``b200``, ``several nodes``.
+
+    Nothing where the very strategy ran on this machine; its GPU is known where its products were measured.
+    """
+    cluster, here = model.cluster, model.calibration
+    if here.tuned is not None and strategy.family in here.tuned.tried:
+        return ()
+    name = cluster.gpu.name
+    found = []
+    if name not in _MEASURED | _PUBLISHED and not here.matmul_flops and not here.layer_factors:
+        found.append(name)
+    if cluster.nodes > 1 and name not in _PUBLISHED:
+        found.append("several nodes")
+    return tuple(found)
