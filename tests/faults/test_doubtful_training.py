@@ -47,3 +47,18 @@ def test_the_report_says_what_is_wrong(
         assert bool(report["problems"]) is bool(problems)
     finally:
         run.clean_up()
+
+
+@SLOW
+def test_a_collective_of_unlike_sizes_that_ended_is_told(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("unlike_sizes.py")
+    run = Run(Path(sys.executable), tmp_path, ["--num-ranks", "2", "--style", "none", str(script)], {})
+    try:
+        code, _, err = run.end(240)
+        report = run.report()
+        assert (code, report["outcome"]) == (0, "ok"), err
+        (problem,) = report["problems"]
+        assert problem.startswith("rank 0 entered all_reduce of [4] float32")
+        assert "rank 1 all_reduce of [8] float32: GPUs do not notice" in problem
+    finally:
+        run.clean_up()
