@@ -69,6 +69,7 @@ def test_the_verdict_names_the_cause(tmp_path: Path, deed: str, kind: str, words
         ("uneven-gone", "uneven_batches", ("rank 1 left the training loop after step 4", "drop_last")),
         ("save-last-gone", "save_on_some_ranks", ("rank 0 saves alone (save_checkpoint", "every rank")),
         ("shapes", "different_shapes", ("rank 0 got 8 bytes", "all_reduce of [8] float32")),
+        ("evaluate", "eval_on_some_ranks", ("rank 0 evaluated and the others did not", "every rank do it")),
     ],
 )
 def test_what_gloo_ends_at_once_has_its_cause_too(

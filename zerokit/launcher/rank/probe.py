@@ -35,8 +35,7 @@ from zerokit.launcher.rank.waits import Waits
 from zerokit.launcher.rank_file import RankWriter, Record, rank_file
 
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
-_MAX_NOTES = 200
-_MOST_CHECKPOINTS = 16
+_MAX_NOTES, _MOST_CHECKPOINTS = 200, 16
 _CLEAN_EXIT = ("finished", 0)
 _TRAINING = ("forward", "backward", "step")
 _NOBODYS = ("load", "init", "other")  # phases that one which the script names replaces
@@ -62,8 +61,7 @@ class Probe:
         self.baseline_host_rss_bytes: int | None = None
         self.failure: Record | None = None
         self.observed = engine_facts.Observed()
-        self.gpu_status: str | None = None
-        """Why the hook on torch put nothing in place: ``no_cuda_build`` or ``hook_failed``."""
+        self.gpu_status: str | None = None  # the hook on torch put nothing: no_cuda_build, hook_failed
         self.events: list[Record] = []
         self.notes: list[Record] = []
         self.peak = PhaseRecord()
@@ -81,6 +79,7 @@ class Probe:
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
         self._mixed = False  # whether a boundary was passed unread since the last reading
         self.mine = True  # this process is the rank itself, not a child that it forked
+        self.new_phase: Callable[[], None] = lambda: None  # called when a phase occurs for the first time
         self.last_words: Callable[[], Record] | None = None  # what else is written before the last line
 
     # -- life ------------------------------------------------------------------------------------
@@ -208,8 +207,9 @@ class Probe:
             self._mixed = self._mixed and len(self.cuda.devices if self.cuda else ()) > 1
 
     def _record(self, name: str) -> PhaseRecord:
-        if name not in self.phases and len(self.phases) >= _MAX_PHASES:
-            name = "other"
+        if name not in self.phases:
+            name = name if len(self.phases) < _MAX_PHASES else "other"
+            self.new_phase()
         return self.phases.setdefault(name, PhaseRecord())
 
     def _running(self) -> list[PhaseRecord]:

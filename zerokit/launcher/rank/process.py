@@ -102,6 +102,7 @@ class RankProcess:
         self.calls = Calls(probe)
         probe.last_words = self.calls.record
         self.ticker = Ticker(probe, self.calls)
+        probe.new_phase = self.ticker.tick_now
         self.exit_code = 1  # until the script has run to its end
         self.exit_reason: str | None = None
         self._before_sigterm: Any = signal.SIG_DFL

@@ -18,6 +18,7 @@ from zerokit.launcher.rank.flight_recorder import flight_record
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import COMPACT_BYTES, STACKS_SIGNAL, TICK_SECONDS, Record
 
+_NOW = 0xFF  # in the pipe of the signals' numbers: no signal has it
 _SAMPLE_SECONDS = 0.1  # of host memory on CPU ranks, where it is what is measured
 _TIMELINE_POINTS = 1024
 _ALONE_SECONDS = 5.0  # from SIGTERM to SIGKILL, once zerokit is gone
@@ -70,6 +71,7 @@ class Ticker:
         self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
+        self._pipe = os.fstat(self._write_end).st_ino
         self._sample = probe.identity.device == "cpu"
         self._stuck_since: float | None = None
         self._watches = deadman.watches(probe.run_dir, probe.identity.rank)
@@ -86,6 +88,12 @@ class Ticker:
         signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         self._probe.writer.write(self._probe.identity.start_record())
         self._thread.start()
+
+    def tick_now(self) -> None:
+        """What is known is worth writing at once: the process may end before the next tick."""
+        with contextlib.suppress(OSError):  # the script may have closed it, and opened a file of its own
+            if os.fstat(self._write_end).st_ino == self._pipe:
+                os.write(self._write_end, bytes([_NOW]))
 
     def stop(self) -> None:
         """End the thread; waits for a write in progress, but not for long."""
@@ -142,6 +150,8 @@ class Ticker:
                 self._probe.writer.write({"rank": self._probe.identity.rank, "time": time.time(), **flight})
         if signal.SIGTERM in numbers and self.terminates():
             self._stuck_since = time.monotonic()
+            self._tick()
+        elif _NOW in numbers:
             self._tick()
 
     def _look_for_zerokit(self) -> None:

@@ -30,20 +30,54 @@ def explain_failure(run_dir: Path, verdict: Verdict, files: RankFiles) -> Cause 
     if any(end.state is RankState.LOST and end.left_at is None for end in verdict.ends):
         return None
     views = [_view(run_dir, end, files.logs.get(end.rank)) for end in verdict.ends]
-    return _other_size(views, files) or explain(views)
+    return _without_training(views, files) or _other_size(views, files) or explain(views)
 
 
-def _other_size(views: list[RankView], files: RankFiles) -> Cause | None:
-    """The rank that Gloo ended wrote no record of its call; its peers did."""
+def _without_training(views: list[RankView], files: RankFiles) -> Cause | None:
+    """Some ranks evaluated or generated, whose gathers of weights were taken for those of the others."""
+    ended, sizes = _ended_by_gloo(views, files)
+    gathers = any(view.waits_in is not None and view.waits_in.module for view in views)
+    if not ended or not gathers:
+        return None
+    phases = {view.rank: _phases(files.logs.get(view.rank)) for view in views}
+    for phase, did in (("eval", "evaluated"), ("generate", "generated")):
+        alone = [view for view in views if phase in phases[view.rank]]
+        if alone and len(alone) < len(views):
+            return Cause(
+                kind=f"{phase}_on_some_ranks",
+                what=f"{names(alone)} {did} and the others did not, so their collectives no longer match: "
+                + sizes + they_wait(views, [*alone, *ended]),
+                fix=f"Let every rank do it: under ZeRO-3 each forward of {phase} gathers weights from all",
+                ranks=ranks_of(alone),
+            )  # fmt: skip
+    return None
+
+
+def _phases(log: RankLog | None) -> frozenset[str]:
+    """The phases that a rank has had."""
+    record = (log.last("end", "tick") if log else None) or {}
+    phases = record.get("phases")
+    return frozenset(map(str, phases)) if isinstance(phases, dict) else frozenset()
+
+
+def _ended_by_gloo(views: list[RankView], files: RankFiles) -> tuple[list[RankView], str]:
+    """The ranks that Gloo ended for what a peer sent them, and of the first what it said."""
     said = {view.rank: _OTHER_SIZE.search(files.last_words.get(view.rank, "")) for view in views}
     ended = [view for view in views if said[view.rank] is not None]
     match = said[ended[0].rank] if ended else None
     if match is None:
+        return [], ""
+    return ended, f"{names(ended)} got {match[1]} bytes where its own tensor has room for {match[2]}"
+
+
+def _other_size(views: list[RankView], files: RankFiles) -> Cause | None:
+    """The rank that Gloo ended wrote no record of its call; its peers did."""
+    ended, sizes = _ended_by_gloo(views, files)
+    if not ended:
         return None
     return Cause(
         kind="different_shapes",
-        what=f"{names(ended)} got {match[1]} bytes where its own tensor has room for {match[2]}"
-        + they_wait(views, ended),
+        what=sizes + they_wait(views, ended),
         fix="Make the tensor the same on all ranks: pad it, or gather the sizes first",
         ranks=ranks_of(ended),
     )
