@@ -45,7 +45,7 @@ def unexplained(views: Sequence[RankView]) -> Cause | None:
     known = [view for view in views if view.recorded and not view.gone]
     if not known:
         return None
-    doing = "; ".join(f"rank {view.rank} {_doing(view)}" for view in known[:_MOST_TOLD])
+    doing = "; ".join(f"rank {view.rank} {_doing([view])}" for view in known[:_MOST_TOLD])
     more = f"; and {len(known) - _MOST_TOLD} more" if len(known) > _MOST_TOLD else ""
     return Cause(
         kind="unknown",
@@ -157,18 +157,21 @@ def _alone(saving: Sequence[RankView], place: Place, others: Sequence[RankView])
     return Cause(
         kind="save_on_some_ranks",
         what=f"{names(saving)} {verb(saving, 'saves', 'save')} alone ({place.function}{where}) and "
-        f"{verb(saving, 'waits', 'wait')} in {call} for {names(others)}, which {_doing(others[0])}",
+        f"{verb(saving, 'waits', 'wait')} in {call} for {names(others)}, which {_doing(others)}",
         fix=f"Call {place.function} on every rank: not below `if rank == 0:` (each file is written once)",
         ranks=ranks_of(saving),
     )
 
 
-def _doing(view: RankView) -> str:
+def _doing(views: Sequence[RankView]) -> str:
+    """What the first of them does, in words for all."""
+    view = views[0]
     if view.gone:
-        return "has ended"
-    call = view.waits_in
-    where = at(view)
-    return f"waits in {call}{where}" if call is not None else f"is elsewhere{where}"
+        return verb(views, "has ended", "have ended")
+    call, where = view.waits_in, at(view)
+    if call is None:
+        return f"{verb(views, 'is', 'are')} elsewhere{where}"
+    return f"{verb(views, 'waits', 'wait')} in {call}{where}"
 
 
 # ---- a module that some ranks ran and others did not
