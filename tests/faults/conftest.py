@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks import run_rank, write_script
+from tests.support.ranks import patience, run_rank, write_script
 from zerokit.launcher.rank_file import rank_file
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -82,8 +82,8 @@ class Run:
         return pids
 
     def end(self, seconds: float = 60) -> tuple[int, str, str]:
-        """Wait for the end; exit code, standard output, standard error."""
-        out, err = self.process.communicate(timeout=seconds)
+        """Wait for the end; exit code, standard output, standard error. A busy machine gets longer."""
+        out, err = self.process.communicate(timeout=seconds * patience())
         return self.process.returncode, out, err
 
     def report(self) -> dict[str, Any]:
@@ -128,10 +128,10 @@ class Run:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> float:
-    """Wait until the condition holds; returns the seconds it took."""
+    """Wait until the condition holds; returns the seconds it took. A busy machine gets longer."""
     began = time.monotonic()
     while not condition():
-        if time.monotonic() - began > seconds:
+        if time.monotonic() - began > seconds * patience():
             pytest.fail(f"not within {seconds} s: {what()}")
         time.sleep(0.02)
     return time.monotonic() - began

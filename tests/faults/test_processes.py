@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import SCRIPT, Figure, Launch, Run, wait_for
+from tests.support.ranks import patience
 
-# What the time limits of the fault table leave to a loaded machine: Python's own start and end.
-SLACK_SECONDS = 4.0
+
+def slack_seconds() -> float:
+    """What the time limits of the fault table leave to Python's own start and end; more on a busy machine."""
+    return 4.0 * patience()
 
 
 def nobody_left(run: Run, figure: Figure, seconds: float = 3.0) -> None:
-    took = wait_for(lambda: not run.left(), seconds + SLACK_SECONDS, lambda: f"left: {run.left()}")
+    took = wait_for(lambda: not run.left(), seconds + slack_seconds(), lambda: f"left: {run.left()}")
     figure("seconds", took)
 
 
@@ -40,7 +43,7 @@ def test_a_rank_is_killed(launch: Launch, rank: int, number: signal.Signals, fig
     os.kill(pids[rank], number)
     began = time.monotonic()
     code, _, err = run.end()
-    assert figure("seconds", time.monotonic() - began) <= 3 + SLACK_SECONDS
+    assert figure("seconds", time.monotonic() - began) <= 3 + slack_seconds()
     assert code == 10, err
     assert f"rank {rank} on " in err and number.name in err
     report = run.report()
@@ -135,7 +138,7 @@ def test_zerokit_is_told_to_end(launch: Launch, number: signal.Signals, figure: 
     began = time.monotonic()
     os.kill(run.process.pid, number)
     code, _, err = run.end()
-    assert figure("seconds", time.monotonic() - began) <= grace + 2 + SLACK_SECONDS
+    assert figure("seconds", time.monotonic() - began) <= grace + 2 + slack_seconds()
     assert code == 128 + number, err
     report = run.report()
     assert report["outcome"] == "interrupted" and report["exit_code"] == 128 + number
@@ -152,7 +155,7 @@ def test_a_second_interrupt_skips_the_grace(launch: Launch, figure: Figure) -> N
     began = time.monotonic()
     os.kill(run.process.pid, signal.SIGINT)
     assert run.end()[0] == 130
-    assert figure("seconds", time.monotonic() - began) <= 2 + SLACK_SECONDS
+    assert figure("seconds", time.monotonic() - began) <= 2 + slack_seconds()
     assert not run.left()
 
 
@@ -206,7 +209,7 @@ def test_ranks_that_ignore_sigterm(launch: Launch, ranks: int, figure: Figure) -
     os.kill(run.process.pid, signal.SIGTERM)
     code, _, _ = run.end(120)
     assert code == 143
-    assert figure("seconds", time.monotonic() - began) <= grace + 3 + SLACK_SECONDS * (1 + ranks // 32)
+    assert figure("seconds", time.monotonic() - began) <= grace + 3 + slack_seconds() * (1 + ranks // 32)
     assert len(run.report()["ranks"]) == ranks
     assert not run.left()
 
@@ -235,7 +238,7 @@ def test_a_rank_stalls(launch: Launch, how: str, figure: Figure) -> None:
         os.kill(pids[1], signal.SIGSTOP)
     code, _, err = run.end()
     assert code == 11, err
-    assert figure("seconds", time.monotonic() - began) <= heartbeat + grace + 3 + SLACK_SECONDS
+    assert figure("seconds", time.monotonic() - began) <= heartbeat + grace + 3 + slack_seconds()
     report = run.report()
     assert report["outcome"] == "hung"
     for rank in (0, 1):

@@ -13,10 +13,12 @@ import pytest
 
 from tests.support.ranks import (
     BOOTSTRAP,
+    patience,
     rank_environment,
     read_rank,
     run_rank,
     start_rank,
+    ticks_of,
     wait_for,
     write_script,
 )
@@ -119,13 +121,13 @@ def test_a_fatal_signal_loses_at_most_half_a_second(tmp_path, number):
     script = write_script(tmp_path, SLEEPER)
     with start_rank(tmp_path, "--", script) as process:
         assert process.stdout.readline() == "up\n"
-        time.sleep(1.0)
+        wait_for(lambda: len(ticks_of(tmp_path)) >= 3, "three ticks")
         killed_at = time.time()
         process.send_signal(number)
         assert process.wait() == -number
     log = read_rank(tmp_path)
     assert log.last("end") is None
-    assert killed_at - log.last("tick")["time"] < 0.5
+    assert killed_at - log.last("tick")["time"] < 0.5 * patience()
     exit_ = RankExit(rank=0, signal=int(number), at=killed_at)
     rank = report_of(tmp_path, exits=[exit_])["ranks"][0]
     assert (rank["state"], rank["signal"]) == ("failed", number)
@@ -140,12 +142,17 @@ def test_a_crash_leaves_the_python_stack(tmp_path):
 
 
 def test_stacks_are_saved_on_request_and_training_goes_on(tmp_path):
-    script = write_script(
-        tmp_path, "import time\ndef stalled():\n    time.sleep(1.5)\nstalled()\nprint('on')\n"
-    )
+    script = write_script(tmp_path, """
+        import glob, os, time
+        def stalled():
+            while not any(map(os.path.getsize, glob.glob(os.environ["ZEROKIT_RUN_DIR"] + "/stacks-*"))):
+                time.sleep(0.05)
+        print("up", flush=True)
+        stalled()
+        print("on")
+    """)  # fmt: skip
     with start_rank(tmp_path, "--", script) as process:
-        wait_for(rank_file(tmp_path, 0).exists, "the first tick")
-        time.sleep(0.5)
+        assert process.stdout.readline() == "up\n"
         process.send_signal(STACKS_SIGNAL)
         out, _ = process.communicate()
     assert (process.returncode, out) == (0, "on\n")
@@ -165,7 +172,7 @@ def sigterm(tmp_path: Path, body: str) -> tuple[int, str]:
         first = process.stdout.readline()
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=20)
+        rest, _ = process.communicate(timeout=20 * patience())
     return process.returncode, first + rest
 
 
@@ -206,7 +213,7 @@ def test_a_handler_set_before_the_script_is_chained(tmp_path):
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "theirs\n"
-        assert process.wait(timeout=10) == 5
+        assert process.wait(timeout=10 * patience()) == 5
     assert read_rank(tmp_path).records[-1]["state"] == "terminated"
 
 

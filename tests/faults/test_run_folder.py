@@ -11,10 +11,15 @@ from tests.faults.conftest import Run
 
 SCRIPT = """
 import os, pathlib, shutil, sys, time
-folder = pathlib.Path(os.environ["ZEROKIT_RUN_DIR"])
-time.sleep(1.5)
+folder, done = pathlib.Path(os.environ["ZEROKIT_RUN_DIR"]), pathlib.Path("done")
 if os.environ["RANK"] == "0":
+    while len(list(folder.glob("rank-*.jsonl"))) < 2:
+        time.sleep(0.05)
+    time.sleep(1.5)
     {deed}
+    done.touch()
+while not done.exists():
+    time.sleep(0.05)
 time.sleep(1.5)
 if os.environ["RANK"] == "1":
     sys.exit(int(sys.argv[1]))
