@@ -84,10 +84,39 @@ def test_the_help_of_a_plan_is_grouped_and_has_examples_that_run(capsys: pytest.
 @pytest.mark.parametrize("name", commands())
 def test_no_line_of_any_help_is_wider_than_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([name, "--help"]) == 0
-    help_, _, _ = (capsys.readouterr().out + "\nExamples:\n").partition("\nExamples:\n")
+    help_ = capsys.readouterr().out
     assert max(map(len, help_.splitlines())) <= 80
     command = cli.get_command(click.Context(cli), name)
     assert command is not None and (isinstance(command, click.Group) or "--quiet" in help_)
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("size", "--nodes 2"), ("size", "--device cpu"), ("size", "--no-calibration"), ("size", "--all-gpus"),
+        ("estimate", "--all-gpus"), ("estimate", "--pipeline-module"), ("tune", "--inference"),
+        ("tune", "--vram 20GiB"), ("tune", "--new-tokens 3"), ("tune", "--quant int4"),
+    ],
+)  # fmt: skip
+def test_the_help_lists_no_option_that_the_command_refuses(
+    command: str, option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from transformers import Trainer\nTrainer().train()\n")
+    job = [
+        "--model",
+        "llama-3.2-1b",
+        *(["--gpu", "h200"] if command != "tune" else ["--gpus", "2", str(script)]),
+    ]
+    assert run([command, *option.split(), *job]) == 2
+    name = option.split()[0]
+    assert name in capsys.readouterr().err
+    assert run([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"  {name} " not in shown and "  --global-batch N " in shown
+    assert "<=x" not in shown and ".0]" not in shown
+    assert run(["plan", "--help"]) == 0
+    assert f"  {name} " in capsys.readouterr().out
 
 
 def test_the_answer_of_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,10 @@ class LazyGroup(click.Group):
         if cmd_name in _LONG_LIVED:
             gc.enable()
         command: click.Command = module.command
+        if "_ZEROKIT_COMPLETE" in os.environ:  # a shell asks: its values are completed too
+            from zerokit.cli import completion
+
+            completion.add(command)
         return command
 
     def resolve_command(

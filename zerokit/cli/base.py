@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from zerokit.cli import say
@@ -35,6 +37,7 @@ class Command(click.Command):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             option = BY_NAME.get(parameter.name or "")
             if record is not None:
+                record = (record[0], _without_ranges(record[1]))
                 (own if option is None else groups[option.group]).append(record)
         for title, rows in groups.items():
             if rows:
@@ -51,6 +54,16 @@ class Command(click.Command):
         formatter.write("Examples:\n")
         for what, command in self.examples:
             formatter.write(f"  {what}:\n    {command}\n")
+
+
+_BETWEEN = re.compile(r"([\d.]+)<=x<=([\d.]+)")
+_RANGE_OF_CLICK = re.compile(r"(?:; )?(?:[\d.]+<=?)?x(?:[<>]=?[\d.]+)?(?=\])")
+_WHOLE = re.compile(r"(?<=\d)\.0(?=\])")
+
+
+def _without_ranges(text: str) -> str:
+    """Help without click's ``[1<=x<=65536]``, which the error for such a value names; ``60.0`` as ``60``."""
+    return _WHOLE.sub("", _RANGE_OF_CLICK.sub("", text).replace("[]", "")).rstrip()
 
 
 def _section(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, str]]) -> None:
@@ -98,7 +111,7 @@ def misused(error: click.ClickException, command: str | None) -> str:
     """
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context is not None else " ".join(filter(None, ("zerokit", command)))
-    text = error.format_message().rstrip(".")
+    text = _BETWEEN.sub(r"\1 to \2", error.format_message().rstrip("."))
     return f"{path}: {text[:1].lower()}{text[1:]}; see `{path} --help`"
 
 

@@ -19,13 +19,13 @@ from zerokit.errors import NothingFits
     examples=(
         (
             "An existing DeepSpeed file",
-            "zerokit estimate --model llama-3.1-8b --gpus 8 --gpu h200 --deepspeed ds.json",
+            "zerokit estimate --model llama-3.1-8b --gpus 8 --gpu h200 --deepspeed d.json",
         ),
         ("LoRA on one card", "zerokit estimate --model llama-3.1-8b --method lora --gpus 1 --gpu rtx-4090"),
         ("Serving", "zerokit estimate --model llama-3.1-8b --inference --gpus 1 --gpu l40s"),
     ),
 )
-@shared_options.shared
+@shared_options.shared("estimate")
 @click.option(
     "--deepspeed", "deepspeed", metavar="FILE", help="A ds_config.json, which then decides the strategy."
 )

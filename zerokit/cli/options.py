@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -13,17 +13,65 @@ from zerokit.planner.options import OPTIONS
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def shared(command: F) -> F:
-    """Adds every argument of a plan, in the order of the table."""
-    for option in reversed(OPTIONS):
-        text = as_options(option.help)
-        if option.is_flag:
-            command = click.option(option.option, is_flag=True, help=text)(command)
-        elif option.name == "device":
-            command = click.option(option.option, metavar=option.metavar, default="auto", help=text)(command)
-        else:
-            command = click.option(option.option, metavar=option.metavar, help=text)(command)
-    return command
+_ELSEWHERE: Mapping[str, Mapping[str, str | None]] = {
+    "estimate": {
+        "all_gpus": None,
+        "pipeline_module": None,
+        "gradient_accumulation": "Forward passes per optimizer step. [default: 1]",
+        "micro_batch": "Sequences per GPU and forward pass. [default: 1]",
+        "zero": "ZeRO stage. [default: 0]",
+        "tp": "Tensor parallel degree; ranks of a group must get the same batch. [default: 1]",
+        "pp": "Pipeline stages of a script that builds a PipelineModule. [default: 1]",
+        "sp": "Sequence parallel degree (Ulysses); batches must carry position_ids. [default: 1]",
+        "checkpointing": "Activation checkpointing. [default: none]",
+        "offload_optimizer": "Where the optimizer states live. [default: none]",
+        "offload_param": "Where ZeRO-3's weights live. [default: none]",
+    },
+    "size": {
+        "nodes": None,
+        "device": None,
+        "no_calibration": None,
+        "all_gpus": None,
+        "gpus": "No more GPUs than these, on all nodes together.",
+        "gpu": "Kinds of GPU, comma-separated; `zerokit gpus` lists them. [default: eight typical ones]",
+        "host_ram": "Host memory per node: 1TiB. [default: what such nodes have]",
+        "method": "What is trained: all weights, or adapters. [default: each of them]",
+    },
+    "tune": {
+        "inference": None,
+        "quant": None,
+        "new_tokens": None,
+        "vram": None,
+        "all_gpus": None,
+        "gpu": "Refuses to run where this machine has another kind of GPU.",
+    },
+}
+"""Command and argument → what the help says of it there; None: it is refused there, and not in the help."""
+_DEGREES = ("tp", "sp")
+
+
+def shared(name: str) -> Callable[[F], F]:
+    """Adds every argument of a plan to the command of this name, in the order of the table.
+
+    Those that a command refuses are hidden: the error says what to do instead.
+    """
+    elsewhere = _ELSEWHERE.get(name, {})
+
+    def add(command: F) -> F:
+        for option in reversed(OPTIONS):
+            text = elsewhere.get(option.name, option.help)
+            one = name == "estimate" and option.name in _DEGREES
+            command = click.option(
+                option.option,
+                is_flag=option.is_flag,
+                metavar=None if option.is_flag else "N" if one else option.metavar,
+                default="auto" if option.name == "device" else None,
+                help=as_options(text or option.help),
+                hidden=text is None,
+            )(command)
+        return command
+
+    return add
 
 
 def of_check(command: F) -> F:

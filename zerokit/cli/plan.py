@@ -59,7 +59,7 @@ class PlanCommand(Command):
         ("70B on two nodes", "zerokit plan --model llama-3.1-70b --gpus 16 --nodes 2 --gpu h200"),
     ),
 )
-@shared_options.shared
+@shared_options.shared("plan")
 @click.option("--recipe", metavar="NAME|FILE", help="Options from a recipe or a plan.yaml; others given win.")
 @click.option("--out", metavar="DIR", help=f"Where the files go. [default: {DEFAULT_FOLDER}]")
 @click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")

@@ -22,7 +22,7 @@ from zerokit.errors import NothingFits
         ("How many of one kind, and the cost", "zerokit size --params 175b --gpu a100-40gb --price 2.10"),
     ),
 )
-@shared_options.shared
+@shared_options.shared("size")
 @click.option("--price", metavar="AMOUNT", help="Per GPU-hour; for several kinds NAME=AMOUNT,NAME=AMOUNT.")
 @click.option("--json", "as_json", is_flag=True, help="Print the sizes as JSON on standard output.")
 def command(price: str | None, as_json: bool, **options: Any) -> None:

@@ -24,7 +24,7 @@ from zerokit.units import parse_positive_int
     "{checkpointing} (true or false) in them are filled in from each plan. "
     "Example: zerokit tune --model llama-3.1-8b train.py --batch {micro_batch}",
 )
-@shared_options.shared
+@shared_options.shared("tune")
 @click.option("--recipe", metavar="NAME|FILE", help="Options from a recipe or a plan.yaml; others given win.")
 @click.option("--top", metavar="K", default="3", show_default=True, help="How many plans to run.")
 @click.option(
