@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # of click before 8.3 it takes no type
 
 _CHOICES = re.compile(r"\[?([\w.+-]+(?:\|[\w.+-]+)+)\]?")
 _RANGE = re.compile(r"(\d)-(\d)")
@@ -33,7 +39,7 @@ def add(command: click.Command, path: tuple[str, ...] = ()) -> click.Command:
     return command
 
 
-class Completed(click.ParamType):
+class Completed(_ParamType):
     """A type whose values a shell completes.
 
     Args:
@@ -43,7 +49,7 @@ class Completed(click.ParamType):
     """
 
     def __init__(
-        self, original: click.ParamType, values: Callable[[], Iterable[str]] | None, kind: str | None
+        self, original: _ParamType, values: Callable[[], Iterable[str]] | None, kind: str | None
     ) -> None:
         self.name, self.original, self.values, self.kind = original.name, original, values, kind
 
