@@ -105,6 +105,7 @@ def test_phases_and_steps_of_a_raw_deepspeed_script(tmp_path):
         assert phases["generate"] - phases["forward"] > 200 * MIB
         assert rank["peak_host_rss_bytes"] >= max(phases.values())
         assert 0 < rank["baseline_host_rss_bytes"] < phases["forward"]
+        assert rank["engine"]["other_parameters"] == 0
 
 
 ACCELERATED = """

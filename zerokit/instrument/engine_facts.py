@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from zerokit.domain.job import PACKED_LORA, Lora
+from zerokit.instrument import live_models
+from zerokit.instrument.live_models import elements
 from zerokit.instrument.skippable import skippable_modules
 
 _LEADING = ("input_ids", "labels", "inputs_embeds", "pixel_values", "input_features")
@@ -65,8 +67,11 @@ def record(engine: Any) -> dict[str, Any]:
         "precision": _fact(lambda: _precision(engine)),
         "optimizer": _fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
         "gradient_checkpointing": _fact(lambda: _checkpointing(engine.module)),
-        "parameters": sum(map(_elements, parameters)),
-        "trainable_parameters": sum(_elements(each) for each in parameters if each.requires_grad),
+        "parameters": sum(map(elements, parameters)),
+        "trainable_parameters": sum(elements(each) for each in parameters if each.requires_grad),
+        "other_parameters": _fact(
+            lambda: live_models.parameters_beside(engine.module, live_models.live_modules())
+        ),
         "adapters": _fact(lambda: lora.to_dict() if (lora := adapters(engine.module)) else None),
         "adapters_unlike_lora": _fact(lambda: unlike_lora(engine.module)),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
@@ -132,10 +137,6 @@ def _fact(read: Callable[[], Any]) -> Any:
         return None
 
 
-def _elements(parameter: Any) -> int:
-    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
-
-
 def _device(offload: Any) -> str:
     device = getattr(offload, "device", None)
     return "none" if offload is None or device is None else str(getattr(device, "value", device))
@@ -151,17 +152,6 @@ def _precision(engine: Any) -> str:
             str(engine.torch_autocast_dtype()).removeprefix("torch.")
         ]
     return "fp32"
-
-
-def host_tensor_bytes(model: Any) -> int:
-    """Bytes of a model's parameters, their shards (ZeRO-3) and its buffers in host memory, each once."""
-    sizes: dict[int, int] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        for part in (tensor, getattr(tensor, "ds_tensor", None)):
-            if part is not None and part.device.type == "cpu":
-                storage = part.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
 
 
 def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:

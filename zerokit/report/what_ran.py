@@ -135,7 +135,21 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
             "trains), the plan has one"
         )
         found += _unlike("engines", 1, engine["engines"], None, text)
+    elif request is not None:
+        found += _of_other_models(engine)
     return found
+
+
+def _of_other_models(engine: Facts) -> list[Difference]:
+    """A teacher or a reference that no engine holds."""
+    others, trained = engine.get("other_parameters") or 0, engine.get("parameters") or 0
+    if not trained or others <= _SAME_PARAMETERS * trained:
+        return []
+    text = (
+        f"{others:,} parameters of other models were held beside the one that trains (a teacher, a "
+        "reference or a reward model), which the plan does not have"
+    )
+    return _unlike("other models", 0, others, None, text)
 
 
 def _unlike(

@@ -34,6 +34,7 @@ ENGINE = {
 
 def test_a_job_as_planned_has_no_difference():
     assert of_engine(CHOSEN, ENGINE, REQUEST) == []
+    assert of_engine(CHOSEN, {**ENGINE, "other_parameters": 10_000}, REQUEST) == []  # a loss with weights
     assert of_engine(CHOSEN, {}, REQUEST) == []  # nothing is known of it
     for adam in ("AdamW", "Adam", "DeepSpeedCPUAdam", "FusedAdam"):
         assert of_engine(CHOSEN, {**ENGINE, "optimizer": adam}, REQUEST) == []
@@ -56,6 +57,7 @@ def test_a_job_as_planned_has_no_difference():
         ({"zero_stage": 3}, "ZeRO stage 3 ran, not 2"),
         ({"offload_optimizer": "cpu"}, "optimizer offload cpu ran, not none"),
         ({"engines": 2}, "2 DeepSpeed engines ran"),
+        ({"other_parameters": 500_000}, "500,000 parameters of other models were held"),
     ],
 )  # fmt: skip
 def test_each_difference_is_named_by_itself(changed, text):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from zerokit.instrument import engine_facts
+from zerokit.instrument import live_models
 from zerokit.instrument.post_import import Hook, PostImport
 from zerokit.launcher.rank import local_store, parts_hooks, step_limit, trackers
 from zerokit.launcher.rank.calls import Calls
@@ -141,7 +141,7 @@ def _tell_forwards(probe: Probe, engine: Any) -> None:
 
 
 def _note_baseline(probe: Probe, engine: Any) -> None:
-    """When the first engine is made, note what the process takes beside the model's tensors.
+    """When the first engine is made, note what the process of a CPU rank takes beside its models' tensors.
 
     By then the script has imported what it needs and joined its peers; DeepSpeed has yet to allocate.
     """
@@ -149,11 +149,11 @@ def _note_baseline(probe: Probe, engine: Any) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if probe.baseline_host_rss_bytes is None and probe.mine:
+        if probe.baseline_host_rss_bytes is None and probe.cuda is None and probe.mine:
             with contextlib.suppress(Exception):
-                model = kwargs.get("model", args[1] if len(args) > 1 else None)
                 resident = probe.host.read()[0]
-                probe.baseline_host_rss_bytes = max(0, resident - engine_facts.host_tensor_bytes(model))
+                tensors = live_models.resident_tensor_bytes(live_models.live_modules())
+                probe.baseline_host_rss_bytes = max(0, resident - tensors)
         original(self, *args, **kwargs)
 
     engine.__init__ = init

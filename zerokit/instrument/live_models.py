@@ -1,0 +1,76 @@
+"""The models that a process holds: those beside the one that trains, and what of them is in host memory."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from bisect import bisect_left
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ +/")
+_MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ")
+
+
+def live_modules() -> list[Any]:
+    """Every ``torch.nn.Module`` that is alive; 0.1 to 0.3 s."""
+    module = sys.modules["torch"].nn.Module
+    return [each for each in gc.get_objects() if issubclass(type(each), module)]
+
+
+def elements(parameter: Any) -> int:
+    """Of a whole parameter, though this rank may hold a shard of it (ZeRO-3)."""
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+
+
+def parameters_beside(model: Any, modules: Iterable[Any]) -> int:
+    """Elements of the weights that modules hold beside a model: of a teacher or a reference."""
+    known = {id(each) for each in model.parameters()}
+    others = {
+        id(each): each
+        for module in modules
+        for each in _held(module, "_parameters")
+        if each is not None and each.device.type != "meta" and id(each) not in known
+    }
+    return sum(map(elements, others.values()))
+
+
+def resident_tensor_bytes(modules: Iterable[Any]) -> int:
+    """Bytes in host memory of the modules' weights, their shards (ZeRO-3) and buffers, each once.
+
+    Of weights that a file is mapped for (safetensors) only what was read yet is resident.
+    """
+    sizes: dict[int, int] = {}
+    for module in modules:
+        for tensor in (*_held(module, "_parameters"), *_held(module, "_buffers")):
+            for part in (tensor, getattr(tensor, "ds_tensor", None)):
+                if part is not None and part.device.type == "cpu":
+                    storage = part.untyped_storage()
+                    sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values()) - _unread_bytes(sizes)
+
+
+def _held(module: Any, name: str) -> Iterable[Any]:
+    """A module's own tensors; none where its class has yet to make room for them."""
+    return (getattr(module, name, None) or {}).values()
+
+
+def _unread_bytes(sizes: dict[int, int]) -> int:
+    """Of storages, by address, in mapped files: what of them is not resident."""
+    addresses = sorted(sizes)
+    unread = mapped = 0
+    try:
+        lines = Path("/proc/self/smaps").read_bytes().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        if _MAPPING.match(line):
+            header = _MAPPED_FILE.match(line)
+            start, end = (int(header[1], 16), int(header[2], 16)) if header else (0, 0)
+            inside = addresses[bisect_left(addresses, start) : bisect_left(addresses, end)]
+            mapped = sum(sizes[each] for each in inside)
+        elif mapped and line.startswith(b"Rss:"):
+            unread += max(0, mapped - int(line.split()[1]) * 1024)
+    return unread
