@@ -115,6 +115,13 @@ def test_results_are_what_the_commands_print(
     assert "does-not-fit" in {finding.rule for finding in checked.findings}
     shown = printed(capsys, "check", "ds.json", model="llama-3.1-8b", gpus=1, vram="8GiB")
     assert checked.to_dict() == shown
+    # whether it fits is judged without what is not modelled, which is told
+    quantised = DEEPSPEED | {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}
+    Path("ds.json").write_text(json.dumps(quantised))
+    assert not any(found.rule == "not-modelled" for found in zerokit.check("ds.json").findings)
+    checked = zerokit.check("ds.json", model="llama-3.1-8b", gpus=8, gpu="h200")
+    (note,) = (found for found in checked.findings if found.rule == "not-modelled")
+    assert note.severity == "note" and "zero_quantized_weights" in note.message and checked.ok
 
 
 def test_results_are_typed_and_frozen() -> None:

@@ -288,11 +288,16 @@ def _rehearsed(result: PlanResult) -> list[str]:
 def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] | None) -> list[str]:
     command = shlex.join(script) if script else "train.py"
     lines = [f"  {program()} launch --plan {shlex.quote(folder)} {command}"]
-    if explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
-        added = shlex.join(trainer_arguments(result.chosen.strategy)).replace(" --", "\x00--").split("\x00")
-        lines.append("  which gives a Hugging Face Trainer script:")
+    added: Sequence[str] = ()
+    if script:
+        added, said = result.added_arguments, "which adds (--no-arguments adds nothing):"
+    elif explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
+        added, said = trainer_arguments(result.chosen.strategy), "which gives a Hugging Face Trainer script:"
+    if added:
+        lines.append(f"  {said}")
+        words = shlex.join(added).replace(" --", "\x00--").split("\x00")
         lines += textwrap.wrap(
-            " ".join(part.replace(" ", "\xa0") for part in added), width(),
+            " ".join(part.replace(" ", "\xa0") for part in words), width(),
             initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False,
         )  # fmt: skip
     return [line.replace("\xa0", " ") for line in lines]

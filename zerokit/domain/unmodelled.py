@@ -122,9 +122,17 @@ def not_modelled(config: Mapping[str, Any]) -> tuple[str, ...]:
     """A sentence for each key of a DeepSpeed JSON that is set and not followed."""
     return tuple(
         f"not modelled: {key} ({changes}); memory and time are those of a run without it"
+        for key, changes in unmodelled_keys(config).items()
+    )
+
+
+def unmodelled_keys(config: Mapping[str, Any]) -> dict[str, str]:
+    """The dotted keys of a DeepSpeed JSON that are set and not followed, each with what it changes."""
+    return {
+        key: changes
         for key, (idle, changes) in _KEYS.items()
         if _is_set(config, key, idle) and _ONLY_WHERE.get(key, _everywhere)(config)
-    )
+    }
 
 
 def _everywhere(_config: Mapping[str, Any]) -> bool:

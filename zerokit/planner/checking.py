@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError
 from zerokit.fields import as_options
 from zerokit.linter import output
@@ -341,6 +342,23 @@ def _smallest_world(file: CheckedFile, tensor_parallel: int) -> int:
     return 2 * tensor_parallel
 
 
+def _not_modelled(file: CheckedFile) -> list[Finding]:
+    """The keys that whether it fits was judged without."""
+    document = file.document
+    assert document is not None
+    return [
+        Finding(
+            path=file.path,
+            location=document.location(tuple(key.split("."))),
+            rule="not-modelled",
+            severity="note",
+            message=f"{key} ({changes}) is not modelled: whether the file fits was judged without it",
+            fix="measure a run with zerokit launch",
+        )
+        for key, changes in unmodelled_keys(document.value).items()
+    ]
+
+
 def _ask_whether_it_fits(
     checked: Sequence[CheckedFile], options: Mapping[str, Any], world_size: int | str | None, say: Say
 ) -> None:
@@ -350,6 +368,7 @@ def _ask_whether_it_fits(
         if file.kind != "deepspeed" or file.document is None or file.failed:
             continue
         answer = why_it_does_not_fit(file.path, options, world_size, say)
+        file.findings += _not_modelled(file)
         if answer is not None:
             severity, message = answer
             file.findings.append(

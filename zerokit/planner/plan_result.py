@@ -59,6 +59,7 @@ class PlanResult:
         files: kind → path of the files that were written.
         script: what was learnt of the script that is planned for; None: there is none.
         rehearsals: those that were made.
+        added_arguments: what a launch with this plan adds to the script's own.
     """
 
     request: Mapping[str, Any]
@@ -72,6 +73,7 @@ class PlanResult:
     files: Mapping[str, str] = field(default_factory=dict)
     script: ScriptProfile | None = None
     rehearsals: tuple[RehearsalRecord, ...] = ()
+    added_arguments: tuple[str, ...] = ()
 
     def _planned(self, candidate: Candidate) -> PlannedStrategy:
         return PlannedStrategy(
@@ -160,5 +162,13 @@ class PlanResult:
             "advice": list(all_as_options(plan.advice)),
             "script_must": list(script_must(self.plan.chosen.strategy, self.job)),
             "files": dict(self.files),
-            **({} if self.script is None else {"rehearsals": [each.to_dict() for each in self.rehearsals]}),
+            **self._of_script(),
+        }
+
+    def _of_script(self) -> dict[str, Any]:
+        if self.script is None:
+            return {}
+        return {
+            "rehearsals": [each.to_dict() for each in self.rehearsals],
+            "added_arguments": list(self.added_arguments),
         }

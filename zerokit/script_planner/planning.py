@@ -18,7 +18,7 @@ from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.planner.script_memory import REHEARSED
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
-from zerokit.script.arguments import ScriptOptions
+from zerokit.script.arguments import PlannedValues, ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import read_script
@@ -234,6 +234,7 @@ class ScriptPlanning:
             on_cpu=request.on_cpu,
             script=self.search.profile,
             rehearsals=tuple(self.search.records),
+            added_arguments=self._script.additions(PlannedValues.of(made.chosen.strategy)),
         )
 
     def _model_name(self, read: ResolvedRequest) -> str:

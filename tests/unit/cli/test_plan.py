@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from zerokit.cli import run
+import zerokit
+from zerokit.cli import plan_text, run
 
 GIB = 1 << 30
 TINY = {
@@ -296,3 +298,15 @@ def test_an_estimate_that_does_not_fit_ends_with_3_and_answers(capsys: pytest.Ca
     assert code == 3 and json.loads(out)["fits"] is False
     code, out, _ = call(capsys, *job)  # no memory named: nothing to fit into
     assert code == 0 and json.loads(out)["fits"] is None
+
+
+def test_a_plan_for_a_script_ends_with_its_command_and_what_a_launch_adds(tmp_path: Path) -> None:
+    found = zerokit.plan(params="350m", gpus=2, gpu="h200", micro_batch=4, out=tmp_path / "plan")
+    script = ("train.py", "--out", "my folder")
+    bare = plan_text.plan(found, "plan", explain=False, script=script)
+    assert "launch --plan plan train.py --out 'my folder'" in bare and "which adds" not in bare
+    added = ("--per_device_train_batch_size", "4", "--bf16", "True")
+    text = plan_text.plan(replace(found, added_arguments=added), "plan", explain=False, script=script)
+    assert (
+        "which adds (--no-arguments adds nothing):\n    --per_device_train_batch_size 4 --bf16 True" in text
+    )
