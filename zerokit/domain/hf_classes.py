@@ -14,8 +14,8 @@ from zerokit.domain.hf_config import HfConfig
 from zerokit.domain.images import has_tower, takes_images
 from zerokit.errors import InputError
 
-__all__ = ["CLASSIFIERS", "HEADS", "MOST_LAYERS", "Head", "check_modelled", "has_other_layers", "named_head",
-           "outputs_of"]  # fmt: skip
+__all__ = ["CLASSIFIERS", "HEADS", "MOST_LAYERS", "Head", "check_modelled", "has_other_layers",
+           "is_named_for", "named_head", "outputs_of"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,16 @@ def _is_bare(architecture: str, model_type: str) -> bool:
     """Whether the class is the model without a head: ``BertModel`` of ``bert``."""
     letters = re.sub("[^a-z0-9]", "", model_type.lower())
     return architecture.lower() == f"{letters}model" and model_type not in _NO_TEXT
+
+
+def is_named_for(architecture: str, model_type: str) -> bool:
+    """Whether a class is called as Transformers calls its own of a model type: ``LlamaForCausalLM``.
+
+    What can be told where Transformers is not installed.
+    """
+    letters = re.sub("[^a-z0-9]", "", model_type.removesuffix("_text").lower())
+    endings = {*_MEANS, *(ending for head in HEADS.values() for ending in head.endings)}
+    return architecture.lower() in {f"{letters}{ending.lower()}" for ending in endings}
 
 
 def check_modelled(hf_config: Mapping[str, Any], name: str, images: bool = False) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.families import FAMILIES, from_config
-from zerokit.domain.hf_classes import check_modelled, has_other_layers, named_head
+from zerokit.domain.hf_classes import check_modelled, has_other_layers, is_named_for, named_head
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
@@ -239,8 +239,12 @@ def _shape(config: Mapping[str, Any], path: Path) -> _Read:
                 f"{path}: model_type {config.get('model_type')!r} is counted and traced by Transformers, "
                 "which is not installed here; install torch and transformers, or give ⟨params⟩"
             )
+        _check_names(config, path)
         shape = from_config(config, name=str(path), head=head)
-        note = f"{path}: {format_count(shape.parameters)} parameters, counted from the configuration"
+        note = (
+            f"{path}: {format_count(shape.parameters)} parameters, counted from the configuration: "
+            "transformers, which would build and check the model, is not installed here"
+        )
         return _Read(shape=shape, head=head or shape.head, closed_form=True, notes=(note,))
     from zerokit.trace.shape import shape_of
 
@@ -266,6 +270,22 @@ def _shape(config: Mapping[str, Any], path: Path) -> _Read:
         return _Read(shape=shape, head=built.head, closed_form=True, notes=tuple(notes))
     notes.append(_ROUGH[has_other_layers(config)])
     return _Read(shape=built, head=built.head, closed_form=False, notes=tuple(notes))
+
+
+def _check_names(config: Mapping[str, Any], path: Path) -> None:
+    """Without Transformers: refuse a class that is not named as its own of the model type are.
+
+    Raises:
+        InputError: names the class.
+    """
+    kind = str(config.get("model_type"))
+    for name in config.get("architectures") or ():
+        if not is_named_for(name, kind):
+            raise InputError(
+                f"{path}: architectures: {name} is not named as transformers names its own classes of "
+                f"model_type {kind!r}, and transformers, which would tell, is not installed here: install "
+                "torch and transformers, or give ⟨params⟩"
+            )
 
 
 def _check_classes(config: Mapping[str, Any], path: Path) -> None:

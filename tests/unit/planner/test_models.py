@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.config_files import LLAMA
 from zerokit.cli import run
+from zerokit.errors import InputError
+from zerokit.planner.models import choose_model
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,24 @@ def test_what_cannot_be_is_refused_with_the_file_and_the_key(
         out, err = capsys.readouterr()
         assert out == "" and words in err and place in err and "Traceback" not in err
     assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [({}, False), ({"architectures": None}, False), ({"architectures": ["MyOwnForCausalLM"]}, True),
+     ({"architectures": ["MistralForCausalLM"]}, True), ({"architectures": ["LlamaSparseForCausalLM"]}, True),
+     ({"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 16}, False),
+     ({"model_type": "qwen2_moe", "architectures": ["OlmoForCausalLM"]}, True)],
+)  # fmt: skip
+def test_without_transformers_a_class_of_another_name_is_refused(
+    write_config: Any, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], refused: bool
+) -> None:
+    monkeypatch.setattr("zerokit.planner.models.find_spec", lambda name: None)
+    path = write_config(LLAMA | {"architectures": ["LlamaForCausalLM"]} | change)
+    if refused:
+        with pytest.raises(InputError, match="is not named as transformers names its own classes"):
+            choose_model(None, path)
+    else:
+        found = choose_model(None, path)
+        assert any("which would build and check the model, is not installed here" in note
+                   for note in found.assumptions)  # fmt: skip
