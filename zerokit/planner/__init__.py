@@ -50,6 +50,7 @@ def plan(
     """
     from dataclasses import replace
 
+    from zerokit.planner.effects import unread
     from zerokit.planner.memory_source import silent
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.recipes import merged
@@ -60,6 +61,8 @@ def plan(
     resolved = resolve(asked, say=say or silent)
     request = resolved.request
     found = make_plan(request, top=top)
+    notes = unread(asked, [found.chosen.strategy])
+    found = replace(found, assumptions=(*found.assumptions, *notes))
     result = PlanResult(
         request=resolved.given,
         plan=found,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 
 Options = Mapping[str, Any]
@@ -53,6 +54,30 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
         for name in names:
             if given(options, name) and idle():
                 raise InputError(f"{_as_written(options, name)}: {why}")
+
+
+def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
+    """Of the options that a search takes for any strategy: those that none of the chosen ones reads."""
+    zeros = [strategy.settings.zero for strategy in strategies]
+    stages = sorted({zero.stage for zero in zeros})
+    if not stages:
+        return ()
+    chosen = " or ".join(f"ZeRO-{stage}" for stage in stages)
+    devices = {
+        device for zero in zeros for device in (zero.offload_optimizer.device, zero.offload_param.device)
+    }
+    rules = (
+        (_STAGE_3_SIZES, 3 not in stages, f"only ZeRO-3 reads it, and {chosen} was chosen"),
+        (_BUCKETS, stages == [0], "ZeRO-0, which was chosen, does not read it"),
+        (("nvme",), "nvme" not in devices, "nothing is offloaded to it"),
+    )
+    return tuple(
+        f"{_as_written(options, name)}: {why}"
+        for names, idle, why in rules
+        if idle
+        for name in names
+        if given(options, name)
+    )
 
 
 def refuse_beside_file(options: Options, config: Mapping[str, Any]) -> None:

@@ -181,7 +181,11 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
         model_name=resolved.model_name,
         request=given(options),
         sizes=tuple(FewestGpus(found=size, price_per_gpu_hour=prices.get(size.gpu.name)) for size in found),
-        notes=(*(note for note in request.assumptions if "GPU" not in note), *_host_notes(options)),
+        notes=(
+            *(note for note in request.assumptions if "GPU" not in note),
+            *_host_notes(options),
+            *_unread(options, found),
+        ),
         most_gpus=most,
     )
 
@@ -192,6 +196,17 @@ def _host_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         "host memory is no more than nodes with these GPUs have (`zerokit gpus NAME`): ⟨host_ram⟩ not given",
     )
+
+
+def _unread(options: Mapping[str, Any], sizes: Sequence[Size]) -> tuple[str, ...]:
+    """What was given and none of the answers depends on."""
+    from zerokit.planner.effects import unread
+
+    candidates = [size.candidate for size in sizes if size.candidate is not None]
+    notes = unread(options, [candidate.strategy for candidate in candidates])
+    if candidates and options.get("network") and all(size.nodes <= 1 for size in sizes):
+        notes = (*notes, f"⟨network⟩ {options['network']}: not used, one node sends nothing over it")
+    return notes
 
 
 def _refuse(options: Mapping[str, Any]) -> None:

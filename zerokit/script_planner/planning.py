@@ -10,6 +10,7 @@ from typing import Any
 from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError
+from zerokit.planner.effects import unread
 from zerokit.planner.memory_source import Say
 from zerokit.planner.one_strategy import one_strategy
 from zerokit.planner.plan_result import PlanResult
@@ -223,9 +224,11 @@ class ScriptPlanning:
 
     def _result(self, read: ResolvedRequest, made: Plan) -> PlanResult:
         request = read.request
+        told = self._planned.told(made)
+        notes = unread(self.options, [made.chosen.strategy])
         return PlanResult(
             request=read.given,
-            plan=self._planned.told(made),
+            plan=replace(told, assumptions=(*told.assumptions, *notes)),
             job=make_space(request)[0].job,
             cluster=made.cluster,
             model_name=self._model_name(read),

@@ -51,3 +51,21 @@ def test_what_a_file_decides_is_refused_beside_it(
     assert run(["estimate", *ONE, "--deepspeed", str(path), *option]) == 2
     err = capsys.readouterr().err
     assert f"{option[0]}: the file of --deepspeed decides it" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "named"),
+    [
+        ("plan", (*ONE, "--zero", "auto", "--persistence", "1m"), "--persistence 1m: only ZeRO-3 reads it"),
+        ("plan", (*ONE, "--nvme", "/nvme"), "--nvme /nvme: nothing is offloaded to it"),
+        ("size", (*ONE[:2], "--gpu", "h200", "--sub-group", "20m"), "--sub-group 20m: only ZeRO-3 reads it"),
+        ("size", (*ONE[:2], "--gpu", "h200", "--network", "5GB"), "--network 5GB: not used, one node"),
+    ],
+)
+def test_what_the_chosen_strategy_does_not_read_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, words: tuple[str, ...], named: str
+) -> None:
+    out = ("--out", str(tmp_path)) if command == "plan" else ()
+    assert run([command, *words, *out, "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["assumptions"]
+    assert any(note.startswith(named) for note in notes), notes
