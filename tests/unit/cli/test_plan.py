@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-import zerokit
-from zerokit.cli import plan_text, run
+from zerokit.cli import run
 
 GIB = 1 << 30
 TINY = {
@@ -300,13 +298,22 @@ def test_an_estimate_that_does_not_fit_ends_with_3_and_answers(capsys: pytest.Ca
     assert code == 0 and json.loads(out)["fits"] is None
 
 
-def test_a_plan_for_a_script_ends_with_its_command_and_what_a_launch_adds(tmp_path: Path) -> None:
-    found = zerokit.plan(params="350m", gpus=2, gpu="h200", micro_batch=4, out=tmp_path / "plan")
-    script = ("train.py", "--out", "my folder")
-    bare = plan_text.plan(found, "plan", explain=False, script=script)
-    assert "launch --plan plan train.py --out 'my folder'" in bare and "which adds" not in bare
-    added = ("--per_device_train_batch_size", "4", "--bf16", "True")
-    text = plan_text.plan(replace(found, added_arguments=added), "plan", explain=False, script=script)
-    assert (
-        "which adds (--no-arguments adds nothing):\n    --per_device_train_batch_size 4 --bf16 True" in text
+def test_a_plan_for_a_script_ends_with_its_command_and_what_a_launch_adds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("train.py").write_text(
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+        "parser = HfArgumentParser(TrainingArguments)\n"
+        "Trainer(args=parser.parse_args_into_dataclasses()[0]).train()\n"
     )
+    job = ["plan", "--params", "1m", "--device", "cpu", "--gpus", "2", "--precision", "fp32"]
+    given = ["--micro-batch", "2", "--gradient-accumulation", "2", "--checkpointing", "none"]
+    command = ["train.py", "--output_dir", "my folder", "--gradient_accumulation_steps", "2"]
+    code, out, err = call(capsys, *job, *given, "--", *command)
+    assert code == 0, err
+    *_, next_ = out.partition("Next\n")
+    assert "launch --plan zerokit-plan train.py --output_dir 'my folder' --gradient_accum" in next_
+    *_, added = next_.partition("which adds (--no-arguments adds nothing):\n")
+    assert "--per_device_train_batch_size 2" in added and "--gradient_accumulation_steps" not in added
+    _, out, _ = call(capsys, *job, *given, "--json", "--", *command)
+    assert json.loads(out)["added_arguments"][:2] == ["--per_device_train_batch_size", "2"]
