@@ -141,10 +141,9 @@ def main() -> None:
             ids = ids.to("cuda")
             mask = {"attention_mask": torch.ones_like(ids)} if row["attention_mask_given"] else {}
             loss = engine(input_ids=ids, labels=ids, **mask, **added).loss
-            del added
             phases["fwd"] = meter.read()
             engine.backward(loss)
-            del loss
+            del loss, added  # a Trainer has its batch on the GPU until the optimizer's step
             phases["bwd"] = meter.read()
             engine.step()
             phases["step"] = meter.read()

@@ -57,6 +57,20 @@ def test_images_need_room_and_are_asked_for(folder: Path) -> None:
         estimate(model=folder, **ASKED)
 
 
+def test_tables_that_say_where_tiles_lie_are_left_out_at_every_batch_size(folder: Path) -> None:
+    config = FAMILIES["idefics3"]
+    small = {
+        **config,
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "text_config": {**config["text_config"], "num_hidden_layers": 2},
+        "vision_config": {**config["vision_config"], "num_hidden_layers": 2},
+    }
+    (folder / "config.json").write_text(json.dumps(small))
+    # 13 tiles an image: 52 at the smaller batch of the trace, 78 at the larger one
+    found = estimate(model=folder, images=2, image_size="300x200", **{**ASKED, "seq_len": 512})
+    assert found.planned.candidate.memory.basis == "traced"
+
+
 @pytest.mark.parametrize("size", [(300, 200), (1080, 37), (41, 900), (640, 640)])
 def test_sizes_are_those_of_transformers_own_processors(size: tuple[int, int]) -> None:
     image_module = pytest.importorskip("PIL.Image")

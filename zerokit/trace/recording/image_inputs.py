@@ -33,10 +33,13 @@ def image_inputs(
 
 def is_known_index(seq_len: int) -> Any:
     """Whether a tensor is one of those that only say where things are, which a trace leaves out: a few bytes
-    a token. A mask of every pair of tokens stays in."""
+    a token or image. A mask of every pair of tokens stays in."""
 
     def known(tensor: torch.Tensor) -> bool:
-        if value_of(tensor) is None or (tensor.is_floating_point() and tensor.numel() > _FEW):
+        # one number per image or token stays out at every batch size, however many there are
+        is_table = sum(size > 1 for size in tensor.shape) > 1
+        is_large = tensor.is_floating_point() and is_table and tensor.numel() > _FEW
+        if value_of(tensor) is None or is_large:
             return False
         return tuple(tensor.shape[-2:]) != (seq_len, seq_len)
 
