@@ -12,25 +12,12 @@ pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
 SHOWN = ("llama.z3.ck",)
-_UNTRACED = "the trace refuses this configuration: other operators at other batch sizes (TraceMismatch)"
-DIFFERENT = {
-    "gemma3.z2.ck": "the step is 4.3 MB (0.24 %) higher in the rehearsal; the cause is not known",
-    "idefics3.z0": _UNTRACED,
-    "smolvlm.z0": _UNTRACED,
-}
-NOT_RUN = ("idefics3.", "smolvlm.")
-"""Families whose other settings have not been run since their rehearsals reach the end."""
 
 
 def _case(name: str) -> object:
     if name in SHOWN:
         return name
-    marks = [pytest.mark.slow]
-    if name in DIFFERENT:
-        marks.append(pytest.mark.xfail(reason=DIFFERENT[name], strict=True))
-    elif name.startswith(NOT_RUN):
-        marks.append(pytest.mark.xfail(reason=f"not run yet; likely {_UNTRACED}", strict=False))
-    return pytest.param(name, marks=marks)
+    return pytest.param(name, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [_case(name) for name in names()])

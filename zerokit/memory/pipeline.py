@@ -103,7 +103,7 @@ def stages(model: RankModel, count: int) -> tuple[Stage, ...]:
                 index=index,
                 count=count,
                 layers=layers,
-                model=RankModel(profile=profile, parameters=parameters, trace=trace),
+                model=RankModel(profile=profile, parameters=parameters, trace=trace, is_stage=True),
                 hidden=hidden,
                 vocabulary=int(model.profile.hf_config.get("vocab_size", 0)),
             )

@@ -27,12 +27,14 @@ class RankModel:
         parameters: as this rank holds them (tensor-parallel shards already taken).
         trace: the activations, or ``None`` for a profile without them.
         checkpointing: ``none``, ``full``, ``reentrant`` or ``selective``.
+        is_stage: whether it is one stage of a pipeline.
     """
 
     profile: ModelProfile
     parameters: tuple[Parameter, ...]
     trace: ActivationTrace
     checkpointing: str = "none"
+    is_stage: bool = False
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -130,6 +132,16 @@ class RankModel:
         return tuple(
             found.get(name, -1) if kind == "grad" else -1 for kind, name in self.trace.marks_gradients
         )
+
+    @cached_property
+    def unused(self) -> frozenset[int]:
+        """Trainable parameters that the loss does not depend on (a tower's layers behind the one that is
+        read): backward makes no gradient of them. Told of whole models only: the last stage of a pipeline
+        gets the gradient of a tied embedding without a mark of its own."""
+        names = {name for kind, name in self.trace.marks_gradients if kind == "grad"}
+        if not names or self.is_stage:
+            return frozenset()
+        return frozenset(index for name, index in self.trainable_index.items() if name not in names)
 
     def accumulated_gradients(self, element_bytes: int) -> tuple[int, ...]:
         """Bytes of the gradients up to every such mark; ``element_bytes``: of the training dtype."""

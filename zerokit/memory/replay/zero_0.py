@@ -18,9 +18,12 @@ class WholeGradients(GradientReduction):
             self.ledger.adopt(Component.GRADIENTS, self.sizes[index] * self.element_bytes.gradient)
 
     def end_of_backward(self, boundary: bool, first: bool) -> None:
-        """``buffered_allreduce_fallback``: flat copies; the last gradient overshoots the limit."""
+        """``buffered_allreduce_fallback``: zeros for parameters without a gradient
+        (``_get_gradients_for_reduction``), then flat copies; the last gradient overshoots the limit."""
         if not boundary:
             return
+        unused = sum(self.sizes[index] for index in self.model.unused)
+        self.ledger.add(Component.GRADIENTS, unused * self.element_bytes.gradient)
         elements = min(sum(self.sizes), ALL_REDUCE_ELEMENTS + max(self.sizes, default=0))
         gradient, communication = self.element_bytes.gradient, self.element_bytes.communication
         converted = communication if communication != gradient else 0  # engine.py:3801

@@ -232,8 +232,12 @@ class BucketedGradients(GradientReduction):
             return
         # all_grad_tensors: this rank's gradients are held as they came unless they were copied; those of
         # later micro-steps are added into them
-        held = not self.contiguous and not self.compact
-        self.ledger.set(Component.GRADIENTS, self.part.whole * self.gradient if held else 0)
+        held = self.part.whole * self.gradient if not self.contiguous and not self.compact else 0
+        if self.contiguous and not self.compact and not self.offload:
+            # get_all_grad_tensors: zeros for parameters without a gradient, outside of the buffer
+            zeros = sum(self.sizes[index] for index in self.model.unused if index in self.part.fragments)
+            held = zeros * self.gradient
+        self.ledger.set(Component.GRADIENTS, held)
         self.ledger.set(Component.GRADIENT_BUCKET, 0)
 
     # ---------------------------------------------------------------- optimizer step
