@@ -137,7 +137,6 @@ class Injection:
             )
         self._make_trouble()
         time.sleep(fault.delay * (0.1 if fault.moment == "ending" else 1))
-        self.before = done_ranks(self.folder)
         for pid in self._targets():
             with_error = signal.Signals[f"SIG{fault.signal}"]
             try:
@@ -145,6 +144,7 @@ class Injection:
                 self.hit = True
             except ProcessLookupError:
                 continue
+        self.before = done_ranks(self.folder)  # to look for the targets takes a while on a busy machine
         if fault.signal == "STOP" and fault.target not in ("rank", "ranks"):
             time.sleep(2 * fault.delay)  # a terminal's Ctrl-Z, and its fg
             for pid in self._targets():

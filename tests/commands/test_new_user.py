@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -255,3 +258,13 @@ def test_no_marks_are_shown(
     run(words.split())
     out, err = capfd.readouterr()
     assert out + err and "⟨" not in out + err
+
+
+def test_an_interrupt_while_it_starts_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "zerokit", "gpus"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
