@@ -59,6 +59,8 @@ CASES = {
     "rloo": Case("rloo", prompts, GENERATES),
 }  # fmt: skip
 GENERATE = ("grpo", "rloo")
+REHEARSED = ("kto", "grpo")
+"""A reference model and generation, which no option of a plan says: a rehearsal predicts these runs."""
 IN_CI = ("dpo",)  # grpo runs in tests/faults/test_public_scripts.py
 
 
@@ -76,9 +78,11 @@ def launch(folder: Path, model: Path, case: Case) -> Run:
     (folder / "model").symlink_to(model)
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text("import tests.corpus_scripts.rankside\n")
-    command = ["--plan", "plan", "trl", case.name, "--model_name_or_path", "model", "--dataset_name", "data",
-               "--output_dir", "out", "--max_steps", "2", "--report_to", "none", "--logging_steps", "1",
-               "--save_strategy", "no", "--use_cpu", *case.arguments]  # fmt: skip
+    seconds = "400" if case.name in REHEARSED else "0"
+    command = ["--plan", "plan", "--rehearsal-seconds", seconds, "trl", case.name,
+               "--model_name_or_path", "model", "--dataset_name", "data", "--output_dir", "out",
+               "--max_steps", "2", "--report_to", "none", "--logging_steps", "1", "--save_strategy", "no",
+               "--use_cpu", *case.arguments]  # fmt: skip
     variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
                  "HF_HOME": str(folder / "cache"), "PYTHONPATH": f"{folder / 'site'}:{ROOT}"}  # fmt: skip
     return Run(Path(sys.executable), folder, command, variables)
@@ -114,6 +118,10 @@ def test_a_script_gets_the_plan_and_what_it_saves_loads_again(tmp_path: Path, mo
         phases = {"load", "init", "forward", "backward", "step", "save"}
         assert phases | ({"generate"} if case.name in GENERATE else set()) <= set(rank["phases"])
         assert rank["peak_phase"] != "other"
+    if name in REHEARSED:
+        compared = report["predicted_vs_measured"]
+        assert (compared["predicted_for"], compared["predicted_by"]) == ("what ran", "rehearsal"), compared
+        assert abs(compared["peak_bytes"]["error_fraction"]) < 0.25  # mostly the process itself
     assert trainers(tmp_path) == ["0", "1"]  # with four GPUs to be seen: no launcher within the launch
     saved = load(tmp_path / "out", case.kind).eval()
     assert answer(saved) == pytest.approx(json.loads((tmp_path / ANSWER).read_text()), rel=1e-5)

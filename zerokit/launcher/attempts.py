@@ -339,7 +339,8 @@ def _is_of_another_job(report: RunReport) -> bool:
     """Whether a run that ended well stands beside no prediction, as it did another job than its plan's."""
     predicted = report.predicted_vs_measured
     good = report.outcome in ("ok", "stopped", "not_as_planned")
-    return good and predicted is not None and predicted.predicted_for is None
+    measured = report.gpu_measured or not report.on_gpu
+    return good and measured and predicted is not None and predicted.predicted_for is None
 
 
 def build_report(launch: Launch, ended: Ended) -> RunReport:
