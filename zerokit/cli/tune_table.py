@@ -26,8 +26,8 @@ def text(body: Mapping[str, Any]) -> str:
     lines += [plan_text.heading("Assumed"), *plan_text.bullets(assumed)]
     lines += [plan_text.heading("Tried" if body["folder"] else "To be tried")]
     for trial in body["trials"]:
-        lines += textwrap.wrap(f"{trial['trial']}  {trial['description']}", 100, initial_indent="  ",
-                               subsequent_indent="     ")  # fmt: skip
+        lines += textwrap.wrap(f"{trial['trial']}  {trial['description']}", plan_text.width(),
+                               initial_indent="  ", subsequent_indent="     ")  # fmt: skip
     lines += _table(body)
     if body["fastest"] is not None:
         lines.append("  * the fastest")
@@ -80,7 +80,7 @@ def _row(trial: Mapping[str, Any], fastest: int | None, names: tuple[str, ...]) 
     why = trial.get("problem") or "; ".join(trial.get("differences") or ())
     if why and trial.get("problem"):
         why = f"{trial['outcome']}: {why}"
-    told = textwrap.wrap(why, 76, initial_indent="     ", subsequent_indent="     ")
+    told = textwrap.wrap(why, plan_text.width(), initial_indent="     ", subsequent_indent="     ")
     return [f"{trial['trial']:>3}{mark}{cells}".rstrip(), *told]
 
 

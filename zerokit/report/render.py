@@ -15,12 +15,13 @@ from rich.text import Text
 
 from zerokit.domain.phases import PHASES
 from zerokit.memory.components import label
+from zerokit.report.host_names import short_hosts
 from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
 from zerokit.units import MIB, format_gib, format_seconds
 
-NOT_MEASURED = "not measured"
+NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 MOST_RANKS = 64
 _PIPE_WIDTH = 160
 _WIDE = 132  # columns that the table of ranks takes with everything in it
@@ -142,31 +143,37 @@ def _rank_table(run: RunReport) -> RenderableType:
 
 
 def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
-    """The same in two tables, neither wider than 80 columns: memory in GiB, then steps."""
+    """The same in two tables, neither wider than 80 columns: memory in GiB, then hosts and steps."""
     ranks, omitted = shown_ranks(run)
-    hosts = {rank.host for rank in run.ranks}
-    on = f" on {next(iter(hosts))}" if len(hosts) == 1 else ""
+    hosts = short_hosts(rank.host for rank in run.ranks)
+    on = f" on {next(iter(hosts.values()))}" if len(hosts) == 1 else ""
     more = f" ({omitted} more finished ranks in report.json)" if omitted else ""
     memory, steps = new_table(), new_table()
-    named = ["rank"] if on else ["rank", "host"]
-    for name in (*named, "state"):
-        memory.add_column(name, justify="right" if name == "rank" else "left", max_width=14, no_wrap=True)
+    memory.collapse_padding = True  # all of them with a signal and thousands of GiB
+    memory.add_column("rank", justify="right", no_wrap=True)
+    memory.add_column("state", no_wrap=True)
     for name in _memory_columns(run):
         if name != "retries":
-            memory.add_column(name.replace("device used", "device").replace(" memory", ""), justify="right")
-    for name in ("rank", "peak in", "steps", "step time", *(["retries"] if run.on_gpu else [])):
-        steps.add_column(name, justify="left" if name == "peak in" else "right")
+            shown = name.replace("device used", "device").replace(" memory", "")
+            memory.add_column(shown, justify="right", no_wrap=True)
+    names = ["rank", *([] if on else ["host"]), "peak in", "steps", "step time"]
+    for name in (*names, *(["retries"] if run.on_gpu else [])):
+        steps.add_column(name, justify="left" if name in ("host", "peak in") else "right", no_wrap=True)
     expected = run.expected_bytes
     for rank in ranks:
         state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
         cells = _memory_cells(run, rank, expected.get(rank.rank))
         retries = [cells.pop(4)] if run.on_gpu else []
-        first = [str(rank.rank)] if on else [str(rank.rank), escape(rank.host)]
-        memory.add_row(*first, Text(state, style=_STATE_STYLE.get(rank.state, "")),
-                       *(cell.removesuffix(" GiB") for cell in cells))  # fmt: skip
-        steps.add_row(str(rank.rank), escape(rank.peak_phase or "–"), str(rank.steps),
+        memory.add_row(str(rank.rank), Text(state, style=_STATE_STYLE.get(rank.state, "")),
+                       *(_NOT_MEASURED_SHORT if cell == NOT_MEASURED else cell.removesuffix(" GiB")
+                         for cell in cells))  # fmt: skip
+        steps.add_row(str(rank.rank), *([] if on else [escape(hosts[rank.host])]),
+                      escape(rank.peak_phase or "–"), str(rank.steps),
                       seconds(rank.median_step_seconds), *retries)  # fmt: skip
-    return [_titled(f"Peak memory by rank, GiB{on}{more}", memory), _titled("Steps", steps)]
+    tables = [_titled(f"Peak memory by rank, GiB{on}{more}", memory), _titled("Steps", steps)]
+    if any(rank.not_measured for rank in ranks):
+        tables.insert(1, Text(f"{_NOT_MEASURED_SHORT}: not measured", style="dim"))
+    return tables
 
 
 def _memory_columns(run: RunReport) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from rich.console import Console
 
@@ -9,6 +11,7 @@ from tests.support.run_reports import BROKEN, ERROR, GIB, MIB, OOM, PLAN, report
 from zerokit.launcher.rank_file import rank_file
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.report.render import print_report
+from zerokit.report.schema import RunReport
 
 
 def test_predicted_stands_beside_measured(tmp_path):
@@ -183,6 +186,27 @@ def test_no_table_breaks_at_80_columns(tmp_path, ranks, on_gpu):
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
     assert sum(line.split()[:1] == ["1"] for line in text.splitlines()) == 2  # memory, and steps
     assert "GiB" in text and "step time" in text
+
+
+def test_no_figure_is_cut_at_80_columns_with_long_hosts_and_thousands_of_gib(tmp_path):
+    gib = 1 << 30
+    hosts = [f"gpu-node-with-a-long-name-{rank // 8:03d}.cluster.example.org" for rank in range(16)]
+    for rank in range(16):
+        write_rank(tmp_path, rank, on_gpu=True, state="failed", exit_code=-15)
+    body = json.loads(RunReport.model_validate(report_of(tmp_path, 16)).model_dump_json(by_alias=True))
+    for rank, host in zip(body["ranks"], hosts, strict=True):
+        rank |= {"host": host, "signal": 15, "state": "terminated", "peak_host_rss_bytes": 1234 * gib,
+                 "peak_allocated_bytes": 123 * gib, "peak_reserved_bytes": 124 * gib,
+                 "peak_device_used_bytes": 125 * gib}  # fmt: skip
+    body["ranks"][1] |= {"peak_allocated_bytes": None, "not_measured": "no torch.cuda"}
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    print_report(body, console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    row = next(line for line in text.splitlines() if line.split()[:1] == ["2"])
+    assert [part.strip(",") for part in row.split()[-4:]] == ["123.00", "124.00", "125.00", "1,234.00"]
+    assert "terminated (SIGTERM)" in row and "gpu-node-with-a-long-name-001" in text
+    assert "n/m: not measured" in text and "…" not in text
 
 
 def test_a_pipe_is_as_wide_as_columns_says(tmp_path, capsys, monkeypatch):

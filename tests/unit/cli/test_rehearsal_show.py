@@ -1,0 +1,69 @@
+"""A rehearsal on a terminal of 80 columns: nothing wider, nothing lost; in a pipe a row is a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerokit.cli import run
+from zerokit.rehearsal.result import Change, GuessedValue, HeldAtPeak, RankMemory, Rehearsal, Stop
+from zerokit.timing.recorded_step import StepTime
+
+GIB = 1 << 30
+MODULE = "base_model.model.model.layers.31.self_attn.q_proj.lora_A.default"
+FILE = "site-packages/transformers/models/llama/modeling_llama.py:1234"
+RANK = RankMemory(
+    rank=0, peak_allocated_bytes=123 * GIB, peak_phase="backward", peak_reserved_bytes=130 * GIB,
+    smallest_reserved_bytes=125 * GIB, host_bytes=1234 * GIB, written_bytes=3 << 20,
+    phases={"load": GIB, "init": 2 * GIB, "forward": 100 * GIB, "backward": 123 * GIB, "step": 90 * GIB},
+    at_peak=(
+        HeldAtPeak(what="saved for backward", module=MODULE, location=FILE, bytes=50 * GIB),
+        HeldAtPeak(what="weights", module="", location="", bytes=300),
+    ),
+    lower_bounds={"forward": ("convolution_backward of one-dimensional inputs", "batch_norm run by cuDNN")},
+)  # fmt: skip
+DONE = Rehearsal(
+    complete=True, fits=False, min_vram_bytes=140 * GIB, gpu="h100-sxm-80gb", gpus=8, steps=5, repeats=False,
+    ranks=(RANK,),
+    guesses=(GuessedValue(location=FILE, what="item of bool", value=False, times=2, decides_sizes=True),),
+    stubbed=("kernels of Triton that a package compiled for another architecture than the one named here",),
+    warnings=("the script reads the free memory of the device, which is what the card has without others",),
+    notes=("train.py is taken as a Hugging Face Trainer script: it uses a Hugging Face Trainer, and parses",),
+    versions={"torch": "2.13.0", "transformers": "5.23.0", "deepspeed": "0.19.8", "trl": "1.16.0"},
+    step=StepTime(
+        seconds=1.2, low=1.0, high=2.5, paced_by="host", parts={"host": 1.2, "matrix products": 0.4},
+        host_factor=None,
+        note="of a step in its steady state, on the usual host: `zerokit doctor --measure` measures this one",
+    ),
+    changes=(Change(what="activation checkpointing of every layer: model.gradient_checkpointing_enable(), "
+                         "or --checkpointing full", saves_bytes=40 * GIB),),
+)  # fmt: skip
+STOPPED = Rehearsal(
+    complete=False, fits=None, min_vram_bytes=None, gpu="h200", gpus=1, steps=0, repeats=True, ranks=(),
+    stopped=Stop(location=FILE, operator="aten::_local_scalar_dense", reason="a value decides a size " * 4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("done", [DONE, STOPPED], ids=["whole", "stopped"])
+def test_a_terminal_and_a_pipe_get_the_same_words(
+    done: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    command = ["rehearse", str(tmp_path / "train.py")]
+    monkeypatch.setattr("zerokit.rehearsal.request.rehearse", lambda *_, **__: done)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert run(command) == done.exit_code
+    whole = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(command) == done.exit_code
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert narrow.split() == whole.split()
+    lines = whole.splitlines()
+    if done is DONE:
+        assert any(MODULE in line and FILE in line and "50.00 GiB" in line for line in lines)
+        assert lines[-1] == "does not fit: at least 140.00 GiB required on h100-sxm-80gb"
+        assert "  backward     123.00 GiB  ← peak" in lines and "  step          90.00 GiB" in lines
+    else:
+        assert lines[-1].startswith(f"incomplete: stopped at {FILE} (aten::_local_scalar_dense): ")
