@@ -28,6 +28,19 @@ def test_runs_of_the_same_and_of_no_number() -> None:
     assert watch([], []) == {}
 
 
+def test_the_first_losses_tell_whether_ranks_read_the_same_batches() -> None:
+    losses = [5.0 - 0.1 * number for number in range(40)]
+    seen, again = watch(losses, []), watch([*losses[:32], 1.5], [])
+    assert seen["first_losses"] == again["first_losses"]
+    assert watch([*losses[:20], 9.0, *losses[21:]], [])["first_losses"] != seen["first_losses"]
+    assert "first_losses" not in watch(losses[:31], [])
+    coarse = [5.0 - (number // 6) / 16 for number in range(128)]  # as losses in bf16 are, with any data
+    assert "first_losses" not in watch(coarse[:127], [])
+    assert watch([*coarse, 1.5], [])["first_losses"] == watch(coarse, [])["first_losses"]
+    assert "first_losses" not in watch([2.0, 1.0] * 1000 + losses, [])
+    assert "first_losses" not in watch([float("nan")] * 64, [])
+
+
 def test_a_norm_that_was_never_computed_is_not_zero() -> None:
     zero = torch.zeros(())
     assert watch([1.0], [0.0, 0.0, None])["zero_gradients"] == 0

@@ -10,7 +10,7 @@ from zerokit.units import format_gib
 _BEHIND_STEPS = 2  # a rank may be one step behind its peers whenever it is looked at
 _SLOW = 1.2  # of the median step time
 _OF_TRAINING = ("steps were skipped", "not finite", "the gradients are zero", "the loss is the same",
-                "the others wait for")  # fmt: skip
+                "the others wait for", "computed the same losses")  # fmt: skip
 _FULL = 0.97  # of the card, as the device counts it
 _HOST_FULL = 0.95  # of the memory that a host, or its control group, has
 

@@ -4,11 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import math
+import struct
 import sys
 from typing import Any
 
 from zerokit.launcher.rank_file import Record
+
+
+class _FirstLosses:
+    """A fingerprint of a rank's first losses, by which ranks that read the same batches are found.
+
+    It is taken at 32, 64, ... or 1,024 losses, as soon as 16 values differ: losses in bf16 are coarse.
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._values: set[float] = set()
+        self._count = 0
+        self.fingerprint: str | None = None
+
+    def add(self, loss: float) -> None:
+        """The next loss; those after the fingerprint, or after 1,024, are not looked at."""
+        if self.fingerprint is not None or self._count == 1024:
+            return
+        self._digest.update(struct.pack("d", loss))
+        self._values.add(loss)
+        self._count += 1
+        if self._count >= 32 and self._count.bit_count() == 1 and len(self._values) >= 16:
+            self.fingerprint = self._digest.hexdigest()[:16]
 
 
 class _Scalar:
@@ -50,6 +75,8 @@ class TrainingWatch:
         self._losses, self._norms = _Scalar(), _Scalar()
         self._last: float | None = None
         self.same = self.not_finite = self.zero_gradients = 0
+        self._first = _FirstLosses()
+        self._data_parallel = 0
 
     def hook(self, engine: Any) -> None:
         """Look at what DeepSpeed's engine class is given and finds."""
@@ -59,6 +86,7 @@ class TrainingWatch:
         def watched_backward(this: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
             with contextlib.suppress(Exception):
                 self.see_loss(loss)
+                self._data_parallel = int(this.dp_world_size)
             return backward(this, loss, *args, **kwargs)
 
         @functools.wraps(step)
@@ -79,6 +107,8 @@ class TrainingWatch:
         self.not_finite = 0 if finite else self.not_finite + 1
         self.same = self.same + 1 if finite and number == self._last else int(finite)
         self._last = number
+        if finite:
+            self._first.add(number)
 
     def see_gradient_norm(self, norm: Any) -> None:
         """DeepSpeed's norm of all gradients; a plain 0.0 is what it has before it has computed one."""
@@ -91,5 +121,8 @@ class TrainingWatch:
         if self._last is None:
             return {}
         loss = self._last if math.isfinite(self._last) else None
-        return {"learning": {"loss": loss, "same": self.same, "not_finite": self.not_finite,
-                             "zero_gradients": self.zero_gradients}}  # fmt: skip
+        known: Record = {"loss": loss, "same": self.same, "not_finite": self.not_finite,
+                 "zero_gradients": self.zero_gradients}  # fmt: skip
+        if self._first.fingerprint is not None:
+            known |= {"first_losses": self._first.fingerprint, "data_parallel": self._data_parallel}
+        return {"learning": known}

@@ -40,8 +40,8 @@ def newest(logs: Mapping[int, RankLog]) -> dict[int, Mapping[str, Any]]:
 
 
 def doubts(ticks: _Ticks) -> list[str]:
-    """Steps that were skipped, losses that are no number or never change, gradients that are zero."""
-    found = _skipped(ticks)
+    """Steps that were skipped, unusable losses, gradients that are zero, ranks with the same data."""
+    found = [*_skipped(ticks), *_same_batches(ticks)]
     count, rank = _most(ticks, "not_finite")
     if count >= _FEWEST:
         found.append(
@@ -72,6 +72,25 @@ def _most(ticks: _Ticks, name: str) -> tuple[int, int]:
     ]
     count, rank = max(counts, default=(0, 0))
     return count, -rank
+
+
+def _same_batches(ticks: _Ticks) -> list[str]:
+    """Data-parallel ranks whose first losses are the same; tensor parallel peers rightly have the same."""
+    known = [tick.get("learning") for tick in ticks.values()]
+    seen = {
+        (each.get("first_losses"), each.get("data_parallel")) if isinstance(each, dict) else (None, None)
+        for each in known
+    }
+    if len(ticks) < 2 or len(seen) != 1:
+        return []
+    losses, data_parallel = seen.pop()
+    if not isinstance(losses, str) or data_parallel != len(ticks):
+        return []
+    return [
+        f"all {len(ticks)} ranks computed the same losses from the first on: they seem to read the same "
+        "batches, which trains no more than one rank would; give each rank its own part of the data "
+        "(DistributedSampler, another seed, or training_data of deepspeed.initialize)"
+    ]
 
 
 def _skipped(ticks: _Ticks) -> list[str]:

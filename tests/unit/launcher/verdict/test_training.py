@@ -52,6 +52,33 @@ def test_too_little_to_tell(learning: object) -> None:
     assert training_problems(known) == []
 
 
+def _two_ranks(*learning: dict[str, object]) -> dict[int, RankLog]:
+    return {
+        rank: RankLog(rank=rank, path=Path("x.jsonl"), records=[{"type": "tick", "learning": known}])
+        for rank, known in enumerate(learning)
+    }
+
+
+def test_ranks_that_read_the_same_batches() -> None:
+    known = {"first_losses": "ab", "data_parallel": 2}
+    (told,) = training_problems(_two_ranks(known, known))
+    assert told.startswith("all 2 ranks computed the same losses from the first on")
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        [{"first_losses": "ab", "data_parallel": 2}, {"first_losses": "cd", "data_parallel": 2}],
+        [{"first_losses": "ab", "data_parallel": 2}, {}],
+        [{"first_losses": "ab", "data_parallel": 1}] * 2,  # tensor parallel peers
+        [{"first_losses": "ab", "data_parallel": 2}],  # the other rank's record is missing
+        [{"first_losses": 5, "data_parallel": 2}] * 2,
+    ],
+)
+def test_ranks_with_data_of_their_own(known: list[dict[str, object]]) -> None:
+    assert training_problems(_two_ranks(*known)) == []
+
+
 def test_no_ranks() -> None:
     assert training_problems({}) == []
 
