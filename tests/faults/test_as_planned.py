@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
 
@@ -36,15 +35,17 @@ NO_ENGINE = """
 """
 
 
-def launch(folder: Path, text: str, *options: str, script: str = "") -> Run:
+def launch(python: Path, folder: Path, text: str, *options: str, script: str = "") -> Run:
     write_plan(folder / "plan", precision="fp32", micro_batch=2)
     (folder / "train.py").write_text(textwrap.dedent(text))
     command = ["--plan", "plan", *options, script or "train.py"]
-    return Run(Path(sys.executable), folder, command, {"OMP_NUM_THREADS": "1"})
+    return Run(python, folder, command, {"OMP_NUM_THREADS": "1"})
 
 
-def test_another_batch_is_named_after_the_first_steps_and_ends_with_9(tmp_path: Path) -> None:
-    run = launch(tmp_path, LOOP.format(rows=5))
+def test_another_batch_is_named_after_the_first_steps_and_ends_with_9(
+    stub_python: Path, tmp_path: Path
+) -> None:
+    run = launch(stub_python, tmp_path, LOOP.format(rows=5))
     code, out, err = run.end(240)
     assert code == 9, out + err
     said = "batch size per GPU 5 ran, not 2"
@@ -58,14 +59,14 @@ def test_another_batch_is_named_after_the_first_steps_and_ends_with_9(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "options"), [(2, ()), (5, ("--accept-mismatch",))])
 def test_what_is_planned_or_accepted_is_a_success(
-    tmp_path: Path, rows: int, options: tuple[str, ...]
+    stub_python: Path, tmp_path: Path, rows: int, options: tuple[str, ...]
 ) -> None:
-    code, out, err = launch(tmp_path, LOOP.format(rows=rows), *options).end(240)
+    code, out, err = launch(stub_python, tmp_path, LOOP.format(rows=rows), *options).end(240)
     assert code == 0, out + err
 
 
-def test_a_script_that_never_makes_an_engine_is_no_success(tmp_path: Path) -> None:
-    run = launch(tmp_path, NO_ENGINE, "--accept-mismatch")
+def test_a_script_that_never_makes_an_engine_is_no_success(stub_python: Path, tmp_path: Path) -> None:
+    run = launch(stub_python, tmp_path, NO_ENGINE, "--accept-mismatch")
     code, out, err = run.end(240)
     assert code == 9, out + err
     assert "trained without" in out and "no DeepSpeed engine came up" in err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,9 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_the_report_says_what_is_wrong(
-    tmp_path: Path, deeds: tuple[str, ...], problems: tuple[str, ...]
+    stub_python: Path, tmp_path: Path, deeds: tuple[str, ...], problems: tuple[str, ...]
 ) -> None:
-    run = Run(
-        Path(sys.executable), tmp_path, ["--num-ranks", "2", "--style", "none", str(SCRIPT), *deeds], {}
-    )
+    run = Run(stub_python, tmp_path, ["--num-ranks", "2", "--style", "none", str(SCRIPT), *deeds], {})
     try:
         code, _, err = run.end(240)
         assert code == 0, err

@@ -238,7 +238,9 @@ def test_bad_input_is_refused_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
-def test_real_deepspeed_survives_an_out_of_memory_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_real_deepspeed_survives_an_out_of_memory_and_keeps_the_rest(
+    stub_python: Path, tmp_path: Path
+) -> None:
     """The example under DeepSpeed on two CPU ranks; one stage asks for more memory than there is."""
     pytest.importorskip("deepspeed")
     model = Path(__file__).parents[2] / "examples" / "tiny-llama.json"
@@ -260,7 +262,7 @@ def test_real_deepspeed_survives_an_out_of_memory_and_keeps_the_rest(tmp_path: P
 
     def zerokit(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "zerokit", *arguments],
+            [str(stub_python), "-m", "zerokit", *arguments],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=400,
         )  # fmt: skip
 

@@ -45,9 +45,11 @@ SLOW = pytest.mark.slow
         pytest.param("download", "input_output", ("waits for the network",), marks=SLOW),
     ],
 )  # fmt: skip
-def test_the_verdict_names_the_cause(tmp_path: Path, deed: str, kind: str, words: tuple[str, ...]) -> None:
+def test_the_verdict_names_the_cause(
+    stub_python: Path, tmp_path: Path, deed: str, kind: str, words: tuple[str, ...]
+) -> None:
     options = ["--num-ranks", "2", "--heartbeat", str(HEARTBEAT), "--grace", "2", "--style", "none"]
-    run = Run(Path(sys.executable), tmp_path, [*options, str(SCRIPT), deed], {})
+    run = Run(stub_python, tmp_path, [*options, str(SCRIPT), deed], {})
     try:
         code, _, err = run.end(240)
         assert code == 11, err

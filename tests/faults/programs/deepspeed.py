@@ -1,4 +1,4 @@
-"""Stands in for the ``deepspeed`` program where DeepSpeed itself is not what is tested.
+"""Stands in for the ``deepspeed`` program where DeepSpeed's launcher is not what is tested.
 
 Two processes like the real one (runner → launch.py → ranks), which import no torch: the runner drops a
 negative exit code of the inner one, the inner one looks once a second, and ends the other
@@ -16,7 +16,12 @@ def inner(ranks: int, port: str, command: list[str]) -> int:
     processes = []
     for rank in range(ranks):
         environment = dict(
-            os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_PORT=port
+            os.environ,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(ranks),
+            MASTER_PORT=port,
+            MASTER_ADDR="127.0.0.1",
         )
         processes.append(subprocess.Popen([sys.executable, "-u", *command], env=environment))
 
