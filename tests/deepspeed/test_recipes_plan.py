@@ -75,25 +75,28 @@ def test_what_a_recipe_writes_passes_our_own_rules(name: str, planned: dict[str,
     assert json.loads((it.folder / "ds_config.json").read_text()) == it.chosen["deepspeed_config"]
 
 
-def ask(planned: dict[str, Planned], mode: str) -> dict[str, list[DeepResult]]:
-    """What DeepSpeed or Accelerate says to each file of each recipe, asked in one process."""
-    cases: list[tuple[str, DeepCase]] = []
-    for name, it in planned.items():
-        strategy = it.plan.strategy()
-        if mode == "accelerate":
-            cases.append((name, DeepCase(mode=mode, path=str(it.folder / "accelerate.yaml"))))
-            continue
-        paths: Sequence[Path] = it.configs if mode == "classes" else [it.folder / "ds_config.json"]
-        for path in paths:
-            case = DeepCase(
-                config=json.loads(path.read_text()),
-                mode=mode,
-                world_size=strategy.world_size,
-                tensor_parallel=strategy.tensor_parallel,
-                pipeline_parallel=strategy.pipeline_parallel,
-                sequence_parallel=strategy.sequence_parallel,
-            )
-            cases.append((name, case))
+def cases_of(it: Planned, mode: str) -> list[DeepCase]:
+    """What one recipe wrote, as one of the two reads it."""
+    if mode == "accelerate":
+        return [DeepCase(mode=mode, path=str(it.folder / "accelerate.yaml"))]
+    strategy = it.plan.strategy()
+    paths: Sequence[Path] = it.configs if mode == "classes" else [it.folder / "ds_config.json"]
+    return [
+        DeepCase(
+            config=json.loads(path.read_text()),
+            mode=mode,
+            world_size=strategy.world_size,
+            tensor_parallel=strategy.tensor_parallel,
+            pipeline_parallel=strategy.pipeline_parallel,
+            sequence_parallel=strategy.sequence_parallel,
+        )
+        for path in paths
+    ]
+
+
+def ask(planned: dict[str, Planned], *modes: str) -> dict[str, list[DeepResult]]:
+    """What DeepSpeed and Accelerate say to each file of each recipe, asked in one process."""
+    cases = [(name, case) for name, it in planned.items() for mode in modes for case in cases_of(it, mode)]
     answers: dict[str, list[DeepResult]] = {name: [] for name in planned}
     for (name, _), result in zip(cases, run_deep([case for _, case in cases]), strict=True):
         answers[name].append(result)
@@ -101,13 +104,8 @@ def ask(planned: dict[str, Planned], mode: str) -> dict[str, list[DeepResult]]:
 
 
 @pytest.fixture(scope="module")
-def classes(planned: dict[str, Planned]) -> dict[str, list[DeepResult]]:
-    return ask(planned, "classes")
-
-
-@pytest.fixture(scope="module")
-def loaded(planned: dict[str, Planned]) -> dict[str, list[DeepResult]]:
-    return ask(planned, "accelerate")
+def read(planned: dict[str, Planned]) -> dict[str, list[DeepResult]]:
+    return ask(planned, "classes", "accelerate")
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +116,10 @@ def built(planned: dict[str, Planned]) -> dict[str, list[DeepResult]]:
 @needs_deepspeed
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_passes_deepspeeds_and_accelerates_classes(
-    name: str, classes: dict[str, list[DeepResult]], loaded: dict[str, list[DeepResult]]
+    name: str, read: dict[str, list[DeepResult]]
 ) -> None:
-    assert len(classes[name]) == 3 and len(loaded[name]) == 1
-    for result in (*classes[name], *loaded[name]):
+    assert len(read[name]) == 3 + 1
+    for result in read[name]:
         assert result.ok, result.error
 
 

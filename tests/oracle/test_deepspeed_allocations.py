@@ -233,16 +233,9 @@ def _ulysses(ranks: int, degree: int) -> list[dict[str, Any]]:
 ULYSSES = [_ulysses(2, 2)[1], _ulysses(4, 4)[-1]]
 
 
-@pytest.fixture(scope="module")
-def sequence_parallel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return run_ranks(ULYSSES, tmp_path_factory.mktemp("ulysses"))
-
-
 @pytest.mark.parametrize("run", ULYSSES, ids=lambda run: run["name"])
-def test_exchanges_of_sequence_parallel_ranks(run, sequence_parallel) -> None:  # type: ignore[no-untyped-def]
-    off = [
-        line for rank, seen in enumerate(sequence_parallel[run["name"]]) for line in compare(run, rank, seen)
-    ]
+def test_exchanges_of_sequence_parallel_ranks(run, measured) -> None:  # type: ignore[no-untyped-def]
+    off = [line for rank, seen in enumerate(measured[run["name"]]) for line in compare(run, rank, seen)]
     assert not off, "\n".join(off)
 
 
@@ -254,27 +247,23 @@ PIPELINE = [
 
 
 @pytest.fixture(scope="module")
-def pipelines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return run_ranks(PIPELINE, tmp_path_factory.mktemp("pipeline"))
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What real ranks allocate in every run that is no sweep; DeepSpeed is imported once for all."""
+    return run_ranks([*QUICK, *ULYSSES, *PIPELINE], tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("run", PIPELINE, ids=lambda run: run["name"])
-def test_pipeline_stages_peak_as_predicted(run, pipelines) -> None:  # type: ignore[no-untyped-def]
+def test_pipeline_stages_peak_as_predicted(run, measured) -> None:  # type: ignore[no-untyped-def]
     """Within 3 %: a ``PipelineModule`` makes masks and angles layer by layer, the traced model once."""
-    for rank, seen in enumerate(pipelines[run["name"]]):
+    for rank, seen in enumerate(measured[run["name"]]):
         assert "error" not in seen, seen["error"]
         wanted = expected_stage(run, rank)
         assert wanted["peak"] == pytest.approx(seen["steps"][-1]["peak"], rel=0.03), (run["name"], rank)
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return run_ranks(QUICK, tmp_path_factory.mktemp("quick"))
-
-
 @pytest.mark.parametrize("run", QUICK, ids=lambda run: run["name"])
-def test_every_rank_allocates_what_the_replay_says(run, quick) -> None:  # type: ignore[no-untyped-def]
-    off = [line for rank, seen in enumerate(quick[run["name"]]) for line in compare(run, rank, seen)]
+def test_every_rank_allocates_what_the_replay_says(run, measured) -> None:  # type: ignore[no-untyped-def]
+    off = [line for rank, seen in enumerate(measured[run["name"]]) for line in compare(run, rank, seen)]
     assert not off, "\n".join(off)
 
 
@@ -291,12 +280,12 @@ def test_every_setting(ranks: int, tmp_path: Path) -> None:
     assert not off, "\n".join(off)
 
 
-def test_the_oracle_sees_what_is_wrong(quick) -> None:  # type: ignore[no-untyped-def]
+def test_the_oracle_sees_what_is_wrong(measured) -> None:  # type: ignore[no-untyped-def]
     """A prediction for another bucket size, or for another stage, is told from the truth."""
     run = QUICK[1]
     other = case("z1", {"stage": 1, "reduce_bucket_size": 80_000})
-    assert any("backward" in line for line in compare(other, 0, quick[run["name"]][0]))
-    assert compare(case("z1", {"stage": 2} | SMALL), 0, quick[run["name"]][0])
+    assert any("backward" in line for line in compare(other, 0, measured[run["name"]][0]))
+    assert compare(case("z1", {"stage": 2} | SMALL), 0, measured[run["name"]][0])
 
 
 def test_models_of_the_oracle_have_several_buckets_and_sub_groups() -> None:
