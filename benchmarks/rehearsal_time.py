@@ -146,7 +146,7 @@ class Times:
         self._known_errors.append(abs(error))
         return f"host {factor:.2f}: {found.seconds:.4f} {100 * error:+.1f} %  "
 
-    def _events(self, name: str, row: Any) -> tuple[list[operators.Event], int]:
+    def _events(self, name: str, row: Any) -> tuple[list[operators.IssuedOperator], int]:
         kept = (self.options.kept or self.options.keep or self.folder).resolve() / f"{name}.json"
         if self.options.kept is None:
             kept.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 class KeysView:
     """The keys of a recorder; asking whether one is there is noted, too."""
 
-    def __init__(self, owner: Recorder) -> None:
+    def __init__(self, owner: KeyRecorder) -> None:
         self.owner = owner
 
     def __contains__(self, key: object) -> bool:
@@ -19,7 +19,7 @@ class KeysView:
         return dict.__iter__(self.owner)
 
 
-class Recorder(dict[str, Any]):
+class KeyRecorder(dict[str, Any]):
     """A configuration that notes which keys are asked for."""
 
     seen: set[str]
@@ -41,12 +41,12 @@ class Recorder(dict[str, Any]):
         """A view that notes the keys that are looked up in it."""
         return KeysView(self)
 
-    def __copy__(self) -> Recorder:
+    def __copy__(self) -> KeyRecorder:
         return self
 
 
-def recorder(values: dict[str, Any]) -> Recorder:
+def recorder(values: dict[str, Any]) -> KeyRecorder:
     """A configuration that has noted nothing yet."""
-    recorder = Recorder(values)
+    recorder = KeyRecorder(values)
     recorder.seen = set()
     return recorder

@@ -32,7 +32,7 @@ HOSTS = [Host(name="a", slots=1, line=1), Host(name="b", slots=1, line=2)]
 
 def on_hosts(
     script: str, arguments: tuple[str, ...], run_dir: Path, base: dict[str, str]
-) -> commands.Command:
+) -> commands.LaunchCommand:
     target = Target(script=script, module=None, arguments=arguments)
     devices = Devices(kind="cpu", ranks=1, gpu_indexes=(), why="")
     return commands.build(
@@ -45,7 +45,7 @@ def on_hosts(
 
 
 def through_deepspeed_and_a_shell(
-    command: commands.Command, base: dict[str, str], echo: Path, folder: Path
+    command: commands.LaunchCommand, base: dict[str, str], echo: Path, folder: Path
 ) -> Any:
     """What the remote shell of DeepSpeed's own runner starts: its arguments and environment."""
     runners = pytest.importorskip("deepspeed.launcher.multinode_runner")

@@ -13,7 +13,7 @@ from rich.console import Console
 import zerokit
 from tests.support.rehearsals import SCRIPTS
 from zerokit.emit import plan_file
-from zerokit.launcher.command import Command
+from zerokit.launcher.command import LaunchCommand
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
@@ -33,7 +33,9 @@ def launch(tmp_path: Path, script: str, device: str = "cuda") -> Launch:
     return Launch(
         options=LaunchOptions(target=target),
         placement=Placement(devices=Devices(kind=device, ranks=1, gpu_indexes=(0,), why=""), port=29500),
-        command=Command(argv=[], set_variables={"ZEROKIT_DEVICE": device}, unset_variables=[], files={}),
+        command=LaunchCommand(
+            argv=[], set_variables={"ZEROKIT_DEVICE": device}, unset_variables=[], files={}
+        ),
         environment={},
         cwd=tmp_path,
         run_dir=tmp_path,

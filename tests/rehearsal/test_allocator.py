@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerokit.rehearsal.process.allocator import Block, CachingAllocator, OutOfMemory
+from zerokit.rehearsal.process.allocator import Block, CachingAllocator, CardFull
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
 from zerokit.rehearsal.process.ledger import History
 from zerokit.rehearsal.process.smallest_card import STEP_BYTES, smallest
@@ -88,7 +88,7 @@ def test_a_full_card_gives_back_what_is_cached_before_it_fails() -> None:
     allocator.release(allocator.allocate(60 * MIB))
     allocator.allocate(70 * MIB)
     assert (allocator.retries, allocator.reserved_bytes) == (1, 70 * MIB)
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(CardFull):
         allocator.allocate(40 * MIB)
 
 

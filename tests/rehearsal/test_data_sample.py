@@ -19,7 +19,7 @@ from zerokit.rehearsal.process.adapters import data_loaders  # noqa: E402
 from zerokit.rehearsal.process.adapters.datasets import _inside, preparation, rows_for_each  # noqa: E402
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings  # noqa: E402
 from zerokit.rehearsal.process.data_sample import chosen_rows, element_bytes, row_bytes  # noqa: E402
-from zerokit.rehearsal.process.ledger import Ledger  # noqa: E402
+from zerokit.rehearsal.process.ledger import GpuMemory  # noqa: E402
 
 
 def test_lengths_are_those_of_text_and_numbers_in_whatever_nesting() -> None:
@@ -85,7 +85,7 @@ class Evaluated:
     """Loaders in an evaluation that keeps a MiB of each batch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ledger = Ledger(AllocatorSettings())
+        self.ledger = GpuMemory(AllocatorSettings())
         self.warned: list[str] = []
         machine = SimpleNamespace(
             ledger=self.ledger, kept_evaluation_batches=None, warn=self.warned.append, stub=lambda what: None
@@ -106,7 +106,7 @@ class Evaluated:
             if len(kept) == most:
                 break
         for each in kept:
-            self.ledger.let_go(each)
+            self.ledger.release(each)
         return len(kept)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.timing import operators
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import IssuedOperator
 
 _FILE = Path(__file__).parents[1] / "data" / "h200" / "h200-operators.jsonl"
 
@@ -18,9 +18,9 @@ def measured_operators(kind: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == kind]
 
 
-def product(m: int, n: int, k: int) -> Event:
+def product(m: int, n: int, k: int) -> IssuedOperator:
     """A product of matrices in bf16, as a rehearsal records it."""
-    return Event(
+    return IssuedOperator(
         operators.KERNEL,
         "mm",
         shapes=((1, m, n, k),),

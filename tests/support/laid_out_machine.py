@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.doctor import Finding, examine, operators, software
+from zerokit.doctor import DoctorFinding, examine, operators, software
 from zerokit.doctor.finding import STATES
 
 H100 = "GPU-{0}aaa, NVIDIA H100 80GB HBM3, 81559, {1}, {2}"
@@ -32,7 +32,7 @@ class Machine:
         lines = [f"{index}, {H100.format(index, used, driver)}" for index in range(count)]
         self.tool("nvidia-smi", "\n".join(lines))
 
-    def findings(self) -> dict[str, Finding]:
+    def findings(self) -> dict[str, DoctorFinding]:
         examination = examine(self.variables, cwd=self.cwd, home=self.home, root=self.root)
         assert {finding.state for finding in examination.findings} <= set(STATES)
         for finding in examination.findings:

@@ -9,7 +9,7 @@ import click
 from zerokit.cli.aligned_text import wrapped
 from zerokit.cli.base import Command
 from zerokit.cli.say import say
-from zerokit.doctor import Examination, Finding, examine, rates
+from zerokit.doctor import DoctorFinding, Examination, examine, rates
 from zerokit.errors import NodeUnusable
 from zerokit.machine import tuned
 from zerokit.machine.measured import Measured
@@ -95,7 +95,7 @@ def _tuned(known: rates.Rates) -> list[str]:
     return [f"Tuned step times: {len(known.tuned)}, of {of} ({tuned.path()})"]
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: DoctorFinding) -> None:
     mark = click.style(_MARKS[finding.state], fg=_COLOURS[finding.state])
     # the mark is put in last: its colour's escape sequence takes no room
     first, *more = wrapped(finding.what, "  ", "  ")

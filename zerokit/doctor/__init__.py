@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from zerokit.doctor.examine import Examination, examine
-from zerokit.doctor.finding import Finding, Surroundings
+from zerokit.doctor.finding import DoctorFinding, Surroundings
 
-__all__ = ["Examination", "Finding", "Surroundings", "examine"]
+__all__ = ["DoctorFinding", "Examination", "Surroundings", "examine"]

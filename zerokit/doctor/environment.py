@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from zerokit.doctor.finding import Finding, Surroundings, note, ok, warning
+from zerokit.doctor.finding import DoctorFinding, Surroundings, note, ok, warning
 from zerokit.doctor.variables import ODDITIES, Oddity
 from zerokit.errors import InputError
 from zerokit.launcher.nodes.hostfile import read_hostfile
@@ -15,7 +15,7 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", re.IGNORECASE)
 _FILE_MOST_BYTES = 1 << 20
 
 
-def findings(around: Surroundings) -> list[Finding]:
+def findings(around: Surroundings) -> list[DoctorFinding]:
     """Variables, network interfaces named in them, ``.deepspeed_env`` and the default hostfile."""
     odd = [_oddity(oddity, around) for oddity in ODDITIES]
     found = [finding for finding in odd if finding is not None]
@@ -25,11 +25,11 @@ def findings(around: Surroundings) -> list[Finding]:
     return found + _environment_files(around) + _hostfile(around)
 
 
-def _oddity(oddity: Oddity, around: Surroundings) -> Finding | None:
+def _oddity(oddity: Oddity, around: Surroundings) -> DoctorFinding | None:
     value = around.environment.get(oddity.name, "").strip()
     if not re.fullmatch(oddity.value, value, re.IGNORECASE):
         return None
-    return Finding(
+    return DoctorFinding(
         check=f"environment.{oddity.name}",
         state=oddity.state,
         what=f"{oddity.name}={value[:80]}: {oddity.what}",
@@ -37,7 +37,7 @@ def _oddity(oddity: Oddity, around: Surroundings) -> Finding | None:
     )
 
 
-def _interfaces(around: Surroundings) -> list[Finding]:
+def _interfaces(around: Surroundings) -> list[DoctorFinding]:
     """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must name an interface that exists."""
     try:
         have = sorted(path.name for path in (around.root / "sys/class/net").iterdir())
@@ -60,7 +60,7 @@ def _any_interface(value: str, have: list[str]) -> bool:
     return len(fits) < len(have) if leave_out else bool(fits)
 
 
-def _environment_files(around: Surroundings) -> list[Finding]:
+def _environment_files(around: Surroundings) -> list[DoctorFinding]:
     """What DeepSpeed would export to other nodes: runner.py reads both files, line by line."""
     name = around.environment.get("DS_ENV_FILE") or ".deepspeed_env"
     found = []
@@ -70,7 +70,7 @@ def _environment_files(around: Surroundings) -> list[Finding]:
     return found
 
 
-def _environment_file(path: Path) -> list[Finding]:
+def _environment_file(path: Path) -> list[DoctorFinding]:
     check = "files.deepspeed-env"
     try:
         with path.open("rb") as file:
@@ -92,7 +92,7 @@ def _environment_file(path: Path) -> list[Finding]:
     ]
 
 
-def _hostfile(around: Surroundings) -> list[Finding]:
+def _hostfile(around: Surroundings) -> list[DoctorFinding]:
     path = around.root / DEFAULT_HOSTFILE
     check = "files.hostfile"
     if not path.exists():

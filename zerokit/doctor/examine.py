@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.doctor import environment, operators, software, system
-from zerokit.doctor.finding import STATES, Finding, Surroundings
+from zerokit.doctor.finding import STATES, DoctorFinding, Surroundings
 from zerokit.machine.detect import Detected, detect
 from zerokit.machine.versions import DECIDING, installed
 
@@ -20,10 +20,10 @@ class Examination:
     """What the machine has and what was found about it."""
 
     detected: Detected
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
 
     @property
-    def blockers(self) -> tuple[Finding, ...]:
+    def blockers(self) -> tuple[DoctorFinding, ...]:
         """Findings with which no run can work."""
         return tuple(finding for finding in self.findings if finding.state == "blocker")
 

@@ -13,7 +13,7 @@ STATES = ("ok", "note", "warning", "blocker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DoctorFinding:
     """One finding.
 
     Attributes:
@@ -50,21 +50,21 @@ class Surroundings:
         return bool(self.detected.gpus)
 
 
-def ok(check: str, what: str) -> Finding:
+def ok(check: str, what: str) -> DoctorFinding:
     """Nothing to fix."""
-    return Finding(check=check, state="ok", what=as_options(what))
+    return DoctorFinding(check=check, state="ok", what=as_options(what))
 
 
-def note(check: str, what: str, fix: str | None = None) -> Finding:
+def note(check: str, what: str, fix: str | None = None) -> DoctorFinding:
     """Worth knowing."""
-    return Finding(check=check, state="note", what=as_options(what), fix=fix)
+    return DoctorFinding(check=check, state="note", what=as_options(what), fix=fix)
 
 
-def warning(check: str, what: str, fix: str) -> Finding:
+def warning(check: str, what: str, fix: str) -> DoctorFinding:
     """Slows or breaks some runs."""
-    return Finding(check=check, state="warning", what=as_options(what), fix=fix)
+    return DoctorFinding(check=check, state="warning", what=as_options(what), fix=fix)
 
 
-def blocker(check: str, what: str, fix: str) -> Finding:
+def blocker(check: str, what: str, fix: str) -> DoctorFinding:
     """No run can work."""
-    return Finding(check=check, state="blocker", what=as_options(what), fix=fix)
+    return DoctorFinding(check=check, state="blocker", what=as_options(what), fix=fix)

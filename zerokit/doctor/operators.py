@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokit.doctor.finding import Finding, Surroundings, note, ok, warning
+from zerokit.doctor.finding import DoctorFinding, Surroundings, note, ok, warning
 from zerokit.doctor.software import TorchBuild, package_file, torch_build
 from zerokit.launcher.build_locks import stale_locks
 from zerokit.machine.tools import ask
@@ -61,7 +61,7 @@ OPERATORS = (
 _MINORS_ALIKE = (11, 12)
 
 
-def findings(around: Surroundings) -> list[Finding]:
+def findings(around: Surroundings) -> list[DoctorFinding]:
     """Compiler, ninja, CUDA toolkit, and each operator that a run here may load."""
     build = torch_build()
     if build is None or installed("deepspeed") is None:
@@ -101,7 +101,7 @@ def _operator(
     prebuilt: frozenset[str],
     missing: list[str],
     toolkit: str | None,
-) -> Finding:
+) -> DoctorFinding:
     check = f"build.{operator.name}"
     what = f"{operator.name} ({operator.used_for})"
     if operator.name in prebuilt:
@@ -136,7 +136,7 @@ def _ninja(around: Surroundings) -> str | None:
     return found or (str(beside) if beside.is_file() else None)
 
 
-def _toolkit(around: Surroundings, build: TorchBuild) -> tuple[str | None, Finding | None]:
+def _toolkit(around: Surroundings, build: TorchBuild) -> tuple[str | None, DoctorFinding | None]:
     """What keeps the CUDA toolkit from compiling, if anything; and the finding about it."""
     check = "build.cuda-toolkit"
     if around.detected.vendor != "nvidia" or build.cuda is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit import __version__
-from zerokit.doctor.finding import Finding, Surroundings, blocker, note, ok, warning
+from zerokit.doctor.finding import DoctorFinding, Surroundings, blocker, note, ok, warning
 from zerokit.errors import INSTALL_TRAINING
 from zerokit.machine.supported import SUPPORTED
 from zerokit.machine.versions import installed
@@ -65,7 +65,7 @@ def _assigned(text: str, name: str) -> str | None:
     return match[1] if match else None
 
 
-def findings(around: Surroundings) -> list[Finding]:
+def findings(around: Surroundings) -> list[DoctorFinding]:
     """Python, the packages a run needs, and whether torch, driver and GPUs belong together."""
     found = [
         ok(
@@ -80,7 +80,7 @@ def findings(around: Surroundings) -> list[Finding]:
     return found
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> DoctorFinding:
     check = f"software.{name}"
     version, read_from = installed(name), READ_FROM[name]
     if version is None:
@@ -106,7 +106,7 @@ def _package(name: str) -> Finding:
     return note(check, what)
 
 
-def _torch_fits(build: TorchBuild, around: Surroundings) -> Finding:
+def _torch_fits(build: TorchBuild, around: Surroundings) -> DoctorFinding:
     check, detected = "software.torch-build", around.detected
     if not detected.gpus:
         kind = f"CUDA {build.cuda}" if build.cuda else f"ROCm {build.hip}" if build.hip else "CPU only"
@@ -128,7 +128,7 @@ def _torch_fits(build: TorchBuild, around: Surroundings) -> Finding:
     return _driver_runs(check, build.cuda, detected.driver_version)
 
 
-def _driver_runs(check: str, cuda: str, driver: str | None) -> Finding:
+def _driver_runs(check: str, cuda: str, driver: str | None) -> DoctorFinding:
     major = int(cuda.split(".")[0])
     oldest = OLDEST_DRIVER.get(major)
     have = tuple(int(part) for part in re.findall(r"\d+", driver or "")[:3])

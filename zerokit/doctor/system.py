@@ -7,7 +7,7 @@ import resource
 import shutil
 from pathlib import Path
 
-from zerokit.doctor.finding import Finding, Surroundings, note, ok, warning
+from zerokit.doctor.finding import DoctorFinding, Surroundings, note, ok, warning
 from zerokit.launcher.ports import holder, is_free
 from zerokit.units import GIB, MIB, format_gib
 
@@ -20,7 +20,7 @@ _FEW_FILES = 4096
 _BUSY_GPU_BYTES = GIB
 
 
-def findings(around: Surroundings) -> list[Finding]:
+def findings(around: Surroundings) -> list[DoctorFinding]:
     """Everything about the machine itself."""
     return [
         *_gpus(around),
@@ -33,7 +33,7 @@ def findings(around: Surroundings) -> list[Finding]:
     ]
 
 
-def _gpus(around: Surroundings) -> list[Finding]:
+def _gpus(around: Surroundings) -> list[DoctorFinding]:
     detected = around.detected
     if not detected.gpus:
         fix = "unset the variable, or run on CPU ranks" if detected.hidden_gpus else None
@@ -70,7 +70,7 @@ def _gpus(around: Surroundings) -> list[Finding]:
     return found
 
 
-def _host(around: Surroundings) -> list[Finding]:
+def _host(around: Surroundings) -> list[DoctorFinding]:
     host, gpus = around.detected.host, len(around.detected.gpus)
     found = []
     if host.ram_bytes is None:
@@ -87,7 +87,7 @@ def _host(around: Surroundings) -> list[Finding]:
     return found
 
 
-def _shared_memory(around: Surroundings) -> Finding:
+def _shared_memory(around: Surroundings) -> DoctorFinding:
     check, path = "system.shared-memory", around.root / "dev/shm"
     try:
         space = os.statvfs(path)
@@ -107,7 +107,7 @@ def _shared_memory(around: Surroundings) -> Finding:
     return ok(check, what)
 
 
-def _locked_memory(around: Surroundings) -> Finding:
+def _locked_memory(around: Surroundings) -> DoctorFinding:
     check = "system.locked-memory"
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
@@ -125,7 +125,7 @@ def _locked_memory(around: Surroundings) -> Finding:
     return note(check, f"{what}: only NVMe offload, which locks its buffers, is affected", fix)
 
 
-def _open_files() -> Finding:
+def _open_files() -> DoctorFinding:
     check = "system.open-files"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
@@ -134,7 +134,7 @@ def _open_files() -> Finding:
     return ok(check, "open files: " + ("unlimited" if soft == resource.RLIM_INFINITY else f"up to {soft}"))
 
 
-def _disks(around: Surroundings) -> list[Finding]:
+def _disks(around: Surroundings) -> list[DoctorFinding]:
     temporary = Path(around.environment.get("TMPDIR") or around.root / "tmp")
     cache = Path(around.environment.get("HF_HOME") or around.environment.get("XDG_CACHE_HOME") or around.home)
     found, seen = [], set()
@@ -152,7 +152,7 @@ def _disks(around: Surroundings) -> list[Finding]:
     return found
 
 
-def _space(what: str, free: int) -> Finding:
+def _space(what: str, free: int) -> DoctorFinding:
     fix = "free space; a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
     if free < _FULL_DISK_BYTES:
         return warning("disk.space", what, fix)
@@ -161,7 +161,7 @@ def _space(what: str, free: int) -> Finding:
     return ok("disk.space", what)
 
 
-def _port() -> Finding:
+def _port() -> DoctorFinding:
     check = "system.port"
     if is_free(DEFAULT_PORT):
         return ok(check, f"port {DEFAULT_PORT}, the launchers' default, is free")

@@ -17,7 +17,7 @@ from zerokit.instrument.skippable import skippable_modules
 _LEADING = ("input_ids", "labels", "inputs_embeds", "pixel_values", "input_features")
 
 
-class Observed:
+class EngineFacts:
     """What the engine that trains runs with, and the largest batch that it was fed so far.
 
     ``batch_rows`` and ``batch_columns``: of the tensor fed first, so sequences and tokens of each.

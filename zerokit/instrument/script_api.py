@@ -18,7 +18,7 @@ __all__ = ["compare", "phase", "snapshot"]
 _NAME_LENGTH = 80
 
 
-class Probe(Protocol):
+class RunningProbe(Protocol):
     """What is used here of :class:`zerokit.launcher.rank.probe.Probe`, which this module must not import."""
 
     @property
@@ -82,10 +82,10 @@ def compare(
     return change
 
 
-def _probe() -> Probe | None:
+def _probe() -> RunningProbe | None:
     """This process's probe. Looked up, never imported: a script outside a launch pays nothing."""
     module = sys.modules.get("zerokit.launcher.rank.probe")
-    probe: Probe | None = getattr(module, "ACTIVE", None)
+    probe: RunningProbe | None = getattr(module, "ACTIVE", None)
     return probe if probe is not None and probe.mine else None
 
 

@@ -16,7 +16,7 @@ from zerokit.launcher import replan, restarts
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
-from zerokit.launcher.replan import NextPlan, NoNextPlan, PlanAgain
+from zerokit.launcher.replan import NoNextPlan, PlanAgain, SmallerPlan
 from zerokit.launcher.supervisor.observed import Ended
 from zerokit.report import schema
 from zerokit.report.predicted import PredictedAgain
@@ -154,7 +154,7 @@ class Attempt:
     launch: Launch
     report: RunReport
     exit_code: int
-    next: NextPlan | NoNextPlan | None = None
+    next: SmallerPlan | NoNextPlan | None = None
     logs: Mapping[int, RankLog] = field(default_factory=dict)
 
     @property
@@ -192,7 +192,7 @@ class _Session:
         for number in range(1, self.retries + 1):
             if last.report.outcome != "oom":
                 break
-            if not isinstance(last.next, NextPlan) or last.launch.plan is None:
+            if not isinstance(last.next, SmallerPlan) or last.launch.plan is None:
                 self.say(f"⟨retry_smaller⟩: no retry: {last.next}")
                 break
             changes = replan.changes(last.launch.plan["chosen"], last.next.plan.chosen)
@@ -319,9 +319,11 @@ class _Session:
         for lock in stale_locks(os.environ, home_folder()):
             self.say(f"warning: {lock.what}; remove it: {lock.command}")
 
-    def _explain_memory(self, launch: Launch, report: RunReport) -> tuple[NextPlan | NoNextPlan, RunReport]:
+    def _explain_memory(
+        self, launch: Launch, report: RunReport
+    ) -> tuple[SmallerPlan | NoNextPlan, RunReport]:
         """Put the next plan that would fit into the report of an out-of-memory, or why there is none."""
-        following: NextPlan | NoNextPlan
+        following: SmallerPlan | NoNextPlan
         try:
             following = replan.next_plan(launch, report.first_failure, self.plan_again)
             changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}

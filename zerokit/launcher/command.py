@@ -49,7 +49,7 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLO
 
 
 @dataclass(slots=True, kw_only=True)
-class Command:
+class LaunchCommand:
     """What is run: ``argv``, the variables set and those taken away.
 
     ``files``: texts that the run folder must hold, by name.
@@ -124,14 +124,14 @@ def build(
     *,
     run_dir: Path,
     base: Mapping[str, str],
-) -> Command:
+) -> LaunchCommand:
     """Put the command together. ``base``: the environment to start from.
 
     Raises:
         InputError: an unknown launcher, a combination that cannot work, or a plan that sets what it may not.
     """
     check_launcher(options.launcher)
-    command = Command(argv=[])
+    command = LaunchCommand(argv=[])
     _environment(command, placement.devices, setup, run_dir, base)
     if placement.devices.kind == "cpu" and _accelerate_joins_ranks(setup, options.target.arguments):
         command.set_variables["ACCELERATE_USE_CPU"] = "true"
@@ -207,7 +207,7 @@ def _deepspeed(devices: Devices, port: int) -> list[str]:
 
 
 def _environment(
-    command: Command, devices: Devices, setup: ScriptSetup, run_dir: Path, base: Mapping[str, str]
+    command: LaunchCommand, devices: Devices, setup: ScriptSetup, run_dir: Path, base: Mapping[str, str]
 ) -> None:
     setting = command.set_variables
     command.unset_variables = sorted(name for name in base if _SCRUBBED.fullmatch(name))
@@ -276,7 +276,7 @@ def _plan_environment(
 
 
 def _on_hosts(
-    command: Command,
+    command: LaunchCommand,
     options: LaunchOptions,
     placement: Placement,
     script: list[str],
@@ -328,7 +328,7 @@ def _refuse_unsafe_paths() -> None:
             )
 
 
-def _for_the_ranks(command: Command, base: Mapping[str, str]) -> dict[str, str | None]:
+def _for_the_ranks(command: LaunchCommand, base: Mapping[str, str]) -> dict[str, str | None]:
     """The variables of ranks on other machines: those we set, and the user's that DeepSpeed would garble.
 
     The latter are taken from DeepSpeed's own environment, so that it does not export them.

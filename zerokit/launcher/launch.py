@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.launcher.command import Command
+from zerokit.launcher.command import LaunchCommand
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.verdict.as_planned import PlanCheck
@@ -36,7 +36,7 @@ class Launch:
 
     options: LaunchOptions
     placement: Placement
-    command: Command
+    command: LaunchCommand
     environment: Mapping[str, str]
     cwd: Path
     run_dir: Path

@@ -40,7 +40,7 @@ class NoNextPlan(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextPlan:
+class SmallerPlan:
     """A plan that would fit, in a folder that ``zerokit launch --plan`` takes.
 
     Attributes:
@@ -75,7 +75,7 @@ def why_not(launch: Launch) -> str | None:
     return None
 
 
-def next_plan(launch: Launch, failure: Failure | None, plan_again: PlanAgain) -> NextPlan:
+def next_plan(launch: Launch, failure: Failure | None, plan_again: PlanAgain) -> SmallerPlan:
     """Plan again, into ``next-plan/`` of the run folder, with less memory than what ran out.
 
     Args:
@@ -101,7 +101,7 @@ def next_plan(launch: Launch, failure: Failure | None, plan_again: PlanAgain) ->
     if plan.chosen["deepspeed_config"] == chosen.get("deepspeed_config"):
         shutil.rmtree(folder, ignore_errors=True)
         raise NoNextPlan("planning again gives the same configuration")
-    return NextPlan(folder=folder, plan=plan, limit_bytes=limit)
+    return SmallerPlan(folder=folder, plan=plan, limit_bytes=limit)
 
 
 def scale(oom: Mapping[str, Any]) -> float:

@@ -16,7 +16,7 @@ from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.request import resolve_optimizer
 from zerokit.search.plan import choose_precision, make_space
 from zerokit.search.request import Request
-from zerokit.search.space import Knobs, Layout, Pins, Placement, layout_violation, refuse_placement
+from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, layout_violation, refuse_placement
 from zerokit.search.strategies import build_strategy
 
 
@@ -116,7 +116,7 @@ def _plain(request: Request, layout: Layout, checkpointing: str) -> tuple[Strate
     pins = request.pins
     precision, why = choose_precision(request.precision, request.cluster, request.on_cpu)
     micro, steps = _batch(request, layout.data)
-    placement = Placement(
+    placement = OffloadChoice(
         stage=pins.zero_stage or 0,
         optimizer=pins.offload_optimizer or "none",
         parameters=pins.offload_param or "none",

@@ -97,7 +97,7 @@ class Leak(_Part):
     last_step: Count
 
 
-class Block(_Part):
+class LiveBlock(_Part):
     """One live block of the GPU allocator when memory ran out."""
 
     bytes: Bytes
@@ -119,7 +119,7 @@ class OutOfMemory(_Part):
     measured_peak_allocated_bytes: Bytes | None = None
     measured_peak_host_rss_bytes: Bytes | None = None
     predicted_components: dict[str, int] = {}
-    biggest_blocks: list[Block] = []
+    biggest_blocks: list[LiveBlock] = []
     killer: bool = False
 
 

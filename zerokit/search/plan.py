@@ -24,8 +24,8 @@ from zerokit.search.request import Request
 from zerokit.search.search import BATCH_REASON, HOST_REASON, STATES_REASON, SearchResult, fits, search
 from zerokit.search.space import (
     Layout,
+    OffloadChoice,
     Pins,
-    Placement,
     divisors,
     knobs,
     layout_violation,
@@ -300,7 +300,7 @@ def _check_placement(space: Space, layout: Layout) -> None:
     pins = space.pins
     if pins.zero_stage is None:
         return
-    placement = Placement(
+    placement = OffloadChoice(
         stage=pins.zero_stage,
         optimizer=pins.offload_optimizer or "none",
         parameters=pins.offload_param or "none",

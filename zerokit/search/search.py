@@ -25,7 +25,7 @@ from zerokit.rules import first_violation
 from zerokit.search.space import (
     Knobs,
     Layout,
-    Placement,
+    OffloadChoice,
     knobs,
     layout_violation,
     layouts,
@@ -67,7 +67,7 @@ class _Family:
     """A strategy but for its knobs."""
 
     layout: Layout
-    placement: Placement
+    placement: OffloadChoice
     checkpointing: str
     micro_batch: int
     accumulation: int
@@ -190,7 +190,9 @@ class _Search:
                         yield _Family(layout=layout, placement=spot, checkpointing=mode, micro_batch=micro,
                                       accumulation=steps, variants=variants)  # fmt: skip
 
-    def _illegal(self, layout: Layout, spot: Placement, pair: tuple[int, int], chosen: Knobs) -> str | None:
+    def _illegal(
+        self, layout: Layout, spot: OffloadChoice, pair: tuple[int, int], chosen: Knobs
+    ) -> str | None:
         strategy = build_strategy(self.space, layout, spot, "none", *pair, chosen)
         violation = first_violation(
             strategy,
@@ -199,7 +201,7 @@ class _Search:
         )
         return None if violation is None else violation.reason
 
-    def _states_too_large(self, layout: Layout, spot: Placement) -> str | None:
+    def _states_too_large(self, layout: Layout, spot: OffloadChoice) -> str | None:
         """Model states that no micro-batch or knob can make smaller: a bound from below."""
         space = self.space
         if space.job.inference or space.job.method != "full":

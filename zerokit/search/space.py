@@ -110,7 +110,7 @@ def layouts(cluster: Cluster, pins: Pins) -> Iterator[Layout]:
 
 
 @frozen_dataclass
-class Placement:
+class OffloadChoice:
     """A ZeRO stage with what is offloaded."""
 
     stage: int
@@ -139,7 +139,7 @@ def refuse_placement(job: Job, stage: int | None, offload: str | None) -> None:
         )
 
 
-def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
+def placements(pins: Pins, job: Job, has_nvme: bool) -> list[OffloadChoice]:
     """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse.
 
     Weights quantised to 4 bits leave the GPU only when that is fixed: bitsandbytes keeps their quantisation
@@ -157,7 +157,7 @@ def placements(pins: Pins, job: Job, has_nvme: bool) -> list[Placement]:
                     continue  # ``refuse_placement``
                 if job.method == "qlora" and parameters != "none" and pins.offload_param is None:
                     continue
-                found.append(Placement(stage=stage, optimizer=optimizer, parameters=parameters))
+                found.append(OffloadChoice(stage=stage, optimizer=optimizer, parameters=parameters))
     return found
 
 

@@ -12,7 +12,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.search.request import LeastVram, MemoryModel
-from zerokit.search.space import Knobs, Layout, Pins, Placement, divisors
+from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, divisors
 from zerokit.timing.step_time import TimeModel
 from zerokit.values import frozen_dataclass
 
@@ -33,8 +33,10 @@ class Space:
     torch_adam: bool = False
 
 
-def build_strategy(space: Space, layout: Layout, placement: Placement, checkpointing: str, micro_batch: int,
-                   accumulation: int, chosen: Knobs) -> Strategy:  # fmt: skip
+def build_strategy(
+    space: Space, layout: Layout, placement: OffloadChoice, checkpointing: str, micro_batch: int,
+    accumulation: int, chosen: Knobs,
+) -> Strategy:  # fmt: skip
     """The strategy of one point of the space."""
     zero = _zero_settings(
         placement, chosen, nvme_path=space.cluster.nvme_path,
@@ -65,7 +67,12 @@ def build_strategy(space: Space, layout: Layout, placement: Placement, checkpoin
 
 @lru_cache(maxsize=4096)
 def _zero_settings(
-    placement: Placement, chosen: Knobs, *, nvme_path: str | None, saves_16_bit: bool, largest_parameter: int
+    placement: OffloadChoice,
+    chosen: Knobs,
+    *,
+    nvme_path: str | None,
+    saves_16_bit: bool,
+    largest_parameter: int,
 ) -> ZeroSettings:
     """ZeRO's part of a strategy; the same for every layout and batch."""
     return ZeroSettings(

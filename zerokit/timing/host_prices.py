@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from zerokit.timing import operators
 from zerokit.timing.kernel_prices import is_product
-from zerokit.timing.operators import PAGEABLE, Event
+from zerokit.timing.operators import PAGEABLE, IssuedOperator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +57,13 @@ class HostPrices:
 REFERENCE = HostPrices()
 
 
-def seconds(event: Event, prices: HostPrices = REFERENCE) -> float:
+def seconds(event: IssuedOperator, prices: HostPrices = REFERENCE) -> float:
     """To issue one event, on the reference host, the Python before it included."""
     calls = event.python_calls + prices.c_call_share * event.c_calls
     return calls * prices.python_call + prices.in_a_model * _itself(event, prices) + _moved(event, prices)
 
 
-def _moved(event: Event, prices: HostPrices) -> float:
+def _moved(event: IssuedOperator, prices: HostPrices) -> float:
     """Through the host's memory."""
     if event.kind == operators.HOST:
         return event.bytes / prices.bytes_per_second
@@ -71,7 +71,7 @@ def _moved(event: Event, prices: HostPrices) -> float:
     return event.bytes_read / prices.bytes_per_second if staged else 0.0
 
 
-def _itself(event: Event, prices: HostPrices) -> float:
+def _itself(event: IssuedOperator, prices: HostPrices) -> float:
     kind = event.kind
     if kind == operators.KERNEL:
         return _kernel(event, prices)
@@ -88,7 +88,7 @@ def _itself(event: Event, prices: HostPrices) -> float:
     return 0.0 if kind == operators.CPU_ADAM else prices.event
 
 
-def _kernel(event: Event, prices: HostPrices) -> float:
+def _kernel(event: IssuedOperator, prices: HostPrices) -> float:
     took = prices.kernel + prices.launch * (max(1, event.launches) - 1)
     if event.thread:
         took += prices.backward

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from zerokit.domain.hardware import Gpu
-from zerokit.timing.operators import CAST, CAUSAL, STRIDED, UNALIGNED, Event
+from zerokit.timing.operators import CAST, CAUSAL, STRIDED, UNALIGNED, IssuedOperator
 
 LAUNCH_SECONDS = 1.8e-6
 """A kernel that does next to nothing, back to back (``floor``); it scales with no rate."""
@@ -96,12 +96,12 @@ def rates(gpu: Gpu, measured_flops: float | None = None, measured_copy: float | 
     )
 
 
-def seconds(event: Event, rate: KernelRates) -> float:
+def seconds(event: IssuedOperator, rate: KernelRates) -> float:
     """Of one ``kernel`` event, without the gap to the one before."""
     return LAUNCH_SECONDS * max(1, event.launches) + _work(event, rate)
 
 
-def kind(event: Event) -> str:
+def kind(event: IssuedOperator) -> str:
     """``product``, ``attention``, ``loss``, ``optimizer`` or ``elementwise``, as a reader groups them."""
     name = event.name
     if is_product(event) or name.startswith("convolution"):
@@ -113,17 +113,17 @@ def kind(event: Event) -> str:
     return "optimizer" if "adam" in name else "elementwise"
 
 
-def is_product(event: Event) -> bool:
+def is_product(event: IssuedOperator) -> bool:
     """Whether a recorded operator is one matrix product."""
     return bool(event.flops) and len(event.shapes) == 1 and len(event.shapes[0]) == 4
 
 
-def is_attention(event: Event) -> bool:
+def is_attention(event: IssuedOperator) -> bool:
     """Whether it is a fused attention kernel: three shapes of query, key and value."""
     return bool(event.flops) and len(event.shapes) == 3
 
 
-def _work(event: Event, rate: KernelRates) -> float:
+def _work(event: IssuedOperator, rate: KernelRates) -> float:
     if is_product(event):
         return _product(event, rate)
     if is_attention(event):
@@ -134,7 +134,7 @@ def _work(event: Event, rate: KernelRates) -> float:
     return event.bytes / _bandwidth(event, rate) if not _by_elements(event) else _elements(event, rate)
 
 
-def _product(event: Event, rate: KernelRates) -> float:
+def _product(event: IssuedOperator, rate: KernelRates) -> float:
     _, m, n, _ = event.shapes[0]
     peak = rate.product if event.dtype in _SIXTEEN_BIT else rate.product32
     if event.layout == UNALIGNED:
@@ -143,7 +143,7 @@ def _product(event: Event, rate: KernelRates) -> float:
     return max(event.flops / reached, event.bytes / rate.vectorized)
 
 
-def _attention(event: Event, rate: KernelRates) -> float:
+def _attention(event: IssuedOperator, rate: KernelRates) -> float:
     query = event.shapes[0]
     length, width = query[2], query[3]
     backward = event.name.endswith("backward")
@@ -156,18 +156,18 @@ def _attention(event: Event, rate: KernelRates) -> float:
     return begin + max(event.flops * waste / reached, event.bytes / rate.vectorized)
 
 
-def _largest(event: Event) -> int:
+def _largest(event: IssuedOperator) -> int:
     return max((math.prod(shape) for shape in event.shapes), default=1)
 
 
-def _by_elements(event: Event) -> bool:
+def _by_elements(event: IssuedOperator) -> bool:
     name = event.name
     if name in _REDUCTIONS or "softmax" in name or name.startswith(("nll", *_BY_BYTES, *_NORMS)):
         return False
     return event.layout in (STRIDED, CAST)
 
 
-def _elements(event: Event, rate: KernelRates) -> float:
+def _elements(event: IssuedOperator, rate: KernelRates) -> float:
     by_bytes = event.bytes / rate.vectorized
     if event.name in ("cat", "stack"):
         return max(by_bytes, _largest(event) / rate.concatenation)
@@ -177,7 +177,7 @@ def _elements(event: Event, rate: KernelRates) -> float:
     return max(by_bytes, _largest(event) / rate.widening) if widens else by_bytes
 
 
-def _bandwidth(event: Event, rate: KernelRates) -> float:
+def _bandwidth(event: IssuedOperator, rate: KernelRates) -> float:
     name = event.name
     if "softmax" in name:
         return rate.softmax_backward if "backward" in name else rate.softmax

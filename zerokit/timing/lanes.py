@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zerokit.timing import operators
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import IssuedOperator
 
 QUEUE = 1000
 ROUNDS = 3
@@ -36,12 +36,12 @@ class Prices:
         kernel_kind: what a reader calls it.
     """
 
-    host: Callable[[Event], float]
-    kernel: Callable[[Event], float]
-    collective: Callable[[Event], float]
-    copy: Callable[[Event], float]
-    cpu_adam: Callable[[Event], float]
-    kernel_kind: Callable[[Event], str] = field(default=lambda event: event.kind)
+    host: Callable[[IssuedOperator], float]
+    kernel: Callable[[IssuedOperator], float]
+    collective: Callable[[IssuedOperator], float]
+    copy: Callable[[IssuedOperator], float]
+    cpu_adam: Callable[[IssuedOperator], float]
+    kernel_kind: Callable[[IssuedOperator], str] = field(default=lambda event: event.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Played:
     host_phases: Mapping[str, float]
 
 
-def play(events: Sequence[Event], prices: Prices) -> Played:
+def play(events: Sequence[IssuedOperator], prices: Prices) -> Played:
     """The step after others like it."""
     if not events:
         raise ValueError("no operators were recorded")
@@ -109,7 +109,7 @@ class Lanes:
         """When the stream has done all that was issued to it so far."""
         return self._streams[stream]
 
-    def take(self, event: Event) -> None:
+    def take(self, event: IssuedOperator) -> None:
         """The host issues an event."""
         self._issue(event)
         kind = event.kind
@@ -130,7 +130,7 @@ class Lanes:
         if event.synchronizes:
             self._join(event)
 
-    def _issue(self, event: Event) -> None:
+    def _issue(self, event: IssuedOperator) -> None:
         took = self._prices.host(event)
         if event.kind == operators.CPU_ADAM:
             adam = self._prices.cpu_adam(event)
@@ -140,7 +140,7 @@ class Lanes:
         self._phases[event.phase] += took
         self.host += took
 
-    def _join(self, event: Event) -> None:
+    def _join(self, event: IssuedOperator) -> None:
         """The host waits: ``synchronize`` of the device for all streams, others for their own."""
         until = (
             max(self._streams.values(), default=0.0)
@@ -159,7 +159,7 @@ class Lanes:
     def _hold(self, stream: int, until: float) -> None:
         self._streams[stream] = max(self._streams[stream], until)
 
-    def _run(self, event: Event) -> None:
+    def _run(self, event: IssuedOperator) -> None:
         took = self._prices.kernel(event)
         stream = event.stream
         begin = max(self._streams[stream], self.host + ARRIVAL_SECONDS)
@@ -179,7 +179,7 @@ class Lanes:
             self._queued -= count
             self._wait(first)
 
-    def _reduce(self, event: Event) -> None:
+    def _reduce(self, event: IssuedOperator) -> None:
         took = self._prices.collective(event)
         begin = max(self._links["collective"], self._streams[event.stream], self.host + ARRIVAL_SECONDS)
         done = self._links["collective"] = begin + took
@@ -189,7 +189,7 @@ class Lanes:
         else:
             self._hold(event.stream, done)
 
-    def _copy(self, event: Event) -> None:
+    def _copy(self, event: IssuedOperator) -> None:
         took = self._prices.copy(event)
         begin = max(self._links[event.kind], self._streams[event.stream], self.host + ARRIVAL_SECONDS)
         self._links[event.kind] = self._streams[event.stream] = begin + took

@@ -33,7 +33,7 @@ CAUSAL = "causal"
 PAGEABLE = "pageable"
 
 
-class Event(NamedTuple):
+class IssuedOperator(NamedTuple):
     """One operator, in the order in which the script issues them.
 
     Attributes:
@@ -81,14 +81,14 @@ class Event(NamedTuple):
         return self.bytes_read + self.bytes_written
 
 
-def from_rows(rows: Iterable[Any]) -> Iterator[Event]:
+def from_rows(rows: Iterable[Any]) -> Iterator[IssuedOperator]:
     """Events back from JSON's lists.
 
     Raises:
         ValueError: a kind that is not known.
     """
     for row in rows:
-        event = Event(*row)
+        event = IssuedOperator(*row)
         if event.kind not in KINDS:
             raise ValueError(f"no kind of operator: {event.kind!r}")
         yield event._replace(shapes=tuple(tuple(shape) for shape in event.shapes))

@@ -9,7 +9,7 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators
 from zerokit.timing.constants import HUGGING_FACE, Calibration
 from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, HostSpeed
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import IssuedOperator
 
 _PAGEABLE_BYTES_PER_SECOND = 6e9
 """Copies from and to memory that is not pinned go through the driver's staging buffer: not measured."""
@@ -44,7 +44,7 @@ class StepTime:
 
 
 def step_time(
-    events: Sequence[Event],
+    events: Sequence[IssuedOperator],
     gpu: Gpu,
     ranks: int,
     *,
@@ -103,7 +103,7 @@ def step_time(
 _REPEATED = 2
 
 
-def _with_repeated(events: Sequence[Event]) -> list[Event]:
+def _with_repeated(events: Sequence[IssuedOperator]) -> list[IssuedOperator]:
     """The step with its first micro-batch :data:`_REPEATED` times more: from one forward's begin to the
     next one's.
 
@@ -197,7 +197,7 @@ class _Links:
         }
         self._adam = adam / per_node
 
-    def collective(self, event: Event, copied_per_second: float) -> float:
+    def collective(self, event: IssuedOperator, copied_per_second: float) -> float:
         """A group of one copies, where input and output differ."""
         passes = 2 if event.name.startswith(_TWO_PASSES) else 1
         if event.group_size < 2:
@@ -206,14 +206,14 @@ class _Links:
         way = collectives.route(self._cluster, event.group_size, inner, HUGGING_FACE, self._calibration)
         return way.seconds(event.bytes_read, passes=passes)
 
-    def copy(self, event: Event) -> float:
+    def copy(self, event: IssuedOperator) -> float:
         """Between host and GPU, all GPUs of the node at once."""
         rate = self._rates[event.kind]
         if event.layout == operators.PAGEABLE:
             rate = min(rate, _PAGEABLE_BYTES_PER_SECOND)
         return kernel_prices.LAUNCH_SECONDS + event.bytes_read / rate
 
-    def cpu_adam(self, event: Event) -> float:
+    def cpu_adam(self, event: IssuedOperator) -> float:
         """All ranks of a node share its cores; ``bytes_read`` holds the number of weights."""
         return event.bytes_read / self._adam
 

@@ -29,7 +29,7 @@ CPUS = Devices(kind="cpu", ranks=2, gpu_indexes=(), why="")
 CONFIG = Path("/run/ds_config.json")
 
 
-def build(tmp_path: Path, base: Any = None, **changed: Any) -> commands.Command:
+def build(tmp_path: Path, base: Any = None, **changed: Any) -> commands.LaunchCommand:
     """The command; ``changed`` goes to whichever of options, placement and setup has a field of that name."""
     options = {"target": Target(script="train.py", module=None, arguments=("--lr", "1"))}
     placement = {"devices": GPUS, "port": 25000}

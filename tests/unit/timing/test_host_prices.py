@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from zerokit.timing import host_prices, operators
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import IssuedOperator
 
 
 def test_the_host_pays_for_python_between_operators():
-    plain = Event(operators.KERNEL, "add", launches=1)
+    plain = IssuedOperator(operators.KERNEL, "add", launches=1)
     busy = plain._replace(python_calls=100, c_calls=30)
     assert host_prices.seconds(busy) - host_prices.seconds(plain) == pytest.approx(
         110 * host_prices.REFERENCE.python_call

@@ -11,7 +11,7 @@ from tests.support.h200_operators import measured_operators, product
 from zerokit.catalog import gpus
 from zerokit.domain.hardware import Gpu
 from zerokit.timing import kernel_prices, operators
-from zerokit.timing.operators import CAST, CAUSAL, Event
+from zerokit.timing.operators import CAST, CAUSAL, IssuedOperator
 from zerokit.timing.recorded_step import prices
 
 
@@ -33,7 +33,7 @@ def test_products_take_what_an_h200_took():
     assert max(errors(pairs)) < 0.35
 
 
-def elementwise(row: dict) -> Event | None:
+def elementwise(row: dict) -> IssuedOperator | None:
     width = {"bfloat16": 2, "float32": 4}[row["dtype"]]
     size = row["elements"] * width
     read, written, layout = {
@@ -47,7 +47,7 @@ def elementwise(row: dict) -> Event | None:
         return None
     name = "_to_copy" if row["op"] == "to_other" else row["op"]
     shapes = ((row["elements"],),) * 2
-    return Event(
+    return IssuedOperator(
         operators.KERNEL,
         name,
         shapes=shapes,
@@ -76,7 +76,7 @@ def test_attention_takes_what_an_h200_took(backward):
     for row in measured_operators("sdpa"):
         query = (row["batch"], row["heads"], row["seq"], row["head"])
         flops = 2.0 * row["batch"] * row["heads"] * row["seq"] ** 2 * row["head"]
-        event = Event(
+        event = IssuedOperator(
             operators.KERNEL,
             "_scaled_dot_product_cudnn_attention" + ("_backward" if backward else ""),
             shapes=(query, query, query),
@@ -109,8 +109,8 @@ def test_a_measured_rate_replaces_the_datasheets():
     assert kernel_prices.rates(gpus.load("h200"), 700e12).product == 700e12
 
 
-def collective(name: str, ranks: int) -> Event:
-    return Event(operators.COLLECTIVE, name, bytes_read=1 << 30, group_size=ranks)
+def collective(name: str, ranks: int) -> IssuedOperator:
+    return IssuedOperator(operators.COLLECTIVE, name, bytes_read=1 << 30, group_size=ranks)
 
 
 def test_collectives_take_what_eight_h200s_took():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerokit.timing import lanes, operators
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import IssuedOperator
 
 ISSUE, KERNEL, MESSAGE, COPY, ADAM = 1.0, 10.0, 100.0, 50.0, 200.0
 ARRIVAL = lanes.ARRIVAL_SECONDS
@@ -21,11 +21,11 @@ def prices(issue: float = ISSUE, kernel: float = KERNEL) -> lanes.Prices:
     )
 
 
-def kernels(count: int, stream: int = 0) -> list[Event]:
-    return [Event(operators.KERNEL, "add", stream=stream, launches=1) for _ in range(count)]
+def kernels(count: int, stream: int = 0) -> list[IssuedOperator]:
+    return [IssuedOperator(operators.KERNEL, "add", stream=stream, launches=1) for _ in range(count)]
 
 
-SYNCHRONIZE = Event(operators.CALL, "synchronize", synchronizes=True)
+SYNCHRONIZE = IssuedOperator(operators.CALL, "synchronize", synchronizes=True)
 
 
 def test_the_host_paces_kernels_that_are_shorter_than_their_launch():
@@ -55,12 +55,12 @@ def test_a_synchronisation_in_the_middle_makes_the_gpu_wait_for_the_host():
     assert apart.seconds - together.seconds == pytest.approx(ISSUE + ARRIVAL)
 
 
-def collective(handle: int) -> Event:
-    return Event(operators.COLLECTIVE, "allreduce_", group_size=2, handle=handle)
+def collective(handle: int) -> IssuedOperator:
+    return IssuedOperator(operators.COLLECTIVE, "allreduce_", group_size=2, handle=handle)
 
 
 def test_a_collective_runs_beside_kernels_until_somebody_waits_for_it():
-    overlapped = [collective(1), *kernels(5), Event(operators.JOIN, "wait", handle=1), SYNCHRONIZE]
+    overlapped = [collective(1), *kernels(5), IssuedOperator(operators.JOIN, "wait", handle=1), SYNCHRONIZE]
     at_once = [collective(0), *kernels(5), SYNCHRONIZE]
     # 100 s of message beside 50 s of kernels, or before them
     assert lanes.play(overlapped, prices()).seconds == pytest.approx(MESSAGE + ISSUE + ARRIVAL)
@@ -74,9 +74,9 @@ def test_kernels_of_two_streams_share_the_gpu():
 
 
 def test_a_stream_waits_for_an_event_of_another():
-    copy = Event(operators.TO_DEVICE, "copy_", stream=1)
-    record = Event(operators.RECORD, "event", stream=1, handle=7)
-    wait = Event(operators.WAIT_EVENT, "event", handle=7)
+    copy = IssuedOperator(operators.TO_DEVICE, "copy_", stream=1)
+    record = IssuedOperator(operators.RECORD, "event", stream=1, handle=7)
+    wait = IssuedOperator(operators.WAIT_EVENT, "event", handle=7)
     free = lanes.play([copy, record, *kernels(1), SYNCHRONIZE], prices(issue=0.0))
     held = lanes.play([copy, record, wait, *kernels(1), SYNCHRONIZE], prices(issue=0.0))
     assert free.seconds == pytest.approx(COPY + ARRIVAL)
@@ -84,7 +84,9 @@ def test_a_stream_waits_for_an_event_of_another():
 
 
 def test_the_hosts_optimizer_is_part_of_the_step():
-    played = lanes.play([*kernels(1), Event(operators.CPU_ADAM, "adam_update", bytes_read=8)], prices())
+    played = lanes.play(
+        [*kernels(1), IssuedOperator(operators.CPU_ADAM, "adam_update", bytes_read=8)], prices()
+    )
     assert played.seconds == pytest.approx(2 * ISSUE + ADAM)
     assert played.cpu_adam_seconds == pytest.approx(ADAM)
 

@@ -8,7 +8,7 @@ from zerokit.catalog import gpus
 from zerokit.timing import host_speed, operators
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import IssuedOperator
 from zerokit.timing.recorded_step import prices, step_time
 
 
@@ -26,8 +26,8 @@ def test_the_model_goes_before_single_operators_and_rounds_have_a_spread():
     assert "0.80, 0.80 to 1.60 while it was probed" in step.note
 
 
-def small_kernels(count: int) -> list[Event]:
-    return [Event(operators.KERNEL, "add", launches=1, bytes_read=8) for _ in range(count)]
+def small_kernels(count: int) -> list[IssuedOperator]:
+    return [IssuedOperator(operators.KERNEL, "add", launches=1, bytes_read=8) for _ in range(count)]
 
 
 def test_a_step_on_an_unknown_host_is_a_range():
@@ -51,8 +51,8 @@ def test_a_step_on_a_probed_host_is_a_figure():
 
 def test_gpus_of_a_node_share_its_host_link_and_its_cores():
     gpu = gpus.load("h200")
-    copy = Event(operators.TO_HOST, "copy_", bytes_read=1 << 30)
-    adam = Event(operators.CPU_ADAM, "adam_update", bytes_read=10**9)
+    copy = IssuedOperator(operators.TO_HOST, "copy_", bytes_read=1 << 30)
+    adam = IssuedOperator(operators.CPU_ADAM, "adam_update", bytes_read=10**9)
     one, eight = prices(gpu, 1), prices(gpu, 8)
     assert eight.copy(copy) > one.copy(copy)
     assert eight.copy(copy) == pytest.approx(2**30 / 10.9e9, rel=0.05)  # all eight at once, measured
@@ -60,8 +60,8 @@ def test_gpus_of_a_node_share_its_host_link_and_its_cores():
 
 
 def test_offloaded_states_widen_the_range_until_the_host_is_measured():
-    events = [*small_kernels(100), Event(operators.CPU_ADAM, "adam_update", bytes_read=10**9)]
-    events.append(Event(operators.HOST, "copy_", bytes_read=4 * 10**9, bytes_written=2 * 10**9))
+    events = [*small_kernels(100), IssuedOperator(operators.CPU_ADAM, "adam_update", bytes_read=10**9)]
+    events.append(IssuedOperator(operators.HOST, "copy_", bytes_read=4 * 10**9, bytes_written=2 * 10**9))
     host = HostSpeed(factor=0.8, source="a probe")
     found = step_time(events, gpus.load("h200"), 1, host=host)
     assert found.low < 0.7 * found.seconds and found.high > 1.2 * found.seconds

@@ -60,7 +60,7 @@ class Probe:
         self.progress = 0
         self.baseline_host_rss_bytes: int | None = None
         self.failure: Record | None = None
-        self.observed = engine_facts.Observed()
+        self.observed = engine_facts.EngineFacts()
         self.gpu_status: str | None = None  # the hook on torch put nothing: no_cuda_build, hook_failed
         self.events: list[Record] = []
         self.notes: list[Record] = []

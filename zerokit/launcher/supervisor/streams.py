@@ -15,7 +15,7 @@ _LARGEST_READ = 1 << 18
 _DRAIN_SECONDS = 1.0
 
 
-class Streams:
+class PipeReader:
     """Reads what is written into the pipes whenever ``selector`` says that there is something.
 
     Attributes:

@@ -31,7 +31,7 @@ from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
 from zerokit.launcher.supervisor.output import Terminal
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.supervisor.remote import RemoteProcesses
-from zerokit.launcher.supervisor.streams import Streams
+from zerokit.launcher.supervisor.streams import PipeReader
 from zerokit.launcher.verdict import warn_skippable
 from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.rank_end import RankExit
@@ -57,7 +57,7 @@ class Supervisor:
         self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.options.heartbeat_seconds)
         self.seen = Observed()
         self.selector = selectors.DefaultSelector()
-        self.streams = Streams(
+        self.streams = PipeReader(
             launch.run_dir / folder_module.LOGS_FOLDER, self.selector, self.terminal,
             Secrets(launch.environment, launch.options.target.arguments), launch.options.show_ranks,
         )  # fmt: skip

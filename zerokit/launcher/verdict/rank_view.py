@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A collective that a rank entered; ``count``: the how-manieth of its group.
+    """A collective that a rank entered; ``count``: its number among those of its group.
 
     ``pending``, ``from_end``: of PyTorch's flight recorder, whether it has not ended, and how many of its
     group were queued after it.

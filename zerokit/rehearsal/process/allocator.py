@@ -28,7 +28,7 @@ _FIRST_ADDRESS = 0x7F00_0000_0000
 _EXPANDABLE_SPACE = 1 << 42  # addresses kept for one expandable segment; the real ones are 9/8 of the card
 
 
-class OutOfMemory(Exception):
+class CardFull(Exception):
     """The card has no room for a request. Bytes."""
 
     def __init__(self, requested: int, reserved: int, capacity: int) -> None:
@@ -189,7 +189,7 @@ class CachingAllocator:
             self.retries += 1
             self._release_cached()
             if not self._fits(asked):
-                raise OutOfMemory(size, self.reserved_bytes, self.capacity_bytes or 0)
+                raise CardFull(size, self.reserved_bytes, self.capacity_bytes or 0)
         # Best fit takes the lowest of equal blocks. CUDA promises no order; falling addresses are inferred:
         # nanoGPT and MNIST are as measured (rising: up to 1.5 MiB off), grpo.olmo2 became 2.0 MB worse
         self._next_address -= asked
@@ -226,7 +226,7 @@ class CachingAllocator:
             if self._fits(-(-(size - have) // page) * page):
                 break
             if attempt:
-                raise OutOfMemory(size, self.reserved_bytes, self.capacity_bytes or 0)
+                raise CardFull(size, self.reserved_bytes, self.capacity_bytes or 0)
             self.retries += 1
             self._release_cached()
         if block.is_mapped:

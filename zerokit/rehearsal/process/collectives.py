@@ -187,7 +187,7 @@ class Barriers:
             ledger, last = self._machine.ledger, self._last
             self._last = ledger.hold(self._BYTES, "barrier")
             if last is not None:
-                ledger.let_go(last)
+                ledger.release(last)
         return FakeWork() if async_op else None
 
 

@@ -150,7 +150,7 @@ class Convolutions:
     def _drop(self, copies: Sequence[Any]) -> None:
         for held in reversed(copies):
             if held is not None:
-                self._machine.ledger.let_go(held)
+                self._machine.ledger.release(held)
 
     def _run(
         self,

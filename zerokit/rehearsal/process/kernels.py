@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from zerokit.rehearsal.process.ledger import Ledger
+from zerokit.rehearsal.process.ledger import GpuMemory
 from zerokit.trace.sdpa_workspaces import flash_backward, round_up
 
 Arguments = tuple[Any, ...]
@@ -93,7 +93,7 @@ class Workspaces:
     (``getCurrentCUDABlasLtHandle``): a thread of such products has both.
     """
 
-    def __init__(self, ledger: Ledger, capability: tuple[int, int]) -> None:
+    def __init__(self, ledger: GpuMemory, capability: tuple[int, int]) -> None:
         self._ledger = ledger
         self._have: set[tuple[int, bool]] = set()
         self._bytes = _configured(_HOPPER_WORKSPACE_BYTES if capability[0] >= 9 else _WORKSPACE_BYTES)

@@ -17,13 +17,13 @@ from zerokit.rehearsal.process.allocator import Block, CachingAllocator
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
 from zerokit.rehearsal.process.ledger import BORN, DIED, History
 from zerokit.timing.lanes import Lanes, Prices
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import IssuedOperator
 
 
 def peak_reserved_bytes(
     history: History,
     settings: AllocatorSettings,
-    events: Sequence[Event],
+    events: Sequence[IssuedOperator],
     clocks: Sequence[int],
     prices: Prices,
 ) -> int:

@@ -86,7 +86,7 @@ class History:
         ]
 
 
-class Ledger:
+class GpuMemory:
     """The memory of one fake GPU.
 
     Args:
@@ -130,10 +130,10 @@ class Ledger:
         return number
 
     def hold(self, size: int, why: str) -> tuple[int, Block]:
-        """A block that :meth:`let_go` gives back."""
+        """A block that :meth:`release` gives back."""
         return self._take(size, why)
 
-    def let_go(self, held: tuple[int, Block]) -> None:
+    def release(self, held: tuple[int, Block]) -> None:
         """The end of :meth:`hold`."""
         self._give_back(*held)
 

@@ -16,7 +16,7 @@ from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
 from zerokit.rehearsal.process.guesses import Guesses
 from zerokit.rehearsal.process.kernels import Workspaces
-from zerokit.rehearsal.process.ledger import Ledger
+from zerokit.rehearsal.process.ledger import GpuMemory
 
 
 class Observer(Protocol):
@@ -43,7 +43,7 @@ class Observer(Protocol):
     def runtime(
         self, kind: str, name: str, *, handle: int = 0, waits: bool = False, elements: int = 0
     ) -> None:
-        """A call that is no operator; see :class:`zerokit.timing.operators.Event`."""
+        """A call that is no operator; see :class:`zerokit.timing.operators.IssuedOperator`."""
 
     def reduction(self, tensor: torch.Tensor, ranks: int) -> None:
         """An asynchronous all-reduce that no operator says."""
@@ -106,7 +106,7 @@ class Machine:
         self.gpu = gpu
         self.rank = rank
         self.world_size = world_size
-        self.ledger = Ledger(allocator)
+        self.ledger = GpuMemory(allocator)
         self.guesses = Guesses()
         self.workspaces = Workspaces(self.ledger, gpu.capability)
         self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)

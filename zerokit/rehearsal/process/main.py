@@ -136,11 +136,11 @@ class Rehearsed:
         """Its tensors are gone; its cuBLAS workspaces belong to the script's first product."""
         from zerokit.rehearsal.process.guesses import Guesses
         from zerokit.rehearsal.process.kernels import Workspaces
-        from zerokit.rehearsal.process.ledger import Ledger
+        from zerokit.rehearsal.process.ledger import GpuMemory
 
         gc.collect()
         machine = self.machine
-        fresh = Ledger(machine.ledger.allocator.settings)
+        fresh = GpuMemory(machine.ledger.allocator.settings)
         machine.ledger.__dict__.update(fresh.__dict__)
         machine.ledger.origin = self.phases.origin
         machine.workspaces = Workspaces(machine.ledger, machine.gpu.capability)

@@ -46,7 +46,7 @@ _CHUNK_ELEMENTS = 65536 * 320
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Of one operator that runs kernels; see :class:`zerokit.timing.operators.Event`."""
+    """Of one operator that runs kernels; see :class:`zerokit.timing.operators.IssuedOperator`."""
 
     shapes: tuple[Shape, ...] = ()
     dtype: str = ""

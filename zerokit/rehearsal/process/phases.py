@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from zerokit.instrument.engine_facts import Observed
+from zerokit.instrument.engine_facts import EngineFacts
 from zerokit.rehearsal.process.guesses import script_line
 from zerokit.rehearsal.process.ledger import Origin
 from zerokit.rehearsal.process.machine import Machine, StopRehearsal
@@ -40,7 +40,7 @@ def _of_step(before: dict[str, int], now: dict[str, int]) -> bool:
     return all(before.get(name) == now.get(name) for name in _EVERY_STEP)
 
 
-class Modules(threading.local):
+class ModuleStack(threading.local):
     """The modules that this thread is inside of."""
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class Phases:
         self.repeats_end = True  # whether peaks that repeat are enough
         self.has_engine = False
         self.engines = 0
-        self.observed = Observed()
+        self.observed = EngineFacts()
         self.model: dict[str, Any] | None = None
-        self.modules = Modules()
+        self.modules = ModuleStack()
         self.on_step: Callable[[int], None] | None = None
         self.recorder: Recorder | None = None
         self._enough_at = 0

@@ -22,7 +22,7 @@ from zerokit.rehearsal.process import operator_facts
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.operator_facts import memory_bytes, on_gpu, tensors_in, total
 from zerokit.timing import operators as kinds
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import IssuedOperator
 
 FIRST_RECORDED_STEP = 3
 MOST_EVENTS = 600_000
@@ -68,11 +68,11 @@ class Recorder:
         self._machine = machine
         self._numbers = itertools.count()
         self._threads = Thread()
-        self._current: list[Event] = []
+        self._current: list[IssuedOperator] = []
         self._current_clocks = array("q")
         self._counted: dict[Any, bool] = {}
         self._recording = False
-        self.events: list[Event] = []
+        self.events: list[IssuedOperator] = []
         self.clocks = array("q")
         self.too_long = False
 
@@ -173,7 +173,7 @@ class Recorder:
         calls = thread.calls
         self._current_clocks.append(self._machine.ledger.clock)
         self._current.append(
-            Event(
+            IssuedOperator(
                 kind,
                 name,
                 thread=thread.number,

@@ -37,7 +37,7 @@ class Kernel(IntEnum):
     CUDNN = 3
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """What a call of attention gives: the GPU's compute capability, and the operator's arguments."""
 
     capability: tuple[int, int]
@@ -67,7 +67,7 @@ def choose(
     """``select_sdp_backend``: the first kernel in order of priority that takes the inputs."""
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or min(query.shape[2], key.shape[2]) == 0:
         return Kernel.MATH
-    call = Call(capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    call = AttentionCall(capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     cuda = torch.backends.cuda
     order = [
         (Kernel.FLASH, cuda.flash_sdp_enabled(), _flash),
@@ -93,7 +93,7 @@ def _dense(*tensors: torch.Tensor | None, singleton: bool) -> bool:
     return all(t is None or t.stride(-1) == 1 or (singleton and t.shape[-1] == 1) for t in tensors)
 
 
-def _same_heads(call: Call, gqa: bool) -> bool:
+def _same_heads(call: AttentionCall, gqa: bool) -> bool:
     """``check_batch_size_and_num_heads_dense``."""
     query, key, value = call.query, call.key, call.value
     if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
@@ -103,7 +103,7 @@ def _same_heads(call: Call, gqa: bool) -> bool:
     return gqa and query.shape[1] % key.shape[1] == 0 and query.shape[1] % value.shape[1] == 0
 
 
-def _cudnn(call: Call) -> bool:
+def _cudnn(call: AttentionCall) -> bool:
     capability, query, key, value, mask, dropout, *_ = call
     dims = query.shape[-1], value.shape[-1]
     limit = 192 if capability[0] in (9, 10) and dims == (192, 128) else _CUDNN_HEAD_DIM
@@ -122,7 +122,7 @@ def _cudnn(call: Call) -> bool:
     )
 
 
-def _flash(call: Call) -> bool:
+def _flash(call: AttentionCall) -> bool:
     capability, query, key, value, mask, dropout, causal, _ = call
     dim = query.shape[-1]
     wants_gradient = any(tensor.requires_grad for tensor in (query, key, value))
@@ -140,7 +140,7 @@ def _flash(call: Call) -> bool:
     )
 
 
-def _efficient(call: Call) -> bool:
+def _efficient(call: AttentionCall) -> bool:
     capability, query, key, value, mask, *_ = call
     half = query.dtype in _HALF
     alignment = 4 if capability[0] >= 8 else 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from zerokit.rehearsal.process.allocator import Block, CachingAllocator, OutOfMemory
+from zerokit.rehearsal.process.allocator import Block, CachingAllocator, CardFull
 from zerokit.rehearsal.process.allocator_settings import MIB, AllocatorSettings
 from zerokit.rehearsal.process.ledger import BORN, DIED, History, HistoryEvent
 
@@ -32,7 +32,7 @@ def runs_with(
                 allocator.release(live.pop(number))
             else:
                 allocator.empty_cache()
-    except OutOfMemory:
+    except CardFull:
         return False
     return True
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from zerokit.rehearsal.process import smallest_card
 from zerokit.rehearsal.process.guesses import Guess
-from zerokit.rehearsal.process.ledger import Ledger
+from zerokit.rehearsal.process.ledger import GpuMemory
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Phases
 
@@ -57,7 +57,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
     }
 
 
-def at_peak(ledger: Ledger) -> list[dict[str, Any]]:
+def at_peak(ledger: GpuMemory) -> list[dict[str, Any]]:
     """What was live when most was allocated, by what, module and line; the largest first."""
     totals: dict[tuple[str, str, str], int] = {}
     history = ledger.history

@@ -26,7 +26,7 @@ AUTO_CLASSES = {name: head.auto_class for name, head in HEADS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class LayerList:
     """A list of repeated layers: its module path, full length, and the index of each layer kept."""
 
     path: str
@@ -55,7 +55,7 @@ class BuiltModel:
     config: Any
     head: str
     parameters: tuple[ParameterRecord, ...]
-    stacks: tuple[Stack, ...]
+    stacks: tuple[LayerList, ...]
     ties: dict[str, str]  # another name of a parameter -> the name it is listed under
     buffer_bytes: int  # of the full model: causal masks, position tables
 
@@ -171,7 +171,7 @@ def _find_stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     return found
 
 
-def _cut(path: str, layers: nn.ModuleList) -> Stack:
+def _cut(path: str, layers: nn.ModuleList) -> LayerList:
     signatures = [_signature(layer) for layer in layers]
     runs: list[list[int]] = []
     for index, signature in enumerate(signatures):
@@ -199,10 +199,10 @@ def _cut(path: str, layers: nn.ModuleList) -> Stack:
         else:  # an inner one where there is one, so that the ends keep their own borders
             inner = [p for p in alike if kept[p] not in (first, last)]
             stands_for.append((inner or alike)[-1])
-    return Stack(path, len(layers), tuple(kept), tuple(stands_for))
+    return LayerList(path, len(layers), tuple(kept), tuple(stands_for))
 
 
-def _shorten(model: nn.Module, config: Any, stack: Stack) -> None:
+def _shorten(model: nn.Module, config: Any, stack: LayerList) -> None:
     parent_path, _, attribute = stack.path.rpartition(".")
     parent = model.get_submodule(parent_path)
     layers: Any = getattr(parent, attribute)

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from zerokit.domain.activations import ActivationTrace, Mark, Polynomial, Run, evaluate
 from zerokit.errors import ZerokitError
-from zerokit.trace.building.build import Stack
-from zerokit.trace.recording.storage import Event
+from zerokit.trace.building.build import LayerList
+from zerokit.trace.recording.storage import TraceEvent
 
 MICRO_BATCHES = (2, 3)
 _GRID = [(b, s) for b in (1, 2, 4, 16, 64) for s in (64, 512, 2048, 8192, 65536)]
@@ -90,7 +90,7 @@ class _Flat:
     after: Polynomial
 
 
-def _align(traces: Sequence[Sequence[Event]]) -> None:
+def _align(traces: Sequence[Sequence[TraceEvent]]) -> None:
     first = traces[0]
     for other in traces[1:]:
         same = len(other) == len(first) and all(
@@ -103,7 +103,7 @@ def _align(traces: Sequence[Sequence[Event]]) -> None:
             )
 
 
-def _left_behind(events: Sequence[Event], stacks: Sequence[Stack]) -> dict[int, int]:
+def _left_behind(events: Sequence[TraceEvent], stacks: Sequence[LayerList]) -> dict[int, int]:
     """Storages that a layer makes and that die together at the end of the forward pass (weights that
     autocast has cast) -> for how many layers of the full model each stands."""
     following: tuple[str, int] | None = None
@@ -126,7 +126,7 @@ def _left_behind(events: Sequence[Event], stacks: Sequence[Stack]) -> dict[int, 
 
 
 def _polynomials(
-    traces: Sequence[Sequence[Event]], lengths: Sequence[int]
+    traces: Sequence[Sequence[TraceEvent]], lengths: Sequence[int]
 ) -> dict[tuple[int, ...], Polynomial]:
     """A storage's sizes at the points -> its size anywhere."""
     _align(traces)
@@ -136,7 +136,7 @@ def _polynomials(
 
 
 def _flatten(
-    traces: Sequence[Sequence[Event]],
+    traces: Sequence[Sequence[TraceEvent]],
     polynomials: Mapping[tuple[int, ...], Polynomial],
     only: frozenset[int] | None = None,
     layers: Mapping[int, int] = MappingProxyType({}),
@@ -179,7 +179,7 @@ def _flatten(
     return phases["forward"], phases["backward"]
 
 
-def _owner(name: str, stacks: Sequence[Stack]) -> tuple[str, int] | None:
+def _owner(name: str, stacks: Sequence[LayerList]) -> tuple[str, int] | None:
     for stack in stacks:
         if name.startswith(stack.path + "."):
             return stack.path, int(name[len(stack.path) + 1 :].split(".", 1)[0])
@@ -187,7 +187,7 @@ def _owner(name: str, stacks: Sequence[Stack]) -> tuple[str, int] | None:
 
 
 def _blocks(
-    marks: Sequence[_Flat], stacks: Sequence[Stack]
+    marks: Sequence[_Flat], stacks: Sequence[LayerList]
 ) -> list[tuple[tuple[str, int] | None, list[_Flat]]]:
     """Cut a pass into what runs before, in each layer, and after. A mark outside the layers that
     lies between two layers of one stack goes with the earlier."""
@@ -237,7 +237,7 @@ class _Segments:
 
 
 def _runs(
-    marks: Sequence[_Flat], stacks: Sequence[Stack], segments: _Segments, start: Polynomial
+    marks: Sequence[_Flat], stacks: Sequence[LayerList], segments: _Segments, start: Polynomial
 ) -> tuple[Run, ...]:
     """Put the traced blocks in the full model's order, each layer by the kept one it is like."""
     traced: dict[tuple[str, int], int] = {}
@@ -278,13 +278,13 @@ def _runs(
 
 
 def fit(
-    traces: Sequence[Sequence[Event]],
+    traces: Sequence[Sequence[TraceEvent]],
     lengths: Sequence[int],
-    stacks: Sequence[Stack],
+    stacks: Sequence[LayerList],
     max_seq_len: int | None = None,
     kept: frozenset[int] = frozenset(),
     autocast: bool = False,
-    plain: Sequence[Event] = (),
+    plain: Sequence[TraceEvent] = (),
     min_seq_len: int = 0,
 ) -> ActivationTrace:
     """One activation trace from traces at ``points(lengths)``, for the full number of layers.
@@ -329,9 +329,9 @@ def _sizes_at(point: tuple[int, int], polynomials: Iterable[Polynomial]) -> dict
 
 
 def _gradients(
-    plain: Sequence[Event],
+    plain: Sequence[TraceEvent],
     known: Mapping[tuple[int, ...], Polynomial],
-    stacks: Sequence[Stack],
+    stacks: Sequence[LayerList],
     segments: _Segments,
     backward: Sequence[Run],
 ) -> tuple[Run, ...]:

@@ -18,7 +18,7 @@ from zerokit.trace.recording.image_inputs import image_inputs, is_known_index
 from zerokit.trace.recording.kernels import cuda_kernels
 from zerokit.trace.recording.known_values import KnownValues
 from zerokit.trace.recording.selective import selective_checkpointing
-from zerokit.trace.recording.storage import Event, StorageTracker
+from zerokit.trace.recording.storage import StorageTracker, TraceEvent
 
 
 class _Backward(torch.autograd.Function):
@@ -236,7 +236,7 @@ def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
 
 def record(
     built: BuiltModel, variant: Variant, points: list[tuple[int, int]], plain_point: tuple[int, int]
-) -> tuple[list[list[Event]], list[Event]]:
+) -> tuple[list[list[TraceEvent]], list[TraceEvent]]:
     """Trace one training step at each (micro_batch, seq_len) of ``points``.
 
     The user's loop keeps only the loss: ``loss = model(**batch).loss; loss.backward()``.
@@ -254,7 +254,7 @@ def record(
         model = _prepare(built, variant)
         hooks = Hooks(StorageTracker(), model, modules=False)
 
-        def step(point: tuple[int, int]) -> list[Event]:
+        def step(point: tuple[int, int]) -> list[TraceEvent]:
             with _values_known(variant):
                 inputs = make_inputs(replace_model(built, model), *point, variant)
                 return _step(model, hooks, inputs, variant, point[1])
@@ -299,7 +299,7 @@ def saved_views(built: BuiltModel, variant: Variant) -> tuple[str, ...]:
 
 def _step(
     model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor], variant: Variant, seq_len: int
-) -> list[Event]:
+) -> list[TraceEvent]:
     """The events of one forward and backward."""
     tracker = hooks.tracker = StorageTracker()
     if variant.images is not None:

@@ -21,7 +21,7 @@ from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.recording.kernels import cuda_kernels
 from zerokit.trace.recording.record import LABELS, Hooks, make_inputs, materialise, replace_model
-from zerokit.trace.recording.storage import Event, StorageTracker
+from zerokit.trace.recording.storage import StorageTracker, TraceEvent
 
 
 class Generation:
@@ -120,7 +120,7 @@ class _Tracer:
         tracker.mark("phase", "forward")
         return tracker
 
-    def prompt(self, batch: int, length: int) -> tuple[list[Event], frozenset[int]]:
+    def prompt(self, batch: int, length: int) -> tuple[list[TraceEvent], frozenset[int]]:
         """The pass over the prompt, up to the first token; and the storages of the cache."""
         inputs = make_inputs(self.built, batch, length, self.variant)
         inputs = {key: value for key, value in inputs.items() if key not in LABELS}
@@ -139,7 +139,7 @@ class _Tracer:
             tracker.mark("phase", "end")
         return list(tracker.events), tracker.numbers(generation.cached())
 
-    def token(self, batch: int, length: int) -> tuple[list[Event], frozenset[int]]:
+    def token(self, batch: int, length: int) -> tuple[list[TraceEvent], frozenset[int]]:
         """The step after which the cache is so long, having grown step by step; and its storages."""
         prompt = torch.zeros(batch, length - 2, dtype=torch.long)
         mask = torch.ones_like(prompt)
@@ -156,7 +156,7 @@ class _Tracer:
 
 def record_serving(
     built: BuiltModel, variant: Variant, points: list[tuple[int, int]]
-) -> tuple[list[list[Event]], frozenset[int]]:
+) -> tuple[list[list[TraceEvent]], frozenset[int]]:
     """Trace a step of inference at each (batch, context) of ``points``.
 
     Returns:

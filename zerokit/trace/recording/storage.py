@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """One instant of a trace.
 
     ``kind`` is ``alloc`` or ``free`` (``key`` a storage number, ``size_bytes`` unrounded), ``held`` (a
@@ -41,7 +41,7 @@ class StorageTracker(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.events: list[Event] = []
+        self.events: list[TraceEvent] = []
         self._live: dict[int, int] = {}  # address of the StorageImpl -> storage number
         self._count = 0
         self.skipped: Callable[[torch.Tensor], bool] = lambda tensor: False
@@ -68,7 +68,7 @@ class StorageTracker(TorchDispatchMode):
 
     def mark(self, kind: str, key: Any) -> None:
         """Write a mark at this instant."""
-        self.events.append(Event(kind, key))
+        self.events.append(TraceEvent(kind, key))
 
     def _track(self, tensor: torch.Tensor, kind: str = "alloc") -> None:
         storage = tensor.untyped_storage()
@@ -79,13 +79,13 @@ class StorageTracker(TorchDispatchMode):
         self._count += 1
         size = storage.nbytes()
         self._live[address] = number
-        self.events.append(Event(kind, number, size))
+        self.events.append(TraceEvent(kind, number, size))
         weakref.finalize(storage, self._died, address, number, size)
 
     def _died(self, address: int, number: int, size: int) -> None:
         if self._live.get(address) == number:
             del self._live[address]
-        self.events.append(Event("free", number, size))
+        self.events.append(TraceEvent("free", number, size))
 
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None

@@ -141,7 +141,7 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_moves: float
 ) -> None:
     from zerokit.launcher.attempts import build_report as report_of
-    from zerokit.launcher.command import Command
+    from zerokit.launcher.command import LaunchCommand
     from zerokit.launcher.devices import Devices
     from zerokit.launcher.launch import Launch
     from zerokit.launcher.options import LaunchOptions
@@ -152,7 +152,7 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     launch = Launch(
         options=LaunchOptions(target=Target(script="train.py", module=None, arguments=())),
         placement=Placement(devices=Devices(kind="cpu", ranks=1, gpu_indexes=(), why=""), port=1),
-        command=Command(argv=[]), environment={}, cwd=tmp_path, run_dir=tmp_path, host="h",
+        command=LaunchCommand(argv=[]), environment={}, cwd=tmp_path, run_dir=tmp_path, host="h",
     )  # fmt: skip
     now, common = time.time(), {"rank": 0, "pid": 1, "schema": "zerokit.rank/1"}
     start = {**common, "type": "start", "time": now, "host": "h", "device": "cpu", "world_size": 1}

@@ -9,7 +9,7 @@ from zerokit.rehearsal.process.late_reuse import peak_reserved_bytes
 from zerokit.rehearsal.process.ledger import STILL_LIVE, History
 from zerokit.timing import operators
 from zerokit.timing.lanes import Prices
-from zerokit.timing.operators import Event
+from zerokit.timing.operators import IssuedOperator
 
 SIDE = 1
 PRICES = Prices(
@@ -26,7 +26,7 @@ def gathered(*, synchronizes: bool = False, records: bool = True, emptied: bool 
     """Three weights of 30 MiB in turn: gathered on a side stream, used by a kernel of the default one, freed.
     Returns the most that was reserved."""
     history, events, clocks, clock = History(), [], [], 0
-    events.append(Event(operators.VIEW, "begin"))
+    events.append(IssuedOperator(operators.VIEW, "begin"))
     clocks.append(clock)
     for number in range(3):
         clock += 1
@@ -34,7 +34,7 @@ def gathered(*, synchronizes: bool = False, records: bool = True, emptied: bool 
         history.requested_bytes.append(30 * MIB)
         history.block_bytes.append(30 * MIB)
         history.stream.append(SIDE)
-        events.append(Event(operators.KERNEL, "mm", synchronizes=synchronizes))
+        events.append(IssuedOperator(operators.KERNEL, "mm", synchronizes=synchronizes))
         clocks.append(clock)
         clock += 1
         history.died.append(clock)
@@ -43,7 +43,7 @@ def gathered(*, synchronizes: bool = False, records: bool = True, emptied: bool 
         if emptied:
             clock += 1
             history.emptied.append(clock)
-        events.append(Event(operators.VIEW, "next"))
+        events.append(IssuedOperator(operators.VIEW, "next"))
         clocks.append(clock)
     return peak_reserved_bytes(history, AllocatorSettings.parse(""), events, clocks, PRICES)
 

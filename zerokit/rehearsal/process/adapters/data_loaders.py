@@ -46,14 +46,14 @@ class _Evaluation:
         self._levels.append(ledger.allocated_bytes)
         self._peaks.append(ledger.peaks["eval"].allocated_bytes)
         if self._held is not None:
-            self.let_go()
+            self.release()
         elif self.given == EVALUATION_BATCHES:
             self._hold_rest(batches)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The other batches' outputs are gone with those that were seen."""
         if self._held is not None:
-            self._machine.ledger.let_go(self._held)
+            self._machine.ledger.release(self._held)
             self._held = None
 
     def _hold_rest(self, batches: int) -> None:
@@ -97,7 +97,7 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
         if seen is None:
             seen = iterator.__dict__["_zerokit_evaluation"] = _Evaluation(machine)
             # a loop may break off before it asks for another batch
-            weakref.finalize(iterator, seen.let_go).atexit = False
+            weakref.finalize(iterator, seen.release).atexit = False
         seen.next_batch(_batches(iterator))
         if seen.given > EVALUATION_BATCHES:
             machine.stub(f"evaluation batches after the first {EVALUATION_BATCHES}")
