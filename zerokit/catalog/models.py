@@ -77,6 +77,13 @@ class Summary:
     experts: int | None
     model_type: str
 
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether its shape follows from its configuration; else Transformers has to build it."""
+        from zerokit.domain.families import FAMILIES
+
+        return self.model_type in FAMILIES
+
 
 @frozen_dataclass
 class CatalogModel(Summary):
@@ -166,7 +173,7 @@ def nearest(parameters: int) -> CatalogModel:
     def distance(model: Summary) -> float:
         return abs(math.log(model.parameters / parameters))
 
-    dense = [model for model in index() if model.head == "causal" and model.experts is None]
+    dense = [m for m in index() if m.head == "causal" and m.experts is None and m.has_closed_form]
     ranked = sorted(sorted(dense, key=lambda model: model.name, reverse=True), key=distance)
     close = [model for model in ranked if distance(model) <= math.log1p(_PREFERRED_WITHIN)]
     llamas = [model for model in close if model.family == "llama"]

@@ -75,6 +75,7 @@ _LAYERS = frozenset(
 _OTHER_LAYERS = (
     "mamba_d_state", "mamba_d_ssm", "ssm_state_size", "state_size", "time_step_rank", "lru_width",
     "linear_num_key_heads", "linear_num_value_heads", "linear_attn_config", "attention_hidden_size",
+    "conv_L_cache",
 )  # fmt: skip
 
 _OTHER_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "lightning_attention"})

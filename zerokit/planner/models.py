@@ -166,9 +166,22 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
         raise InputError(f"⟨model⟩ {model}: a model of images and text; give ⟨images⟩ N ⟨image_size⟩ WxH")
     if images is not None:
         return _of_images(entry.hf_config, entry.name, {}, images, notes, single, say)
+    if not entry.has_closed_form:
+        return _of_built(entry.hf_config, entry.name, entry.name, notes, single, say)
     return _chosen(
         entry.hf_config, entry.name, entry.parameters, notes, head=entry.head, catalogued=True,
         trace="always" if single else "never", say=say,
+    )  # fmt: skip
+
+
+def _of_built(
+    config: Mapping[str, Any], name: str, where: str, notes: tuple[str, ...], single: bool, say: Say
+) -> Chosen:
+    """The model as Transformers builds it; ``where`` is named in errors."""
+    found = _shape(config, where)
+    return _chosen(
+        config, name, None, (*notes, *found.notes), trace="always" if single else "some", head=found.head,
+        shape=replace(found.shape, name=name), closed_form=found.closed_form, say=say,
     )  # fmt: skip
 
 
@@ -207,12 +220,7 @@ def _from_file(
         raise FileInputError(str(path), f"{first.message}; {first.fix}", *first.location)
     if images is not None:
         return _of_images(config, name or str(path), processor_of(path), images, (), single, say)
-    found = _shape(config, path)
-    trace = "always" if single else "some"
-    name = name or str(path)
-    shape = replace(found.shape, name=name)
-    return _chosen(config, name, None, found.notes, trace=trace, head=found.head,
-                   shape=shape, closed_form=found.closed_form, say=say)  # fmt: skip
+    return _of_built(config, name or str(path), str(path), (), single, say)
 
 
 @frozen_dataclass
@@ -225,7 +233,7 @@ class _Read:
     notes: tuple[str, ...]
 
 
-def _shape(config: Mapping[str, Any], path: Path) -> _Read:
+def _shape(config: Mapping[str, Any], path: str) -> _Read:
     """The model as Transformers builds it, where that is installed; else as its family's table says.
 
     Raises:
@@ -240,7 +248,7 @@ def _shape(config: Mapping[str, Any], path: Path) -> _Read:
                 "which is not installed here; install torch and transformers, or give ⟨params⟩"
             )
         _check_names(config, path)
-        shape = from_config(config, name=str(path), head=head)
+        shape = from_config(config, name=path, head=head)
         note = (
             f"{path}: {format_count(shape.parameters)} parameters, counted from the configuration: "
             "transformers, which would build and check the model, is not installed here"
@@ -250,9 +258,9 @@ def _shape(config: Mapping[str, Any], path: Path) -> _Read:
 
     _check_classes(config, path)
     # what its keys do not say is an error with the key's name here, before Transformers speaks
-    table = from_config(config, name=str(path), head=named_head(config)) if known else None
+    table = from_config(config, name=path, head=named_head(config)) if known else None
     try:
-        built = shape_of(config, str(path))
+        built = shape_of(config, path)
     except InputError as error:
         raise InputError(f"{path}: {error.marked}") from None
     if not any(stack.gemms for stack in built.stacks):
@@ -272,7 +280,7 @@ def _shape(config: Mapping[str, Any], path: Path) -> _Read:
     return _Read(shape=built, head=built.head, closed_form=False, notes=tuple(notes))
 
 
-def _check_names(config: Mapping[str, Any], path: Path) -> None:
+def _check_names(config: Mapping[str, Any], path: str) -> None:
     """Without Transformers: refuse a class that is not named as its own of the model type are.
 
     Raises:
@@ -288,7 +296,7 @@ def _check_names(config: Mapping[str, Any], path: Path) -> None:
             )
 
 
-def _check_classes(config: Mapping[str, Any], path: Path) -> None:
+def _check_classes(config: Mapping[str, Any], path: str) -> None:
     """Refuse a class that is not Transformers' own: its layers may be anything.
 
     Raises:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.config_files import LLAMA
+from zerokit.catalog import models
 from zerokit.cli import run
+from zerokit.domain.families import FAMILIES
 from zerokit.errors import InputError
 from zerokit.planner.models import choose_model
 
@@ -71,3 +73,15 @@ def test_without_transformers_a_class_of_another_name_is_refused(
         found = choose_model(None, path)
         assert any("which would build and check the model, is not installed here" in note
                    for note in found.assumptions)  # fmt: skip
+
+
+def test_a_model_of_the_catalogue_without_a_closed_form_is_built_by_transformers() -> None:
+    pytest.importorskip("transformers")
+    chosen = choose_model(None, "LFM2-350M")
+    # the model card's figure
+    assert chosen.shape.parameters == 354_483_968 and chosen.shape.name == "lfm2-350m"
+    assert any("mamba-ssm, causal-conv1d" in note for note in chosen.assumptions)
+
+
+def test_a_bare_size_is_never_taken_for_a_model_without_a_closed_form() -> None:
+    assert models.nearest(354_483_968).model_type in FAMILIES
