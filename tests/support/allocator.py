@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zerokit.launcher.rank.cuda_memory import CudaMemory
+from zerokit.launcher.rank.phase_record import Identity
+from zerokit.launcher.rank.probe import Probe
+
+MIB = 1 << 20
+
 
 class Allocator:
     """Two devices' worth of the caching allocator's statistics."""
@@ -44,3 +58,43 @@ class Allocator:
 
     def reset_totals(self, device: int) -> None:
         self.retries[device] = 0
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, torch: Any) -> Allocator:
+    """The stand-in below torch.cuda: everything above it is PyTorch's own code."""
+    double = Allocator()
+    for name, function in {
+        "_cuda_memoryStats": double.stats,
+        "_cuda_resetPeakMemoryStats": double.reset,
+        "_cuda_resetAccumulatedMemoryStats": double.reset_totals,
+    }.items():
+        monkeypatch.setattr(torch._C, name, function, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    cudart = SimpleNamespace(cudaMemGetInfo=lambda device: (100 * MIB - double.held[device], 100 * MIB))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    return double
+
+
+@contextmanager
+def probe_on(torch: Any, folder: Path) -> Iterator[Probe]:
+    """The probe of a rank that has this GPU."""
+    identity = Identity(rank=0, local_rank=0, world_size=1, host="here", device="cuda", script="t.py")
+    probe = Probe(identity, folder)
+    probe.cuda = CudaMemory(torch)
+    probe.cuda.on_foreign_reset = probe.foreign_reset
+    probe.cuda.install()
+    try:
+        yield probe
+    finally:
+        probe.cuda.uninstall()
+
+
+def train_step(probe: Probe, allocator: Allocator, forward: int, backward: int, step: int) -> None:
+    """An optimizer step whose phases allocate so many MiB each."""
+    for name, size in (("forward", forward), ("backward", backward), ("step", step)):
+        probe.enter(name)
+        allocator.spike(size * MIB)
+    probe.step_done()
+    probe.enter("other")

@@ -17,11 +17,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.allocator import Allocator  # noqa: E402
+from tests.support.allocator import Allocator, installed, probe_on, train_step  # noqa: E402
 from zerokit.launcher.rank import split_budget  # noqa: E402
-from zerokit.launcher.rank.cuda_memory import CudaMemory  # noqa: E402
 from zerokit.launcher.rank.oom_record import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
-from zerokit.launcher.rank.phase_record import Identity  # noqa: E402
 from zerokit.launcher.rank.probe import Probe  # noqa: E402
 
 MIB = 1 << 20
@@ -29,38 +27,13 @@ MIB = 1 << 20
 
 @pytest.fixture
 def allocator(monkeypatch):
-    double = Allocator()
-    for name, function in {
-        "_cuda_memoryStats": double.stats,
-        "_cuda_resetPeakMemoryStats": double.reset,
-        "_cuda_resetAccumulatedMemoryStats": double.reset_totals,
-    }.items():
-        monkeypatch.setattr(torch._C, name, function, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    cudart = SimpleNamespace(cudaMemGetInfo=lambda device: (100 * MIB - double.held[device], 100 * MIB))
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    return double
+    return installed(monkeypatch, torch)
 
 
 @pytest.fixture
 def probe(tmp_path: Path, allocator):
-    identity = Identity(rank=0, local_rank=0, world_size=1, host="here", device="cuda", script="t.py")
-    probe = Probe(identity, tmp_path)
-    probe.cuda = CudaMemory(torch)
-    probe.cuda.on_foreign_reset = probe.foreign_reset
-    probe.cuda.install()
-    yield probe
-    probe.cuda.uninstall()
-
-
-def train_step(probe: Probe, allocator: Allocator, forward: int, backward: int, step: int) -> None:
-    for name, size in (("forward", forward), ("backward", backward), ("step", step)):
-        probe.enter(name)
-        allocator.spike(size * MIB)
-    probe.step_done()
-    probe.enter("other")
+    with probe_on(torch, tmp_path) as probe:
+        yield probe
 
 
 def peaks(probe: Probe) -> dict[str, int]:
