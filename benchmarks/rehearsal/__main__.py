@@ -132,7 +132,8 @@ class Bench:
             "backward": last["bwd"]["max_alloc"],
             "step": last["step"]["max_alloc"],
         }
-        return done, phases, record["peak"], record["reserved"]
+        # the script's own max_memory_reserved knows nothing of blocks that come back late
+        return done, phases, record["peak"], rank.peak_reserved_bytes
 
     def _target(self, run: MeasuredRun) -> tuple[Target, str | None, str, str]:
         """What is run, its plan, the allocator's settings and the launcher."""
