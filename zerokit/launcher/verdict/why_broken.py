@@ -36,7 +36,7 @@ def explain_failure(run_dir: Path, verdict: Verdict, files: RankFiles) -> Cause 
 def _without_training(views: list[RankView], files: RankFiles) -> Cause | None:
     """Some ranks evaluated or generated, whose gathers of weights were taken for those of the others."""
     ended, sizes = _ended_by_gloo(views, files)
-    gathers = any(view.waits_in is not None and view.waits_in.module for view in views)
+    gathers = any(call.module for view in views for call in view.calls)  # ZeRO-3 does, for a forward
     if not ended or not gathers:
         return None
     phases = {view.rank: _phases(files.logs.get(view.rank)) for view in views}
