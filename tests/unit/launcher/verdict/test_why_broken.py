@@ -1,0 +1,62 @@
+"""What Gloo ends at once: the rank that it aborts leaves no record of its calls, the others do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from signal import SIGABRT, SIGTERM
+from typing import Any
+
+import pytest
+
+from zerokit.launcher.rank_file import RankLog
+from zerokit.launcher.verdict.evidence import RankFiles
+from zerokit.launcher.verdict.rank_end import RankEnd
+from zerokit.launcher.verdict.verdict import Verdict
+from zerokit.launcher.verdict.why_broken import explain_failure
+from zerokit.report.outcome import Outcome, RankState
+
+SAID = "[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 528 vs 264. Received data size"
+TRAINING = ("load", "init", "forward", "backward", "step", "other")
+GATHER = {"number": 9, "count": 9, "operation": "all_gather_into_tensor", "group": "0", "step": 4,
+          "phase": "backward", "shape": [264], "dtype": "float32", "module": "head"}  # fmt: skip
+REDUCE = {**GATHER, "operation": "all_reduce", "module": None}
+
+
+def files(folder: Path, aborted: tuple[str, ...], others: tuple[str, ...], call: dict[str, Any]) -> RankFiles:
+    logs = {}
+    for rank in range(3):
+        phases = {name: {"count": 1} for name in (aborted if rank == 0 else others)}
+        records = [{"type": "tick", "rank": rank, "pid": rank, "time": 1.0, "phases": phases}]
+        if rank:
+            records.append({"type": "calls", "rank": rank, "pid": rank, "time": 1.0, "calls": [call]})
+        logs[rank] = RankLog(rank=rank, path=folder / f"rank-{rank:05d}.jsonl", records=records)
+    return RankFiles(logs=logs, problems=[], last_words={0: SAID})
+
+
+@pytest.mark.parametrize(
+    ("aborted", "others", "call", "kind"),
+    [
+        ((*TRAINING, "eval"), TRAINING, GATHER, "eval_on_some_ranks"),
+        ((*TRAINING, "generate"), TRAINING, GATHER, "generate_on_some_ranks"),
+        ((*TRAINING, "eval"), (*TRAINING, "eval"), GATHER, "different_shapes"),
+        (
+            (*TRAINING, "eval"),
+            TRAINING,
+            REDUCE,
+            "different_shapes",
+        ),  # nothing gathered: harmless
+        (TRAINING, TRAINING, GATHER, "different_shapes"),
+    ],
+)
+def test_unlike_sizes_are_those_of_an_evaluation_on_one_rank(
+    tmp_path: Path, aborted: tuple[str, ...], others: tuple[str, ...], call: dict[str, Any], kind: str
+) -> None:
+    ends = [RankEnd(rank=0, state=RankState.FAILED, signal=SIGABRT, consequence=True)]
+    ends += [RankEnd(rank=rank, state=RankState.TERMINATED, signal=SIGTERM) for rank in (1, 2)]
+    verdict = Verdict(
+        outcome=Outcome.RANK_FAILED, exit_code=10, why="", first_failure=ends[0], ends=tuple(ends)
+    )
+    cause = explain_failure(tmp_path, verdict, files(tmp_path, aborted, others, call))
+    assert cause is not None and cause.kind == kind
+    assert "rank 0 got 528 bytes where its own tensor has room for 264" in cause.what
+    assert cause.ranks == (0,)
