@@ -146,10 +146,11 @@ pip_install() {
     cd "$here"
     env -u PYTHONPATH -u PYTHONHOME -u PIP_TARGET -u PIP_PREFIX PIP_USER=0 \
         DS_BUILD_OPS=0 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
-        "$venv/bin/python" -m pip install $quiet --disable-pip-version-check --no-input \
+        "$venv/bin/python" -m pip install $quiet --disable-pip-version-check --no-input --no-compile \
         -e ".[$1]" >&2 || return
-    # Where PYTHONDONTWRITEBYTECODE is set, every start would compile the sources again.
-    "$venv/bin/python" -m compileall -q zerokit >&2 || true
+    # On all cores, while pip would use one. Where PYTHONDONTWRITEBYTECODE is set, every start would
+    # compile the sources again.
+    "$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python*/site-packages zerokit >/dev/null 2>&1 || true
 }
 
 # Without an index: the packages that $python has itself, if those are all that zerokit[$1] needs.
