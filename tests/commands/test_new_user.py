@@ -180,6 +180,19 @@ def test_the_next_command_is_the_one_that_the_user_has(
     assert "\n  zerokit launch --plan" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("batch", "named"), [("7", True), ("8", False)])
+def test_more_gpus_that_need_another_batch_say_so(
+    batch: str, named: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ["plan", "--model", "llama-3.1-8b", "--gpu", "rtx-4090"]
+    assert run([*job, "--gpus", "1", "--global-batch", batch]) == 3
+    line = next(line for line in capsys.readouterr().err.splitlines() if "more GPUs" in line)
+    offered = line.partition("(")[2].partition(")")[0].replace(" and ", " ").split()
+    assert ("--global-batch" in offered) == named
+    again = offered if named else [*offered, "--global-batch", batch]
+    assert run([*job, *again]) == 0  # what is offered fits
+
+
 def test_cpu_ranks_have_no_cublas(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["estimate", "--model", "gpt2", "--device", "cpu", "--gpus", "1", "--seq-len", "512", "--json"]
     assert run(asked) == 0

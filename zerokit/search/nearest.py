@@ -137,7 +137,9 @@ def _more_gpus(request: Request, works: Works) -> str | None:
         if found:
             gpus, nodes = one.cluster.gpus, one.cluster.nodes
             on = f" on {nodes} nodes" if nodes > 1 else ""
-            return f"{gpus - cluster.gpus} more GPUs (⟨gpus⟩ {gpus}{on}): {_words(found)}"
+            other = request.job.global_batch is not None and one.job.global_batch is None
+            batch = f" and ⟨global_batch⟩ {found.strategy.global_batch}" if other else ""
+            return f"{gpus - cluster.gpus} more GPUs (⟨gpus⟩ {gpus}{batch}{on}): {_words(found)}"
     return None
 
 
