@@ -12,12 +12,16 @@ import resource
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokit.rehearsal.order import Order
 from zerokit.rehearsal.process import sandbox
+
+if TYPE_CHECKING:
+    from zerokit.rehearsal.process.context import Context
 
 
 def main(order_path: str) -> int:
@@ -252,7 +256,7 @@ _WORTH_SAYING = 1.02
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
-def _adapt(context: Any, adapter: Any, module: ModuleType) -> None:
+def _adapt(context: Context, adapter: Callable[[Context, ModuleType], None], module: ModuleType) -> None:
     """A library of another version than an adapter knows is run as it is, and that is said."""
     try:
         adapter(context, module)
