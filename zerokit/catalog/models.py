@@ -2,7 +2,8 @@
 
 ``parameters`` is what transformers builds from the file's ``hf_config`` (tied weights once); a
 test builds every one and compares. ``published_parameters`` is the authors' own figure: exact,
-or rounded to as many digits as they gave.
+or rounded to as many digits as they gave; where they counted what transformers does not build,
+``published_differs`` says what.
 
 ``models/index.json`` repeats everything but the configurations, so that choosing a model reads
 one file instead of all; a model that is not in it yet is read from its own. After a change to a model that
@@ -40,6 +41,7 @@ _FIELDS = {
     "experts": Field(kind="whole", required=False),
     "parameters": Field(kind="whole"),
     "published_parameters": Field(kind="whole"),
+    "published_differs": Field(kind="text", required=False),
     "source": Field(kind="text"),
     "licence": Field(kind="text"),
     "hf_config": Field(kind="mapping"),
@@ -58,6 +60,7 @@ class Summary:
         head: which ``AutoModelFor…`` builds it: one of :data:`zerokit.domain.hf_classes.HEADS`.
         parameters: as transformers builds it, tied weights counted once.
         published_parameters: the authors' figure, with ``source``.
+        published_differs: what they counted that transformers does not build; ``None``: nothing.
         licence: of the published weights; zerokit carries no weights.
         hub: where the weights are on the Hugging Face hub; ``None``: not published there.
         experts: routed experts per mixture-of-experts layer; ``None``: a dense model.
@@ -70,6 +73,7 @@ class Summary:
     head: str
     parameters: int
     published_parameters: int
+    published_differs: str | None
     source: str
     licence: str
     hub: str | None
@@ -199,7 +203,7 @@ def read_model(path: Path) -> CatalogModel:
     """
     document = read(path, _FIELDS)
     _check(document, path.stem)
-    values = {"hub": None, "experts": None, **document.value}
+    values = {"hub": None, "experts": None, "published_differs": None, **document.value}
     values["aliases"] = tuple(values.get("aliases", ()))
     return CatalogModel(**values, model_type=values["hf_config"]["model_type"])
 
@@ -231,7 +235,10 @@ def _check(document: Document, name: str) -> None:
     if experts != values.get("experts"):
         raise document.error(("experts",), f"experts: must be {experts}, as hf_config has it")
     published, counted = values["published_parameters"], values["parameters"]
-    if not agrees(published, counted):
+    differs = "published_differs" in values
+    if differs and agrees(published, counted):
+        raise document.error(("published_differs",), f"published_differs: {published} is {counted} rounded")
+    if not differs and not agrees(published, counted):
         message = f"published_parameters: {published} is not {counted} rounded to its digits"
         raise document.error(("published_parameters",), message)
 

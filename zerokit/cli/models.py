@@ -60,6 +60,7 @@ def _one(model: models.CatalogModel) -> str:
             f"{model.parameters:,} ({format_count(model.parameters)}), as transformers builds it",
         ),
         ("", "published", f"{model.published_parameters:,}: {model.source}"),
+        *([("", "", model.published_differs)] if model.published_differs else []),
         ("", "family", model.family + (f", {model.experts} experts per layer" if model.experts else "")),
         ("", "head", model.head),
         ("", "weights", f"{model.hub or 'not on the hub'} ({model.licence})"),
