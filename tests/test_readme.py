@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,13 +160,14 @@ def difference(example: Example, output: str) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
-    """A folder for each page's commands."""
-    found = {}
-    for page in PAGES:
-        found[page] = tmp_path_factory.mktemp(page.stem)
-        prepare(found[page])
-    return found
+def folders() -> Iterator[dict[Path, Path]]:
+    """A folder for each page's commands, with a path short enough for a line of 80 columns."""
+    with tempfile.TemporaryDirectory(prefix="zk-") as base:
+        found = {page: Path(base) / str(number) for number, page in enumerate(PAGES)}
+        for folder in found.values():
+            folder.mkdir()
+            prepare(folder)
+        yield found
 
 
 def test_the_pages_have_examples() -> None:

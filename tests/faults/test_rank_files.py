@@ -72,7 +72,7 @@ def test_an_end_of_its_own_is_told_in_the_last_line(tmp_path, body, code, state,
 LEAVES = """
     import os, sys
     from zerokit.launcher.rank import probe
-    probe.ACTIVE.steps = int(sys.argv[1])
+    probe.ACTIVE.position = int(sys.argv[1]), 0
     if sys.argv[2] == "leave":
         os._exit(0)
     if sys.argv[2] == "atexit":

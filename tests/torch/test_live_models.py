@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -30,14 +29,13 @@ def test_a_teacher_is_counted_and_shared_or_meta_weights_are_not() -> None:
 def test_of_weights_in_a_mapped_file_what_was_read_is_resident(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     save_file({"weight": torch.ones(16 * MIB // 4)}, file)
-    gc.collect()
     host = HostMemory()
-    before = host.read()[0]
     module = torch.nn.Module()
     module.register_buffer("weight", load_file(file)["weight"])
     module.register_parameter("own", torch.nn.Parameter(torch.ones(4 * MIB // 4)))
+    before = host.read()[0]
     assert resident_tensor_bytes([module, module]) < 5 * MIB  # nothing of the file was read
     torch.sum(module.weight)
     tensors = resident_tensor_bytes([module])
     assert tensors == pytest.approx(20 * MIB, abs=MIB)
-    assert host.read()[0] - before == pytest.approx(tensors, abs=3 * MIB)
+    assert host.read()[0] - before == pytest.approx(16 * MIB, abs=3 * MIB)  # as the kernel counts

@@ -98,7 +98,7 @@ def test_any_other_console_command_is_run_as_its_program(
     (tmp_path / "zerokit").mkdir()  # a folder of that name, as in a checkout, is no script
     target = resolve("zerokit", ("gpus",)).target
     assert target.script is not None and Path(target.script).name == "zerokit"
-    assert target.source == "zerokit.cli" and target.arguments == ("gpus",)
+    assert target.source == "zerokit.__main__" and target.arguments == ("gpus",)
 
 
 def test_what_a_tool_reads_from_its_file_is_added_in_its_own_way(
