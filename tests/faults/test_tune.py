@@ -238,6 +238,7 @@ def test_bad_input_is_refused_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow  # the examples of docs/guide/tune.md run real DeepSpeed too
 def test_real_deepspeed_survives_an_out_of_memory_and_keeps_the_rest(
     stub_python: Path, tmp_path: Path
 ) -> None:
