@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _SCRIPT, _WORDS = "zerokit.script", "zerokit.words"
-_MOST_PLOTTED = 100
+_MOST_PLOTTED = 5000
 """Strategies that fit, the choice among them, that a page plots."""
 
 

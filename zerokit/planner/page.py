@@ -71,7 +71,8 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Sequence[Candidate]
         phases=_phases(result),
         times=_times(result),
         frontier=_frontier(result, others) if result.timed and others else None,
-        frontier_note=f"The choice and the {len(others)} next best of the strategies that fit.",
+        frontier_note=f"The choice and the {len(others)} other strategies that fit, each with its fastest "
+        "settings.",
         alternatives=[as_options(other.candidate.why) for other in result.alternatives],
         rejected=[(as_options(reason), f"{count:,}") for reason, count in result.plan.rejected.items()],
         assumptions=all_as_options(result.plan.assumptions),
