@@ -29,6 +29,12 @@ class PlanFiles:
     names: Mapping[str, str]
     reasons: Mapping[str, str]
 
+    def readers(self) -> dict[str, frozenset[str]]:
+        """Who reads each DeepSpeed JSON: a variant of its own one reader, the first file all others."""
+        own = {name: key.removeprefix("deepspeed_") for key, name in self.names.items() if "_" in key}
+        others = frozenset(DEEPSPEED_NAMES) - frozenset(own.values())
+        return {self.names["deepspeed"]: others, **{name: frozenset({key}) for name, key in own.items()}}
+
 
 def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> PlanFiles:
     """The files of a plan in ``folder``, whose whole path is written into the accelerate YAML: accelerate

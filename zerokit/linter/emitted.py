@@ -8,25 +8,38 @@ from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding
+from zerokit.rules import EVERY_READER
 from zerokit.strictload import parse_json, parse_yaml
 
 _NEVER_OURS = frozenset({"accelerate-ignored-key", "unknown-key"})
 """Warnings for others; a key that is ignored in a file of ours is a bug."""
 
 
-def verify(texts: Mapping[str, str], *, ranks: int, gpus_per_node: int | None = None) -> None:
+def verify(
+    texts: Mapping[str, str],
+    *,
+    ranks: int,
+    gpus_per_node: int | None = None,
+    readers: Mapping[str, frozenset[str]] | None = None,
+) -> None:
     """Lint DeepSpeed JSON and accelerate YAML, by file name, for so many ranks.
+
+    ``readers``: who reads each JSON; all of them where it says nothing. What lies in the working folder
+    never decides that of a file that is not written yet.
 
     Raises:
         RuntimeError: an error in them; whoever wrote them has a bug.
     """
-    context = Context(world_size=ranks, gpus_per_node=gpus_per_node)
+    readers = readers or {}
     findings: list[Finding] = []
     configs = {}
     for name, text in texts.items():
         if name.endswith(".json"):
             document = parse_json(text, name)
             configs[name] = document.value
+            context = Context(
+                world_size=ranks, gpus_per_node=gpus_per_node, readers=readers.get(name, EVERY_READER)
+            )
             findings += lint_deepspeed(document, context)
     for name, text in texts.items():
         if name.endswith(".json"):

@@ -60,6 +60,7 @@ def write_plan(
         emitted.texts,
         ranks=strategy.world_size // strategy.pipeline_parallel,
         gpus_per_node=cluster.gpus_per_node,
+        readers=emitted.readers(),
     )
     check_folder(folder)
     try:
