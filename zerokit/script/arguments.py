@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from zerokit.domain.strategy import Strategy
 from zerokit.script.reader import ScriptFacts
 from zerokit.script.tools import Tool, tool_of
-from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values
+from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values, means
 from zerokit.search.space import Pins
 
 PLACEHOLDERS = ("{micro_batch}", "{gradient_accumulation}", "{checkpointing}")
@@ -143,12 +143,13 @@ class ScriptOptions:
         """What the user's arguments say, ``true`` for a flag without a value, and how it is written there."""
         spelt = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         negated = {f"--no_{name}" for name in names} | {f"--no-{name.replace('_', '-')}" for name in names}
+        exact = {*self.facts.options, *(f"--{name}" for name in (*_TRAINERS_OWN, *self.defaults))}
         assigned = self._is_file_alone  # LLaMA-Factory: train x.yaml KEY=VALUE
         for index, argument in enumerate(self.given):
             option, equals, value = argument.partition("=")
             if option in negated:
                 return "false", option
-            if option not in spelt and not (assigned and equals and option in names):
+            if not means(option, spelt, exact) and not (assigned and equals and option in names):
                 continue
             if not equals:
                 following = self.given[index + 1] if index + 1 < len(self.given) else "--"
@@ -158,8 +159,7 @@ class ScriptOptions:
 
     def _said_by_user(self, names: tuple[str, ...]) -> tuple[object, str] | None:
         """The value in the user's arguments or in the file that they name, and where it stands."""
-        given = self._value_given(names)
-        if given is not None:
+        if (given := self._value_given(names)) is not None:
             return given
         if self.file is not None:
             for name in names:

@@ -114,3 +114,10 @@ def installed_values(facts: ScriptFacts, arguments: Sequence[str]) -> dict[str, 
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
         return {}
     return dict(values)
+
+
+def means(option: str, spelt: set[str], exact: set[str]) -> bool:
+    """Whether argparse takes ``option`` for one that is ``spelt`` so: also by a beginning of it that is no
+    ``exact`` option itself. Where several options begin so, the script ends."""
+    short = option.startswith("--") and len(option) > len("--b") and option not in exact
+    return option in spelt or (short and any(each.startswith(option) for each in spelt))

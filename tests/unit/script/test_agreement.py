@@ -30,6 +30,9 @@ HIDDEN = """
          ["--per_device_train_batch_size 8, but the plan has per_device_train_batch_size 4",
           "--bf16 False, but the plan has bf16 True"]),
         (TRAINER, "--no_gradient_checkpointing", ["--no_gradient_checkpointing, but the plan has"]),
+        # argparse takes the beginning of an option for it, where no other begins so
+        (TRAINER, "--per_device_train_b 9", ["--per_device_train_b 9, but the plan has per_device"]),
+        (TRAINER, "--gradient_acc=6", ["--gradient_acc 6, but the plan has gradient_accumulation_steps"]),
         (NO_TRAINER, "--grad_accum_steps=4", ["--grad_accum_steps 4, but the plan has"]),
         (TRAINER, "--activation_checkpointing False", ["but the plan has gradient_checkpointing True"]),
         (NO_TRAINER, "--gradient_accumulation_steps=4", ["--gradient_accumulation_steps 4, but the plan"]),
