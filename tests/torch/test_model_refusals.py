@@ -37,6 +37,7 @@ from zerokit.planner.models import choose_model
             "ElectraForPreTraining is not modelled: its loss is not a language model's",
         ),
         ({"architectures": ["RoCBertForPreTraining"]}, "RoCBertForPreTraining is not modelled"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "the weights are packed (gptq)"),
         ({"model_type": "qwen2_vl", "vision_config": {}}, "give the images of a sequence, --images N"),
         ({"model_type": "mllama", "vision_config": {}}, "with a tower for images is not modelled"),
         ({"model_type": "gemma3n", "audio_config": {}}, "with a tower for sound is not modelled"),

@@ -215,6 +215,15 @@ def _from_file(
     if kind is not None and not isinstance(kind, str):
         raise document.error(("model_type",), f"model_type is {kind!r}; expected a text such as 'llama'")
     check_modelled(config, str(path), images is not None)
+    packed = config.get("quantization_config")
+    if packed:
+        how = packed.get("quant_method") if isinstance(packed, dict) else None
+        raise document.error(
+            ("quantization_config",),
+            f"the weights are packed ({how or 'quantization_config'}), and their bytes are not modelled; "
+            "name the model that they were made of (⟨method⟩ qlora trains adapters on its weights in 4 "
+            "bits), or take this key out of a copy to count them in 16 bits",
+        )
     if document.problems:
         first = document.problems[0]
         raise FileInputError(str(path), f"{first.message}; {first.fix}", *first.location)
