@@ -127,7 +127,7 @@ def estimate(
     strategy, notes = one_strategy(request, file)
     unmodelled = () if file is None else not_modelled(file.config)
     if deepspeed is not None:
-        notes = (*errors_in(str(deepspeed)), *unmodelled, *notes)
+        notes = (*errors_in(str(deepspeed), strategy, request.cluster), *unmodelled, *notes)
     candidate, fitting = estimate_strategy(request, strategy)
     if unmodelled:
         candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))

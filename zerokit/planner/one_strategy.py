@@ -9,6 +9,7 @@ from typing import Any
 
 from zerokit.domain.client_optimizers import with_optimizer
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, from_config
+from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
@@ -34,20 +35,24 @@ class StrategyFile:
     settings: DeepSpeedSettings
 
 
-def errors_in(path: str) -> tuple[str, ...]:
-    """What DeepSpeed would refuse or not understand of a file whose other keys are estimated, as notes."""
+def errors_in(path: str, strategy: Strategy, cluster: Cluster) -> tuple[str, ...]:
+    """What DeepSpeed would refuse or not understand of a file whose other keys are estimated, as notes.
+
+    Its batch is set against the GPUs where every one of them reads a batch of its own.
+    """
     from zerokit.linter.deepspeed.file import Context
     from zerokit.linter.files import check_files
 
-    (checked,) = check_files([path], Context(), kind="deepspeed")
+    gpus = strategy.world_size if strategy.data_parallel == strategy.world_size else None
+    context = Context(world_size=gpus, gpus_per_node=gpus and cluster.gpus_per_node)
+    (checked,) = check_files([path], context, kind="deepspeed")
     errors = [finding for finding in checked.findings if finding.severity == "error"]
     if not errors:
         return ()
     more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
-    first = errors[0]
+    first, command = errors[0], "zerokit check" + (f" --gpus {gpus}" if gpus else "")
     return (
-        f"{path}:{first.location.line}: {first.message}{more} (`zerokit check {path}`); "
-        "the rest is estimated",
+        f"{path}:{first.location.line}: {first.message}{more} (`{command} {path}`); the rest is estimated",
     )
 
 

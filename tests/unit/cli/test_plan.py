@@ -41,6 +41,20 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return body
 
 
+def test_scripts_beside_a_plan_do_not_say_who_reads_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text("from accelerate import Accelerator\naccelerator = Accelerator()\n")
+    assert call(capsys, "plan", "--params", "7b", "--gpus", "8", "--gpu", "h200")[0] == 0
+
+
+def test_a_file_whose_batch_does_not_divide_over_the_gpus_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ds.json").write_text('{"train_batch_size": 17, "train_micro_batch_size_per_gpu": 1, '
+                               '"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}')  # fmt: skip
+    job = ("--params", "7b", "--gpus", "8", "--gpu", "h200", "--deepspeed", "ds.json")
+    notes = as_json(capsys, "estimate", *job)["assumptions"]
+    assert any("train_batch_size 17 is not" in note and "zerokit check --gpus 8 ds.json" in note
+               for note in notes)  # fmt: skip
+
+
 def test_plan_writes_its_files_and_says_what_it_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plan", "--params", "70b", "--gpus", "8", "--explain")
     assert code == 0
