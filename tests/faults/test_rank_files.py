@@ -145,9 +145,9 @@ def test_stacks_are_saved_on_request_and_training_goes_on(tmp_path):
     script = write_script(tmp_path, """
         import glob, os, time
         def stalled():
+            print("up", flush=True)
             while not any(map(os.path.getsize, glob.glob(os.environ["ZEROKIT_RUN_DIR"] + "/stacks-*"))):
                 time.sleep(0.05)
-        print("up", flush=True)
         stalled()
         print("on")
     """)  # fmt: skip
