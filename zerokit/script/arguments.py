@@ -19,12 +19,8 @@ from zerokit.script.trainer_arguments import ArgumentFile, argument_file, instal
 from zerokit.search.space import Pins
 
 PLACEHOLDERS = ("{micro_batch}", "{gradient_accumulation}", "{checkpointing}")
-_MICRO_BATCH = (
-    "per_device_train_batch_size",
-    "micro_batch_size",
-    "micro_batch",
-    "train_batch_size_per_device",
-)
+_MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "micro_batch",
+                "train_batch_size_per_device")  # fmt: skip
 _ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps")
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential", "checkpoint_wrapper",
@@ -143,13 +139,15 @@ class ScriptOptions:
         """What the user's arguments say, ``true`` for a flag without a value, and how it is written there."""
         spelt = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         negated = {f"--no_{name}" for name in names} | {f"--no-{name.replace('_', '-')}" for name in names}
-        exact = {*self.facts.options, *(f"--{name}" for name in (*_TRAINERS_OWN, *self.defaults))}
-        assigned = self._is_file_alone  # LLaMA-Factory: train x.yaml KEY=VALUE
+        by_argparse = self.facts.options or self.facts.parses_training_arguments
+        known = (*self.facts.options, *(f"--{name}" for name in (*_TRAINERS_OWN, *self.defaults)))
+        exact = frozenset(known) if by_argparse else None
         for index, argument in enumerate(self.given):
             option, equals, value = argument.partition("=")
             if option in negated:
                 return "false", option
-            if not means(option, spelt, exact) and not (assigned and equals and option in names):
+            # LLaMA-Factory: train x.yaml KEY=VALUE
+            if not means(option, spelt, exact) and not (self._is_file_alone and equals and option in names):
                 continue
             if not equals:
                 following = self.given[index + 1] if index + 1 < len(self.given) else "--"

@@ -116,8 +116,12 @@ def installed_values(facts: ScriptFacts, arguments: Sequence[str]) -> dict[str, 
     return dict(values)
 
 
-def means(option: str, spelt: set[str], exact: set[str]) -> bool:
-    """Whether argparse takes ``option`` for one that is ``spelt`` so: also by a beginning of it that is no
-    ``exact`` option itself. Where several options begin so, the script ends."""
-    short = option.startswith("--") and len(option) > len("--b") and option not in exact
-    return option in spelt or (short and any(each.startswith(option) for each in spelt))
+def means(option: str, spelt: set[str], exact: frozenset[str] | None) -> bool:
+    """Whether ``option`` is one that is ``spelt`` so, or argparse takes it for one.
+
+    argparse takes any beginning that is no ``exact`` option itself, and ends where several options begin so;
+    ``exact`` is None where the script's parser is not argparse.
+    """
+    if option in spelt or exact is None or option in exact:
+        return option in spelt
+    return option.startswith("--") and len(option) > len("--b") and any(e.startswith(option) for e in spelt)

@@ -40,6 +40,8 @@ HIDDEN = """
         (FIXED_TRAINER.replace("size=4", "size=3"), "",
          ["t.py sets per_device_train_batch_size 3", "gradient_acc", "bf16"]),
         (HIDDEN, "", []),
+        # what is not argparse takes an option by its whole name alone
+        ("import deepspeed, fire; deepspeed.initialize(config='ds.json')", "--micro 9", []),
     ],
 )  # fmt: skip
 def test_a_contradiction_names_both_values(
