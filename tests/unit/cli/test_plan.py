@@ -7,38 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.command import as_json, call, move_elsewhere
 from zerokit.cli import run
 
 GIB = 1 << 30
-TINY = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512,
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = run(list(arguments))
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    code, out, err = call(capsys, *arguments, "--json")
-    assert code == 0, err
-    body: dict[str, Any] = json.loads(out)
-    return body
+    move_elsewhere(tmp_path, monkeypatch)
 
 
 def test_scripts_beside_a_plan_do_not_say_who_reads_its_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,39 @@
+"""``zerokit`` called in this process, as a user and as a program call it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.cli import run
+
+TINY = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def move_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into an empty folder, with neither this machine's GPUs nor its cache."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    code = run(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What ``--json`` prints; the command must end well."""
+    code, out, err = call(capsys, *arguments, "--json")
+    assert code == 0, err
+    body: dict[str, Any] = json.loads(out)
+    return body
