@@ -155,4 +155,4 @@ def test_a_lock_that_a_process_holds_is_not_stale(tmp_path: Path) -> None:
         holder.kill()
         holder.wait()
     (stale,) = stale_locks(environment, tmp_path)
-    assert stale.path == lock and stale.command == f"rm {lock}" and "fused_adam" in stale.what
+    assert stale.path == lock and stale.command == f"rm {lock}" and "fused_adam" in stale.description

@@ -83,7 +83,7 @@ def findings(around: Surroundings) -> list[DoctorFinding]:
             )
         )
     found += [
-        warning("build.lock", lock.what, lock.command)
+        warning("build.lock", lock.description, lock.command)
         for lock in stale_locks(around.environment, around.home)
     ]
     where = "gpu" if around.on_gpu else "cpu"

@@ -93,9 +93,9 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
     from zerokit.launcher.secrets import Secrets
 
     secrets = Secrets(os.environ, options.target.arguments)
-    shown = Path(options.run_dir or "runs/<timestamp>-<script>").absolute()
+    run_dir = Path(options.run_dir or "runs/<timestamp>-<script>").absolute()
     with ExitStack() as stack:
-        launch = prepare(options, shown, stack)
+        launch = prepare(options, run_dir, stack)
         for note in launch.notes:
             say(secrets.text(note))
         return DryRun(
@@ -317,7 +317,7 @@ class _Session:
             self.say(f"its output: {run_dir}/logs/rank-{ended.verdict.first_failure.rank:05d}.err.log")
         self.say(f"run folder: {run_dir}")
         for lock in stale_locks(os.environ, home_folder()):
-            self.say(f"warning: {lock.what}; remove it: {lock.command}")
+            self.say(f"warning: {lock.description}; remove it: {lock.command}")
 
     def _explain_memory(
         self, launch: Launch, report: RunReport

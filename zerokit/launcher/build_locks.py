@@ -31,7 +31,7 @@ class StaleLock:
         return f"rm {shlex.quote(str(self.path))}"
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """The finding, in a sentence."""
         age = (
             f"{self.age_seconds / 60:.0f} min"
@@ -64,18 +64,18 @@ def stale_locks(environment: Mapping[str, str], home: Path) -> list[StaleLock]:
                     locks[path] = path.stat()
     if not locks or not Path("/proc/self/fd").is_dir():
         return []
-    held = _held({(status.st_dev, status.st_ino) for status in locks.values()})
-    found = []
+    open_files = _open_files({(status.st_dev, status.st_ino) for status in locks.values()})
+    stale = []
     for path, status in sorted(locks.items()):
         age = time.time() - status.st_mtime
-        if (status.st_dev, status.st_ino) not in held and age > _NEW_SECONDS:
-            found.append(StaleLock(path=path, age_seconds=age))
-    return found
+        if (status.st_dev, status.st_ino) not in open_files and age > _NEW_SECONDS:
+            stale.append(StaleLock(path=path, age_seconds=age))
+    return stale
 
 
-def _held(files: set[tuple[int, int]]) -> set[tuple[int, int]]:
+def _open_files(files: set[tuple[int, int]]) -> set[tuple[int, int]]:
     """Which of these files (device, inode) a process has open, among those that may be looked into."""
-    held: set[tuple[int, int]] = set()
+    open_files: set[tuple[int, int]] = set()
     for process in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries
         if not process.isdigit():
             continue
@@ -83,5 +83,5 @@ def _held(files: set[tuple[int, int]]) -> set[tuple[int, int]]:
             for descriptor in os.listdir(f"/proc/{process}/fd"):  # noqa: PTH208
                 with suppress(OSError):
                     status = os.stat(f"/proc/{process}/fd/{descriptor}")  # noqa: PTH116
-                    held |= {(status.st_dev, status.st_ino)} & files
-    return held
+                    open_files |= {(status.st_dev, status.st_ino)} & files
+    return open_files

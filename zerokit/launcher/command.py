@@ -62,8 +62,8 @@ class LaunchCommand:
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The complete environment of the launcher."""
-        kept = {name: value for name, value in base.items() if name not in self.unset_variables}
-        return kept | self.set_variables
+        inherited = {name: value for name, value in base.items() if name not in self.unset_variables}
+        return inherited | self.set_variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +99,12 @@ def script_options(
         return _tool_options(facts, arguments, config)
     if style != "raw" or config is None or facts.own_configuration is not None:
         return []
-    given = {argument.partition("=")[0] for argument in arguments}
+    option_names = {argument.partition("=")[0] for argument in arguments}
     options = []
     takes_flag = facts.adds_deepspeed_arguments or "--deepspeed" in facts.flags
-    if (takes_flag or not facts.options) and "--deepspeed" not in given:
+    if (takes_flag or not facts.options) and "--deepspeed" not in option_names:
         options.append("--deepspeed")
-    if "--deepspeed_config" not in given:
+    if "--deepspeed_config" not in option_names:
         options += ["--deepspeed_config", str(config)]
     return options
 
@@ -188,8 +188,8 @@ def _launcher(launcher: str, placement: Placement, run_dir: Path, takes_local_ra
 
 def _program(name: str, module: str) -> list[str]:
     """The program beside this Python; as a module, the working folder's files would come first."""
-    beside = Path(sys.executable).with_name(name)
-    return [sys.executable, str(beside)] if beside.is_file() else [sys.executable, "-m", module]
+    sibling = Path(sys.executable).with_name(name)
+    return [sys.executable, str(sibling)] if sibling.is_file() else [sys.executable, "-m", module]
 
 
 def _on_loopback(program: list[str]) -> list[str]:
@@ -250,9 +250,9 @@ def _accelerate_joins_ranks(setup: ScriptSetup, arguments: tuple[str, ...]) -> b
     if setup.config is not None or setup.style not in ("accelerate", "trainer") or facts.calls_initialize:
         return False
     file = argument_file(arguments, facts)
-    own = {"deepspeed", "DeepSpeedPlugin"} & (facts.mentions | facts.keywords)
+    deepspeed_names = {"deepspeed", "DeepSpeedPlugin"} & (facts.mentions | facts.keywords)
     named = any("deepspeed" in argument for argument in arguments)
-    return not own and not named and not (file is not None and file.values.get("deepspeed"))
+    return not deepspeed_names and not named and not (file is not None and file.values.get("deepspeed"))
 
 
 def _plan_environment(
@@ -319,10 +319,10 @@ def _on_hosts(
 
 def _refuse_unsafe_paths() -> None:
     """DeepSpeed writes both into the remote shell's line as they are."""
-    for what, path in (("Python", sys.executable), ("zerokit", str(BOOTSTRAP))):
+    for owner, path in (("Python", sys.executable), ("zerokit", str(BOOTSTRAP))):
         if not _SAFE_PATH.fullmatch(path):
             raise InputError(
-                f"⟨hostfile⟩: {what} is installed at {path!r}, and DeepSpeed cannot start it through "
+                f"⟨hostfile⟩: {owner} is installed at {path!r}, and DeepSpeed cannot start it through "
                 "the shell of another machine; install it under a path of letters, digits and "
                 "_ @ + = : , . / -"
             )
@@ -336,10 +336,10 @@ def _for_the_ranks(command: LaunchCommand, base: Mapping[str, str]) -> dict[str,
     Raises:
         InputError: one that Python itself needs before a rank begins.
     """
-    kept = {n: v for n, v in command.set_variables.items() if n not in _FOR_DEEPSPEED}
+    variables = {n: v for n, v in command.set_variables.items() if n not in _FOR_DEEPSPEED}
     for name in ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE"):  # deepspeed/launcher/launch.py sets the former
-        kept.pop(name, None)
-    variables_of_ranks: dict[str, str | None] = {"PYTHONPATH": None, **kept}
+        variables.pop(name, None)
+    variables_of_ranks: dict[str, str | None] = {"PYTHONPATH": None, **variables}
     for name, value in {**base, **command.set_variables}.items():
         if not name.startswith(_EXPORTED_BY_DEEPSPEED) or _SAFE_EXPORT.fullmatch(value):
             continue

@@ -38,30 +38,30 @@ def visible_gpus(listing: Listing, environment: Mapping[str, str]) -> tuple[tupl
     Raises:
         InputError: a MIG instance, a duplicate, or a UUID that fits several GPUs.
     """
-    gpus, said = listing.gpus, ""
+    gpus, mask = listing.gpus, ""
     for variable in VISIBILITY.get(listing.vendor or "", ()):
         value = environment.get(variable)
         if value is None:
             continue
-        said = f"{variable}={value}"
+        mask = f"{variable}={value}"
         if "MIG-" in value:
             raise InputError(
-                f"{said}: a MIG instance cannot be given to several ranks by index; "
+                f"{mask}: a MIG instance cannot be given to several ranks by index; "
                 "use ⟨launcher⟩ torchrun ⟨num_ranks⟩ 1 with it, or whole GPUs"
             )
         gpus, problem = chosen(gpus, value)
         if problem:
-            raise InputError(f"{said}: {problem}")
+            raise InputError(f"{mask}: {problem}")
         if variable == "ROCR_VISIBLE_DEVICES":
             # stays set, and what comes after counts anew among what it leaves
             gpus = tuple(replace(gpu, index=number) for number, gpu in enumerate(gpus))
         elif variable == "HIP_VISIBLE_DEVICES":
             break  # CUDA_VISIBLE_DEVICES counts only where it is not set
-    return gpus, said
+    return gpus, mask
 
 
 def resolve(
-    wanted: str,
+    device: str,
     *,
     num_ranks: int | None,
     planned_ranks: int | None,
@@ -75,15 +75,15 @@ def resolve(
         NodeUnusable: fewer GPUs than needed.
     """
     environment = os.environ if environment is None else environment
-    if wanted not in DEVICES:
-        raise InputError(f"⟨device⟩ {wanted}: use auto, cuda or cpu")
+    if device not in DEVICES:
+        raise InputError(f"⟨device⟩ {device}: use auto, cuda or cpu")
     if planned_ranks is not None and nodes > 1:
         planned_ranks = -(-planned_ranks // nodes)
-    if wanted != "cpu":
+    if device != "cpu":
         listing = list_gpus(os.environ, timeout_seconds=_LISTING_SECONDS)
-        gpus, said = visible_gpus(listing, environment)
-        if wanted == "cuda" or gpus:
-            return _on_gpus(gpus, listing, said, num_ranks, planned_ranks)
+        gpus, mask = visible_gpus(listing, environment)
+        if device == "cuda" or gpus:
+            return _on_gpus(gpus, listing, mask, num_ranks, planned_ranks)
         why = "no GPU is visible" if listing.gpus else "no GPU was found"
     else:
         why = "⟨device⟩ cpu"
@@ -105,24 +105,24 @@ def resolve(
 def _on_gpus(
     gpus: tuple[FoundGpu, ...],
     listing: Listing,
-    said: str,
+    mask: str,
     num_ranks: int | None,
     planned_ranks: int | None,
 ) -> Devices:
     if not gpus:
-        reason = f"{said} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
+        reason = f"{mask} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
         raise NodeUnusable(f"⟨device⟩ cuda: {reason}; use ⟨device⟩ cpu for CPU ranks")
     ranks = num_ranks or planned_ranks or len(gpus)
     if ranks > len(gpus):
-        who = "⟨num_ranks⟩ asks for" if num_ranks else "the plan is for"
+        requester = "⟨num_ranks⟩ asks for" if num_ranks else "the plan is for"
         raise NodeUnusable(
-            f"{who} {ranks} GPUs, and {len(gpus)} are visible here; plan again with ⟨gpus⟩ {len(gpus)}, or "
-            "run on CPU ranks with ⟨device⟩ cpu"
+            f"{requester} {ranks} GPUs, and {len(gpus)} are visible here; plan again with ⟨gpus⟩ "
+            f"{len(gpus)}, or run on CPU ranks with ⟨device⟩ cpu"
         )
     indexes = tuple(gpu.index for gpu in gpus[:ranks])
-    shown = ",".join(map(str, indexes))
+    visible = ",".join(map(str, indexes))
     return Devices(
-        kind="cuda", ranks=ranks, gpu_indexes=indexes, why=f"{ranks} × {gpus[0].name} (GPU {shown})"
+        kind="cuda", ranks=ranks, gpu_indexes=indexes, why=f"{ranks} × {gpus[0].name} (GPU {visible})"
     )
 
 

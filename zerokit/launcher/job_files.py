@@ -104,15 +104,15 @@ def sbatch_script(
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     plan = _for_gpus(folder)
-    taken = job_script(
+    launched = job_script(
         plan, script, style=style, no_arguments=no_arguments, accept_mismatch=accept_mismatch, say=say
     )
     return jobs.sbatch_script(
         plan.strategy(),
         plan.nodes,
-        taken.command,
-        ds_config_path=str(taken.config),
-        style=taken.style,
+        launched.command,
+        ds_config_path=str(launched.config),
+        style=launched.style,
         environment=_environment(plan, variables),
         job_name=job_name,
         time_limit=time_limit,
@@ -140,18 +140,18 @@ def kubernetes_manifest(
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     plan = _for_gpus(folder)
-    taken = job_script(
+    launched = job_script(
         plan, script, style=style, no_arguments=no_arguments, accept_mismatch=accept_mismatch,
         config=Path(jobs.CONFIG_IN_POD), say=say,
     )  # fmt: skip
-    variant = taken.style if taken.style in VARIANTS else "raw"
+    variant = launched.style if launched.style in VARIANTS else "raw"
     return jobs.kubernetes_manifest(
         plan.strategy(),
         plan.nodes,
-        taken.command,
+        launched.command,
         image=image,
         ds_config=deepspeed_config(plan.strategy(), Job(), variant=variant),
-        style=taken.style,
+        style=launched.style,
         environment=_environment(plan, variables),
         name=name,
         gpu_resource=gpu_resource,
@@ -181,20 +181,20 @@ def job_script(
     """
     path = Path(script[0])
     facts = _facts(path, style)
-    taken = facts.style if style == "auto" else style
-    if style == "auto" and taken != "none":
-        say(f"{path} is taken as {STYLE_WORDS[taken]}: {facts.why}")
-    if taken == "none" and style == "auto":
+    resolved_style = facts.style if style == "auto" else style
+    if style == "auto" and resolved_style != "none":
+        say(f"{path} is taken as {STYLE_WORDS[resolved_style]}: {facts.why}")
+    if resolved_style == "none" and style == "auto":
         raise InputError(f"{path}: {facts.why}; say how it takes its configuration with ⟨style⟩")
-    if taken in ("trainer", "accelerate") and plan.strategy().pipeline_parallel > 1:
+    if resolved_style in ("trainer", "accelerate") and plan.strategy().pipeline_parallel > 1:
         raise InputError(
-            f"{path} is taken as {STYLE_WORDS[taken]}, which cannot run a pipeline: the plan is for a "
-            "script that builds a PipelineModule (⟨style⟩ raw)"
+            f"{path} is taken as {STYLE_WORDS[resolved_style]}, which cannot run a pipeline: the plan is for "
+            "a script that builds a PipelineModule (⟨style⟩ raw)"
         )
-    given = tuple(script[1:])
+    arguments = tuple(script[1:])
     added: tuple[str, ...] = ()
-    if taken != "none":
-        options = ScriptOptions.read(facts, taken, given)
+    if resolved_style != "none":
+        options = ScriptOptions.read(facts, resolved_style, arguments)
         agreed = agree(
             options, plan.chosen, read_plan(str(plan.folder))[1], seq_len=plan.seq_len,
             plan_folder=plan.folder, on_cpu=False, no_arguments=no_arguments,
@@ -203,16 +203,16 @@ def job_script(
         added = agreed.added
         for note in agreed.notes:
             say(note)
-    if taken == "trainer" and not facts.parses_training_arguments:
+    if resolved_style == "trainer" and not facts.parses_training_arguments:
         say(
             "nothing is added to the script's arguments, as it is not seen to parse TrainingArguments; the "
             f"plan assumes: {shlex.join(plan.trainer_arguments)}"
         )
-    file = config or _config(plan, taken)
+    file = config or _config(plan, resolved_style)
     # a raw script has its options now; the others get theirs by the environment
     return JobScript(
-        style="none" if taken == "raw" else taken,
-        command=[*script, *added, *script_options(taken, facts, given, file)],
+        style="none" if resolved_style == "raw" else resolved_style,
+        command=[*script, *added, *script_options(resolved_style, facts, arguments, file)],
         config=file,
     )
 
@@ -244,10 +244,10 @@ def _config(plan: PlanFile, variant: str) -> Path:
 
 
 def _environment(plan: PlanFile, variables: Sequence[str]) -> dict[str, str]:
-    found = dict(plan.environment)
+    environment = dict(plan.environment)
     for text in variables:
         name, separator, value = text.partition("=")
         if not separator or not name:
             raise InputError(f"⟨env⟩ {text}: write NAME=VALUE")
-        found[name] = value
-    return found
+        environment[name] = value
+    return environment

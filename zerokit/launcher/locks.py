@@ -55,7 +55,7 @@ class FileLock:
         self.fd = None
 
 
-def take(path: Path) -> FileLock | None:
+def acquire(path: Path) -> FileLock | None:
     """The lock of a file, made if it is missing; None where somebody holds it. Links are not followed.
 
     Raises:
@@ -83,12 +83,12 @@ def take(path: Path) -> FileLock | None:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    ours = os.fstat(fd)
+    opened = os.fstat(fd)
     try:
-        there = path.lstat()
+        current = path.lstat()
     except OSError:
         return False
-    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+    return (opened.st_dev, opened.st_ino) == (current.st_dev, current.st_ino)
 
 
 def private_folder(name: str, environment: Mapping[str, str] | None = None) -> Path | None:
@@ -115,12 +115,12 @@ def _is_private(folder: Path) -> bool:
         status = folder.lstat()
     except OSError:
         return False
-    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return ours and not status.st_mode & 0o022 and os.access(folder, os.W_OK)
+    is_own_folder = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_own_folder and not status.st_mode & 0o022 and os.access(folder, os.W_OK)
 
 
-def lock_run_folder(folder: Path, wanted: str) -> FileLock:
-    """The lock of a run folder, for the life of the launch; ``wanted`` is the folder as the user wrote it.
+def lock_run_folder(folder: Path, option: str) -> FileLock:
+    """The lock of a run folder, for the life of the launch; ``option`` is the folder as the user wrote it.
 
     Raises:
         InputError: another launch has it; names its process.
@@ -128,21 +128,21 @@ def lock_run_folder(folder: Path, wanted: str) -> FileLock:
     """
     path = folder / RUN_LOCK
     try:
-        lock = take(path)
+        lock = acquire(path)
     except NoLocks:
         with suppress(OSError):
             path.unlink()
         path = _elsewhere(folder)
-        lock = take(path)
+        lock = acquire(path)
     except OSError as error:
         problem = f"{path}: cannot be written: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise ReportNotWritten(
                 f"{problem}; free some space or name another folder with ⟨run_dir⟩"
             ) from None
-        raise InputError(f"⟨run_dir⟩ {wanted}: {problem}; name another folder") from None
+        raise InputError(f"⟨run_dir⟩ {option}: {problem}; name another folder") from None
     if lock is None:
-        raise InputError(f"⟨run_dir⟩ {wanted}: {_holder(path)}")
+        raise InputError(f"⟨run_dir⟩ {option}: {_holder(path)}")
     if lock.fd is not None:
         _sign(lock.fd)
     return lock
@@ -180,14 +180,14 @@ def _holder(path: Path) -> str:
     pid, host = signed.get("pid"), signed.get("host")
     if not isinstance(pid, int):
         return "another launch is running in it; wait for its end, or name another folder"
-    here = host == socket.gethostname()
-    who = f"pid {pid}" + ("" if here else f" on {ascii(host)[1:-1]:.64}")
-    if here and not Path(f"/proc/{pid}").exists():
+    is_local = host == socket.gethostname()
+    holder = f"pid {pid}" + ("" if is_local else f" on {ascii(host)[1:-1]:.64}")
+    if is_local and not Path(f"/proc/{pid}").exists():
         return (
-            f"the launch of {who} was killed, and what it started is being ended; try again in some seconds"
+            f"the launch of {holder} was killed, and its processes are being ended; try again in some seconds"
         )
     command = ascii(str(signed.get("command", "")))[1:-1]
-    return f"{who} ({command:.120}) is running in it; wait for its end, or name another folder"
+    return f"{holder} ({command:.120}) is running in it; wait for its end, or name another folder"
 
 
 def _signature(path: Path) -> dict[str, Any]:

@@ -79,13 +79,13 @@ def enter_working_folder() -> None:
             f"zerokit: {os.uname().nodename}: the working folder {folder} cannot be entered here: "
             f"{error.strerror}"
         ) from None
-    wanted = os.environ.get(PYTHON_PATH)
-    if wanted is None or os.environ.get("PYTHONPATH", "") == wanted:
+    path = os.environ.get(PYTHON_PATH)
+    if path is None or os.environ.get("PYTHONPATH", "") == path:
         return
-    if LAUNCHER_FOLDER not in wanted.split(os.pathsep) and LAUNCHER_FOLDER in sys.path:
+    if LAUNCHER_FOLDER not in path.split(os.pathsep) and LAUNCHER_FOLDER in sys.path:
         sys.path.remove(LAUNCHER_FOLDER)
-    os.environ["PYTHONPATH"] = wanted
-    if not wanted:
+    os.environ["PYTHONPATH"] = path
+    if not path:
         del os.environ["PYTHONPATH"]
 
 

@@ -65,7 +65,9 @@ class Placement:
         return self.slurm.job_id if self.slurm else None
 
 
-def place(options: LaunchOptions, run_dir: Path, planned_ranks: int | None, stack: ExitStack) -> Placement:
+def decide_placement(
+    options: LaunchOptions, run_dir: Path, planned_ranks: int | None, stack: ExitStack
+) -> Placement:
     """Choose machines, devices and a port, which stays reserved until ``stack`` is closed.
 
     Raises:

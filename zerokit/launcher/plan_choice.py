@@ -36,21 +36,23 @@ def choose_plan(
         InputError: more than one is named, or the recipe cannot be planned.
     """
     named = {"plan": plan, "recipe": recipe, "deepspeed": deepspeed, "no_plan": no_plan}
-    given = [name for name, value in named.items() if value]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(f'⟨{name}⟩' for name in given)}: give one of them")
+    named_options = [name for name, value in named.items() if value]
+    if len(named_options) > 1:
+        raise InputError(f"{' and '.join(f'⟨{name}⟩' for name in named_options)}: give one of them")
     if recipe:
         return _planned(recipe, overrides, plan_recipe)
-    if given:
+    if named_options:
         return plan
     if not Path(DEFAULT_FOLDER).is_dir():
         return None
     if not (Path(DEFAULT_FOLDER) / plan_file.FILE_NAME).is_file():
         say(f"{DEFAULT_FOLDER} is not used: it holds no plan.yaml")
         return None
-    own = next((argument for argument in arguments if argument.partition("=")[0] in _OWN), None)
-    if own is not None:
-        say(f"{DEFAULT_FOLDER} is not used: the script is given {own}; ⟨plan⟩ {DEFAULT_FOLDER} uses it")
+    own_config = next((argument for argument in arguments if argument.partition("=")[0] in _OWN), None)
+    if own_config is not None:
+        say(
+            f"{DEFAULT_FOLDER} is not used: the script is given {own_config}; ⟨plan⟩ {DEFAULT_FOLDER} uses it"
+        )
         return None
     say(f"plan: {DEFAULT_FOLDER}, found here (⟨no_plan⟩ runs without one)")
     return DEFAULT_FOLDER

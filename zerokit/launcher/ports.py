@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zerokit.errors import InputError, NodeUnusable
-from zerokit.launcher.locks import FileLock, NoLocks, private_folder, take
+from zerokit.launcher.locks import FileLock, NoLocks, acquire, private_folder
 from zerokit.launcher.secrets import Secrets
 
 _LOWEST = 20_000
@@ -56,7 +56,7 @@ def holder(port: int) -> str:
 
 
 @contextmanager
-def reserve(wanted: int | None = None) -> Iterator[int]:
+def reserve(requested: int | None = None) -> Iterator[int]:
     """A port that is free now and that no other zerokit takes while the block runs.
 
     Chosen below the range that the kernel gives to outgoing connections, because
@@ -66,24 +66,24 @@ def reserve(wanted: int | None = None) -> Iterator[int]:
         NodeUnusable: the wanted port is taken (the message names its holder), or none is free.
         InputError: not a port.
     """
-    if wanted is not None:
-        if not 1 <= wanted <= 65535:
-            raise InputError(f"⟨master_port⟩ {wanted}: use 1 to 65535")
+    if requested is not None:
+        if not 1 <= requested <= 65535:
+            raise InputError(f"⟨master_port⟩ {requested}: use 1 to 65535")
         folder = private_folder("ports")
-        lock = _lock(folder, wanted)
-        if not is_free(wanted):
+        lock = _lock(folder, requested)
+        if not is_free(requested):
             if lock is not None:
                 lock.release()
             raise NodeUnusable(
-                f"port {wanted} is in use by {holder(wanted)}; end it, or leave ⟨master_port⟩ "
+                f"port {requested} is in use by {holder(requested)}; end it, or leave ⟨master_port⟩ "
                 "out to have a free one chosen"
             )
         if lock is None:
             raise NodeUnusable(
-                f"port {wanted} is reserved by another zerokit launch; choose another ⟨master_port⟩"
+                f"port {requested} is reserved by another zerokit launch; choose another ⟨master_port⟩"
             )
         try:
-            yield wanted
+            yield requested
         finally:
             lock.release()
         return
@@ -108,7 +108,7 @@ def _lock(folder: Path | None, port: int) -> FileLock | None:
     """The port's lock; one that locks nothing where no folder is ours alone: the bind test must do."""
     if folder is not None:
         with suppress(OSError, NoLocks):
-            return take(folder / f"{port}.lock")
+            return acquire(folder / f"{port}.lock")
     return FileLock(None, None)
 
 
@@ -118,7 +118,7 @@ def _clear(folder: Path | None) -> None:
         return
     for path in folder.glob("*.lock"):
         with suppress(OSError, NoLocks):
-            lock = take(path)
+            lock = acquire(path)
             if lock is not None:
                 lock.release()
 

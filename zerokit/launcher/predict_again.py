@@ -40,8 +40,10 @@ def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> Predi
     if not isinstance(request, Mapping) or not isinstance(chosen, Mapping):
         return PredictedAgain(why_not="the plan does not say what it was made for")
     config = json.loads(json.dumps(chosen.get("deepspeed_config") or {}))
-    known = {option.name for option in OPTIONS} - _FROM_THE_FILE
-    options = {name: str(value) for key, value in request.items() if (name := key.replace("-", "_")) in known}
+    plan_options = {option.name for option in OPTIONS} - _FROM_THE_FILE
+    options = {
+        name: str(value) for key, value in request.items() if (name := key.replace("-", "_")) in plan_options
+    }
     options["checkpointing"] = str(chosen.get("activation_checkpointing", "none"))
     for difference in differing:
         if not _apply(difference, config, options):
@@ -62,20 +64,20 @@ def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> Predi
 
 def _apply(difference: Difference, config: dict[str, Any], options: dict[str, str]) -> bool:
     """Put what ran in place of what was planned; whether that could be said."""
-    ran = difference.ran
-    if difference.option == "seq-len" and ran.isdigit():
-        options["seq_len"] = ran
-    elif difference.option == "micro-batch" and ran.isdigit():
-        config["train_micro_batch_size_per_gpu"] = int(ran)
-    elif difference.option == "gradient-accumulation" and ran.isdigit():
-        config["gradient_accumulation_steps"] = int(ran)
-    elif difference.option == "checkpointing" and ran in ("none", "full"):
-        options["checkpointing"] = ran
-    elif difference.option == "precision" and ran in ("bf16", "fp16", "fp32"):
-        config["bf16"], config["fp16"] = {"enabled": ran == "bf16"}, {"enabled": ran == "fp16"}
+    value = difference.ran
+    if difference.option == "seq-len" and value.isdigit():
+        options["seq_len"] = value
+    elif difference.option == "micro-batch" and value.isdigit():
+        config["train_micro_batch_size_per_gpu"] = int(value)
+    elif difference.option == "gradient-accumulation" and value.isdigit():
+        config["gradient_accumulation_steps"] = int(value)
+    elif difference.option == "checkpointing" and value in ("none", "full"):
+        options["checkpointing"] = value
+    elif difference.option == "precision" and value in ("bf16", "fp16", "fp32"):
+        config["bf16"], config["fp16"] = {"enabled": value == "bf16"}, {"enabled": value == "fp16"}
     elif difference.option == "optimizer":
-        config["optimizer"] = {"type": ran}
-    elif difference.option == "method" and ran == "all":
+        config["optimizer"] = {"type": value}
+    elif difference.option == "method" and value == "all":
         options["method"] = "full"
         for name in _ADAPTERS:
             options.pop(name, None)

@@ -104,10 +104,10 @@ def ask_node(host: Host, seconds: float, port: int = 0, token: Path | None = Non
 
     ``port``: is it free there (0: any is)? ``token``: a file of the run folder; is it there?
     """
-    seen = [] if token is None else [str(token)]
+    tokens = [] if token is None else [str(token)]
     try:
         done = subprocess.run(
-            ssh_command(host.name, seconds, sys.executable, "-I", "-", str(port), *seen),
+            ssh_command(host.name, seconds, sys.executable, "-I", "-", str(port), *tokens),
             input=_PROBE,
             capture_output=True,
             text=True,
@@ -132,8 +132,8 @@ def ask_node(host: Host, seconds: float, port: int = 0, token: Path | None = Non
             shared=bool(answer["shared"]),
         )
     except (IndexError, ValueError, KeyError, TypeError):
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return NodeFacts(host=host.name, problem=said[:200])
+        last_line = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return NodeFacts(host=host.name, problem=last_line[:200])
 
 
 def check_nodes(
@@ -166,13 +166,13 @@ def check_nodes(
 
 
 def _differences(host: Host, fact: NodeFacts, *, need_gpus: bool) -> str | None:
-    here = sys.version_info[:2]
-    if fact.python != here:
-        return f"Python {fact.python}, here {here}"
+    python = sys.version_info[:2]
+    if fact.python != python:
+        return f"Python {fact.python}, here {python}"
     for package in _PACKAGES:
-        mine, theirs = installed(package), (fact.versions or {}).get(package)
-        if mine is not None and theirs != mine:
-            return f"{package} {theirs or 'is not installed'}, here {mine}"
+        local, remote = installed(package), (fact.versions or {}).get(package)
+        if local is not None and remote != local:
+            return f"{package} {remote or 'is not installed'}, here {local}"
     if need_gpus and fact.gpus < host.slots:
         return f"{fact.gpus} GPUs, the hostfile gives it {host.slots} slots"
     return None

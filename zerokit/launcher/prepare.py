@@ -19,7 +19,7 @@ from zerokit.launcher import command as commands
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
 from zerokit.launcher.options import LaunchOptions
-from zerokit.launcher.placement import Placement, place
+from zerokit.launcher.placement import Placement, decide_placement
 from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.script import adapt_config, agreement, reader
@@ -70,7 +70,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
     plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
         config = _read_config(Path(options.deepspeed))
-    placement = place(options, run_dir, plan.world_size if plan is not None else None, stack)
+    placement = decide_placement(options, run_dir, plan.world_size if plan is not None else None, stack)
     notes = list(placement.notes)
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
@@ -190,10 +190,10 @@ def _content(plan: PlanFile, target: Target) -> dict[str, Any]:
 
 def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
     """The script that the plan was rehearsed with, where this is another command."""
-    known = plan.chosen.get("rehearsed")
-    if not isinstance(known, dict) or known.get("command") == target.digest:
+    rehearsed = plan.chosen.get("rehearsed")
+    if not isinstance(rehearsed, dict) or rehearsed.get("command") == target.digest:
         return None
-    return str(known.get("script"))
+    return str(rehearsed.get("script"))
 
 
 def _mapping(value: object) -> dict[str, object]:
@@ -210,12 +210,12 @@ def _predicted(plan: PlanFile | None, kind: str) -> int | None:
 def _warnings(plan: PlanFile | None, target: Target) -> list[str]:
     """What may surprise: a plan rehearsed with another command, and locks left by builds that died."""
     stale = build_locks.stale_locks(os.environ, home_folder())
-    warnings = [f"warning: {lock.what}; remove it: {lock.command}" for lock in stale]
-    other = _rehearsed_otherwise(plan, target) if plan is not None else None
-    if other is None:
+    warnings = [f"warning: {lock.description}; remove it: {lock.command}" for lock in stale]
+    mismatch = _rehearsed_otherwise(plan, target) if plan is not None else None
+    if mismatch is None:
         return warnings
     return [
-        f"warning: the plan was rehearsed with {other} and other arguments, so its prediction is of that "
+        f"warning: the plan was rehearsed with {mismatch} and other arguments, so its prediction is of that "
         f"run: `zerokit plan … -- {target.name} ARGS` predicts this one",
         *warnings,
     ]

@@ -85,13 +85,13 @@ def descendants(root: int, table: dict[int, Process] | None = None) -> list[Proc
     children: dict[int, list[Process]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
+    result: list[Process] = []
     queue = [root]
     while queue:
         for child in children.get(queue.pop(), ()):
-            found.append(child)
+            result.append(child)
             queue.append(child.pid)
-    return found
+    return result
 
 
 def read_environment(pid: int) -> dict[bytes, bytes]:
@@ -146,7 +146,7 @@ def reap() -> list[tuple[int, int]]:
         dead.append((pid, os.waitstatus_to_exitcode(status)))
 
 
-def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
+def kill_descendants(root: int, excluded_pids: frozenset[int] = frozenset()) -> list[int]:
     """SIGKILL everything below ``root`` until nothing is left; for the caller's own descendants.
 
     A process may fork while it is being killed, so this looks again until a look finds
@@ -155,8 +155,8 @@ def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int
     began = time.monotonic()
     while True:
         reap()
-        left = [p for p in descendants(root) if p.alive and p.pid not in spare]
-        if not left or time.monotonic() > began + _SWEEP_SECONDS:
-            return [process.pid for process in left]
-        kill(left, began)
+        alive = [p for p in descendants(root) if p.alive and p.pid not in excluded_pids]
+        if not alive or time.monotonic() > began + _SWEEP_SECONDS:
+            return [process.pid for process in alive]
+        kill(alive, began)
         time.sleep(0.02)

@@ -112,8 +112,8 @@ class RankWriter:
             self._cut = self._ends_cut()
         if self._cut:  # what the full disk cut off must not swallow this line too
             line = b"\n" + line
-        written = os.write(self._descriptor, line)
-        self._cut = written < len(line)
+        written_bytes = os.write(self._descriptor, line)
+        self._cut = written_bytes < len(line)
         if self._cut:
             self.failed_writes += 1
         return not self._cut
@@ -200,14 +200,14 @@ class RankLog:
 
     def interleaved(self) -> bool:
         """Whether two processes wrote at the same time: both believed to be this rank."""
-        seen: list[int] = []
+        pids: list[int] = []
         for record in self.records:
             pid = record.get("pid")
-            if pid is None or (seen and seen[-1] == pid):
+            if pid is None or (pids and pids[-1] == pid):
                 continue
-            if pid in seen:
+            if pid in pids:
                 return True
-            seen.append(pid)
+            pids.append(pid)
         return False
 
 
@@ -360,10 +360,10 @@ class RankTail:
         finally:
             if self.rank >= _MOST_KEPT_OPEN:
                 self._shut()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        fresh = [_parse_line(line, self.rank)[0] for line in whole.split(b"\n") if line.strip()]
-        added = [record for record in fresh if record is not None]
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        records = [_parse_line(line, self.rank)[0] for line in complete.split(b"\n") if line.strip()]
+        added = [record for record in records if record is not None]
         for record in added:
             self.records[record["type"]] = record
         return added
@@ -374,13 +374,13 @@ class RankTail:
             status = self.path.stat()
         except OSError:
             return
-        same = self._file == (status.st_dev, status.st_ino)
-        if not stat.S_ISREG(status.st_mode) or (same and self._descriptor is not None):
+        is_same_file = self._file == (status.st_dev, status.st_ino)
+        if not stat.S_ISREG(status.st_mode) or (is_same_file and self._descriptor is not None):
             return
         opened = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._shut()
         self._descriptor = opened
-        if not same:
+        if not is_same_file:
             self._file, self._offset = (status.st_dev, status.st_ino), 0
 
     def close(self) -> None:

@@ -65,12 +65,12 @@ class SmallerPlan:
 
 def why_not(launch: Launch) -> str | None:
     """Why no other plan could change what this run does; None where one can."""
-    given = {argument.partition("=")[0] for argument in launch.options.target.arguments}
+    option_names = {argument.partition("=")[0] for argument in launch.options.target.arguments}
     if launch.plan is None:
         return "no plan was given (⟨plan⟩ or ⟨recipe⟩): the configuration is the script's own"
     if launch.style == "none":
         return "the plan's configuration does not reach this script"
-    if "--deepspeed_config" in given or (launch.style == "trainer" and "--deepspeed" in given):
+    if "--deepspeed_config" in option_names or (launch.style == "trainer" and "--deepspeed" in option_names):
         return "the script was given a DeepSpeed configuration of its own, which goes before the plan's"
     return None
 
@@ -113,12 +113,12 @@ def scale(oom: Mapping[str, Any]) -> float:
     prediction that was too low is corrected, and a device that others fill too.
     """
     names = ("reserved_bytes", "device_free_bytes", "allocated_bytes", "asked_bytes")
-    known = [oom.get(name) for name in names]
-    if any(value is None for value in known):
+    values = [oom.get(name) for name in names]
+    if any(value is None for value in values):
         return _BLIND_STEP
-    reserved, free, allocated, asked = (int(value or 0) for value in known)
-    wanted = max(allocated + asked, int(oom.get("predicted_peak_allocated_bytes") or 0), 1)
-    return min(_LEAST_STEP, min(reserved + free, allocated + asked) / wanted)
+    reserved, free, allocated, requested = (int(value or 0) for value in values)
+    required = max(allocated + requested, int(oom.get("predicted_peak_allocated_bytes") or 0), 1)
+    return min(_LEAST_STEP, min(reserved + free, allocated + requested) / required)
 
 
 def _needed_bytes(chosen: Mapping[str, Any]) -> int | None:
@@ -189,13 +189,13 @@ def _plan(request: Mapping[str, Any], folder: Path, plan_again: PlanAgain) -> pl
         plan_again({name.replace("-", "_"): value for name, value in request.items()}, folder)
         return plan_file.read(folder)
     except OSError as error:
-        said = f"{folder}: {error.strerror}"
+        reason = f"{folder}: {error.strerror}"
     except ZerokitError as error:
-        said = as_options(error.marked)
+        reason = as_options(error.marked)
     except Exception as error:  # what a trace of somebody's model may raise
-        said = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
     shutil.rmtree(folder, ignore_errors=True)
-    raise NoNextPlan(said)
+    raise NoNextPlan(reason)
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -205,11 +205,11 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         "offload_param": "weight offload", "data_parallel": "data parallel", "micro_batch": "micro-batch",
         "gradient_accumulation": "gradient accumulation",
     }  # fmt: skip
-    found = [
+    differences = [
         f"{text} {before.get(name)} → {after.get(name)}"
         for name, text in names.items()
         if before.get(name) != after.get(name)
     ]
     old, new = _needed_bytes(before), _needed_bytes(after)
     sizes = f"; predicted to need {format_gib(new)} instead of {format_gib(old)}" if old and new else ""
-    return (", ".join(found) or "other bucket sizes") + sizes
+    return (", ".join(differences) or "other bucket sizes") + sizes

@@ -17,7 +17,7 @@ from zerokit.script.entry_points import Target
 
 _WORTH_IT = ("rank_failed", "hung", "launcher_lost")
 _USUAL_OPTION = "--resume_from_checkpoint"
-_PLACES = ("{folder}", "{tag}")
+_FIELDS = ("{folder}", "{tag}")
 _KINDS = ("trainer", "accelerate", "deepspeed")
 
 
@@ -59,42 +59,46 @@ def check_resume_option(option: str | None) -> None:
     if option is None:
         return
     rest = option
-    for place in _PLACES:
-        rest = rest.replace(place, "")
+    for field in _FIELDS:
+        rest = rest.replace(field, "")
     if "{" in rest or "}" in rest:
-        raise InputError(f"⟨resume_option⟩ {option}: only {' and '.join(_PLACES)} can be filled in")
+        raise InputError(f"⟨resume_option⟩ {option}: only {' and '.join(_FIELDS)} can be filled in")
 
 
 def newest_checkpoint(logs: Mapping[int, RankLog], expected_ranks: int) -> Checkpoint | None:
     """The last one that every rank has told of, and that is still there."""
-    by_rank = [_told(logs[rank].records) for rank in sorted(logs)]
+    by_rank = [_recorded_checkpoints(logs[rank].records) for rank in sorted(logs)]
     if not by_rank or len(by_rank) < expected_ranks:
         return None
-    common = [found for found in by_rank[0] if all(_is_in(found, others) for others in by_rank[1:])]
-    return next((found for found in reversed(common) if _is_whole(found)), None)
+    common = [
+        checkpoint for checkpoint in by_rank[0] if all(_is_in(checkpoint, rest) for rest in by_rank[1:])
+    ]
+    return next((checkpoint for checkpoint in reversed(common) if _is_whole(checkpoint)), None)
 
 
-def _told(records: Iterable[Mapping[str, Any]]) -> list[Checkpoint]:
+def _recorded_checkpoints(records: Iterable[Mapping[str, Any]]) -> list[Checkpoint]:
     """A later one of the same place stands for the earlier: it was overwritten."""
-    found: dict[Path, Checkpoint] = {}
+    by_path: dict[Path, Checkpoint] = {}
     for record in records:
         folder, tag, kind = record.get("folder"), record.get("tag"), record.get("kind")
         if record.get("type") != "checkpoint" or not isinstance(folder, str) or kind not in _KINDS:
             continue
         step = record.get("step")
-        each = Checkpoint(
+        checkpoint = Checkpoint(
             kind=str(kind),
             folder=Path(folder),
             tag=tag if isinstance(tag, str) else None,
             step=step if isinstance(step, int) else 0,
         )
-        found.pop(each.path, None)
-        found[each.path] = each
-    return list(found.values())
+        by_path.pop(checkpoint.path, None)
+        by_path[checkpoint.path] = checkpoint
+    return list(by_path.values())
 
 
-def _is_in(one: Checkpoint, others: Sequence[Checkpoint]) -> bool:
-    return any((one.path, one.step) == (other.path, other.step) for other in others)
+def _is_in(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> bool:
+    return any(
+        (checkpoint.path, checkpoint.step) == (candidate.path, candidate.step) for candidate in checkpoints
+    )
 
 
 def _is_whole(checkpoint: Checkpoint) -> bool:
@@ -157,9 +161,9 @@ def _told_of(target: Target, option: str, checkpoint: Checkpoint) -> Target:
             *words, str(checkpoint.folder)]  # fmt: skip
     # What the user gave stays, as it cannot be told whether a word after an option is its value: parsers take
     # the last of the same option.
-    given = target.arguments
-    end = given.index("--") if "--" in given else len(given)
-    return replace(target, arguments=(*given[:end], *filled, *given[end:]))
+    arguments = target.arguments
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return replace(target, arguments=(*arguments[:end], *filled, *arguments[end:]))
 
 
 def on_fewer(checkpoint: Checkpoint, ranks: int) -> str:

@@ -45,7 +45,7 @@ _OF_A_RUN = re.compile(
 )
 
 
-def make_run_folder(wanted: str | None, script: str, stack: ExitStack) -> Path:
+def make_run_folder(requested: str | None, script: str, stack: ExitStack) -> Path:
     """Make ``runs/<timestamp>-<script>`` or the folder asked for; returns its absolute path.
 
     The folder is locked until ``stack`` is closed, before anything in it is touched. What an earlier run left
@@ -55,20 +55,20 @@ def make_run_folder(wanted: str | None, script: str, stack: ExitStack) -> Path:
         InputError: the folder cannot be made, or another launch is running in it.
         ReportNotWritten: nothing can be written there (disk full).
     """
-    if wanted is None:
+    if requested is None:
         name = Path(script).name.removesuffix(".py")  # a module keeps its last part: trl.scripts.sft
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "script"
         base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem[:60]}"
         folder = _make_fresh(base)
     else:
-        folder = Path(wanted)
+        folder = Path(requested)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"⟨run_dir⟩ {wanted}: cannot be made: {error.strerror}") from None
+            raise InputError(f"⟨run_dir⟩ {requested}: cannot be made: {error.strerror}") from None
     lock = locks.lock_run_folder(folder, str(folder))
     stack.callback(lock.release)
-    if wanted is not None:
+    if requested is not None:
         _put_aside(folder)
     write_atomically(folder / ".writable", b"x" * 4096)
     (folder / ".writable").unlink(missing_ok=True)
@@ -110,14 +110,14 @@ def _put_aside(folder: Path) -> None:
     while (folder / f"previous-{number}").exists():
         number += 1
     target = folder / f"previous-{number}"
-    moved: list[Path] = []
+    moved_files: list[Path] = []
     try:
         target.mkdir()
         for path in old:
             path.rename(target / path.name)
-            moved.append(path)
+            moved_files.append(path)
     except OSError as error:
-        for path in moved:  # all of it or nothing
+        for path in moved_files:  # all of it or nothing
             with contextlib.suppress(OSError):
                 (target / path.name).rename(path)
         with contextlib.suppress(OSError):

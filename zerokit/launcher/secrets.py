@@ -92,15 +92,15 @@ class Secrets:
     """Takes the secrets of an environment and of a command line out of texts, bytes and argument lists."""
 
     def __init__(self, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
-        found: dict[str, str] = {}
+        labels: dict[str, str] = {}
         for name, value in environment.items():
             if is_secret_name(name) and not _FLAG.fullmatch(value) and not _is_path(value):
-                _add(found, value, f"<{name}>")
+                _add(labels, value, f"<{name}>")
         for value in _secret_arguments(arguments):
-            _add(found, value, MASK)
+            _add(labels, value, MASK)
         for value in _inside((*environment.values(), *arguments)):
-            _add(found, value, MASK)
-        literals = sorted(found.items(), key=lambda pair: -len(pair[0]))
+            _add(labels, value, MASK)
+        literals = sorted(labels.items(), key=lambda pair: -len(pair[0]))
         self._labels = {os.fsencode(value): label.encode() for value, label in literals}
         patterns = [re.escape(value) for value in self._labels]
         self._literals = re.compile(b"|".join(patterns)) if patterns else None
@@ -135,22 +135,22 @@ class Secrets:
 
     def argv(self, argv: Iterable[str]) -> list[str]:
         """An argument list for showing and keeping."""
-        shown: list[str] = []
+        masked_arguments: list[str] = []
         hide_next = False
         for argument in argv:
             name, equals, value = _named(argument)
             if hide_next and not _OPTION.fullmatch(argument):
-                shown.append(MASK)
+                masked_arguments.append(MASK)
                 hide_next = False
                 continue
             secret = name is not None and is_secret_name(name)
             if secret and equals:
                 masked = value if _FLAG.fullmatch(value) else MASK
-                shown.append(argument[: len(argument) - len(value)] + masked)
+                masked_arguments.append(argument[: len(argument) - len(value)] + masked)
             else:
-                shown.append(self.text(argument))
+                masked_arguments.append(self.text(argument))
             hide_next = secret and not equals and argument.startswith("-")
-        return shown
+        return masked_arguments
 
     def tree(self, value: object) -> object:
         """Plain data without secrets; keys stay."""
@@ -200,14 +200,14 @@ def _secret_arguments(argv: Sequence[str]) -> Iterable[str]:
             yield argv[number + 1]
 
 
-def _add(found: dict[str, str], value: str, label: str) -> None:
+def _add(labels: dict[str, str], value: str, label: str) -> None:
     """The value in the forms in which programs print it, and each of its lines."""
     for part in {value, *re.split(r"[\r\n]+", value)}:
         if len(part.strip()) < _SHORTEST or _FLAG.fullmatch(part):
             continue
         quoted = urllib.parse.quote(part, safe="", errors="surrogateescape")
         for form in (part, part.strip(), json.dumps(part)[1:-1], repr(part)[1:-1], quoted):
-            found.setdefault(form, label)
+            labels.setdefault(form, label)
 
 
 def _is_path(value: str) -> bool:

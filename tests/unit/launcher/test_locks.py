@@ -57,17 +57,17 @@ def test_a_run_folder_has_one_launch_and_a_dead_ones_lock_is_taken_over(
 
 
 def test_a_lock_that_was_passed_on_outlives_its_taker(tmp_path: Path) -> None:
-    lock = locks.take(tmp_path / "lock")
+    lock = locks.acquire(tmp_path / "lock")
     assert lock is not None
     assert lock.fd is not None
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=(lock.fd,))
     try:
         os.close(lock.fd)  # as when the taker is killed
-        assert locks.take(tmp_path / "lock") is None
+        assert locks.acquire(tmp_path / "lock") is None
     finally:
         child.kill()
         child.wait()
-    again = locks.take(tmp_path / "lock")
+    again = locks.acquire(tmp_path / "lock")
     assert again is not None
     again.release()
 
@@ -76,15 +76,15 @@ def test_a_folder_without_locks_is_locked_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-    plain, folder = locks.take, tmp_path / "run"
+    plain, folder = locks.acquire, tmp_path / "run"
     folder.mkdir()
 
-    def take(path: Path) -> locks.FileLock | None:
+    def acquire(path: Path) -> locks.FileLock | None:
         if path.parent == folder:
             raise locks.NoLocks(str(path))
         return plain(path)
 
-    monkeypatch.setattr(locks, "take", take)
+    monkeypatch.setattr(locks, "acquire", acquire)
     first = locks.lock_run_folder(folder, "run")
     with pytest.raises(InputError, match=f"pid {os.getpid()} "):
         locks.lock_run_folder(folder, "run")
@@ -94,7 +94,7 @@ def test_a_folder_without_locks_is_locked_on_this_machine(
 
 def test_a_holder_that_signs_late_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that starts in the same moment comes between its locking and its signing."""
-    held = locks.take(tmp_path / locks.RUN_LOCK)
+    held = locks.acquire(tmp_path / locks.RUN_LOCK)
     assert held is not None
 
     def sleep(seconds: float) -> None:
@@ -113,7 +113,7 @@ def test_a_link_or_a_pipe_is_no_lock(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for name in ("link", "fifo"):
         with pytest.raises(OSError, match=r".*"):
-            locks.take(tmp_path / name)
+            locks.acquire(tmp_path / name)
     (tmp_path / locks.RUN_LOCK).symlink_to(victim)
     with pytest.raises(InputError, match="cannot be written"):
         locks.lock_run_folder(tmp_path, "run")

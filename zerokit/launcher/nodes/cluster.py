@@ -105,8 +105,8 @@ def _sweep_nodes(job: str, nodes: list[str], run_dir: str, number: int) -> dict[
         lines = [line.split() for line in done.stdout.splitlines()]
     except (OSError, subprocess.TimeoutExpired):
         lines = []
-    met = {fields[0]: int(fields[1]) for fields in lines if len(fields) == 2 and fields[1].isdigit()}
-    return {node: met.get(node) for node in nodes}
+    exit_codes = {fields[0]: int(fields[1]) for fields in lines if len(fields) == 2 and fields[1].isdigit()}
+    return {node: exit_codes.get(node) for node in nodes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,7 +146,7 @@ class Gatherer:
                 done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True,
                                       timeout=_COPY_SECONDS, check=False)  # fmt: skip
                 for line in done.stdout.splitlines():
-                    self._take(line)
+                    self._receive(line)
 
         threads = [threading.Thread(target=one, args=(host,), daemon=True) for host in hosts]
         for thread in threads:
@@ -167,8 +167,8 @@ class Gatherer:
                     os.write(process.stdin.fileno(), b".")
             self._over.wait(BEAT_SECONDS)
 
-    def _command(self, host: str, how: str) -> list[str]:
-        remote = [sys.executable, "-I", "-c", _RELAY, str(self.run_dir), f"{self.alive_seconds:g}", how]
+    def _command(self, host: str, mode: str) -> list[str]:
+        remote = [sys.executable, "-I", "-c", _RELAY, str(self.run_dir), f"{self.alive_seconds:g}", mode]
         return ssh_command(host, _CONNECT_SECONDS, *remote, _FETCHED.pattern, ALIVE_FILE)
 
     def _follow(self, host: str) -> None:
@@ -188,13 +188,13 @@ class Gatherer:
                 self._processes[host] = process
             try:
                 while not self._over.is_set() and (line := process.stdout.readline(_LONGEST_LINE)):
-                    self._take(line)
+                    self._receive(line)
             finally:
                 with self._lock:
                     del self._processes[host]
                 process.kill()
 
-    def _take(self, line: bytes) -> None:
+    def _receive(self, line: bytes) -> None:
         """Write one piece at its place. What a host sends may only be a rank's file."""
         piece: Mapping[str, object] = json.loads(line)
         name, offset, data = piece.get("name"), piece.get("offset"), piece.get("data")

@@ -22,9 +22,9 @@ def read_hostfile(path: str | Path) -> list[Host]:
     """
     path = Path(path)
     if not path.is_file():
-        what = "is not a file" if path.exists() else "does not exist"
+        fault = "is not a file" if path.exists() else "does not exist"
         raise InputError(
-            f"⟨hostfile⟩ {path}: {what}; nothing was started (zerokit never falls back to this machine)"
+            f"⟨hostfile⟩ {path}: {fault}; nothing was started (zerokit never falls back to this machine)"
         )
     return load_hostfile(str(path))
 

@@ -62,7 +62,9 @@ def recording(original: Callable[..., Any], operation: str, recorder: dict[str, 
         if parameter.default is not Parameter.empty:
             default = f"=default_of_{name}"
             values[f"default_of_{name}"] = parameter.default
-        if parameter.kind is Parameter.KEYWORD_ONLY and not any(each.startswith("*") for each in declared):
+        if parameter.kind is Parameter.KEYWORD_ONLY and not any(
+            parameter_name.startswith("*") for parameter_name in declared
+        ):
             declared.append("*")
         declared.append(f"{star}{name}{default}")
         passed.append(f"{name}={name}" if parameter.kind is Parameter.KEYWORD_ONLY else f"{star}{name}")

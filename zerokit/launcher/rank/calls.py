@@ -79,7 +79,7 @@ class Calls:
         self._world = _WORLD
         # DeepSpeed's number of what is fetched (inverted: backward), and after it where training was
         self._visits: deque[int | tuple[int, int]] = deque([probe.position], maxlen=_VISITS)
-        self._written = 0
+        self._call_record = 0
         self.engines: Callable[[], Iterable[Any]] = tuple
 
     # ---- while it runs
@@ -146,20 +146,20 @@ class Calls:
 
     def _group(self, module: ModuleType, group: Any) -> _Group:
         name = self._world if group is None else getattr(group, "group_name", "?")
-        its = self._groups.get(name)
-        if its is None:
+        facts = self._groups.get(name)
+        if facts is None:
             ranks: list[int] = []
             with contextlib.suppress(Exception):  # before the first group there are none
                 ranks = list(module.get_process_group_ranks(group))
-            its = self._groups[name] = _Group(name, ranks)
-        self._by_id[id(group)] = its
-        return its
+            facts = self._groups[name] = _Group(name, ranks)
+        self._by_id[id(group)] = facts
+        return facts
 
     # ---- when somebody asks
 
     def news(self, idle_seconds: float) -> Record | None:
         """The record, where this rank has been quiet for long and it is not written yet."""
-        if idle_seconds < QUIET_SECONDS or self._written == self._count():
+        if idle_seconds < QUIET_SECONDS or self._call_record == self._count():
             return None
         return self.record()
 
@@ -172,7 +172,7 @@ class Calls:
             return self._record()
 
     def _record(self) -> Record:
-        self._written = count = self._count()
+        self._call_record = count = self._count()
         probe = self._probe
         names = self._module_names()
         frames = _frames(probe.main_thread)
@@ -181,11 +181,11 @@ class Calls:
         return {
             "type": "calls", "rank": probe.identity.rank, "pid": probe.identity.pid, "time": time.time(),
             "groups": {g.name: {"ranks": g.ranks, "calls": g.count} for g in list(self._groups.values())},
-            "calls": [_written(number, entry, names) for number, entry in numbered[-_MOST_WRITTEN:]],
-            "frames": [_place(frame) for frame in frames],
+            "calls": [_call_record(number, entry, names) for number, entry in numbered[-_MOST_WRITTEN:]],
+            "frames": [_frame_record(frame) for frame in frames],
             "module": _module_of(frames, names),
             **self._last_forward(names),
-            "threads": _others(probe.main_thread),
+            "threads": _other_threads(probe.main_thread),
             "kernel": self._kernel_wait(),
             "ending": probe.ending,
         }  # fmt: skip
@@ -195,8 +195,8 @@ class Calls:
         if threading.get_ident() == self._probe.main_thread:
             return ""
         for _ in range(_LOOKS):
-            if found := kernel_wait():
-                return found
+            if kernel := kernel_wait():
+                return kernel
             time.sleep(_BETWEEN_LOOKS_SECONDS)
         return ""
 
@@ -205,9 +205,9 @@ class Calls:
         forwards = [(number, position) for number, position in self._visited() if number >= 0]
         if not forwards:
             return {}
-        which = forwards[-1][1]
-        visited = dict.fromkeys(names.get(number, "") for number, position in forwards if position == which)
-        return {"visited": [name for name in visited if name], "forward": list(which)}
+        module = forwards[-1][1]
+        visited = dict.fromkeys(names.get(number, "") for number, position in forwards if position == module)
+        return {"visited": [name for name in visited if name], "forward": list(module)}
 
     def _visited(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """What was fetched, in order, and where training was: that is noted after the fetch."""
@@ -221,15 +221,15 @@ class Calls:
 
     def _module_names(self) -> dict[int, str]:
         """Name of each module by DeepSpeed's id and by Python's."""
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for engine in self.engines():
             with contextlib.suppress(Exception):
                 for name, module in engine.module.named_modules():
-                    found[id(module)] = name
+                    names[id(module)] = name
                     number = getattr(module, "ds_id", None)
                     if number is not None:
-                        found[number] = name
-        return found
+                        names[number] = name
+        return names
 
 
 def collectives_of(module: ModuleType) -> dict[str, str]:
@@ -238,10 +238,10 @@ def collectives_of(module: ModuleType) -> dict[str, str]:
     for names in _RENAMED:
         newest = next((name for name in names if hasattr(module, name)), names[0])
         functions.append((newest, names[1]))  # the name by which it is known
-    return {name: known for name, known in functions if inspect.isfunction(getattr(module, name, None))}
+    return {name: present for name, present in functions if inspect.isfunction(getattr(module, name, None))}
 
 
-def _written(number: int, entry: list[Any], names: dict[int, str]) -> Record:
+def _call_record(number: int, entry: list[Any], names: dict[int, str]) -> Record:
     count, operation, group, shape, dtype, fetched, position, phase, inside = entry
     record: Record = {"number": number, "count": count, "operation": operation, "group": group,
                       "step": position[0], "phase": phase}  # fmt: skip
@@ -258,15 +258,15 @@ def _written(number: int, entry: list[Any], names: dict[int, str]) -> Record:
 
 def _frames(thread: int) -> list[FrameType]:
     frame = sys._current_frames().get(thread)
-    found: list[FrameType] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
         if not frame.f_code.co_filename.startswith(_OURS):
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
-def _place(frame: FrameType) -> list[Any]:
+def _frame_record(frame: FrameType) -> list[Any]:
     code = frame.f_code
     text = linecache.getline(code.co_filename, frame.f_lineno).strip()[:160]
     return [code.co_filename, frame.f_lineno, code.co_name, text]
@@ -284,11 +284,11 @@ def _module_of(frames: list[FrameType], names: dict[int, str]) -> str | None:
     return None
 
 
-def _others(main: int) -> list[Record]:
+def _other_threads(main: int) -> list[Record]:
     """Where the other Python threads are: of each its name and its innermost frames."""
-    known = {thread.ident: thread.name for thread in threading.enumerate()}
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     return [
-        {"name": known.get(ident, "?"), "frames": [_place(frame) for frame in _frames(ident)[:6]]}
+        {"name": names.get(ident, "?"), "frames": [_frame_record(frame) for frame in _frames(ident)[:6]]}
         for ident in list(sys._current_frames())
         if ident not in (main, threading.get_ident())
     ][:16]

@@ -79,9 +79,9 @@ class Checkpoints:
             self._probe.event(record)
 
     def _wrap(
-        self, owner: Any, name: str, saved: Callable[..., None], each: Callable[[Any], None] | None = None
+        self, owner: Any, name: str, saved: Callable[..., None], before: Callable[[Any], None] | None = None
     ) -> None:
-        """``saved`` hears of the outermost call, ``each`` of every one."""
+        """``saved`` hears of the outermost call, ``before`` of every one."""
         original = owner.__dict__.get(name)
         if original is None:
             return
@@ -96,9 +96,9 @@ class Checkpoints:
             finally:
                 if outermost:
                     inside.call = False
-            if each is not None:
+            if before is not None:
                 with contextlib.suppress(Exception):
-                    each(this)
+                    before(this)
             if outermost:
                 with contextlib.suppress(Exception):
                     saved(this, args, kwargs, result)
@@ -113,8 +113,8 @@ def _resume(trainer: Any, folder: str) -> None:
 
     @functools.wraps(original)
     def train(this: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        own = os.path.realpath(this.args.output_dir) == os.path.realpath(os.path.dirname(folder))  # noqa: PTH120
-        if own and resume_from_checkpoint in (None, False):
+        is_own_output = os.path.realpath(this.args.output_dir) == os.path.realpath(os.path.dirname(folder))  # noqa: PTH120
+        if is_own_output and resume_from_checkpoint in (None, False):
             resume_from_checkpoint = folder
         return original(this, resume_from_checkpoint, *args, **kwargs)
 

@@ -48,57 +48,57 @@ class ChildWatch:
         if before is not None and now - before.at < 5 * LOOK_SECONDS:
             seconds = (look.cpu_ticks - before.cpu_ticks) / _TICKS_PER_SECOND
             busy = seconds / (now - before.at) >= BUSY_CORE_SHARE
-            moved = look.moved_bytes - before.moved_bytes >= MOVED_BYTES
-            self._working = busy or moved or (waiting and not look.pids <= before.pids)
+            has_moved = look.moved_bytes - before.moved_bytes >= MOVED_BYTES
+            self._working = busy or has_moved or (waiting and not look.pids <= before.pids)
         return self._working
 
 
 def _look(now: float) -> _Look:
     # our own account holds the children that we waited for
-    own = os.times()
-    ticks = int((own.children_user + own.children_system) * _TICKS_PER_SECOND)
-    moved, pids = 0, set()
+    times = os.times()
+    ticks = int((times.children_user + times.children_system) * _TICKS_PER_SECOND)
+    moved_bytes, pids = 0, set()
     for pid in _descendants(os.getpid()):
         spent = _ticks_with_children(pid)
         if spent is None:
             continue
         ticks += spent
-        moved += _moved_bytes(pid)
+        moved_bytes += _moved_bytes(pid)
         pids.add(pid)
-    return _Look(now, ticks, moved, frozenset(pids))
+    return _Look(now, ticks, moved_bytes, frozenset(pids))
 
 
 def _descendants(root: int) -> list[int]:
     """From the kernel's own lists of children where it keeps them, else from the whole process table."""
-    found: list[int] = []
+    pids: list[int] = []
     queue = [root]
     while queue:
         children = _children(queue.pop())
         if children is None:
             return [process.pid for process in processes.descendants(root)]
-        found += children
+        pids += children
         queue += children
-    return found
+    return pids
 
 
 def _children(pid: int) -> list[int] | None:
     """None where the kernel was built without these lists (CONFIG_PROC_CHILDREN)."""
-    found: list[int] = []
+    pids: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - the ticker's: no Path objects
     except OSError:
-        return found
+        return pids
     for thread in threads:
         name = f"/proc/{pid}/task/{thread}/children"
         try:
             with open(name, "rb") as file:  # noqa: PTH123
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
         except FileNotFoundError:
             if os.path.isdir(f"/proc/{pid}/task/{thread}"):  # noqa: PTH112
                 return None
         except OSError:
             continue
-    return found
+    return pids
 
 
 def _ticks_with_children(pid: int) -> int | None:

@@ -59,7 +59,7 @@ class CudaMemory:
         # Reading a device's statistics takes some 0.1 ms, and there may be eight that are a peer's.
         self._has_context: Callable[[int], bool] = getattr(self._c, _HAS_CONTEXT, lambda device: True)
         self._lock = threading.RLock()
-        self._peak_places: list[tuple[str, str]] = []  # where the statistics hold peaks: name, pool
+        self._cached_peak_keys: list[tuple[str, str]] = []  # where the statistics hold peaks: name, pool
         self._since_reset: dict[int, list[int]] = {}  # device -> those since the script's own last reset
         self._base: dict[int, tuple[int, int]] = {}  # device -> retries, ooms before totals were reset
         self.devices: dict[int, DeviceState] = {}
@@ -93,7 +93,7 @@ class CudaMemory:
         if not self.ready():
             return {}
         with self._lock:
-            return {device: self._take(device) for device in self._in_use()}
+            return {device: self._read_peaks(device) for device in self._in_use()}
 
     def peek(self) -> dict[int, Peaks]:
         """Peaks since the last harvest, left as they are."""
@@ -129,26 +129,26 @@ class CudaMemory:
             if _bytes(self._read(device), "reserved_bytes", "peak"):
                 self.devices[device] = DeviceState()
 
-    def _take(self, device: int) -> Peaks:
+    def _read_peaks(self, device: int) -> Peaks:
         stats = self._read(device)
         peaks = self._note(device, stats)
-        seen = [stats[name][pool]["peak"] for name, pool in self._places(stats)]
+        pool_peaks = [stats[name][pool]["peak"] for name, pool in self._peak_keys(stats)]
         before = self._since_reset.get(device)
-        self._since_reset[device] = list(map(max, seen, before)) if before is not None else seen
+        self._since_reset[device] = list(map(max, pool_peaks, before)) if before is not None else pool_peaks
         self._reset(device)
         return peaks
 
-    def _places(self, stats: Stats) -> list[tuple[str, str]]:
+    def _peak_keys(self, stats: Stats) -> list[tuple[str, str]]:
         """Looked up once: this runs at every phase boundary."""
-        if not self._peak_places:
-            self._peak_places = [
+        if not self._cached_peak_keys:
+            self._cached_peak_keys = [
                 (name, pool)
                 for name, pools in stats.items()
                 if isinstance(pools, dict)
                 for pool, values in pools.items()
                 if isinstance(values, dict) and isinstance(values.get("peak"), int)
             ]
-        return self._peak_places
+        return self._cached_peak_keys
 
     def _note(self, device: int, stats: Stats) -> Peaks:
         state = self.devices[device]
@@ -166,7 +166,9 @@ class CudaMemory:
     def _read_for_script(self, device: int) -> Stats:
         with self._lock:
             stats = self._read(device)
-            for (name, pool), peak in zip(self._peak_places, self._since_reset.get(device, ()), strict=False):
+            for (name, pool), peak in zip(
+                self._cached_peak_keys, self._since_reset.get(device, ()), strict=False
+            ):
                 values = stats[name][pool]
                 values["peak"] = max(values["peak"], peak)
             return stats

@@ -36,7 +36,7 @@ def patience_seconds(heartbeat_seconds: float | None) -> float:
 class Watch(Protocol):
     """Something that tells when zerokit is gone."""
 
-    def gone(self) -> bool: ...
+    def is_orphaned(self) -> bool: ...
 
 
 class DeadMan:
@@ -50,7 +50,7 @@ class DeadMan:
         self._moved = clock()
         self._next_look = 0.0
 
-    def gone(self) -> bool:
+    def is_orphaned(self) -> bool:
         """Whether zerokit has been silent for too long; looks at the file once in a beat."""
         now = self._clock()
         if now < self._next_look:
@@ -84,7 +84,7 @@ class PipeWatch:
         self._poll = select.poll()
         self._poll.register(self._fd, 0)  # errors alone
 
-    def gone(self) -> bool:
+    def is_orphaned(self) -> bool:
         """Whether zerokit's end has been closed for too long."""
         try:
             status = os.fstat(self._fd)
@@ -103,11 +103,11 @@ class PipeWatch:
 def watches(run_dir: Path, rank: int, environment: Mapping[str, str] | None = None) -> list[Watch]:
     """What this rank is to watch: ``alive`` where the launch ordered it, its pipe on zerokit's machine."""
     environment = os.environ if environment is None else environment
-    found: list[Watch] = []
+    result: list[Watch] = []
     with suppress(ValueError):
         text = environment.get(VARIABLE, "")
-        found += [DeadMan(run_dir / ALIVE_FILE, float(text))] if text else []
+        result += [DeadMan(run_dir / ALIVE_FILE, float(text))] if text else []
     with suppress(OSError):
         folder = environment.get(rank_pipes.VARIABLE)
-        found += [PipeWatch(rank_pipes.pipe(Path(folder), rank, "err"), PIPE_SECONDS)] if folder else []
-    return found
+        result += [PipeWatch(rank_pipes.pipe(Path(folder), rank, "err"), PIPE_SECONDS)] if folder else []
+    return result

@@ -56,10 +56,10 @@ def flight_record() -> Record | None:
                 entries.setdefault(entry["group"], []).append(entry)
     if not entries:
         return None
-    return {"type": "flight", "calls": [each for group in entries.values() for each in _written(group)]}
+    return {"type": "flight", "calls": [call for group in entries.values() for call in _group_calls(group)]}
 
 
-def _written(group: list[Record]) -> list[Record]:
+def _group_calls(group: list[Record]) -> list[Record]:
     """The part of a group's calls that tells most; ``from_end`` counts those queued after each."""
     for number, entry in enumerate(group):
         entry["from_end"] = len(group) - 1 - number

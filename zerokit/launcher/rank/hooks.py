@@ -51,10 +51,10 @@ def install(probe: Probe, calls: Calls) -> PostImport:
     return finder
 
 
-def _both(one: Hook, other: Hook) -> Hook:
+def _both(first: Hook, second: Hook) -> Hook:
     def hook(module: ModuleType) -> None:
-        one(module)
-        other(module)
+        first(module)
+        second(module)
 
     return hook
 

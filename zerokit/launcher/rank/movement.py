@@ -66,8 +66,8 @@ class Movement:
         self.doing = self._activity.of(frame)
         if self._received(frame):
             self.seconds = time.monotonic()
-        still = time.monotonic() - self.seconds > _STILL_SECONDS
-        if still and self._children.working(waits_for_child(frame)):
+        is_still = time.monotonic() - self.seconds > _STILL_SECONDS
+        if is_still and self._children.working(waits_for_child(frame)):
             self.seconds = time.monotonic()
 
     def _received(self, frame: FrameType | None) -> bool:

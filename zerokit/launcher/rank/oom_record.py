@@ -59,20 +59,22 @@ class OomWatch:
         """Have PyTorch call us at the failing allocation."""
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
-            attach(lambda device, asked, total, free: self._observe(torch, device, asked, total, free))
+            attach(
+                lambda device, requested, total, free: self._observe(torch, device, requested, total, free)
+            )
 
     def know(self, engine: Any) -> None:
         """An engine whose parameters can name blocks (a weak reference)."""
         self._engines.append(engine)
 
-    def _observe(self, torch: Any, device: int, asked: int, total: int, free: int) -> None:
+    def _observe(self, torch: Any, device: int, requested: int, total: int, free: int) -> None:
         if not self._probe.mine or self._recorded >= _MAX_RECORDED:
             return
         self._recorded += 1
         with contextlib.suppress(Exception):
-            self._probe.event(self.record(torch, device, asked, total, free))
+            self._probe.event(self.record(torch, device, requested, total, free))
 
-    def record(self, torch: Any, device: int, asked: int, total: int | None, free: int | None) -> Record:
+    def record(self, torch: Any, device: int, requested: int, total: int | None, free: int | None) -> Record:
         """The account of one failed allocation."""
         probe = self._probe
         stats: Record = {}
@@ -90,7 +92,7 @@ class OomWatch:
         with contextlib.suppress(Exception):
             blocks = self._blocks(torch, device)
         return {
-            "type": "oom", "memory": "gpu", "cuda_device": device, "asked_bytes": asked,
+            "type": "oom", "memory": "gpu", "cuda_device": device, "asked_bytes": requested,
             "device_total_bytes": total, "device_free_bytes": free,
             "phase": probe.named[-1] if probe.named else probe.phase, "step": probe.steps + 1,
             **stats, "biggest_blocks": blocks,
@@ -113,19 +115,19 @@ class OomWatch:
 
     def _tensors_at(self, torch: Any, blocks: dict[int, int]) -> dict[int, Record]:
         names = self._parameter_names()
-        found: dict[int, Record] = {}
+        tensors: dict[int, Record] = {}
         for index, item in enumerate(gc.get_objects()):
-            if index > _MAX_OBJECTS or len(found) == len(blocks):
+            if index > _MAX_OBJECTS or len(tensors) == len(blocks):
                 break
             if not issubclass(type(item), torch.Tensor):
                 continue
             with contextlib.suppress(Exception):
                 address = item.untyped_storage().data_ptr()
-                if address in blocks and address not in found:
+                if address in blocks and address not in tensors:
                     about = {"shape": list(item.shape), "dtype": str(item.dtype).removeprefix("torch.")}
                     name = names.get(item.data_ptr())
-                    found[address] = {**about, **({"name": name} if name else {})}
-        return found
+                    tensors[address] = {**about, **({"name": name} if name else {})}
+        return tensors
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
@@ -143,9 +145,9 @@ class OomWatch:
 
 def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Record:
     """The record of an exception that nobody caught; says so where memory ran out."""
-    said = _text_of(error)
-    text = redact(f"{type(error).__name__}: {said}".strip(": "), arguments=sys.argv)[:_TEXT]
-    full = full_disk(error, said)
+    message = _text_of(error)
+    text = redact(f"{type(error).__name__}: {message}".strip(": "), arguments=sys.argv)[:_TEXT]
+    full = full_disk(error, message)
     if full is not None:
         text = f"{text[: _TEXT - len(full)]}; {full}"
         traceback_text = f"{traceback_text.rstrip()}; {full}"  # whose last line is what people are shown
@@ -155,7 +157,7 @@ def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Rec
     }  # fmt: skip
     if is_out_of_memory(error):
         record["out_of_memory"] = True
-        record["asked_bytes"] = asked_bytes(said)
-        on_gpu = type(error).__name__ == "OutOfMemoryError" or "CUDA" in said
+        record["asked_bytes"] = asked_bytes(message)
+        on_gpu = type(error).__name__ == "OutOfMemoryError" or "CUDA" in message
         record["memory"] = "gpu" if on_gpu else "host"
     return record

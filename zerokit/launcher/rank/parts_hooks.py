@@ -46,12 +46,12 @@ _FUNCTIONS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 
 def hooks(probe: Probe) -> dict[str, Hook]:
     """A hook for each module that holds such calls; torch's are put by :func:`hook_torch`."""
-    found: dict[str, Hook] = {}
+    result: dict[str, Hook] = {}
     for name, methods in _METHODS.items():
-        found[name] = functools.partial(_hook_methods, probe, methods)
+        result[name] = functools.partial(_hook_methods, probe, methods)
     for name, functions in _FUNCTIONS.items():
-        found[name] = functools.partial(_hook_functions, probe, functions)
-    return found
+        result[name] = functools.partial(_hook_functions, probe, functions)
+    return result
 
 
 def hook_torch(probe: Probe, torch: ModuleType) -> None:
@@ -98,10 +98,10 @@ def around(
     for name in names:
         original = vars(owner).get(name) if owner is not None else None
         if callable(original):
-            setattr(owner, name, _within(probe, original, phase, when))
+            setattr(owner, name, _in_phase(probe, original, phase, when))
 
 
-def _within(
+def _in_phase(
     probe: Probe, original: Callable[..., Any], phase: str, when: Callable[[tuple[Any, ...]], bool]
 ) -> Callable[..., Any]:
     @functools.wraps(original)

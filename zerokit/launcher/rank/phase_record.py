@@ -40,9 +40,9 @@ class PhaseRecord:
 
     def take_recent(self) -> tuple[int, int]:
         """Peak allocated and resident bytes since the last call."""
-        taken = self.recent_allocated_bytes, self.recent_host_rss_bytes
+        recent = self.recent_allocated_bytes, self.recent_host_rss_bytes
         self.recent_allocated_bytes = self.recent_host_rss_bytes = 0
-        return taken
+        return recent
 
     def account(self, on_gpu: bool) -> Record:
         """As the rank file has it; without a GPU its figures are None."""

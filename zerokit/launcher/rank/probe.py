@@ -215,8 +215,8 @@ class Probe:
     def _running(self) -> list[PhaseRecord]:
         if not self.named:
             return [self.peak, self._record(self.phase)]
-        own = [] if self.phase in _NOBODYS else [self.phase]
-        return [self.peak, *(self._record(name) for name in dict.fromkeys([*self.named, *own]))]
+        phases = [] if self.phase in _NOBODYS else [self.phase]
+        return [self.peak, *(self._record(name) for name in dict.fromkeys([*self.named, *phases]))]
 
     def _note_time(self) -> None:
         now = time.monotonic()
@@ -323,8 +323,8 @@ class Probe:
             "peak_allocated_bytes": self.peak.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak.peak_reserved_bytes,
             "peak_device_used_bytes": self.peak_device_used_bytes or None,
-            "alloc_retries": sum(each.retries for each in self.cuda.devices.values()),
-            "ooms": sum(each.ooms for each in self.cuda.devices.values()),
+            "alloc_retries": sum(memory.retries for memory in self.cuda.devices.values()),
+            "ooms": sum(memory.ooms for memory in self.cuda.devices.values()),
         }  # fmt: skip
 
     def _why_no_gpu(self) -> str | None:
@@ -341,16 +341,16 @@ class Probe:
         """Write an event at once and keep it for when the file is compacted."""
         if not self.mine:
             return
-        who = {"rank": self.identity.rank, "pid": self.identity.pid, "time": time.time()}
-        full = {"type": record["type"], **who, **record}
-        kept = self.notes if record["type"] == "note" else self.events
+        common = {"rank": self.identity.rank, "pid": self.identity.pid, "time": time.time()}
+        full = {"type": record["type"], **common, **record}
+        records = self.notes if record["type"] == "note" else self.events
         if record["type"] == "engine":  # the newest says it all
-            kept[:] = [each for each in kept if each["type"] != "engine"]
+            records[:] = [entry for entry in records if entry["type"] != "engine"]
         if record["type"] == "checkpoint":  # the newest may be needed, none of them may be lost to the others
-            old = [each for each in kept if each["type"] == "checkpoint"]
-            kept[:] = [each for each in kept if each not in old[: 1 - _MOST_CHECKPOINTS]]
-        if len(kept) < _MAX_NOTES:
-            kept.append(full)
+            old = [entry for entry in records if entry["type"] == "checkpoint"]
+            records[:] = [entry for entry in records if entry not in old[: 1 - _MOST_CHECKPOINTS]]
+        if len(records) < _MAX_NOTES:
+            records.append(full)
             self.writer.write(full)
 
     def tell_of_engine(self) -> None:

@@ -220,18 +220,18 @@ def _exit_code_of(error: SystemExit) -> int:
     return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
-def _without_our_frames(error: BaseException, seen: set[int]) -> None:
+def _without_our_frames(error: BaseException, visited: set[int]) -> None:
     """Drop this package's frames from the traceback of an exception and of those it came from."""
-    if id(error) in seen:
+    if id(error) in visited:
         return
-    seen.add(id(error))
-    kept = [entry for entry in _entries(error.__traceback__) if not _is_ours(entry)]
-    for number, entry in enumerate(kept):
-        entry.tb_next = kept[number + 1] if number + 1 < len(kept) else None
-    error.__traceback__ = kept[0] if kept else None
+    visited.add(id(error))
+    entries = [entry for entry in _entries(error.__traceback__) if not _is_ours(entry)]
+    for number, entry in enumerate(entries):
+        entry.tb_next = entries[number + 1] if number + 1 < len(entries) else None
+    error.__traceback__ = entries[0] if entries else None
     for cause in (error.__cause__, error.__context__):
         if cause is not None:
-            _without_our_frames(cause, seen)
+            _without_our_frames(cause, visited)
 
 
 def _entries(entry: TracebackType | None) -> list[TracebackType]:

@@ -156,7 +156,7 @@ class Ticker:
 
     def _look_for_zerokit(self) -> None:
         if self._alone_since is None:
-            if any(watch.gone() for watch in self._watches):
+            if any(watch.is_orphaned() for watch in self._watches):
                 self._alone_since = time.monotonic()
                 os.kill(os.getpid(), signal.SIGTERM)
         elif time.monotonic() - self._alone_since > _ALONE_SECONDS:
@@ -175,10 +175,10 @@ class Ticker:
         if calls is not None:
             probe.writer.write(calls)
         if probe.writer.size_bytes() > COMPACT_BYTES:
-            who = probe.identity
+            identity = probe.identity
             probe.writer.compact(
                 [probe.identity.start_record(), *probe.events, *probe.notes,
-                 self._timeline.record(who.rank, who.pid), self._calls.record(), record]
+                 self._timeline.record(identity.rank, identity.pid), self._calls.record(), record]
             )  # fmt: skip
 
 

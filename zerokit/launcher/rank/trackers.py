@@ -52,9 +52,9 @@ class TrackerMetrics:
     def _read(self) -> dict[str, float]:
         account = self._probe.account("note")
         on_gpu = account.get("allocated_bytes") is not None
-        what = "peak_allocated_gib" if on_gpu else "peak_host_rss_gib"
+        metric = "peak_allocated_gib" if on_gpu else "peak_host_rss_gib"
         metrics = {
-            f"{PREFIX}/{what}/{phase}": bytes_ / _GIB
+            f"{PREFIX}/{metric}/{phase}": bytes_ / _GIB
             for phase, (allocated, host) in self._probe.take_recent_peaks().items()
             if phase not in _NOT_PHASES and (bytes_ := allocated if on_gpu else host)
         }
@@ -100,16 +100,16 @@ def _hook_run(metrics: TrackerMetrics, module: ModuleType) -> None:
     @functools.wraps(original)
     def log(self: Any, values: Any = None, *args: Any, **kwargs: Any) -> Any:
         name = next((name for name in ("data", "metrics") if name in kwargs), None)
-        own = values if name is None else kwargs[name]
+        logged = values if name is None else kwargs[name]
         news: dict[str, float] = {}
         with contextlib.suppress(Exception):
-            if isinstance(own, Mapping) and own:
+            if isinstance(logged, Mapping) and logged:
                 news = metrics.news(f"{module.__name__} {id(self)}")
         if news:
-            own = {**news, **own}
+            logged = {**news, **logged}
         if name is None:
-            return original(self, own, *args, **kwargs)
-        return original(self, *args, **{**kwargs, name: own})
+            return original(self, logged, *args, **kwargs)
+        return original(self, *args, **{**kwargs, name: logged})
 
     module.Run.log = log
 
@@ -122,11 +122,11 @@ def _hook_mlflow(metrics: TrackerMetrics, module: ModuleType) -> None:
         def log(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             with contextlib.suppress(Exception):
-                place = 2 if original is not log_metrics else 1
-                step = args[place] if len(args) > place else kwargs.get("step")
-                same = {name: kwargs[name] for name in ("synchronous", "run_id") if name in kwargs}
-                if news := metrics.news(f"mlflow {same.get('run_id')}"):
-                    log_metrics(news, step=step, **same)
+                position = 2 if original is not log_metrics else 1
+                step = args[position] if len(args) > position else kwargs.get("step")
+                options = {name: kwargs[name] for name in ("synchronous", "run_id") if name in kwargs}
+                if news := metrics.news(f"mlflow {options.get('run_id')}"):
+                    log_metrics(news, step=step, **options)
             return result
 
         return log

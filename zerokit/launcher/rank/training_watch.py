@@ -121,8 +121,8 @@ class TrainingWatch:
         if self._last is None:
             return {}
         loss = self._last if math.isfinite(self._last) else None
-        known: Record = {"loss": loss, "same": self.same, "not_finite": self.not_finite,
+        facts: Record = {"loss": loss, "same": self.same, "not_finite": self.not_finite,
                  "zero_gradients": self.zero_gradients}  # fmt: skip
         if self._first.fingerprint is not None:
-            known |= {"first_losses": self._first.fingerprint, "data_parallel": self._data_parallel}
-        return {"learning": known}
+            facts |= {"first_losses": self._first.fingerprint, "data_parallel": self._data_parallel}
+        return {"learning": facts}

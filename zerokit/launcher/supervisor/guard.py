@@ -115,9 +115,9 @@ class Guard:
         """Find ranks: processes with RANK whose parent has none (a data loader's parent has)."""
         began = time.monotonic()
         table = processes.read_table()
-        own = [p for p in processes.descendants(os.getpid(), table) if p.alive]
+        alive = [p for p in processes.descendants(os.getpid(), table) if p.alive]
         # Orphans last: a daemon that a rank left behind carries RANK too, and is our child by now.
-        for process in sorted(own, key=lambda p: (p.parent == os.getpid(), p.start_ticks)):
+        for process in sorted(alive, key=lambda p: (p.parent == os.getpid(), p.start_ticks)):
             if process.pid in self.ranks:
                 continue
             rank = self._rank_of(process.pid)
@@ -138,7 +138,7 @@ class Guard:
         return int(text)
 
     def _add_rank(self, rank: int, process: processes.Process) -> None:
-        if any(known == rank for known, _ in self.ranks.values()):
+        if any(known_rank == rank for known_rank, _ in self.ranks.values()):
             return
         self.ranks[process.pid] = (rank, process)
         try:
@@ -237,9 +237,9 @@ class Guard:
         """One step of ending; True when nobody is left (or those left cannot be killed)."""
         self.reap()
         table = processes.read_table()
-        left = [p for p in processes.descendants(os.getpid(), table) if p.alive]
+        alive = [p for p in processes.descendants(os.getpid(), table) if p.alive]
         now = time.monotonic()
-        if not left:
+        if not alive:
             self.reap()  # who died since the last look: a zombie would outlive us where init reaps nobody
             return True
         if self.kill_at is not None and now >= self.kill_at and self.launcher_kills:
@@ -248,26 +248,26 @@ class Guard:
             self.kill_at = now + LAUNCHER_KILLS_SECONDS
         if self.kill_at is not None and now >= self.kill_at:
             self.give_up_at = self.give_up_at or now + GIVE_UP_SECONDS
-            processes.kill(left, self.give_up_at - GIVE_UP_SECONDS)
+            processes.kill(alive, self.give_up_at - GIVE_UP_SECONDS)
             return now > self.give_up_at
         # Ranks first; what a rank started is told only when that rank is gone, or a checkpoint
         # being written would lose its data loaders.
         inside = self._below_ranks(table)
         living_ranks = {pid for pid in self.ranks if pid not in self.exited}
         launcher = self.launcher.pid if self.launcher and self.spare_launcher else -1
-        told = [p for p in left if (p.pid in living_ranks or p.pid not in inside) and p.pid != launcher]
-        fresh = [p for p in told if (p.pid, p.start_ticks) not in self.terminated]
-        processes.send(fresh, signal.SIGTERM)
-        processes.send(fresh, signal.SIGCONT)
-        self.terminated.update((p.pid, p.start_ticks) for p in fresh)
+        to_signal = [p for p in alive if (p.pid in living_ranks or p.pid not in inside) and p.pid != launcher]
+        unsignalled = [p for p in to_signal if (p.pid, p.start_ticks) not in self.terminated]
+        processes.send(unsignalled, signal.SIGTERM)
+        processes.send(unsignalled, signal.SIGCONT)
+        self.terminated.update((p.pid, p.start_ticks) for p in unsignalled)
         if self.ranks and not living_ranks and self.kill_at is not None:
             self.kill_at = min(self.kill_at, now + ORPHAN_GRACE_SECONDS)
         return False
 
     def finish(self) -> None:
         """Report what is left, or, with zerokit gone, have the report written in our place."""
-        left = [p.pid for p in processes.descendants(os.getpid()) if p.alive]
-        self.tell("done", survivors=left)
+        alive_pids = [p.pid for p in processes.descendants(os.getpid()) if p.alive]
+        self.tell("done", survivors=alive_pids)
         if self.parent_alive:
             return
         for folder in self.order.get("temporary", ()):

@@ -64,8 +64,8 @@ class HangInquiry:
     def _answered(self, living: Iterable[int]) -> bool:
         """Whether each rank that can has written down what it does, since it was asked."""
         now, before = self._progress.records("calls"), self._records_before
-        asked = (self._progress.reporting() & frozenset(living)) - self._stopped
-        return all(now.get(rank) is not before.get(rank) for rank in asked)
+        inquired = (self._progress.reporting() & frozenset(living)) - self._stopped
+        return all(now.get(rank) is not before.get(rank) for rank in inquired)
 
     def explain(self) -> Cause | None:
         """Why it hangs; None where no rank has a record."""

@@ -21,8 +21,8 @@ TUNE_SECONDS = 60.0
 class Heartbeat:
     """The seconds in force; ``given`` by the user, who is obeyed, or None."""
 
-    def __init__(self, given: float | None) -> None:
-        self._given = given
+    def __init__(self, seconds: float | None) -> None:
+        self._given = seconds
         self._longest_quiet = 0.0
         self._seen: set[str] = set()
         self._now_in: dict[int, str] = {}
@@ -38,7 +38,7 @@ class Heartbeat:
         """Whether the user left it to us."""
         return self._given is None
 
-    def moved(self, rank: int, phase: str | None, quiet_seconds: float, *, trained: bool) -> None:
+    def note_progress(self, rank: int, phase: str | None, quiet_seconds: float, *, trained: bool) -> None:
         """A rank did something new after ``quiet_seconds``; ``phase`` is where it is now."""
         self._longest_quiet = max(self._longest_quiet, quiet_seconds)
         before = self._now_in.get(rank)

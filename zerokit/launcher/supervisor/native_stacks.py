@@ -18,8 +18,8 @@ _MOST_RANKS = 16
 
 def find_py_spy() -> str | None:
     """The program's path: beside this Python, or on the ``PATH``."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
+    sibling = Path(sys.executable).with_name("py-spy")
+    return str(sibling) if sibling.is_file() else shutil.which("py-spy")
 
 
 class NativeStacks:

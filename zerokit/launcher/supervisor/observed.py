@@ -95,13 +95,13 @@ class Ended:
 
 
 def conclude(
-    launch: Launch, seen: Observed, progress: Progress, tails: Mapping[str, str], dropped_bytes: int
+    launch: Launch, observed: Observed, progress: Progress, tails: Mapping[str, str], dropped_bytes: int
 ) -> Ended:
     """Judge a run that is over. ``tails``: the last output by log name."""
     files = read_rank_files(launch.run_dir, progress.last_accounts())
-    evidence = seen.evidence(launch, files)
+    evidence = observed.evidence(launch, files)
     verdict = judge(evidence)
-    cause = seen.cause
+    cause = observed.cause
     if cause is None:
         with suppress(Exception):  # a guess at the cause never costs the report of a run that is over
             cause = explain_failure(launch.run_dir, verdict, files)
@@ -111,7 +111,7 @@ def conclude(
         evidence=evidence,
         files=files,
         verdict=verdict,
-        survivors=seen.survivors,
+        survivors=observed.survivors,
         failure_tail=_failure_tail(verdict, tails, launch.options.show_ranks),
         dropped_bytes=dropped_bytes,
         elapsed_seconds=_elapsed_if_clock_was_set(progress),
@@ -121,14 +121,14 @@ def conclude(
 
 def _elapsed_if_clock_was_set(progress: Progress) -> float | None:
     elapsed = time.monotonic() - progress.started_at
-    moved = abs(time.time() - progress.started_clock - elapsed)
-    return elapsed if moved > _CLOCK_SLACK_SECONDS else None
+    clock_change = abs(time.time() - progress.started_clock - elapsed)
+    return elapsed if clock_change > _CLOCK_SLACK_SECONDS else None
 
 
-def _failure_tail(verdict: Verdict, tails: Mapping[str, str], shown: str) -> str:
+def _failure_tail(verdict: Verdict, tails: Mapping[str, str], show_ranks: str) -> str:
     """The end of what explains the failure: the failed rank's errors, or the launcher's.
 
-    ``shown``: whose output went on to the terminal (``first``, ``all``, ``none``). What stands there, or
+    ``show_ranks``: whose output went on to the terminal (``first``, ``all``, ``none``). What stands there, or
     ends with the same words as what stands there, is not said again.
     """
     if verdict.exit_code == 0 or verdict.outcome in (Outcome.INTERRUPTED, Outcome.NOT_AS_PLANNED):
@@ -138,10 +138,10 @@ def _failure_tail(verdict: Verdict, tails: Mapping[str, str], shown: str) -> str
     for rank in [*first, *failed]:
         tail = _errors_of(rank, tails)
         if tail.strip():
-            seen = shown == "all" or (
-                shown == "first" and _last_line(tail) == _last_line(_errors_of(0, tails))
+            was_shown = show_ranks == "all" or (
+                show_ranks == "first" and _last_line(tail) == _last_line(_errors_of(0, tails))
             )
-            return "" if seen else tail
+            return "" if was_shown else tail
     return tails.get("launcher.err") or tails.get("launcher.out") or ""
 
 

@@ -61,11 +61,11 @@ class Log:
             return b""
         lines = self.secrets.data(lines)
         self.tail = (self.tail + lines)[-_TAIL_BYTES:]
-        written = 0
+        written_bytes = 0
         if self._file is not None:
             with suppress(OSError):
-                written = self._file.write(lines) or 0
-        self.dropped_bytes += len(lines) - written
+                written_bytes = self._file.write(lines) or 0
+        self.dropped_bytes += len(lines) - written_bytes
         return lines
 
 
@@ -90,21 +90,21 @@ class Terminal:
 
     def out(self, data: bytes) -> None:
         """Pass bytes on to standard output."""
-        self._put(1, data)
+        self._write_all(1, data)
 
     def error(self, data: bytes) -> None:
         """Pass bytes on to standard error."""
-        self._put(2, data)
+        self._write_all(2, data)
 
     def say(self, text: str) -> None:
         """A line of zerokit's own, on standard error."""
-        self._put(2, f"{message(text, width_of())}\n".encode("utf-8", "replace"))
+        self._write_all(2, f"{message(text, width_of())}\n".encode("utf-8", "replace"))
 
     def status(self, text: str) -> None:
         """Replace the status line (on a terminal only)."""
         if self.is_terminal:
             width = max(20, shutil.get_terminal_size().columns - 1)
-            self._put(0, text[:width].encode("utf-8", "replace"))
+            self._write_all(0, text[:width].encode("utf-8", "replace"))
 
     def close(self) -> None:
         """Write what is waiting (at most two seconds), and end the status line."""
@@ -112,7 +112,7 @@ class Terminal:
         self._queue.put(None)
         self._thread.join(2)
 
-    def _put(self, fd: int, data: bytes) -> None:
+    def _write_all(self, fd: int, data: bytes) -> None:
         if not data:
             return
         with self._lock:  # ours and the callers' threads

@@ -64,7 +64,7 @@ class RankProgress:
     quiet_since_cpu: tuple[float, float] = (0.0, 0.0)  # when it went quiet, its CPU seconds then
     pid: int | None = None  # of a process on this machine
     host: str | None = None
-    gone: bool = False
+    exited: bool = False
     ending: bool = False
     on_gpu: bool = True
     last: dict[str, Any] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Progress:
         events = []
         for state in self.ranks.values():
             for record in state.tail.poll():
-                self._take(state, record, now)
+                self._update(state, record, now)
                 if record["type"] != "tick":
                     events.append((state.rank, record))
         steps = self.steps
@@ -125,7 +125,7 @@ class Progress:
             if state.heard_at is not None:
                 state.heard_at += seconds
 
-    def _take(self, state: RankProgress, record: dict[str, Any], now: float) -> None:
+    def _update(self, state: RankProgress, record: dict[str, Any], now: float) -> None:
         if record["type"] == "start":
             state.host = record.get("host")
             state.on_gpu = record.get("device") != "cpu"
@@ -136,11 +136,11 @@ class Progress:
         progress = int(record.get("progress") or 0)
         cpu_seconds = float(record.get("cpu_seconds") or state.cpu_seconds)
         idle = float(record.get("idle_seconds") or 0.0)
-        moved = steps != state.steps or progress != state.progress
-        if moved or idle < state.idle_at_hearing:
+        has_progress = steps != state.steps or progress != state.progress
+        if has_progress or idle < state.idle_at_hearing:
             phase = record.get("phase")
-            self.heartbeat.moved(state.rank, phase, state.idle_at_hearing, trained=steps > 0)
-        if moved or idle < 1.0 or state.heard_at is None:
+            self.heartbeat.note_progress(state.rank, phase, state.idle_at_hearing, trained=steps > 0)
+        if has_progress or idle < 1.0 or state.heard_at is None:
             state.quiet_since_cpu = (now, cpu_seconds)
         state.ending = bool(record.get("ending"))
         state.steps = max(steps, state.steps)
@@ -167,16 +167,16 @@ class Progress:
         silent = [s for s in states if s.silent_seconds(now) >= heartbeat and self._frozen(s)]
         if silent:
             seconds = format_seconds(silent[0].silent_seconds(now))
-            return f"{_names(silent)}{self._place(silent)}: no sign of life for {seconds}"
+            return f"{_names(silent)}{self._location(silent)}: no sign of life for {seconds}"
         quiet = [s for s in states if self._quiet(s, now, heartbeat)]
         self._spared = len(quiet) == len(states) and self._may_pass(quiet, now)
         if self._spared:
             return None
         if len(quiet) == len(states):
             return self._explain(quiet, now)
-        ahead = max(state.steps for state in states)
-        behind = [state for state in quiet if state.steps + 2 <= ahead]
-        return self._explain(behind, now) if behind else None
+        most_steps = max(state.steps for state in states)
+        furthest_behind = [state for state in quiet if state.steps + 2 <= most_steps]
+        return self._explain(furthest_behind, now) if furthest_behind else None
 
     def _may_pass(self, quiet: list[RankProgress], now: float) -> bool:
         """Whether what they wait for may come yet: no two of them are at odds, and nobody gave a limit."""
@@ -229,7 +229,7 @@ class Progress:
         newest = self.records("calls") if records is None else records
         flights = self.records("flight") if records is None else {}
         return [
-            view(run_dir, rank, newest.get(rank), flights.get(rank), steps=state.steps, gone=state.gone,
+            view(run_dir, rank, newest.get(rank), flights.get(rank), steps=state.steps, exited=state.exited,
                  stopped=rank in stopped, ending=state.ending, left_at=state.last.get("left_at"))
             for rank, state in self.ranks.items()
         ]  # fmt: skip
@@ -241,20 +241,20 @@ class Progress:
     def stopped(self, living: Iterable[int]) -> frozenset[int]:
         """Ranks of this machine whose process is stopped (SIGSTOP, a debugger)."""
         pids = {rank: self.ranks[rank].pid for rank in living if rank in self.ranks}
-        found = {r: processes.read_process(pid) for r, pid in pids.items() if pid is not None}
-        return frozenset(rank for rank, process in found.items() if process and process.state in "Tt")
+        by_rank = {r: processes.read_process(pid) for r, pid in pids.items() if pid is not None}
+        return frozenset(rank for rank, process in by_rank.items() if process and process.state in "Tt")
 
     def _explain(self, quiet: list[RankProgress], now: float) -> str:
         seconds = min(state.quiet_seconds(now) for state in quiet)
         least = min((state.steps, state.progress) for state in quiet)
         first = [state for state in quiet if (state.steps, state.progress) == least]
-        who = _names(first if len(first) < len(quiet) else quiet)
-        who += self._place(first if len(first) < len(quiet) else quiet)
-        behind = " (furthest behind)" if len(first) < len(quiet) else ""
+        subject = _names(first if len(first) < len(quiet) else quiet)
+        subject += self._location(first if len(first) < len(quiet) else quiet)
+        remark = " (furthest behind)" if len(first) < len(quiet) else ""
         doing = next((f", {state.last['activity']}" for state in first if state.last.get("activity")), "")
-        return f"{who}{behind}: no progress for {format_seconds(seconds)}, at step {least[0]}{doing}"
+        return f"{subject}{remark}: no progress for {format_seconds(seconds)}, at step {least[0]}{doing}"
 
-    def _place(self, states: list[RankProgress]) -> str:
+    def _location(self, states: list[RankProgress]) -> str:
         """`` on node-2``, where the run has several hosts and these ranks are all on one."""
         hosts = {state.host for state in states}
         several = len({state.host for state in self.ranks.values()} - {None}) > 1
@@ -300,24 +300,24 @@ class Progress:
 
     def line(self, predicted_peak_bytes: int | None) -> str:
         """One line for people: step, speed, and the fullest rank against the prediction."""
-        heard = [state for state in self.ranks.values() if state.heard_at is not None]
-        if not heard:
+        reporting = [state for state in self.ranks.values() if state.heard_at is not None]
+        if not reporting:
             return f"starting {len(self.ranks)} ranks ({format_seconds(time.monotonic() - self.started_at)})"
-        parts = [f"{len(heard)} of {len(self.ranks)} ranks"] if len(heard) < len(self.ranks) else []
-        phases = {str(state.last.get("phase")) for state in heard if state.last.get("phase")}
+        parts = [f"{len(reporting)} of {len(self.ranks)} ranks"] if len(reporting) < len(self.ranks) else []
+        phases = {str(state.last.get("phase")) for state in reporting if state.last.get("phase")}
         parts.append(f"step {self.steps}" + (f" ({', '.join(sorted(phases)[:3])})" if phases else ""))
-        parts.extend(_activities(heard)[:_MOST_ACTIVITIES])
+        parts.extend(_activities(reporting)[:_MOST_ACTIVITIES])
         pace = self.seconds_per_step()
         if pace is not None:
             parts.append(f"{format_seconds(pace)}/step")
-        parts.extend(self._memory(heard, predicted_peak_bytes))
-        parts.extend(_warnings(heard, predicted_peak_bytes)[:_MOST_WARNINGS])
+        parts.extend(self._memory(reporting, predicted_peak_bytes))
+        parts.extend(_warnings(reporting, predicted_peak_bytes)[:_MOST_WARNINGS])
         return " · ".join(parts)
 
-    def _memory(self, heard: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:
-        on_gpu = [s for s in heard if s.last.get("peak_allocated_bytes")]
+    def _memory(self, reporting: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:
+        on_gpu = [s for s in reporting if s.last.get("peak_allocated_bytes")]
         name = "peak_allocated_bytes" if on_gpu else "host_rss_bytes"
-        states = [s for s in (on_gpu or heard) if s.last.get(name)]
+        states = [s for s in (on_gpu or reporting) if s.last.get(name)]
         if not states:
             return []
         worst = max(states, key=lambda state: int(state.last[name]))
@@ -331,9 +331,9 @@ def _activities(states: list[RankProgress]) -> list[str]:
     """The long phases that ranks are in, by name: ``rank 0 building operator fused_adam``."""
     by_words: dict[str, list[RankProgress]] = {}
     for state in states:
-        if not state.gone and (words := state.last.get("activity")):
+        if not state.exited and (words := state.last.get("activity")):
             by_words.setdefault(str(words), []).append(state)
-    every = [state for state in states if not state.gone]
+    every = [state for state in states if not state.exited]
     return [
         words if len(busy) == len(every) else f"{_names(busy)} {words}" for words, busy in by_words.items()
     ]
@@ -341,27 +341,29 @@ def _activities(states: list[RankProgress]) -> list[str]:
 
 def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:
     """What should be known while there is time to act: memory above the prediction, running full, leaking."""
-    found = []
+    warnings = []
     peaks = {state.rank: int(state.last.get("peak_allocated_bytes") or 0) for state in states}
     above = [
         rank for rank, peak in peaks.items() if predicted_peak_bytes and peak > 1.05 * predicted_peak_bytes
     ]
     if above and predicted_peak_bytes:
         worst = max(above, key=lambda rank: peaks[rank])
-        found.append(f"! rank {worst} is {peaks[worst] / predicted_peak_bytes - 1:.0%} above the prediction")
+        warnings.append(
+            f"! rank {worst} is {peaks[worst] / predicted_peak_bytes - 1:.0%} above the prediction"
+        )
     full = [state for state in states if state.last.get("alloc_retries")]
     if full:
-        found.append(f"! {_names(full)} ran full {max(s.last['alloc_retries'] for s in full)} times")
+        warnings.append(f"! {_names(full)} ran full {max(s.last['alloc_retries'] for s in full)} times")
     ticks = {state.rank: state.last for state in states}
-    found += [f"! {text.partition(';')[0]}" for text in doubts(ticks)]
+    warnings += [f"! {text.partition(';')[0]}" for text in doubts(ticks)]
     if (straggler := find_straggler(ticks)) is not None:
-        found.append(f"! {straggler}")
+        warnings.append(f"! {straggler}")
     leaking = [state for state in states if state.last.get("leaks")]
     if leaking:
         leak = leaking[0].last["leaks"][0]
         rate = format_gib(float(leak.get("bytes_per_step") or 0), 3)
-        found.append(f"! suspected leak of {leak.get('memory')} memory, {_names(leaking)}: {rate} a step")
-    return found
+        warnings.append(f"! suspected leak of {leak.get('memory')} memory, {_names(leaking)}: {rate} a step")
+    return warnings
 
 
 def _names(states: list[RankProgress]) -> str:

@@ -42,7 +42,7 @@ class RemoteProcesses:
     def end(self) -> list[str]:
         """Kill what is left there and fetch the last of the files; the hosts that gave no answer."""
         answers = cluster.sweep(self._hosts, self._run_dir, int(signal.SIGKILL), self._placement.slurm_job)
-        silent = [host for host, met in answers.items() if met is None]
+        silent = [host for host, answer in answers.items() if answer is None]
         if self._gatherer is not None:
             self._gatherer.stop()
             self._gatherer.fetch([host for host in self._placement.unshared_hosts if host not in silent])

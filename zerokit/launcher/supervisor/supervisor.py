@@ -222,7 +222,7 @@ class Supervisor:
         """Mark a rank as ended; True for a rank of this run."""
         state = self.progress.ranks.get(rank)
         if state is not None:
-            state.gone = True
+            state.exited = True
         return state is not None
 
     def _on_launcher_exit(self, code: int, ranks_alive: list[int]) -> None:
@@ -231,9 +231,9 @@ class Supervisor:
         self.seen.launcher_code = code
         if ranks_alive:
             status = launcher_status(code)
-            how = f"killed by signal {-status}" if status < 0 else f"exited with code {status}"
+            ending = f"killed by signal {-status}" if status < 0 else f"exited with code {status}"
             self.seen.launcher_lost = (
-                f"the launcher was lost ({how}) while {len(ranks_alive)} ranks were alive"
+                f"the launcher was lost ({ending}) while {len(ranks_alive)} ranks were alive"
             )
             self.terminal.say(self.seen.launcher_lost + "; ending them")
             self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
@@ -279,7 +279,7 @@ class Supervisor:
     # ---- judging while it runs
 
     def _living(self) -> list[int]:
-        return [rank for rank, state in self.progress.ranks.items() if not state.gone]
+        return [rank for rank, state in self.progress.ranks.items() if not state.exited]
 
     def _look_at_ranks(self) -> None:
         now = time.monotonic()
@@ -343,10 +343,10 @@ class Supervisor:
 
     def _explain_hang(self) -> None:
         """The ranks have answered: compare what they were doing."""
-        seen = self.seen
-        cause = seen.cause = self.inquiry.explain()
+        observed = self.seen
+        cause = observed.cause = self.inquiry.explain()
         if cause is not None:
-            seen.hung = f"{seen.hung}: {cause}"
+            observed.hung = f"{observed.hung}: {cause}"
             self.terminal.say(f"likely cause: {cause}")
 
     def _show_status(self, now: float) -> None:

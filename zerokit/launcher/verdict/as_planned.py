@@ -26,7 +26,7 @@ def unlike_plan(plan: Mapping[str, Any], style: str, ranks: Sequence[Mapping[str
     """
     if style == "trainer":
         ranks = [{**rank, "engine": _without_rows(rank.get("engine"))} for rank in ranks]
-    return [each.text for each in differences(plan, ranks) if each.what in _DECIDED]
+    return [difference.text for difference in differences(plan, ranks) if difference.what in _DECIDED]
 
 
 def _without_rows(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -67,12 +67,12 @@ class PlanCheck:
 
 
 def _engine_facts(log: RankLog) -> dict[str, Any]:
-    known = log.last("end", "tick") or {}
+    record = log.last("end", "tick") or {}
     return {
         "engine": log.last("engine"),
-        "steps": known.get("steps") or 0,
-        "micro_steps": known.get("micro_steps") or 0,
-        "phase_details": known.get("phases") or {},
+        "steps": record.get("steps") or 0,
+        "micro_steps": record.get("micro_steps") or 0,
+        "phase_details": record.get("phases") or {},
     }
 
 
@@ -88,7 +88,7 @@ class FirstSteps:
         if self._plan is None or steps < _FEWEST_STEPS or engine is None:
             return []
         rank = {"engine": engine, "steps": steps, "micro_steps": micro_steps}
-        found = unlike_plan(self._plan, self._style, [rank] * self._ranks)
-        fresh = [text for text in found if text not in self._said]
-        self._said.update(fresh)
-        return fresh
+        unlike = unlike_plan(self._plan, self._style, [rank] * self._ranks)
+        unsaid = [text for text in unlike if text not in self._said]
+        self._said.update(unsaid)
+        return unsaid

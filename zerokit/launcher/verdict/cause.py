@@ -40,9 +40,9 @@ def names(views: Sequence[RankView]) -> str:
     return f"rank{'s' if len(views) > 1 else ''} {ranks}"
 
 
-def verb(views: Sequence[RankView], one: str, many: str) -> str:
+def verb(views: Sequence[RankView], singular: str, plural: str) -> str:
     """The verb for so many ranks."""
-    return one if len(views) == 1 else many
+    return singular if len(views) == 1 else plural
 
 
 def ranks_of(views: Sequence[RankView]) -> tuple[int, ...]:
@@ -74,5 +74,5 @@ def when(call: Call, view: RankView) -> str:
 
 def at(view: RankView) -> str:
     """``, train.py:31``: where in the user's script a rank is; empty where it is in none."""
-    place = view.script_place
-    return "" if place is None else f", {place}"
+    location = view.script_frame
+    return "" if location is None else f", {location}"

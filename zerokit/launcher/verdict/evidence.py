@@ -65,13 +65,13 @@ def read_rank_files(run_dir: Path, accounts: Mapping[int, list[Record]] | None =
 
 
 def _last_words(run_dir: Path, ranks: Iterable[int]) -> dict[int, str]:
-    found = {}
+    last_words = {}
     for rank in ranks:
         with suppress(OSError), (run_dir / LOGS_FOLDER / f"rank-{rank:05d}.err.log").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LAST_WORDS_BYTES))
-            found[rank] = file.read(_LAST_WORDS_BYTES).decode("utf-8", "replace")
-    return found
+            last_words[rank] = file.read(_LAST_WORDS_BYTES).decode("utf-8", "replace")
+    return last_words
 
 
 def oom_kills() -> int:

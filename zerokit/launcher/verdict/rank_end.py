@@ -81,15 +81,15 @@ class RunEnd:
     killed_at: float | None = None
     on_purpose: bool = False
 
-    def ended(self, exit_: RankExit, *, told: bool) -> bool:
+    def ended(self, exit_: RankExit, *, was_terminated: bool) -> bool:
         """Whether zerokit ended this process.
 
-        A crash within a moment of the first failure is the rank's own, unless it was ``told``, as its own
-        file says (it took the SIGTERM): zerokit sends SIGTERM and, later, SIGKILL, and nothing else.
+        A crash within a moment of the first failure is the rank's own, unless ``was_terminated``: its own
+        file says that it took the SIGTERM. zerokit sends SIGTERM and, later, SIGKILL, and nothing else.
         """
         if self.stopped_at is None or exit_.at is None or exit_.at <= self.stopped_at:
             return False
-        if told or self.on_purpose or exit_.at > self.stopped_at + SOON_SECONDS:
+        if was_terminated or self.on_purpose or exit_.at > self.stopped_at + SOON_SECONDS:
             return True
         if exit_.signal == signals.SIGKILL:
             return self.killed_at is None or exit_.at >= self.killed_at
@@ -140,10 +140,10 @@ def signal_name(number: int) -> str:
 
 
 def _describe(rank: int, host: str | None, code: int | None, signal: int | None) -> str:
-    who = f"rank {rank} on {host or 'unknown'}"
+    rank_name = f"rank {rank} on {host or 'unknown'}"
     if signal is not None:
-        return f"{who} was killed by {signal_name(signal)}"
-    return f"{who} exited with code {code}" if code is not None else f"{who} ended, code unknown"
+        return f"{rank_name} was killed by {signal_name(signal)}"
+    return f"{rank_name} exited with code {code}" if code is not None else f"{rank_name} ended, code unknown"
 
 
 # ---- one rank
@@ -191,8 +191,10 @@ def rank_end(
         steps=tick.get("steps") or 0,
         consequence=bool(_BROKEN_PEER.search(str(error.get("error") or (last_words if aborted else "")))),
     )
-    ours = exit_ is not None and run_end.ended(exit_, told=end.get("state") == "terminated")
-    state, text = _state_and_error(base, end, bool(error), exit_, ours=ours, killed=killed_for_memory)
+    ended_by_run = exit_ is not None and run_end.ended(exit_, was_terminated=end.get("state") == "terminated")
+    state, text = _state_and_error(
+        base, end, bool(error), exit_, ended_by_run=ended_by_run, killed=killed_for_memory
+    )
     if state is RankState.FAILED and base.oom is None and not base.consequence and not _crashed(exit_):
         base = replace(base, oom=_oom_not_overcome(log, base.steps))
     return replace(base, state=state, error=text)
@@ -221,16 +223,16 @@ def _oom_not_overcome(log: RankLog | None, steps: int) -> Record | None:
 
 
 def _state_and_error(
-    base: RankEnd, end: Record, recorded: bool, exit_: RankExit | None, *, ours: bool, killed: bool
+    base: RankEnd, end: Record, recorded: bool, exit_: RankExit | None, *, ended_by_run: bool, killed: bool
 ) -> tuple[RankState, str | None]:
     if exit_ is not None and exit_.signal is not None:
-        return _signalled(base, end, exit_.signal, ours=ours, killed=killed)
+        return _signalled(base, end, exit_.signal, ended_by_run=ended_by_run, killed=killed)
     code = exit_.code if exit_ is not None else None
     if recorded or code:
         text = base.error or (f"exited with code {code}" if code else "failed")
-        return (RankState.TERMINATED if ours and not recorded else RankState.FAILED), text
+        return (RankState.TERMINATED if ended_by_run and not recorded else RankState.FAILED), text
     if not end:
-        if ours:
+        if ended_by_run:
             return RankState.TERMINATED, "ended by zerokit"
         if code == 0:
             why = (
@@ -247,12 +249,12 @@ def _state_and_error(
 
 
 def _signalled(
-    base: RankEnd, end: Record, number: int, *, ours: bool, killed: bool
+    base: RankEnd, end: Record, number: int, *, ended_by_run: bool, killed: bool
 ) -> tuple[RankState, str | None]:
     name = signal_name(number)
     if base.error is not None:  # an exception that was already told; the signal only ended what was left
         return RankState.FAILED, base.error
-    if ours:
+    if ended_by_run:
         return RankState.TERMINATED, f"ended by zerokit with {name}"
     after = " after its script had finished" if end.get("state") == "finished" else ""
     killer = " by the kernel, which was out of memory" if killed else ""
@@ -262,9 +264,9 @@ def _signalled(
 def _oom_of(log: RankLog | None, error: Record, *, killed: bool) -> Record | None:
     """The fatal allocation: of the error that ended the rank, with what the allocator's observer saw."""
     if error.get("out_of_memory"):
-        seen = log.last("oom") if log and error.get("memory") == "gpu" else None
-        known = {name: value for name, value in error.items() if value is not None and name != "traceback"}
-        return {**known, **(seen or {}), "type": "oom"}
+        oom = log.last("oom") if log and error.get("memory") == "gpu" else None
+        facts = {name: value for name, value in error.items() if value is not None and name != "traceback"}
+        return {**facts, **(oom or {}), "type": "oom"}
     return {"type": "oom", "memory": "host", "killer": True} if killed else None
 
 
@@ -292,8 +294,8 @@ def _without_leavers(ends: list[RankEnd]) -> list[RankEnd]:
     missed = any(end.state is RankState.FAILED and end.consequence for end in ends)
 
     def early(end: RankEnd) -> bool:
-        left = end.state is RankState.FINISHED and end.left_at is not None
-        return left and (missed or end.steps < most or (others_ended and most == 0))
+        left_early = end.state is RankState.FINISHED and end.left_at is not None
+        return left_early and (missed or end.steps < most or (others_ended and most == 0))
 
     return [
         replace(end, state=RankState.LOST, error=f"left with os._exit(0) at {end.left_at} after {end.steps} "
@@ -305,9 +307,9 @@ def _without_leavers(ends: list[RankEnd]) -> list[RankEnd]:
 
 def _first_failure(failed: list[RankEnd]) -> RankEnd | None:
     """The failure that explains the others, by the rule at the top of this file."""
-    own = [end for end in failed if not end.consequence] or failed
-    earliest = min((end.at for end in own if end.at is not None), default=0.0)
-    close = [end for end in own if end.at is None or end.at - earliest <= SOON_SECONDS]
+    causes = [end for end in failed if not end.consequence] or failed
+    earliest = min((end.at for end in causes if end.at is not None), default=0.0)
+    close = [end for end in causes if end.at is None or end.at - earliest <= SOON_SECONDS]
     return min(close, key=_telling, default=None)
 
 

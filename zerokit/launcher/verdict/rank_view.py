@@ -18,7 +18,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<
               "/transformers/", "/accelerate/")  # fmt: skip
 
 
-class Place(NamedTuple):
+class Frame(NamedTuple):
     """A line of Python that was running; ``text`` is empty where only the stack's file tells of it."""
 
     file: str
@@ -71,17 +71,17 @@ class RankView:
 
     rank: int
     steps: int = 0
-    gone: bool = False
+    exited: bool = False
     stopped: bool = False
     ending: bool = False
     activity: str | None = None
     calls: tuple[Call, ...] = ()
-    frames: tuple[Place, ...] = ()
+    frames: tuple[Frame, ...] = ()
     module: str | None = None
     visited: tuple[str, ...] = ()
     forward: tuple[int, ...] = ()
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    threads: tuple[tuple[str, Place], ...] = ()
+    threads: tuple[tuple[str, Frame], ...] = ()
     recorded: bool = False
     flight: tuple[Call, ...] = ()
     native: tuple[str, ...] = ()
@@ -90,23 +90,23 @@ class RankView:
     left_at: str | None = None
 
     @property
-    def script_place(self) -> Place | None:
+    def script_frame(self) -> Frame | None:
         """The innermost line that belongs to no library and not to zerokit."""
         return next((p for p in self.frames if not any(part in p.file for part in _LIBRARIES)), None)
 
-    def inside(self, *ends: str) -> Place | None:
+    def inside(self, *ends: str) -> Frame | None:
         """The innermost frame of a file whose path ends so (``file.py`` or ``file.py:function``)."""
-        for place in self.frames:
+        for frame in self.frames:
             for end in ends:
                 name, _, function = end.partition(":")
-                if place.file.replace("\\", "/").endswith(name) and function in ("", place.function):
-                    return place
+                if frame.file.replace("\\", "/").endswith(name) and function in ("", frame.function):
+                    return frame
         return None
 
     @property
     def waits_in(self) -> Call | None:
         """The collective that it waits in, or for: the first that never ended, else the last one entered."""
-        if self.gone:
+        if self.exited:
             return None
         stuck = next((call for call in self.flight if call.pending), None)
         if stuck is not None:
@@ -117,21 +117,21 @@ class RankView:
         if last.inside or self.broken:
             return last
         top = self.frames[:12]
-        waiting = any(_waits(place) for place in top)
+        waiting = any(_waits(frame) for frame in top)
         return last if waiting else None
 
     def _recorded(self, call: Call) -> Call:
         """Our own record of a call of the flight recorder, which knows its module, where there is one."""
-        own = [each for each in self.calls if each.group == call.group]
-        if call.from_end < len(own) and own[-1 - call.from_end].shape == call.shape:
-            return replace(own[-1 - call.from_end], inside=True)
+        calls = [recorded_call for recorded_call in self.calls if recorded_call.group == call.group]
+        if call.from_end < len(calls) and calls[-1 - call.from_end].shape == call.shape:
+            return replace(calls[-1 - call.from_end], inside=True)
         return replace(call, step=self.steps)
 
 
-def _waits(place: Place) -> bool:
-    path = place.file.replace("\\", "/")
+def _waits(frame: Frame) -> bool:
+    path = frame.file.replace("\\", "/")
     return "/torch/distributed/" in path or (
-        place.function == "wait" and "/deepspeed/" in path
+        frame.function == "wait" and "/deepspeed/" in path
     ) or "/deepspeed/comm/" in path  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def view(
     rank: int,
     record: Mapping[str, Any] | None,
     flight: Mapping[str, Any] | None = None,
-    **known: Any,
+    **facts: Any,
 ) -> RankView:
     """What is known of a rank.
 
@@ -149,21 +149,21 @@ def view(
         flight: its newest ``flight`` line.
         known: the supervisor's own.
     """
-    known["native"] = _native_stack(native_stacks_file(run_dir, rank))
-    known["flight"] = tuple(_calls((flight or {}).get("calls")))
+    facts["native"] = _native_stack(native_stacks_file(run_dir, rank))
+    facts["flight"] = tuple(_calls((flight or {}).get("calls")))
     if record is None:
-        return RankView(rank=rank, frames=_stack(stacks_file(run_dir, rank)), **known)
-    return recorded(rank, record, **known)
+        return RankView(rank=rank, frames=_stack(stacks_file(run_dir, rank)), **facts)
+    return recorded(rank, record, **facts)
 
 
-def recorded(rank: int, record: Mapping[str, Any], **known: Any) -> RankView:
+def recorded(rank: int, record: Mapping[str, Any], **facts: Any) -> RankView:
     """What a rank says of itself in a ``calls`` line."""
-    known["ending"] = bool(record.get("ending")) or bool(known.get("ending"))
+    facts["ending"] = bool(record.get("ending")) or bool(facts.get("ending"))
     groups = record.get("groups")
     return RankView(
         rank=rank,
         calls=tuple(_calls(record.get("calls"))),
-        frames=tuple(_places(record.get("frames"))),
+        frames=tuple(_frames_of(record.get("frames"))),
         module=_text(record.get("module")),
         kernel=_text(record.get("kernel")),
         visited=tuple(str(name) for name in _list(record.get("visited"))),
@@ -175,7 +175,7 @@ def recorded(rank: int, record: Mapping[str, Any], **known: Any) -> RankView:
         },
         threads=tuple(_threads(record.get("threads"))),
         recorded=True,
-        **known,
+        **facts,
     )
 
 
@@ -209,45 +209,45 @@ def _call(item: object) -> Call | None:
         return None
 
 
-def _places(value: object) -> list[Place]:
+def _frames_of(value: object) -> list[Frame]:
     return [
-        Place(item[0], item[1], item[2], str(item[3]))
+        Frame(item[0], item[1], item[2], str(item[3]))
         for item in _list(value)
         if isinstance(item, list) and len(item) == 4 and isinstance(item[1], int)
         and isinstance(item[0], str) and isinstance(item[2], str)
     ]  # fmt: skip
 
 
-def _threads(value: object) -> list[tuple[str, Place]]:
-    found = []
+def _threads(value: object) -> list[tuple[str, Frame]]:
+    threads = []
     for item in _list(value):
-        places = _places(item.get("frames")) if isinstance(item, dict) else []
-        if places:
-            found.append((str(item.get("name")), places[0]))
-    return found
+        frames = _frames_of(item.get("frames")) if isinstance(item, dict) else []
+        if frames:
+            threads.append((str(item.get("name")), frames[0]))
+    return threads
 
 
-def _stack(path: Path) -> tuple[Place, ...]:
+def _stack(path: Path) -> tuple[Frame, ...]:
     """The last stack that faulthandler wrote of the thread that trains: the one that gets the signals."""
     try:
         with path.open("rb") as file:
             text = file.read(_LARGEST_STACKS).decode("utf-8", "replace")
     except OSError:
         return ()
-    _, found, rest = text.rpartition("Current thread ")
-    places = []
-    for line in rest.splitlines()[1:] if found else []:
+    _, marker, rest = text.rpartition("Current thread ")
+    frames = []
+    for line in rest.splitlines()[1:] if marker else []:
         match = _STACK_LINE.fullmatch(line)
         if match is None:
             break
-        places.append(Place(match[1], int(match[2]), match[3]))
-    return tuple(places)
+        frames.append(Frame(match[1], int(match[2]), match[3]))
+    return tuple(frames)
 
 
-def traceback_places(text: str) -> list[Place]:
+def traceback_frames(text: str) -> list[Frame]:
     """The frames of a traceback as Python prints it, innermost first."""
     matches = (_STACK_LINE.fullmatch(line) for line in text.splitlines())
-    return [Place(match[1], int(match[2]), match[3]) for match in matches if match][::-1]
+    return [Frame(match[1], int(match[2]), match[3]) for match in matches if match][::-1]
 
 
 def _native_stack(path: Path) -> tuple[str, ...]:
@@ -257,9 +257,9 @@ def _native_stack(path: Path) -> tuple[str, ...]:
             text = file.read(_LARGEST_STACKS).decode("utf-8", "replace")
     except OSError:
         return ()
-    _, found, rest = text.partition("\nThread ")
+    _, marker, rest = text.partition("\nThread ")
     names = []
-    for line in rest.splitlines()[1:] if found else []:
+    for line in rest.splitlines()[1:] if marker else []:
         match = _NATIVE_LINE.match(line)
         if match is None:
             break

@@ -51,19 +51,22 @@ def build_report(
         elapsed_seconds: where the ranks' own times cannot be trusted.
     """
     verdict = verdict or judge(evidence)
-    ends, logs, found = verdict.ends, evidence.logs, list(problems)
+    ends, logs, warnings = verdict.ends, evidence.logs, list(problems)
     if len(ends) > evidence.expected_ranks:
-        found.append(f"{len(ends)} ranks wrote or ended, {evidence.expected_ranks} were started")
+        warnings.append(f"{len(ends)} ranks wrote or ended, {evidence.expected_ranks} were started")
     points = max(_FEWEST_POINTS, _TIMELINE_POINTS // max(1, len(ends)))
     ranks = [
         checked(
-            RankReport, _rank_report(end, logs.get(end.rank), plan, points), rank_file_name(end.rank), found
+            RankReport,
+            _rank_report(end, logs.get(end.rank), plan, points),
+            rank_file_name(end.rank),
+            warnings,
         )
         for end in ends
     ]
-    found += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
+    warnings += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
     as_dicts = [rank.model_dump(mode="json") for rank in ranks]
-    found += [*unmeasured_problems(as_dicts), *training_problems(logs), *verdict.differences]
+    warnings += [*unmeasured_problems(as_dicts), *training_problems(logs), *verdict.differences]
     facts = _run_facts(logs)
     if elapsed_seconds is not None:
         facts["elapsed_seconds"] = round(elapsed_seconds, 3)
@@ -73,7 +76,7 @@ def build_report(
         values = _first_failure(first, next(rank for rank in ranks if rank.rank == first.rank))
         if verdict.outcome is Outcome.OOM:
             values["try_next"] = ways_to_need_less(plan)
-        failure = checked(Failure, values, rank_file_name(first.rank), found)
+        failure = checked(Failure, values, rank_file_name(first.rank), warnings)
     compared = compare_with_plan({"ranks": as_dicts}, plan, predict_again)
     return RunReport(
         schema=SCHEMA,
@@ -85,8 +88,10 @@ def build_report(
         expected_ranks=evidence.expected_ranks,
         ranks=ranks,
         first_failure=failure,
-        predicted_vs_measured=None if compared is None else checked(Predicted, compared, "plan.yaml", found),
-        problems=plain(found),
+        predicted_vs_measured=None
+        if compared is None
+        else checked(Predicted, compared, "plan.yaml", warnings),
+        problems=plain(warnings),
     )
 
 
@@ -114,9 +119,9 @@ def report_of_folder(
     expected, unlikely = _expected_ranks(files.logs)
     evidence = Evidence(expected_ranks=expected, logs=files.logs, last_words=files.last_words)
     report = build_report(evidence, plan=plan, problems=[*problems, *files.problems, *unlikely])
-    heard = max((_last_time(log) for log in files.logs.values()), default=0.0)
+    last_record = max((_last_time(log) for log in files.logs.values()), default=0.0)
     unfinished = any(rank.state is RankState.LOST for rank in report.ranks)
-    if unfinished and report.first_failure is None and time.time() - heard < _LIVE_SECONDS:
+    if unfinished and report.first_failure is None and time.time() - last_record < _LIVE_SECONDS:
         return _as_running(report)
     return report
 
@@ -191,13 +196,13 @@ def _way_out(path: Path) -> str:
 
 def _run_facts(logs: Mapping[int, RankLog]) -> Record:
     starts = [start for log in logs.values() if (start := log.last("start"))]
-    begun = min((start["time"] for start in starts if "time" in start), default=None)
+    started = min((start["time"] for start in starts if "time" in start), default=None)
     ended = max((_last_time(log) for log in logs.values()), default=None)
     return {
         "script": starts[0].get("script") if starts else None,
         "device": starts[0].get("device") if starts else None,
-        "started_at": begun,
-        "elapsed_seconds": round(ended - begun, 3) if begun is not None and ended is not None else None,
+        "started_at": started,
+        "elapsed_seconds": round(ended - started, 3) if started is not None and ended is not None else None,
     }
 
 
@@ -207,13 +212,13 @@ def _last_time(log: RankLog) -> float:
 
 def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | None, points: int) -> Record:
     start = (log.last("start") if log else None) or {}
-    known = (log.last("end", "tick") if log else None) or {}
-    allocated, reserved = known.get("peak_allocated_bytes"), known.get("peak_reserved_bytes")
+    last_record = (log.last("end", "tick") if log else None) or {}
+    allocated, reserved = last_record.get("peak_allocated_bytes"), last_record.get("peak_reserved_bytes")
     device = start.get("device")
     gpu = on_gpu(device, allocated)
     measure = "peak_allocated_bytes" if gpu else "peak_host_rss_bytes"
-    why, fix = why_not_measured(device, known, end.state) or (None, None)
-    details: dict[str, Record] = known.get("phases") or {}
+    why, fix = why_not_measured(device, last_record, end.state) or (None, None)
+    details: dict[str, Record] = last_record.get("phases") or {}
     phases = {name: value for name, phase in details.items() if isinstance(value := phase.get(measure), int)}
     return {
         "rank": end.rank,
@@ -228,24 +233,24 @@ def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | No
         "not_measured_fix": fix,
         "peak_allocated_bytes": allocated,
         "peak_reserved_bytes": reserved,
-        "peak_device_used_bytes": known.get("peak_device_used_bytes"),
-        "device_total_bytes": known.get("device_total_bytes"),
+        "peak_device_used_bytes": last_record.get("peak_device_used_bytes"),
+        "device_total_bytes": last_record.get("device_total_bytes"),
         "fragmentation_bytes": reserved - allocated if allocated is not None and reserved else None,
-        "alloc_retries": known.get("alloc_retries"),
-        "peak_host_rss_bytes": known.get("peak_host_rss_bytes") or 0,
-        "baseline_host_rss_bytes": known.get("baseline_host_rss_bytes"),
+        "alloc_retries": last_record.get("alloc_retries"),
+        "peak_host_rss_bytes": last_record.get("peak_host_rss_bytes") or 0,
+        "baseline_host_rss_bytes": last_record.get("baseline_host_rss_bytes"),
         "peak_phase": peak_phase(phases, gpu=gpu),
         "phases": phases,
         "phase_details": details,
         **predicted_of_rank(plan, end.rank),
-        "steps": known.get("steps") or 0,
-        "micro_steps": known.get("micro_steps") or 0,
-        "phase": known.get("phase"),
-        "median_step_seconds": known.get("median_step_seconds"),
+        "steps": last_record.get("steps") or 0,
+        "micro_steps": last_record.get("micro_steps") or 0,
+        "phase": last_record.get("phase"),
+        "median_step_seconds": last_record.get("median_step_seconds"),
         "engine": _facts(log, "engine"),
         "timed": _facts(log, "timed"),
-        "leaks": known.get("leaks") or [],
-        "last_heard_at": known.get("time"),
+        "leaks": last_record.get("leaks") or [],
+        "last_heard_at": last_record.get("time"),
         "restarts": max(0, len(set(log.writers())) - 1) if log else 0,
         "notes": [note for note in log.life() if note["type"] == "note"][:50] if log else [],
         "timeline": _timeline(log, points) if log else [],
@@ -255,17 +260,17 @@ def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | No
 
 def _facts(log: RankLog | None, type_: str) -> Record | None:
     """The rank's last record of a type, without the line's own fields."""
-    found = log.last(type_) if log else None
-    return {k: v for k, v in found.items() if k not in ("type", "rank", "pid", "time")} if found else None
+    record = log.last(type_) if log else None
+    return {k: v for k, v in record.items() if k not in ("type", "rank", "pid", "time")} if record else None
 
 
 def _timeline(log: RankLog, most: int) -> list[list[Any]]:
     points: list[list[Any]] = []
     for record in log.life():
         if record["type"] == "timeline" and record.get("fields") == list(_TIMELINE_FIELDS):
-            kept = record.get("points")
-            points = [p for p in kept if isinstance(p, list) and len(p) == len(_TIMELINE_FIELDS)] if (
-                isinstance(kept, list)) else []  # fmt: skip
+            recorded = record.get("points")
+            points = [p for p in recorded if isinstance(p, list) and len(p) == len(_TIMELINE_FIELDS)] if (
+                isinstance(recorded, list)) else []  # fmt: skip
         elif record["type"] in ("tick", "end"):
             points.append([record.get(name) for name in _TIMELINE_FIELDS])
     return _thin(points, most)

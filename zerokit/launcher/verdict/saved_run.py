@@ -30,9 +30,9 @@ def load_run(path: Path) -> RunReport:
         raise InputError(f"{path}: no such run; give a run folder or its report.json")
     if not path.is_dir():
         return load_report(path)
-    written = path / REPORT_FILE
-    if written.exists():
-        return load_report(written)
+    report_path = path / REPORT_FILE
+    if report_path.exists():
+        return load_report(report_path)
     if not find_rank_files(path):
         raise InputError(f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl")
     plan, problems = read_of_run(path)
@@ -59,10 +59,10 @@ class WatchedRun:
             ReportNotWritten: the metrics cannot be written.
         """
         report = load_run(self._path)
-        found = alarms(report, detect_host().ram_bytes)
+        raised = alarms(report, detect_host().ram_bytes)
         if self._metrics is not None:
-            write_page(self._metrics, openmetrics(report, found))
-        return report, found
+            write_page(self._metrics, openmetrics(report, raised))
+        return report, raised
 
     def is_over(self, report: RunReport) -> bool:
         """Whether what was just seen is the last there will be: the report is written, or the ranks ended and
@@ -72,5 +72,5 @@ class WatchedRun:
             return False
         now = time.monotonic()
         self._ended_since = now if self._ended_since is None else self._ended_since
-        written = not self._path.is_dir() or (self._path / REPORT_FILE).exists()
-        return written or now - self._ended_since > _PATIENCE_SECONDS
+        has_report = not self._path.is_dir() or (self._path / REPORT_FILE).exists()
+        return has_report or now - self._ended_since > _PATIENCE_SECONDS

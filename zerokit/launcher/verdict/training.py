@@ -41,34 +41,34 @@ def newest(logs: Mapping[int, RankLog]) -> dict[int, Mapping[str, Any]]:
 
 def doubts(ticks: _Ticks) -> list[str]:
     """Steps that were skipped, unusable losses, gradients that are zero, ranks with the same data."""
-    found = [*_skipped(ticks), *_same_batches(ticks)]
+    result = [*_skipped(ticks), *_same_batches(ticks)]
     count, rank = _most(ticks, "not_finite")
     if count >= _FEWEST:
-        found.append(
+        result.append(
             f"the loss is not finite (rank {rank}, the last {count} backward passes); look for NaN in the "
             "data, a division by zero (labels that are all ignored), or a learning rate that is too high"
         )
     count, rank = _most(ticks, "zero_gradients")
     zero = count >= _FEWEST
     if zero:
-        found.append(
+        result.append(
             f"the gradients are zero (rank {rank}, the last {count} steps): nothing is learned; look for "
             "labels that are all ignored, a loss cut off from the model (detach, no_grad), or frozen weights"
         )
     count, rank = _most(ticks, "same")
     if count >= _SAME_LOSSES and not zero:
-        found.append(
+        result.append(
             f"the loss is the same to the last digit (rank {rank}, {count} backward passes): nothing seems "
             "to be learned; look at the learning rate, the optimizer's parameters and skipped steps"
         )
-    return found
+    return result
 
 
 def _most(ticks: _Ticks, name: str) -> tuple[int, int]:
     counts = [
-        (int(known.get(name) or 0), -rank)
+        (int(learning.get(name) or 0), -rank)
         for rank, tick in ticks.items()
-        if isinstance(known := tick.get("learning"), dict) and isinstance(known.get(name), int)
+        if isinstance(learning := tick.get("learning"), dict) and isinstance(learning.get(name), int)
     ]
     count, rank = max(counts, default=(0, 0))
     return count, -rank
@@ -76,14 +76,16 @@ def _most(ticks: _Ticks, name: str) -> tuple[int, int]:
 
 def _same_batches(ticks: _Ticks) -> list[str]:
     """Data-parallel ranks whose first losses are the same; tensor parallel peers rightly have the same."""
-    known = [tick.get("learning") for tick in ticks.values()]
-    seen = {
-        (each.get("first_losses"), each.get("data_parallel")) if isinstance(each, dict) else (None, None)
-        for each in known
+    accounts = [tick.get("learning") for tick in ticks.values()]
+    batches = {
+        (account.get("first_losses"), account.get("data_parallel"))
+        if isinstance(account, dict)
+        else (None, None)
+        for account in accounts
     }
-    if len(ticks) < 2 or len(seen) != 1:
+    if len(ticks) < 2 or len(batches) != 1:
         return []
-    losses, data_parallel = seen.pop()
+    losses, data_parallel = batches.pop()
     if not isinstance(losses, str) or data_parallel != len(ticks):
         return []
     return [
@@ -95,17 +97,17 @@ def _same_batches(ticks: _Ticks) -> list[str]:
 
 def _skipped(ticks: _Ticks) -> list[str]:
     counts = [
-        (int(known.get("skipped_steps") or 0), int(known.get("steps") or 0), rank)
-        for rank, known in sorted(ticks.items())
+        (int(tick.get("skipped_steps") or 0), int(tick.get("steps") or 0), rank)
+        for rank, tick in sorted(ticks.items())
     ]
     skipped, steps, rank = max(counts, default=(0, 0, 0))
     if skipped < _FEWEST or skipped < _WARN_SHARE * steps:
         return []
     if skipped >= steps:
-        what = f"all {steps} optimizer steps were skipped (rank {rank}): the weights never changed"
+        fault = f"all {steps} optimizer steps were skipped (rank {rank}): the weights never changed"
     else:
-        what = f"{skipped} of {steps} optimizer steps were skipped (rank {rank})"
+        fault = f"{skipped} of {steps} optimizer steps were skipped (rank {rank})"
     return [
-        f"{what}; DeepSpeed skips a step whose gradients are not finite. Use bf16, a lower learning rate or "
+        f"{fault}; DeepSpeed skips a step whose gradients are not finite. Use bf16, a lower learning rate or "
         "initial_scale_power, or look for NaN in the data"
     ]

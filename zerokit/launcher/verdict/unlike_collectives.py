@@ -22,22 +22,24 @@ def first_difference(views: Sequence[RankView]) -> Cause | None:
 
     By our own record, which knows modules, and then by PyTorch's, which has the calls of C++ too.
     """
-    ours = [(view, view.calls) for view in views]
-    theirs = [(view, view.flight) for view in views]
-    return _first_difference(ours) or _first_difference(theirs)
+    recorded_calls = [(view, view.calls) for view in views]
+    flight_calls = [(view, view.flight) for view in views]
+    return _first_difference(recorded_calls) or _first_difference(flight_calls)
 
 
 def _first_difference(records: Sequence[tuple[RankView, Sequence[Call]]]) -> Cause | None:
     for group in dict.fromkeys(call.group for _, calls in records for call in calls):
-        members = [(view, counted) for view, calls in records if (counted := _by_count(calls, group))]
+        members = [
+            (view, calls_by_count) for view, calls in records if (calls_by_count := _by_count(calls, group))
+        ]
         if not members or len(members[0][0].groups.get(group, ())) == 1:
             continue
-        (reference, mine), *others = members
-        for other, theirs in others:
-            if other.groups.get(group) != reference.groups.get(group):
+        (reference, reference_calls), *others = members
+        for other_view, calls_of_view in others:
+            if other_view.groups.get(group) != reference.groups.get(group):
                 continue
-            for count in sorted(mine.keys() & theirs.keys()):
-                cause = _differ(reference, mine[count], other, theirs[count])
+            for count in sorted(reference_calls.keys() & calls_of_view.keys()):
+                cause = _differ(reference, reference_calls[count], other_view, calls_of_view[count])
                 if cause is not None:
                     return cause
     return None
@@ -51,16 +53,16 @@ def unlike_sizes(views: Sequence[RankView]) -> str | None:
     """
     first, others = (views[0], views[1:]) if views else (RankView(rank=0), ())
     for group in dict.fromkeys(call.group for call in first.calls):
-        mine = _by_count(first.calls, group)
-        for other in others:
-            if other.groups.get(group) != first.groups.get(group):
+        reference_calls = _by_count(first.calls, group)
+        for view in others:
+            if view.groups.get(group) != first.groups.get(group):
                 continue
-            theirs = _by_count(other.calls, group)
-            for count in sorted(mine.keys() & theirs.keys()):
-                a, b = mine[count], theirs[count]
+            calls = _by_count(view.calls, group)
+            for count in sorted(reference_calls.keys() & calls.keys()):
+                a, b = reference_calls[count], calls[count]
                 if a.operation == b.operation and a.operation in _SIZED and _elements(a) != _elements(b):
                     return (
-                        f"rank {first.rank} entered {a}{when(a, first)} and rank {other.rank} {b}: GPUs do "
+                        f"rank {first.rank} entered {a}{when(a, first)} and rank {view.rank} {b}: GPUs do "
                         "not notice, and the result is neither's; make the tensor the same on all ranks "
                         "(pad it, or gather the sizes first)"
                     )
@@ -76,8 +78,8 @@ def _by_count(calls: Sequence[Call], group: str) -> Mapping[int, Call]:
 
 
 def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
-    if a.phase != b.phase and (apart := _in_other_phase(one, a, other, b)) is not None:
-        return apart
+    if a.phase != b.phase and (cause := _in_other_phase(one, a, other, b)) is not None:
+        return cause
     head = f"collective {a.count} of the group: rank {one.rank} entered {a}{when(a, one)}, " \
            f"rank {other.rank} {b}{when(b, other)}"  # fmt: skip
     if a.operation != b.operation:
@@ -100,19 +102,22 @@ def _in_other_phase(one: RankView, a: Call, other: RankView, b: Call) -> Cause |
     """One evaluates or generates: on GPUs its collectives are matched with the other's, and it may go on."""
     if (a.operation, a.shape) == (b.operation, b.shape) and a.module == b.module:
         return None
-    alone, call, others, its = (one, a, other, b) if a.phase in _WITHOUT_TRAINING else (other, b, one, a)
-    if call.phase not in _WITHOUT_TRAINING or its.phase in _WITHOUT_TRAINING:
+    lone, call, others, others_call = (
+        (one, a, other, b) if a.phase in _WITHOUT_TRAINING else (other, b, one, a)
+    )
+    if call.phase not in _WITHOUT_TRAINING or others_call.phase in _WITHOUT_TRAINING:
         return None
     return Cause(
         kind=f"{call.phase}_on_some_ranks",
-        what=f"rank {alone.rank} entered {call} in {call.phase}{when(call, alone)}, "
-        f"rank {others.rank} {its} in {its.phase}{when(its, others)}, and they were taken for the same",
+        what=f"rank {lone.rank} entered {call} in {call.phase}{when(call, lone)}, rank "
+        f"{others.rank} {others_call} in {others_call.phase}{when(others_call, others)}, "
+        "and they were taken for the same",
         fix=f"Let every rank do it: under ZeRO-3 each forward of {call.phase} gathers weights from all",
-        ranks=(alone.rank,),
+        ranks=(lone.rank,),
     )
 
 
-def _apart(one: RankView, a: Call, other: RankView, b: Call) -> Cause:
+def _different_counts(one: RankView, a: Call, other: RankView, b: Call) -> Cause:
     """Two ranks wait in calls that are not each other's, and what came between is no longer remembered."""
     return Cause(
         kind="different_collectives",
@@ -154,14 +159,14 @@ def network(views: Sequence[RankView]) -> Cause | None:
     call = waiting[0].waits_in
     assert call is not None
     for view in waiting[1:]:
-        other = view.waits_in
-        if other is not None and (other.count, other.operation) != (call.count, call.operation):
-            return _apart(waiting[0], call, view, other)
+        own_call = view.waits_in
+        if own_call is not None and (own_call.count, own_call.operation) != (call.count, call.operation):
+            return _different_counts(waiting[0], call, view, own_call)
     starting = call.operation in _STARTS
-    what = f"all ranks wait in the same {call}{when(call, waiting[0])}"
+    shared = f"all ranks wait in the same {call}{when(call, waiting[0])}"
     return Cause(
         kind="network",
-        what=what + (", where they connect" if starting else "") + ": no data moves between them",
+        what=shared + (", where they connect" if starting else "") + ": no data moves between them",
         fix="Look at the network between the nodes: an interface that is down, a firewall, a wrong interface "
         "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); NCCL_DEBUG=INFO tells which one is used",
         ranks=ranks_of(waiting),

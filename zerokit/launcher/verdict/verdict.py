@@ -164,15 +164,15 @@ def _killed_for_memory(evidence: Evidence, exits: Mapping[int, RankExit], run_en
         return None
     killed = [
         exit_ for exit_ in exits.values()
-        if exit_.signal == signals.SIGKILL and not run_end.ended(exit_, told=False)
+        if exit_.signal == signals.SIGKILL and not run_end.ended(exit_, was_terminated=False)
     ]  # fmt: skip
     return min(killed, key=lambda exit_: exit_.at or 0.0).rank if killed else None
 
 
 def _ended_with_run(end: RankEnd) -> RankEnd:
     """A rank without a last line in a run that was ended on purpose was ended with it."""
-    lost = end.state is RankState.LOST and end.phase is not None
-    return replace(end, state=RankState.TERMINATED) if lost else end
+    is_lost = end.state is RankState.LOST and end.phase is not None
+    return replace(end, state=RankState.TERMINATED) if is_lost else end
 
 
 # ---- the run
@@ -203,20 +203,20 @@ def _came_after(first: RankEnd, evidence: Evidence) -> bool:
 def _failure(first: RankEnd) -> Verdict:
     if first.oom is None:
         return _verdict(Outcome.RANK_FAILED, first.describe())
-    what = str(first.oom.get("message") or first.oom.get("error") or "an allocation failed")
+    fault = str(first.oom.get("message") or first.oom.get("error") or "an allocation failed")
     if first.oom.get("killer"):
-        what = "host memory; the kernel's OOM-killer ended it"
-    return _verdict(Outcome.OOM, f"rank {first.rank} on {first.host} ran out of memory: {what}")
+        fault = "host memory; the kernel's OOM-killer ended it"
+    return _verdict(Outcome.OOM, f"rank {first.rank} on {first.host} ran out of memory: {fault}")
 
 
 def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
     """A run in which nothing was seen to fail."""
     if evidence.launcher_code:
         status = launcher_status(evidence.launcher_code)
-        how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
+        ending = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
         began = evidence.exits or evidence.logs
-        what = "though no rank failed" if began else "before any rank started"
-        return _verdict(Outcome.LAUNCHER_LOST, f"the launcher {how} {what}")
+        remark = "though no rank failed" if began else "before any rank started"
+        return _verdict(Outcome.LAUNCHER_LOST, f"the launcher {ending} {remark}")
     missing = [number for number in range(evidence.expected_ranks) if number not in evidence.logs]
     if missing:
         names = ", ".join(map(str, missing[:_MOST_NAMED])) + (" …" if len(missing) > _MOST_NAMED else "")
@@ -224,10 +224,12 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
             f"{len(missing)} of {evidence.expected_ranks} ranks left no report (rank {names}): not a success"
         )
         return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=True)
-    lost = [end for end in ends if not end.state.is_good]
-    if lost:
-        why = f"rank {lost[0].rank} on {lost[0].host}: {lost[0].error or lost[0].state}"
-        silent = all(end.state is RankState.LOST and end.left_at is None for end in lost)
+    unfinished = [end for end in ends if not end.state.is_good]
+    if unfinished:
+        why = (
+            f"rank {unfinished[0].rank} on {unfinished[0].host}: {unfinished[0].error or unfinished[0].state}"
+        )
+        silent = all(end.state is RankState.LOST and end.left_at is None for end in unfinished)
         return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=silent)
     if any(end.state is RankState.STOPPED for end in ends):
         return _judge_stopped(evidence, ends)
@@ -243,9 +245,9 @@ def _judge_stopped(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
     others = [end.rank for end in ends if end.state is not RankState.STOPPED]
     if evidence.stop_ordered is not False and not others:
         return _verdict(Outcome.STOPPED, f"all {evidence.expected_ranks} ranks stopped at the step limit")
-    what = f"but rank {others[0]} ended without reaching it" if others else "that nobody ordered"
+    remark = f"but rank {others[0]} ended without reaching it" if others else "that nobody ordered"
     stopped = min(end.rank for end in ends if end.state is RankState.STOPPED)
-    return _verdict(Outcome.LAUNCHER_LOST, f"rank {stopped} stopped at a step limit, {what}")
+    return _verdict(Outcome.LAUNCHER_LOST, f"rank {stopped} stopped at a step limit, {remark}")
 
 
 def _held_to_plan(evidence: Evidence, verdict: Verdict) -> Verdict:

@@ -11,19 +11,19 @@ def warnings_of(engine: Mapping[str, Any]) -> list[str]:
     modules = engine.get("skippable")
     if engine.get("zero_stage") != 3 or not isinstance(modules, dict):
         return []
-    found = []
+    warnings = []
     if experts := _names(modules.get("experts")):
-        found.append(
+        warnings.append(
             f"mixture of experts under ZeRO-3 without a leaf module ({experts}): a rank none of whose tokens "
             "go to an expert does not gather its weights, and the others hang; call deepspeed.utils."
             "set_z3_leaf_modules(model, [the class that holds the experts]) before the engine is made"
         )
     if towers := _names(modules.get("towers")):
-        found.append(
+        warnings.append(
             f"{towers} under ZeRO-3 runs only for batches with an image or sound: a rank whose batch has "
             "none does not gather its weights, and the others hang; give every batch one, if only a blank"
         )
-    return found
+    return warnings
 
 
 def _names(value: object) -> str:

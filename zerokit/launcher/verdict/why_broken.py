@@ -13,7 +13,7 @@ from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.verdict.cause import Cause, names, ranks_of, they_wait
 from zerokit.launcher.verdict.evidence import RankFiles
 from zerokit.launcher.verdict.rank_end import RankEnd
-from zerokit.launcher.verdict.rank_view import RankView, traceback_places, view
+from zerokit.launcher.verdict.rank_view import RankView, traceback_frames, view
 from zerokit.launcher.verdict.verdict import Verdict
 from zerokit.launcher.verdict.why_hung import explain
 from zerokit.report.outcome import Outcome, RankState
@@ -41,14 +41,14 @@ def _without_training(views: list[RankView], files: RankFiles) -> Cause | None:
         return None
     phases = {view.rank: _phases(files.logs.get(view.rank)) for view in views}
     for phase, did in (("eval", "evaluated"), ("generate", "generated")):
-        alone = [view for view in views if phase in phases[view.rank]]
-        if alone and len(alone) < len(views):
+        lone = [view for view in views if phase in phases[view.rank]]
+        if lone and len(lone) < len(views):
             return Cause(
                 kind=f"{phase}_on_some_ranks",
-                what=f"{names(alone)} {did} and the others did not, so their collectives no longer match: "
-                + sizes + they_wait(views, [*alone, *ended]),
+                what=f"{names(lone)} {did} and the others did not, so their collectives no longer match: "
+                + sizes + they_wait(views, [*lone, *ended]),
                 fix=f"Let every rank do it: under ZeRO-3 each forward of {phase} gathers weights from all",
-                ranks=ranks_of(alone),
+                ranks=ranks_of(lone),
             )  # fmt: skip
     return None
 
@@ -62,9 +62,9 @@ def _phases(log: RankLog | None) -> frozenset[str]:
 
 def _ended_by_gloo(views: list[RankView], files: RankFiles) -> tuple[list[RankView], str]:
     """The ranks that Gloo ended for what a peer sent them, and of the first what it said."""
-    said = {view.rank: _OTHER_SIZE.search(files.last_words.get(view.rank, "")) for view in views}
-    ended = [view for view in views if said[view.rank] is not None]
-    match = said[ended[0].rank] if ended else None
+    sizes = {view.rank: _OTHER_SIZE.search(files.last_words.get(view.rank, "")) for view in views}
+    ended = [view for view in views if sizes[view.rank] is not None]
+    match = sizes[ended[0].rank] if ended else None
     if match is None:
         return [], ""
     return ended, f"{names(ended)} got {match[1]} bytes where its own tensor has room for {match[2]}"
@@ -87,8 +87,10 @@ def _view(run_dir: Path, end: RankEnd, log: RankLog | None) -> RankView:
     finished = end.state is RankState.FINISHED or end.left_at is not None
     record = dict((log.last("calls") if log else None) or {})
     if end.traceback:
-        record["frames"] = [[*place] for place in traceback_places(end.traceback)]
+        record["frames"] = [[*frame] for frame in traceback_frames(end.traceback)]
     broken = end.consequence and not finished
     if not finished:
         record.pop("ending", None)
-    return view(run_dir, end.rank, record, steps=end.steps, gone=finished, broken=broken, left_at=end.left_at)
+    return view(
+        run_dir, end.rank, record, steps=end.steps, exited=finished, broken=broken, left_at=end.left_at
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zerokit.launcher.verdict import unlike_collectives
 from zerokit.launcher.verdict.cause import Cause, at, names, ranks_of, they_wait, verb, waiting_in
-from zerokit.launcher.verdict.rank_view import Place, RankView
+from zerokit.launcher.verdict.rank_view import Frame, RankView
 
 _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_consolidated_16bit_state_dict",
           "save_pretrained", "save_model", "save_state", "get_state_dict", "_save_checkpoint")  # fmt: skip
@@ -25,7 +25,7 @@ def explain(views: Sequence[RankView]) -> Cause | None:
     """The likely cause; None where the records do not tell."""
     for find in (
         _stopped,
-        _left,
+        _exited_ranks,
         _saves_alone,
         _other_phase,
         _skipped_module,
@@ -42,71 +42,71 @@ def explain(views: Sequence[RankView]) -> Cause | None:
 
 def unexplained(views: Sequence[RankView]) -> Cause | None:
     """What each rank was doing, where that tells no cause; None where no rank has written it down."""
-    known = [view for view in views if view.recorded and not view.gone]
-    if not known:
+    recorded = [view for view in views if view.recorded and not view.exited]
+    if not recorded:
         return None
-    doing = "; ".join(f"rank {view.rank} {_doing([view])}" for view in known[:_MOST_TOLD])
-    more = f"; and {len(known) - _MOST_TOLD} more" if len(known) > _MOST_TOLD else ""
+    doing = "; ".join(f"rank {view.rank} {_doing([view])}" for view in recorded[:_MOST_TOLD])
+    more = f"; and {len(recorded) - _MOST_TOLD} more" if len(recorded) > _MOST_TOLD else ""
     return Cause(
         kind="unknown",
         what=f"the ranks' records tell no cause: {doing}{more}",
         fix="Compare the stacks of the ranks in the run folder",
-        ranks=ranks_of(known),
+        ranks=ranks_of(recorded),
     )
 
 
 def _stopped(views: Sequence[RankView]) -> Cause | None:
-    found = [view for view in views if view.stopped]
-    if not found:
+    stopped = [view for view in views if view.stopped]
+    if not stopped:
         return None
     return Cause(
         kind="stopped",
-        what=f"{names(found)} {verb(found, 'is', 'are')} stopped (SIGSTOP, a debugger or a suspended job)"
-        + they_wait(views, found),
+        what=f"{names(stopped)} {verb(stopped, 'is', 'are')} stopped (SIGSTOP, a debugger or a suspended job)"
+        + they_wait(views, stopped),
         fix="Continue it with `kill -CONT`, or find who stops it",
-        ranks=ranks_of(found),
+        ranks=ranks_of(stopped),
     )
 
 
-def _left(views: Sequence[RankView]) -> Cause | None:
+def _exited_ranks(views: Sequence[RankView]) -> Cause | None:
     """Ranks that ended, or came to their script's end, while others wait in a collective."""
-    left = [view for view in views if view.gone or (view.ending and view.waits_in is None)]
-    left += [view for view in views if view.ending and view not in left]
-    waiting = [view for view in waiting_in(views) if view not in left]
-    if not left or not waiting:
+    exited = [view for view in views if view.exited or (view.ending and view.waits_in is None)]
+    exited += [view for view in views if view.ending and view not in exited]
+    waiting = [view for view in waiting_in(views) if view not in exited]
+    if not exited or not waiting:
         return None
     if (saving := _saving(waiting)) is not None:
-        return _alone(waiting, saving, left)
-    if left[0].left_at is not None:
-        return _left_early([view for view in left if view.left_at == left[0].left_at], views)
+        return _lone_save(waiting, saving, exited)
+    if exited[0].left_at is not None:
+        return _left_early([view for view in exited if view.left_at == exited[0].left_at], views)
     call = waiting[0].waits_in
     assert call is not None
     phase = call.phase if call.phase in ("eval", "generate") else None
     if phase is not None:
         return Cause(
             kind=f"{phase}_on_some_ranks",
-            what=f"{names(left)} left the script{they_wait(views, left)}, in {phase}",
+            what=f"{names(exited)} left the script{they_wait(views, exited)}, in {phase}",
             fix="Let every rank evaluate and generate: under ZeRO-3 each forward gathers weights from all",
-            ranks=ranks_of(left),
+            ranks=ranks_of(exited),
         )
     return Cause(
         kind="uneven_batches",
-        what=f"{names(left)} left the training loop after step {left[0].steps}{they_wait(views, left)}: "
-        "the ranks have different numbers of batches",
+        what=f"{names(exited)} left the training loop after step {exited[0].steps}{they_wait(views, exited)}"
+        ": the ranks have different numbers of batches",
         fix="Give each rank the same number: drop_last=True with a DistributedSampler, a length that the "
         "ranks divide, or a fixed number of steps",
-        ranks=ranks_of(left),
+        ranks=ranks_of(exited),
     )
 
 
-def _left_early(left: Sequence[RankView], views: Sequence[RankView]) -> Cause:
-    path, _, line = str(left[0].left_at).rpartition(":")
+def _left_early(exited: Sequence[RankView], views: Sequence[RankView]) -> Cause:
+    path, _, line = str(exited[0].left_at).rpartition(":")
     return Cause(
         kind="ended_early",
-        what=f"{names(left)} left with os._exit at {Path(path).name}:{line} after step {left[0].steps}"
-        + they_wait(views, left),
+        what=f"{names(exited)} left with os._exit at {Path(path).name}:{line} after step {exited[0].steps}"
+        + they_wait(views, exited),
         fix="Let every rank come to its end, or raise an error there: os._exit tells the others nothing",
-        ranks=ranks_of(left),
+        ranks=ranks_of(exited),
     )
 
 
@@ -117,26 +117,26 @@ def _other_phase(views: Sequence[RankView]) -> Cause | None:
     """Some ranks evaluate or generate and the others train on: their collectives do not match."""
     phases = {view.rank: view.waits_in.phase for view in views if view.waits_in is not None}
     for phase, words in _PHASES.items():
-        alone = [view for view in views if phases.get(view.rank) == phase]
+        lone = [view for view in views if phases.get(view.rank) == phase]
         others = [view for view in views if phases.get(view.rank) in ("forward", "backward", "step")]
-        if alone and others:
+        if lone and others:
             return Cause(
                 kind=f"{phase}_on_some_ranks",
-                what=f"{names(alone)} {words if len(alone) == 1 else words[:-1]} while {names(others)} "
-                f"{verb(others, 'trains', 'train')} on{they_wait(views, alone)}",
+                what=f"{names(lone)} {words if len(lone) == 1 else words[:-1]} while {names(others)} "
+                f"{verb(others, 'trains', 'train')} on{they_wait(views, lone)}",
                 fix=f"Let every rank do it: under ZeRO-3 each forward of {phase} gathers weights from all",
-                ranks=ranks_of(alone),
+                ranks=ranks_of(lone),
             )
     return None
 
 
-def _saving(views: Sequence[RankView]) -> Place | None:
+def _saving(views: Sequence[RankView]) -> Frame | None:
     for view in views:
-        for place in reversed(view.frames):
-            if place.function in _SAVES:
-                return place
+        for frame in reversed(view.frames):
+            if frame.function in _SAVES:
+                return frame
         if view.waits_in is not None and view.waits_in.phase == "save":
-            return view.script_place or Place("", 0, "a save")
+            return view.script_frame or Frame("", 0, "a save")
     return None
 
 
@@ -145,20 +145,20 @@ def _saves_alone(views: Sequence[RankView]) -> Cause | None:
     others = [view for view in views if view not in saving]
     if not saving or not others or not waiting_in(saving):
         return None
-    place = _saving(saving)
-    assert place is not None
-    return _alone(saving, place, others)
+    frame = _saving(saving)
+    assert frame is not None
+    return _lone_save(saving, frame, others)
 
 
-def _alone(saving: Sequence[RankView], place: Place, others: Sequence[RankView]) -> Cause:
-    script = saving[0].script_place
-    where = f" at {script}" if script is not None else ""
+def _lone_save(saving: Sequence[RankView], frame: Frame, others: Sequence[RankView]) -> Cause:
+    script = saving[0].script_frame
+    location = f" at {script}" if script is not None else ""
     call = saving[0].waits_in
     return Cause(
         kind="save_on_some_ranks",
-        what=f"{names(saving)} {verb(saving, 'saves', 'save')} alone ({place.function}{where}) and "
+        what=f"{names(saving)} {verb(saving, 'saves', 'save')} alone ({frame.function}{location}) and "
         f"{verb(saving, 'waits', 'wait')} in {call} for {names(others)}, which {_doing(others)}",
-        fix=f"Call {place.function} on every rank: not below `if rank == 0:` (each file is written once)",
+        fix=f"Call {frame.function} on every rank: not below `if rank == 0:` (each file is written once)",
         ranks=ranks_of(saving),
     )
 
@@ -166,12 +166,12 @@ def _alone(saving: Sequence[RankView], place: Place, others: Sequence[RankView])
 def _doing(views: Sequence[RankView]) -> str:
     """What the first of them does, in words for all."""
     view = views[0]
-    if view.gone:
+    if view.exited:
         return verb(views, "has ended", "have ended")
-    call, where = view.waits_in, at(view)
+    call, location = view.waits_in, at(view)
     if call is None:
-        return f"{verb(views, 'is', 'are')} elsewhere{where}"
-    return f"{verb(views, 'waits', 'wait')} in {call}{where}"
+        return f"{verb(views, 'is', 'are')} elsewhere{location}"
+    return f"{verb(views, 'waits', 'wait')} in {call}{location}"
 
 
 # ---- a module that some ranks ran and others did not
@@ -180,14 +180,14 @@ def _doing(views: Sequence[RankView]) -> str:
 def _skipped_module(views: Sequence[RankView]) -> Cause | None:
     """Under ZeRO-3 each module's forward gathers its weights from all ranks."""
     for one in views:
-        for other in views:
-            if not one.visited or one.forward != other.forward or not other.visited:
+        for view in views:
+            if not one.visited or one.forward != view.forward or not view.visited:
                 continue
-            missing = _skipped(one.visited, other.visited)
-            if not missing or one.gone or other.gone:
+            missing = _skipped(one.visited, view.visited)
+            if not missing or one.exited or view.exited:
                 continue
-            ran = [v for v in views if v.forward == one.forward and missing[0] in v.visited]
-            skipped = [v for v in views if v.forward == one.forward and not _skipped(other.visited, v.visited)
+            runners = [v for v in views if v.forward == one.forward and missing[0] in v.visited]
+            skipped = [v for v in views if v.forward == one.forward and not _skipped(view.visited, v.visited)
                        and missing[0] not in v.visited]  # fmt: skip
             step = one.forward[0] + 1
             module = missing[0] + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
@@ -196,7 +196,8 @@ def _skipped_module(views: Sequence[RankView]) -> Cause | None:
             return Cause(
                 kind="module_skipped",
                 what=f"{names(skipped)} skipped `{module}` in step {step} ({why}), which "
-                f"{names(ran)} ran: ZeRO-3 gathers its weights from all ranks" + they_wait(views, skipped),
+                f"{names(runners)} ran: ZeRO-3 gathers its weights from all ranks"
+                + they_wait(views, skipped),
                 fix=f"Give each batch an input for it, or make its parent a leaf module "
                 f"(deepspeed.utils.set_z3_leaf_modules), or run `{missing[0]}` on a dummy input times 0",
                 ranks=ranks_of(skipped),
@@ -206,12 +207,12 @@ def _skipped_module(views: Sequence[RankView]) -> Cause | None:
 
 def _skipped(full: Sequence[str], partial: Sequence[str]) -> list[str]:
     """The topmost modules of ``full`` that ``partial`` has passed without running them."""
-    ran = set(partial)
-    later = [index for index, name in enumerate(full) if name in ran]
+    visited = set(partial)
+    later = [index for index, name in enumerate(full) if name in visited]
     if not later:
         return []
-    missing = [name for name in full[: later[-1]] if name not in ran]
-    return [name for name in missing if not any(name.startswith(other + ".") for other in missing)]
+    missing = [name for name in full[: later[-1]] if name not in visited]
+    return [name for name in missing if not any(name.startswith(parent + ".") for parent in missing)]
 
 
 # ---- a rank that is in no collective
@@ -226,10 +227,10 @@ def _in(kind: str, *ends: str) -> _Test:
 
 def _by_text(view: RankView) -> str | None:
     """The innermost line waits below Python: a lock's frames do not show."""
-    place = view.frames[0] if view.frames else None
-    if place is None:
+    frame = view.frames[0] if view.frames else None
+    if frame is None:
         return None
-    text = place.text.lower()
+    text = frame.text.lower()
     if "acquire(" in text or ("with " in text and "lock" in text):
         return "lock"
     return "sleep" if "sleep(" in text else None
@@ -247,8 +248,8 @@ _KERNEL = (
 
 def _by_kernel(view: RankView) -> str | None:
     """What the kernel has it wait for, where no line of Python says it."""
-    where = view.kernel or ""
-    return next((kind for kind, starts in _KERNEL if where.startswith(starts)), None)
+    kernel = view.kernel or ""
+    return next((kind for kind, starts in _KERNEL if kernel.startswith(starts)), None)
 
 
 _TESTS: tuple[_Test, ...] = (
@@ -282,26 +283,26 @@ _WORDS = {
 
 def _not_there(views: Sequence[RankView]) -> Cause | None:
     """The ranks that the others wait for, where they are in no collective themselves."""
-    absent = [view for view in views if view.waits_in is None and not view.gone and view.frames]
+    absent = [view for view in views if view.waits_in is None and not view.exited and view.frames]
     if not absent:
         return None
     view = absent[0]
-    absent = [each for each in absent if each.script_place == view.script_place]
+    absent = [candidate for candidate in absent if candidate.script_frame == view.script_frame]
     kind = next((kind for test in _TESTS if (kind := test(view)) is not None), "elsewhere")
     words, fix = _WORDS[kind]
-    script, inner = view.script_place, view.frames[0]
-    where = f" at {script}" if script is not None else f" at {inner}"
+    script, inner = view.script_frame, view.frames[0]
+    location = f" at {script}" if script is not None else f" at {inner}"
     quote = f" (`{script.text}`)" if script is not None and script.text else ""
-    who = names(absent) if len(absent) == 1 else f"each of {names(absent)}"
+    subject = names(absent) if len(absent) == 1 else f"each of {names(absent)}"
     if not view.recorded and kind == "elsewhere":
         words += ", with Python's interpreter locked"
     if kind == "elsewhere" and view.native:
         words += f", in {' < '.join(view.native[:3])}"
-    others = [f"{name} at {place}" for name, place in view.threads if not name.startswith("zerokit")]
-    also = f"; its other threads: {', '.join(others[:4])}" if kind == "lock" and others else ""
+    threads = [f"{name} at {frame}" for name, frame in view.threads if not name.startswith("zerokit")]
+    also = f"; its other threads: {', '.join(threads[:4])}" if kind == "lock" and threads else ""
     return Cause(
         kind=kind,
-        what=f"{who} {words}{where}{quote}{also}{they_wait(views, absent)}",
+        what=f"{subject} {words}{location}{quote}{also}{they_wait(views, absent)}",
         fix=fix,
         ranks=ranks_of(absent),
     )

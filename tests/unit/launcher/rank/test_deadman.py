@@ -22,7 +22,7 @@ def looks(watch: DeadMan, clock: Clock, seconds: float) -> bool:
     end = clock.now + seconds
     while clock.now < end:
         clock.now += BEAT_SECONDS
-        if watch.gone():
+        if watch.is_orphaned():
             return True
     return False
 

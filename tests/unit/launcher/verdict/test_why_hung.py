@@ -50,15 +50,15 @@ def test_a_rank_that_is_stopped() -> None:
 
 
 def test_uneven_batches_are_not_a_save_on_one_rank() -> None:
-    assert kind(rank(0, WAITS), rank(1, call(6), gone=True, steps=4)) == "uneven_batches"
+    assert kind(rank(0, WAITS), rank(1, call(6), exited=True, steps=4)) == "uneven_batches"
     saving = [[TORCH, 1, "barrier", ""], ["/x/deepspeed/runtime/engine.py", 9, "save_checkpoint", ""], SCRIPT]
-    cause = explain([rank(0, WAITS, frames=saving), rank(1, call(6), gone=True)])
+    cause = explain([rank(0, WAITS, frames=saving), rank(1, call(6), exited=True)])
     assert cause is not None and cause.kind == "save_on_some_ranks"
     assert "rank 0 saves alone (save_checkpoint at train.py:31)" in cause.what and "has ended" in cause.what
 
 
 def test_a_rank_that_left_with_os_exit() -> None:
-    cause = explain([rank(0, WAITS), rank(1, call(6), gone=True, steps=4, left_at="/home/me/train.py:80")])
+    cause = explain([rank(0, WAITS), rank(1, call(6), exited=True, steps=4, left_at="/home/me/train.py:80")])
     assert cause is not None and (cause.kind, cause.ranks) == ("ended_early", (1,))
     assert cause.what.startswith("rank 1 left with os._exit at train.py:80 after step 4; rank 0 waits in")
 
@@ -226,7 +226,7 @@ def test_what_may_still_come_is_no_reason_to_end_a_run() -> None:
     sleeping = [["/home/me/callback.py", 5, "on_step_end", "time.sleep(90)"]]
     passing = explain([rank(0, WAITS), rank(1, call(6), frames=sleeping)])
     assert passing is not None and passing.kind == "sleep" and passing.may_pass
-    for other in (rank(1, call(7, "barrier", inside=True)), rank(1, call(6), gone=True)):
+    for other in (rank(1, call(7, "barrier", inside=True)), rank(1, call(6), exited=True)):
         certain = explain([rank(0, WAITS), other])
         assert certain is not None and not certain.may_pass
 
