@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks import patience, run_rank, write_script
+from tests.support.ranks import run_rank, write_script
+from zerokit.launcher.busy import slowdown
 from zerokit.launcher.rank_file import rank_file
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -83,7 +84,7 @@ class Run:
 
     def end(self, seconds: float = 60) -> tuple[int, str, str]:
         """Wait for the end; exit code, standard output, standard error. A busy machine gets longer."""
-        out, err = self.process.communicate(timeout=seconds * patience())
+        out, err = self.process.communicate(timeout=seconds * slowdown())
         return self.process.returncode, out, err
 
     def report(self) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: Callable[[], s
     """Wait until the condition holds; returns the seconds it took. A busy machine gets longer."""
     began = time.monotonic()
     while not condition():
-        if time.monotonic() - began > seconds * patience():
+        if time.monotonic() - began > seconds * slowdown():
             pytest.fail(f"not within {seconds} s: {what()}")
         time.sleep(0.02)
     return time.monotonic() - began

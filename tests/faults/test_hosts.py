@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults import hosts as machines
 from tests.faults.conftest import SCRIPT, Figure, Run, wait_for
-from tests.support.ranks import patience
+from zerokit.launcher.busy import slowdown
 
 REASON = machines.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -105,7 +105,7 @@ def test_a_host_is_cut_off_in_the_middle_of_a_run(cluster: Cluster, figure: Figu
     if "not shared" in err:  # with its own folder the host has nothing left to reach us by
         assert "rank 1 on node-2: no sign of life" in err
     figure("seconds", took)
-    assert took < HEARTBEAT + grace + 30 * patience()  # ssh gives up on the silent host after 8 s, twice
+    assert took < HEARTBEAT + grace + 30 * slowdown()  # ssh gives up on the silent host after 8 s, twice
     assert "no answer from node-2" in err
     assert run.report()["outcome"] != "ok"
     # The ranks there cannot be reached by anybody: they end themselves.
@@ -129,4 +129,4 @@ def test_a_host_that_does_not_answer_is_named(cluster: Cluster, figure: Figure) 
     code, _, err = run.end(120)
     assert code == 13, err
     assert "node-2 (hostfile line 2)" in err and "node-1 (" not in err
-    assert figure("seconds", time.monotonic() - began) < 10 + 10 * patience()
+    assert figure("seconds", time.monotonic() - began) < 10 + 10 * slowdown()

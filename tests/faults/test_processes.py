@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import SCRIPT, Figure, Launch, Run, wait_for
-from tests.support.ranks import patience
+from zerokit.launcher.busy import slowdown
 
 
 def slack_seconds() -> float:
     """What the time limits of the fault table leave to Python's own start and end; more on a busy machine."""
-    return 4.0 * patience()
+    return 4.0 * slowdown()
 
 
 def nobody_left(run: Run, figure: Figure, seconds: float = 3.0) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from tests.support.ranks import (
     BOOTSTRAP,
-    patience,
     rank_environment,
     read_rank,
     run_rank,
@@ -23,6 +22,7 @@ from tests.support.ranks import (
     write_script,
 )
 from tests.support.reports import report_of
+from zerokit.launcher.busy import slowdown
 from zerokit.launcher.rank_file import (
     STACKS_SIGNAL,
     RankTail,
@@ -127,7 +127,7 @@ def test_a_fatal_signal_loses_at_most_half_a_second(tmp_path, number):
         assert process.wait() == -number
     log = read_rank(tmp_path)
     assert log.last("end") is None
-    assert killed_at - log.last("tick")["time"] < 0.5 * patience()
+    assert killed_at - log.last("tick")["time"] < 0.5 * slowdown()
     exit_ = RankExit(rank=0, signal=int(number), at=killed_at)
     rank = report_of(tmp_path, exits=[exit_])["ranks"][0]
     assert (rank["state"], rank["signal"]) == ("failed", number)
@@ -172,7 +172,7 @@ def sigterm(tmp_path: Path, body: str) -> tuple[int, str]:
         first = process.stdout.readline()
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=20 * patience())
+        rest, _ = process.communicate(timeout=20 * slowdown())
     return process.returncode, first + rest
 
 
@@ -213,7 +213,7 @@ def test_a_handler_set_before_the_script_is_chained(tmp_path):
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "theirs\n"
-        assert process.wait(timeout=10 * patience()) == 5
+        assert process.wait(timeout=10 * slowdown()) == 5
     assert read_rank(tmp_path).records[-1]["state"] == "terminated"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import SCRIPT, Figure, Launch, Run
-from tests.support.ranks import patience
+from zerokit.launcher.busy import slowdown
 
 
 def zerokit(*arguments: str, folder: Path, python: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -166,7 +166,7 @@ def test_unreachable_nodes_are_all_named(tmp_path: Path, figure: Figure) -> None
     began = time.monotonic()
     with pytest.raises(NodeUnusable) as raised:
         check_nodes(hosts, need_gpus=False)
-    assert figure("seconds", time.monotonic() - began) <= 10 + 3 * patience()
+    assert figure("seconds", time.monotonic() - began) <= 10 + 3 * slowdown()
     assert raised.value.exit_code == 13
     for host in hosts:
         assert host.name in str(raised.value)

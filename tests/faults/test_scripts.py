@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Figure, Launch, wait_for
-from tests.support.ranks import patience, start_rank, ticks_of, write_script
+from tests.support.ranks import start_rank, ticks_of, write_script
+from zerokit.launcher.busy import slowdown
 from zerokit.launcher.rank.deadman import PIPE_SECONDS
 
 WELL = {
@@ -218,7 +219,7 @@ def test_writing_a_large_checkpoint_is_no_hang(tmp_path: Path, monkeypatch: pyte
             lambda: any(tick["uptime_seconds"] > 3 for tick in ticks_of(tmp_path)), 30, lambda: "no tick"
         )
         tick = ticks_of(tmp_path)[-1]
-        assert tick["idle_seconds"] < min(1.0 * patience(), tick["uptime_seconds"] / 2)
+        assert tick["idle_seconds"] < min(1.0 * slowdown(), tick["uptime_seconds"] / 2)
     finally:
         process.kill()
         process.communicate()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import zerokit.launcher.rank
+from zerokit.launcher.busy import slowdown
 from zerokit.launcher.rank_file import RankLog, Record, rank_file, read_rank_file
 
 BOOTSTRAP = Path(next(iter(zerokit.launcher.rank.__path__))) / "bootstrap.py"
@@ -70,17 +71,12 @@ def ticks_of(run_dir: Path, rank: int = 0) -> list[Record]:
     return [record for record in read_rank(run_dir, rank).records if record["type"] == "tick"]
 
 
-def patience() -> float:
-    """How many times longer everything takes on this machine than on an idle one, at the most ten times."""
-    return min(10.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
-
-
 def wait_for(condition: object, what: str, seconds: float = 30.0) -> None:
     """Wait until ``condition()`` is true; fails the test after ``seconds`` of an idle machine."""
     assert callable(condition)
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < seconds * patience(), f"waited {seconds} s for {what}"
+        assert time.monotonic() - began < seconds * slowdown(), f"waited {seconds} s for {what}"
         time.sleep(0.02)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerokit.launcher.busy import slowdown
 from zerokit.launcher.supervisor.native_stacks import NativeStacks
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict import why_hung
@@ -16,7 +16,6 @@ from zerokit.launcher.verdict.cause import Cause
 STACKS_SECONDS = 1.0
 ANSWER_SECONDS = 3.0
 """How long a rank on an idle machine may take to write what it does; a busy machine gets longer."""
-_MOST_ANSWER_SECONDS = 30.0
 
 
 class HangInquiry:
@@ -50,7 +49,8 @@ class HangInquiry:
         assert self._asked_at is not None
         if not self._native_stacks.begun:
             waited, ranks = time.monotonic() - self._asked_at, list(living)
-            if waited < STACKS_SECONDS or (not self._answered(ranks) and waited < _answer_seconds()):
+            patience = ANSWER_SECONDS * slowdown()
+            if waited < STACKS_SECONDS or (not self._answered(ranks) and waited < patience):
                 return False
             pids = {rank: self._progress.ranks[rank].pid for rank in ranks}
             self._native_stacks.start(
@@ -77,8 +77,3 @@ class HangInquiry:
     def end(self) -> None:
         """End what still runs, where the run is over before the answers are there."""
         self._native_stacks.end()
-
-
-def _answer_seconds() -> float:
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return min(ANSWER_SECONDS * max(1.0, load), _MOST_ANSWER_SECONDS)
