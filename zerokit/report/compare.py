@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from zerokit.report import render
+from zerokit.report import figure_text, render
 from zerokit.report.schema import RunReport
 
 SCHEMA = "zerokit.comparison/1"
@@ -97,11 +97,11 @@ def print_comparison(
     for key in ("outcomes", "ranks", "steps"):
         table.add_row(key.removesuffix("s") if key == "outcomes" else key, *map(str, comparison[key]), "")
     for key, pair in comparison["figures"].items():
-        shown = render.seconds if key == "step_seconds" else render.size
+        shown = figure_text.seconds if key == "step_seconds" else figure_text.size
         if pair["first"] is not None or pair["second"] is not None:
             table.add_row(FIGURES[key], shown(pair["first"]), shown(pair["second"]),
-                          render.percent(pair["change_fraction"]))  # fmt: skip
+                          figure_text.percent(pair["change_fraction"]))  # fmt: skip
     for key, pair in comparison["phases"].items():
-        table.add_row(f"  {escape(key)}", render.size(pair["first"]), render.size(pair["second"]),
-                      render.percent(pair["change_fraction"]))  # fmt: skip
+        table.add_row(f"  {escape(key)}", figure_text.size(pair["first"]), figure_text.size(pair["second"]),
+                      figure_text.percent(pair["change_fraction"]))  # fmt: skip
     (console or render.wide_console()).print(table, highlight=False)

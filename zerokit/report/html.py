@@ -9,7 +9,7 @@ from typing import Any
 
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.report import charts, render, run_charts
+from zerokit.report import charts, failure_text, figure_text, render, run_charts
 from zerokit.report.compare import FIGURES, compare_reports
 from zerokit.report.context import RunContext, facts, read_context
 from zerokit.report.oom_advice import TO_NEED_LESS
@@ -46,9 +46,9 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         warnings=render.warnings(run),
         retries=render.retry_lines(run),
         failure=failure,
-        failure_place=render.failure_place(failure) if failure else "",
-        failure_lines=render.failure_lines(failure) if failure else [],
-        elapsed=render.seconds(run.elapsed_seconds),
+        failure_place=failure_text.failure_place(failure) if failure else "",
+        failure_lines=failure_text.failure_lines(failure) if failure else [],
+        elapsed=figure_text.seconds(run.elapsed_seconds),
         chart=run_charts.memory_over_time(run),
         components=run_charts.components(run),
         predicted_over_time=run_charts.predicted_over_time(run),
@@ -71,7 +71,7 @@ def answer(run: RunReport) -> list[str]:
             free = rank.device_total_bytes - rank.peak_device_used_bytes
     pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
     if pair and pair.predicted and pair.measured:
-        off = f", {render.percent(pair.error_fraction)}" if pair.error_fraction is not None else ""
+        off = f", {figure_text.percent(pair.error_fraction)}" if pair.error_fraction is not None else ""
         lines.append(
             f"Predicted peak {format_gib(pair.predicted, 1)}, measured {format_gib(pair.measured, 1)}{off}"
         )
@@ -121,9 +121,9 @@ def render_comparison(
         ("steps", *map(str, compared["steps"]), ""),
     ]
     for key, pair in figures.items():
-        shown = render.seconds if key == "step_seconds" else render.size
+        shown = figure_text.seconds if key == "step_seconds" else figure_text.size
         if pair["first"] is not None or pair["second"] is not None:
-            change = render.percent(pair["change_fraction"])
+            change = figure_text.percent(pair["change_fraction"])
             rows.append((FIGURES[key], shown(pair["first"]), shown(pair["second"]), change))
     bars = [
         charts.Bar(label=phase if first else "", parts=[(name, pair[which], style)])
@@ -160,7 +160,7 @@ def _comparison_answer(figures: Mapping[str, Any], names: tuple[str, str]) -> li
                        ("peak_host_rss_bytes", "host memory")):  # fmt: skip
         change = figures[key]["change_fraction"]
         if change is not None:
-            lines.append(f"{names[1]} against {names[0]}: {words} {render.percent(change)}")
+            lines.append(f"{names[1]} against {names[0]}: {words} {figure_text.percent(change)}")
     return lines[:2] or ["The runs have no figure in common"]
 
 
@@ -184,7 +184,7 @@ def _template(name: str) -> Any:
 
 
 def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
-    size = render.size
+    size = figure_text.size
     memory = [size(run.expected_bytes.get(rank.rank))]
     if run.on_gpu:
         memory += [render.gpu_size(rank, rank.peak_allocated_bytes),
@@ -194,9 +194,9 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
     memory.append(size(rank.peak_host_rss_bytes or None))
     return {
         "rank": rank,
-        "signal": render.signal_name(rank.signal),
+        "signal": figure_text.signal_name(rank.signal),
         "memory": memory,
-        "step_time": render.seconds(rank.median_step_seconds),
+        "step_time": figure_text.seconds(rank.median_step_seconds),
         "phases": {name: size(value) for name, value in rank.phases.items()},
     }
 

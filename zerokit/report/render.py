@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal as signals
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,15 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from zerokit.domain.phases import PHASES
-from zerokit.memory.components import label
+from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, shortened
+from zerokit.report.figure_text import percent, seconds, signal_name, size
 from zerokit.report.host_names import short_hosts
-from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
-from zerokit.units import MIB, format_gib, format_seconds
+from zerokit.units import MIB, format_seconds
 
 NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 MOST_RANKS = 64
+_NOTHING_MEASURED = "No rank got past load: no memory and no steps to show."
 _PIPE_WIDTH = 160
 _WIDE = 132  # columns that the table of ranks takes with everything in it
 _STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
@@ -34,7 +34,7 @@ def print_report(
 ) -> None:
     """Print a report to ``console`` (standard output by default); the first failure comes last.
 
-    ``traceback``: whether the failure's is printed whole, or its last line alone.
+    ``traceback``: whether the failure's is printed, or its message alone.
     """
     console = console or wide_console()
     console.print(Group(*parts(report, traceback=traceback, width=console.width)), highlight=False)
@@ -51,6 +51,17 @@ def parts(
 ) -> list[RenderableType]:
     """The report as renderables, in the order they are read, for a terminal of ``width`` columns."""
     run = RunReport.model_validate(report)
+    shown: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
+    shown += [Text(line, style="yellow") for line in warnings(run)]
+    shown.append(outcome_line(run))
+    shown += [Text(line) for line in retry_lines(run)]
+    if run.first_failure is not None:  # last, where people look
+        shown += _failure(run.first_failure, traceback)
+    return shown
+
+
+def _tables(run: RunReport, width: int) -> list[RenderableType]:
+    """Peaks and steps of the ranks, and predicted beside measured or each phase's peak."""
     shown: list[RenderableType] = [_rank_table(run)] if width >= _WIDE else _narrow_rank_tables(run)
     predicted = run.predicted_vs_measured
     if predicted:
@@ -60,32 +71,7 @@ def parts(
             shown.append(Text(predicted.note, style="dim"))
     elif any(rank.phases for rank in run.ranks):
         shown.append(_phase_table(run))
-    shown += [Text(line, style="yellow") for line in warnings(run)]
-    shown.append(outcome_line(run))
-    shown += [Text(line) for line in retry_lines(run)]
-    if run.first_failure is not None:  # last, where people look
-        shown += _failure(run.first_failure, traceback)
     return shown
-
-
-def size(value: int | float | None) -> str:
-    """A size for people; a dash where it is unknown."""
-    return "–" if value is None else format_gib(value)
-
-
-def percent(value: float | None) -> str:
-    """A signed error such as ``+1.3 %``."""
-    return "–" if value is None else f"{value * 100:+.1f} %"
-
-
-def signal_name(number: int | None) -> str:
-    """``SIGKILL``; empty for none."""
-    if number is None:
-        return ""
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def shown_ranks(run: RunReport) -> tuple[list[RankReport], int]:
@@ -255,11 +241,6 @@ def _seen(predicted: Predicted, pair: Pair, shown: Callable[[float | None], str]
     return NOT_MEASURED if gpu and pair.measured is None else shown(pair.measured)
 
 
-def seconds(value: float | None) -> str:
-    """A duration for people; a dash where it is unknown."""
-    return "–" if value is None else format_seconds(value)
-
-
 def ordered_phases(names: Iterable[str]) -> list[str]:
     """Phases as a step runs through them, then those the script named."""
     present = list(names)
@@ -300,73 +281,9 @@ def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
         Text(f"First failure: {failure_place(failure)}", style="bold red"),
     ]
     shown += [Text("  " + line) for line in failure_lines(failure)]
-    text = (failure.traceback or failure.error or "").rstrip()
-    shown.append(Text(text if traceback else "  " + text.rpartition("\n")[2]))
+    text = ((failure.traceback if traceback else None) or failure.error or "").rstrip()
+    shown.append(Text(text if traceback else shortened(text)))
     return shown
-
-
-def failure_place(failure: Failure) -> str:
-    """``rank 3 on node-1, in backward of step 12``."""
-    where = f"rank {failure.rank} on {failure.host}"
-    if failure.phase is None:
-        return where
-    return f"{where}, in {failure.phase}" + (
-        f" of step {failure.step}" if failure.phase not in ("load", "init") else ""
-    )
-
-
-def failure_lines(failure: Failure) -> list[str]:
-    """An out-of-memory in words, and what to try next; empty for other failures."""
-    oom = failure.oom
-    if oom is None:
-        return []
-    lines = []
-    if oom.asked_bytes is not None:
-        free = oom.device_free_bytes
-        left = f"; {size(free)} were free on the device" if free is not None else ""
-        lines.append(f"asked for {size(oom.asked_bytes)}{left}")
-    if oom.allocated_bytes is not None:
-        lines.append(
-            f"allocated {size(oom.allocated_bytes)}, reserved {size(oom.reserved_bytes)}, "
-            f"of that fragmentation {size(oom.fragmentation_bytes)}"
-        )
-    if oom.predicted_peak_allocated_bytes is not None and oom.memory == "gpu":
-        lines.append(
-            f"predicted peak {size(oom.predicted_peak_allocated_bytes)}, "
-            f"measured until then {size(oom.measured_peak_allocated_bytes)}"
-        )
-        parts = sorted(oom.predicted_components.items(), key=lambda item: -item[1])[:6]
-        lines += [f"predicted at the peak: {label(name)} {size(value)}" for name, value in parts]
-    for block in oom.biggest_blocks[:6]:
-        about = [block.name, block.dtype, str(block.shape) if block.shape is not None else None]
-        lines.append(" ".join(["live block", size(block.bytes), *(text for text in about if text)]))
-    if oom.killer:
-        lines.append("the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's")
-    lines += _rehearsed_lines(failure)
-    following = failure.next_plan
-    if following is not None:
-        lines.append(f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}")
-        if following.folder:
-            lines.append(f"it is in {following.folder}/ of the run folder, for: zerokit launch --plan")
-    elif failure.no_next_plan:
-        lines.append(f"no next plan: {failure.no_next_plan}")
-    return lines + [f"{TO_NEED_LESS}: {text}" for text in failure.try_next]
-
-
-def _rehearsed_lines(failure: Failure) -> list[str]:
-    """What a rehearsal of the command says."""
-    told = failure.rehearsed
-    if told is None:
-        return []
-    if told.peak_allocated_bytes is None:
-        return [f"a rehearsal of this command has no answer: {told.stopped}"]
-    verdict = {True: "it would fit", False: "it does not fit", None: "not known whether it fits"}[told.fits]
-    part = f" until it stopped ({told.stopped})" if told.stopped else ""
-    return [
-        f"a rehearsal of this command: peak allocated {size(told.peak_allocated_bytes)} in {told.peak_phase}"
-        f"{part}, {size(told.min_vram_bytes)} required, {verdict}"
-        + ("; another process, or fragmentation, took the rest" if told.fits else "")
-    ]
 
 
 def retry_lines(run: RunReport) -> list[str]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from zerokit.report import charts, component_parts, render
+from zerokit.report import charts, component_parts, figure_text, render
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
 from zerokit.units import format_seconds
@@ -84,7 +84,7 @@ def ranks_side_by_side(run: RunReport) -> list[tuple[str, Markup]]:
         line = charts.Line(
             label=f"rank {rank.rank}", points=charts.thinned(points, _MOST_SMALL_POINTS), style="s0"
         )
-        caption = f"rank {rank.rank}: peak {render.size(render.measured(rank))}"
+        caption = f"rank {rank.rank}: peak {figure_text.size(render.measured(rank))}"
         found.append((odd.get(rank.rank, ""), charts.over_time(caption, [line], small=True, scale=scale)))
     return found
 
@@ -303,7 +303,7 @@ def events(run: RunReport) -> list[tuple[str, str, str]]:
         at = failure.at - run.started_at if failure.at and run.started_at else math.inf
         rows.append((at, str(failure.rank), failure.kind + (f" in {failure.phase}" if failure.phase else "")))
     rows.sort(key=lambda row: row[0])
-    shown = [(render.seconds(at) if math.isfinite(at) else "–", who, what) for at, who, what in rows]
+    shown = [(figure_text.seconds(at) if math.isfinite(at) else "–", who, what) for at, who, what in rows]
     shown += [("–", str(rank.rank), f"{rank.alloc_retries} allocation retries in all")
               for rank in run.ranks if rank.alloc_retries]  # fmt: skip
     return shown

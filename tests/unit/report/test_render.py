@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -105,6 +106,26 @@ def test_an_out_of_memory_is_explained_and_its_peers_are_terminated(tmp_path):
     ):
         assert line in text
     assert text.rstrip().endswith("OutOfMemoryError: CUDA out of memory.")
+
+
+def test_a_failure_in_load_shows_its_whole_message_and_no_tables(tmp_path):
+    lines = ["ValueError: no column `text` in:", *(f"  {n}.jsonl" for n in range(4)), "rename one"]
+    error = {"type": "error", "rank": 0, "pid": 100, "time": 998.0, "phase": "load", "step": 1,
+             "error": "\n".join(lines), "traceback": "Traceback …\n" + "\n".join(lines)}  # fmt: skip
+    load = {"load": {"peak_host_rss_bytes": MIB, "seconds": 1.0, "count": 1}}
+    write_rank(tmp_path, 0, on_gpu=False, extra=[error], state="failed", exit_code=1, steps=0, phases=load)
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_report(report_of(tmp_path, 1, plan=None), console, traceback=False)
+    text = console.export_text()
+    assert "Peak memory" not in text and "By phase" not in text and "No rank got past load" in text
+    assert text.rstrip().endswith("\n".join("  " + line for line in lines))
+    rank_file(tmp_path, 0).unlink()
+    error["error"] = "\n".join(f"line {n}" for n in range(40))
+    write_rank(tmp_path, 0, on_gpu=False, extra=[error], state="failed", exit_code=1)
+    print_report(report_of(tmp_path, 1, plan=None), console, traceback=False)
+    text = console.export_text()
+    assert "Peak memory" in text  # it had trained
+    assert "  line 5\n  … (28 more lines in report.json and in its output)\n  line 34" in text
 
 
 @pytest.mark.parametrize(

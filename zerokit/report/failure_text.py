@@ -1,0 +1,97 @@
+"""A run's first failure in words, for the terminal and for the page."""
+
+from __future__ import annotations
+
+from zerokit.memory.components import label
+from zerokit.report.figure_text import size
+from zerokit.report.oom_advice import TO_NEED_LESS
+from zerokit.report.schema import Failure, RunReport
+
+_MOST_LINES, _FIRST_LINES, _LAST_LINES = 14, 6, 6
+"""Of an exception's message that is shown without its traceback."""
+
+
+def failure_place(failure: Failure) -> str:
+    """``rank 3 on node-1, in backward of step 12``."""
+    where = f"rank {failure.rank} on {failure.host}"
+    if failure.phase is None:
+        return where
+    return f"{where}, in {failure.phase}" + (
+        f" of step {failure.step}" if failure.phase not in ("load", "init") else ""
+    )
+
+
+def failure_lines(failure: Failure) -> list[str]:
+    """An out-of-memory in words, and what to try next; empty for other failures."""
+    oom = failure.oom
+    if oom is None:
+        return []
+    lines = []
+    if oom.asked_bytes is not None:
+        free = oom.device_free_bytes
+        left = f"; {size(free)} were free on the device" if free is not None else ""
+        lines.append(f"asked for {size(oom.asked_bytes)}{left}")
+    if oom.allocated_bytes is not None:
+        lines.append(
+            f"allocated {size(oom.allocated_bytes)}, reserved {size(oom.reserved_bytes)}, "
+            f"of that fragmentation {size(oom.fragmentation_bytes)}"
+        )
+    if oom.predicted_peak_allocated_bytes is not None and oom.memory == "gpu":
+        lines.append(
+            f"predicted peak {size(oom.predicted_peak_allocated_bytes)}, "
+            f"measured until then {size(oom.measured_peak_allocated_bytes)}"
+        )
+        parts = sorted(oom.predicted_components.items(), key=lambda item: -item[1])[:6]
+        lines += [f"predicted at the peak: {label(name)} {size(value)}" for name, value in parts]
+    for block in oom.biggest_blocks[:6]:
+        about = [block.name, block.dtype, str(block.shape) if block.shape is not None else None]
+        lines.append(" ".join(["live block", size(block.bytes), *(text for text in about if text)]))
+    if oom.killer:
+        lines.append("the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's")
+    lines += _rehearsed_lines(failure)
+    following = failure.next_plan
+    if following is not None:
+        lines.append(f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}")
+        if following.folder:
+            lines.append(f"it is in {following.folder}/ of the run folder, for: zerokit launch --plan")
+    elif failure.no_next_plan:
+        lines.append(f"no next plan: {failure.no_next_plan}")
+    return lines + [f"{TO_NEED_LESS}: {text}" for text in failure.try_next]
+
+
+def _rehearsed_lines(failure: Failure) -> list[str]:
+    """What a rehearsal of the command says."""
+    told = failure.rehearsed
+    if told is None:
+        return []
+    if told.peak_allocated_bytes is None:
+        return [f"a rehearsal of this command has no answer: {told.stopped}"]
+    verdict = {True: "it would fit", False: "it does not fit", None: "not known whether it fits"}[told.fits]
+    part = f" until it stopped ({told.stopped})" if told.stopped else ""
+    return [
+        f"a rehearsal of this command: peak allocated {size(told.peak_allocated_bytes)} in {told.peak_phase}"
+        f"{part}, {size(told.min_vram_bytes)} required, {verdict}"
+        + ("; another process, or fragmentation, took the rest" if told.fits else "")
+    ]
+
+
+def shortened(message: str) -> str:
+    """An exception's message, indented; of a very long one its beginning and its end."""
+    lines = message.splitlines()
+    if len(lines) > _MOST_LINES:
+        omitted = len(lines) - _FIRST_LINES - _LAST_LINES
+        lines[_FIRST_LINES:-_LAST_LINES] = [f"… ({omitted} more lines in report.json and in its output)"]
+    return "\n".join("  " + line for line in lines)
+
+
+def failed_in_load(run: RunReport) -> bool:
+    """Whether a script's error ended the run before there was anything to measure.
+
+    What was killed, or ran out of memory, may have done so by what it loaded.
+    """
+    failure = run.first_failure
+    if failure is None or failure.oom is not None or failure.kind not in ("exception", "exit"):
+        return False
+    return not any(
+        rank.steps or rank.peak_allocated_bytes or set(rank.phases) - {"load"} for rank in run.ranks
+    )
