@@ -12,6 +12,8 @@ from zerokit.units import format_seconds
 _SHARE = 0.15  # of the time since the first step
 _SECONDS_A_STEP = 0.02
 _FEWEST_STEPS = 4
+_Work = Mapping[int, Mapping[str, tuple[float, float]]]
+"""Seconds of each rank's phases, and those of them that it waited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +39,18 @@ def find_straggler(ticks: Mapping[int, Mapping[str, Any]]) -> Straggler | None:
     Args:
         ticks: each rank's newest record; ``work`` holds seconds and waited seconds of each phase since the
             first step (:mod:`zerokit.launcher.rank.waits`).
+
+    One rank saves for all by design: what the others wait for that is none of a step.
     """
     work = {rank: known for rank, tick in ticks.items() if (known := _work(tick.get("work")))}
     steps = min((int(ticks[rank].get("steps") or 0) for rank in work), default=0) - 1
     if len(work) < 2 or len(work) < len(ticks) or steps < _FEWEST_STEPS:
         return None
-    waited = {rank: sum(wait for _, wait in phases.values()) for rank, phases in work.items()}
+    saved = _seconds_longer(work, "save")
+    waited = {
+        rank: max(0.0, sum(wait for _, wait in phases.values()) - (sum(saved.values()) - saved[rank]))
+        for rank, phases in work.items()
+    }
     least = min(waited, key=lambda rank: waited[rank])
     others = [rank for rank in work if rank != least]
     total = statistics.median(sum(seconds for seconds, _ in work[rank].values()) for rank in others)
@@ -50,14 +58,16 @@ def find_straggler(ticks: Mapping[int, Mapping[str, Any]]) -> Straggler | None:
     if total <= 0 or held_up < _SHARE * total or held_up < _SECONDS_A_STEP * steps:
         return None
 
-    def own(rank: int, phase: str) -> float:
-        seconds, wait = work[rank].get(phase, (0.0, 0.0))
-        return seconds - wait
-
-    phase = max(
-        work[least], key=lambda name: own(least, name) - statistics.median(own(r, name) for r in others)
-    )
+    phases = [name for name in work[least] if name != "save"]
+    phase = max(phases, key=lambda name: _seconds_longer(work, name)[least], default="other")
     return Straggler(rank=least, seconds=held_up / steps, share=held_up / total, phase=phase)
+
+
+def _seconds_longer(work: _Work, phase: str) -> dict[int, float]:
+    """How much longer than half of the ranks (of two: than the other) each works in a phase; or 0."""
+    own = {rank: seconds - wait for rank in work for seconds, wait in [work[rank].get(phase, (0.0, 0.0))]}
+    usual = statistics.median_low(own.values())
+    return {rank: max(0.0, seconds - usual) for rank, seconds in own.items()}
 
 
 def _work(value: object) -> dict[str, tuple[float, float]]:

@@ -29,3 +29,17 @@ def test_nobody_waits_or_nobody_tells() -> None:
     assert find_straggler({0: {"steps": 9}, 1: {"steps": 9}}) is None
     assert find_straggler({0: tick(**FAST), 1: {"steps": 9, "work": {"other": ["x", 1]}}}) is None
     assert find_straggler({0: tick(**SLOW)}) is None
+
+
+def test_what_one_rank_saves_for_all_is_none_of_a_step():
+    quick = {"other": (0.1, 0.0), "forward": (1.0, 0.0), "backward": (2.0, 0.0)}
+    saves = {**quick, "save": (5.0, 0.0)}
+    waits = {**quick, "other": (5.1, 5.0)}  # for that, at a barrier
+    assert find_straggler({0: tick(**saves), 1: tick(**waits)}) is None
+    assert find_straggler({0: tick(**saves), 1: tick(**waits), 2: tick(**waits)}) is None
+    held_up = {**saves, "backward": (5.0, 3.0)}  # by a rank that is slow beside
+    slow = {**waits, "forward": (4.0, 0.0)}
+    found = find_straggler({0: tick(**held_up), 1: tick(**slow)})
+    assert found is not None and (found.rank, found.phase, found.seconds) == (1, "forward", 0.3)
+    both = {**quick, "save": (5.0, 0.0)}
+    assert find_straggler({0: tick(**both), 1: tick(**both)}) is None
