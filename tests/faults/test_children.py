@@ -24,7 +24,7 @@ COMPILES = """
     import subprocess, sys, time
     BURN = "import time; end = time.process_time() + 0.3\\nwhile time.process_time() < end: pass"
     BUILD = (
-        "import subprocess, sys, time\\nend = time.monotonic() + 14\\n"
+        "import subprocess, sys, time\\nend = time.monotonic() + 9\\n"
         "while time.monotonic() < end: subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
     )
     subprocess.run([sys.executable, "-S", "-c", BUILD, BURN], check=True)
@@ -33,7 +33,7 @@ COMPILES = """
 DOWNLOADS = """
     import subprocess, sys
     COPY = (
-        "import os, time\\nend = time.monotonic() + 14\\nsource = open('/dev/zero', 'rb')\\n"
+        "import os, time\\nend = time.monotonic() + 9\\nsource = open('/dev/zero', 'rb')\\n"
         "sink = open(os.devnull, 'wb')\\n"
         "while time.monotonic() < end: sink.write(source.read(1 << 21)); sink.flush(); time.sleep(0.5)"
     )
@@ -47,7 +47,13 @@ def write(folder: Path, text: str) -> tuple[str, ...]:
     return ("script.py",)
 
 
-@pytest.mark.parametrize("text", [COMPILES, DOWNLOADS], ids=["compilers", "a download"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(COMPILES, id="compilers"),
+        pytest.param(DOWNLOADS, id="a download", marks=pytest.mark.slow),  # one of test_slow_is_not_hung.py
+    ],
+)
 def test_a_child_at_work_is_no_hang(launch: Launch, tmp_path: Path, text: str) -> None:
     run = launch(script=write(tmp_path, text), ranks=1, options=HEARTBEAT)
     code, out, err = run.end(120)
@@ -80,10 +86,10 @@ def test_a_child_that_hangs_is_a_hang(launch: Launch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def slow_compiler(tmp_path: Path) -> Path:
-    """A compiler that works for 14 s before it does what g++ does."""
+    """A compiler that works for 9 s before it does what g++ does."""
     path = tmp_path / "slow-g++"
     path.write_text(
-        f'#!/bin/sh\ncase "$*" in *.cpp*) {sys.executable} -S -c \'import time; end = time.monotonic() + 14\n'
+        f'#!/bin/sh\ncase "$*" in *.cpp*) {sys.executable} -S -c \'import time; end = time.monotonic() + 9\n'
         'while time.monotonic() < end: pass\';; esac\nexec g++ "$@"\n'
     )
     path.chmod(0o755)

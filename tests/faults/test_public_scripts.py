@@ -142,8 +142,14 @@ print(sorted(names))
 """
 
 
-@pytest.mark.parametrize("first", ["import datasets", "from transformers import Trainer",
-                                   "importlib.util.find_spec('deepspeed.runtime.engine')"])  # fmt: skip
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from transformers import Trainer",
+        pytest.param("import datasets", marks=pytest.mark.slow),
+        pytest.param("importlib.util.find_spec('deepspeed.runtime.engine')", marks=pytest.mark.slow),
+    ],
+)
 def test_what_trl_imports_first_hides_nothing_from_the_hooks(first: str) -> None:
     assert importlib.util.find_spec("trl")
     code = IMPORTS.format(first=first)
