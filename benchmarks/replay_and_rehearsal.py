@@ -261,7 +261,7 @@ def compare(name: str, folder: Path) -> Compared:
     request = RehearsalRequest(
         target=Target(script=str(RAW_LOOP), module=None, arguments=(str(path), str(out))),
         gpu=gpus.load("h200"), gpus=row["world_size"], launcher="deepspeed", step_time=False,
-        shown=out.parent,
+        writable=out.parent,
     )  # fmt: skip
     with allocator_of_run("expandable_segments:True"):
         done = rehearse(request)

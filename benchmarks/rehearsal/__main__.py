@@ -114,7 +114,7 @@ class Bench:
             plan=PlanUse(folder=plan),
             launcher=launcher,
             steps=100 if run.kind == "raw" else self.options.steps,
-            shown=self.folder / "shown",
+            writable=self.folder / "shown",
         )
         os.chdir(self.inputs.folder)  # finetune_llama.py reads "tatsu-lab/alpaca", a folder there
         with allocator_of_run(allocator):

@@ -53,10 +53,10 @@ def test_a_pytorch_that_does_not_work_is_told_before_the_script(
 
 
 def test_another_system_and_a_failing_self_test_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(native.NotBelieved, match=r"the self-test fails: .*rehearsals were tried with"):
+    with pytest.raises(native.UnknownLayout, match=r"the self-test fails: .*rehearsals were tried with"):
         native.self_test()  # nobody made this process believe
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(native.NotBelieved, match="needs Linux"):
+    with pytest.raises(native.UnknownLayout, match="needs Linux"):
         native.install()
 
 

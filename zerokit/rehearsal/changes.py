@@ -35,15 +35,15 @@ def changes(
     """
     if not rank.peak_allocated_bytes:
         return ()
-    found = [
+    options = [
         *_of_phase(rank),
         *_of_activations(rank, engine or {}),
         *_of_states(rank, gpus, engine),
         *_of_allocator(rank, expandable_segments),
     ]
     least = _LEAST_SHARE * rank.peak_allocated_bytes
-    worth = [each for each in found if each.saves_bytes >= least]
-    return tuple(sorted(worth, key=lambda each: -each.saves_bytes))
+    worth = [option for option in options if option.saves_bytes >= least]
+    return tuple(sorted(worth, key=lambda option: -option.saves_bytes))
 
 
 def _live(rank: RankMemory) -> Counter[str]:
@@ -57,9 +57,9 @@ def _of_phase(rank: RankMemory) -> Iterator[Change]:
     """A peak outside of training: as much as all other phases stay below it."""
     if rank.peak_phase in _TRAINING:
         return
-    others = max((size for name, size in rank.phases.items() if name != rank.peak_phase), default=0)
-    what = _BY_PHASE.get(rank.peak_phase, f"less in {rank.peak_phase}")
-    yield Change(what=what, saves_bytes=rank.peak_allocated_bytes - others)
+    next_largest = max((size for name, size in rank.phases.items() if name != rank.peak_phase), default=0)
+    advice = _BY_PHASE.get(rank.peak_phase, f"less in {rank.peak_phase}")
+    yield Change(what=advice, saves_bytes=rank.peak_allocated_bytes - next_largest)
 
 
 def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Change]:
@@ -89,11 +89,11 @@ def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) ->
             (1, words, states), (2, "gradients as well", states + live["gradients"]),
             (3, "gradients and weights as well", states + live["gradients"] + live["model"]),
         )  # fmt: skip
-        for number, what, size in divided:
+        for number, advice, size in divided:
             if stage < number:
                 new = size if stage == 0 else live["gradients" if number == 2 else "model"]
                 yield Change(
-                    what=f"ZeRO-{number}: {what} divided over {gpus} GPUs",
+                    what=f"ZeRO-{number}: {advice} divided over {gpus} GPUs",
                     saves_bytes=new * (gpus - 1) // gpus,
                 )
     if (engine or {}).get("offload_optimizer") in (None, "none"):

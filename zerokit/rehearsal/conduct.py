@@ -73,7 +73,7 @@ class RehearsalRequest:
         memory_named: whether the memory of ``gpu`` is a limit that the run must fit into.
         steps: optimizer steps at most; fewer where all peaks repeat.
         output: a file for what the script prints; None: shown only where it fails.
-        shown: a folder that the script may really write into.
+        writable: a folder that the script may really write into.
         step_time: whether the operators of a step are recorded and priced.
         host: the speed of the run's host; None: as measured on this machine, where it has such a GPU.
         operators: a file for the recorded operators (``zerokit.timing.operators.from_rows``).
@@ -90,7 +90,7 @@ class RehearsalRequest:
     launcher: str = "auto"
     memory_named: bool = True
     output: Path | None = None
-    shown: Path | None = None
+    writable: Path | None = None
     step_time: bool = True
     operators: Path | None = None
     limit_seconds: float | None = None
@@ -107,8 +107,8 @@ def rehearse(request: RehearsalRequest, progress: Callable[[str], None] | None =
     Raises:
         InputError: no such script, plan, GPU or launcher.
     """
-    with temporary_folder("rehearsal") as made:
-        folder = made.resolve()
+    with temporary_folder("rehearsal") as temporary:
+        folder = temporary.resolve()
         script = prepare(
             request.target,
             plan=request.plan,
@@ -118,22 +118,22 @@ def rehearse(request: RehearsalRequest, progress: Callable[[str], None] | None =
             folder=folder,
         )
         report, tail = _run(request, script, folder, progress or (lambda line: None))
-        found = _result(request, script, report, tail)
-        return _timed(request, found, folder, too_long=bool((report or {}).get("step_too_long")))
+        result = _result(request, script, report, tail)
+        return _timed(request, result, folder, too_long=bool((report or {}).get("step_too_long")))
 
 
 def _timed(
-    request: RehearsalRequest, found: results.Rehearsal, folder: Path, *, too_long: bool
+    request: RehearsalRequest, result: results.Rehearsal, folder: Path, *, too_long: bool
 ) -> results.Rehearsal:
     if not request.step_time:
-        return found
+        return result
     path = folder / _OPERATORS
     step, why = step_time.of_file(
-        path, request.gpu, found.gpus, request.host, too_long=too_long, more=request.more_micro_steps
+        path, request.gpu, result.gpus, request.host, too_long=too_long, more=request.more_micro_steps
     )
     if step is None:
-        return replace(found, notes=(*found.notes, why))
-    return replace(found, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)
+        return replace(result, notes=(*result.notes, why))
+    return replace(result, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)
 
 
 def _host_factor(request: RehearsalRequest) -> float | None:
@@ -201,7 +201,7 @@ def _order(request: RehearsalRequest, script: PreparedScript, folder: Path, prog
         world_size=script.ranks,
         most_steps=request.steps,
         folder=str(folder),
-        shown=str(request.shown.resolve()) if request.shown is not None else None,
+        writable=str(request.writable.resolve()) if request.writable is not None else None,
         result_path=str(folder / "result.json"),
         progress_fd=progress_fd,
         parent_pid=os.getpid(),
@@ -224,11 +224,11 @@ def _wait(process: subprocess.Popen[bytes], limit_seconds: float | None) -> int 
         process.wait()
 
 
-def _keep_output(output: Path, kept: Path, secrets: Secrets) -> None:
+def _keep_output(output: Path, target: Path, secrets: Secrets) -> None:
     """What the script printed, without secrets, for this user alone."""
-    kept.unlink(missing_ok=True)
+    target.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with output.open("rb") as lines, os.fdopen(os.open(kept, flags, 0o600), "wb") as file:
+    with output.open("rb") as lines, os.fdopen(os.open(target, flags, 0o600), "wb") as file:
         for line in lines:
             file.write(secrets.data(line))
 
@@ -272,7 +272,7 @@ def _result(
         steps=report.get("steps", 0),
         repeats=report.get("repeats", False),
         ranks=(rank,),
-        guesses=tuple(results.GuessedValue(**each) for each in report.get("guesses", ())),
+        guesses=tuple(results.GuessedValue(**guess) for guess in report.get("guesses", ())),
         stubbed=tuple(report.get("stubbed", ())),
         stopped=results.Stop(**stopped) if stopped else None,
         warnings=tuple(report.get("warnings", ())),

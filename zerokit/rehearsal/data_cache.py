@@ -28,11 +28,11 @@ def of_user(environment: Mapping[str, str]) -> Path:
 
 def link(cache: Path, folder: Path) -> None:
     """Make ``folder`` look like ``cache``, as far as that can be read."""
-    for place, folders, files in os.walk(cache):
-        if Path(place) == cache:
-            folders[:] = [each for each in folders if each != _LEFT_OUT]
-        made = folder / Path(place).relative_to(cache)
-        made.mkdir(parents=True, exist_ok=True)
+    for source, folders, files in os.walk(cache):
+        if Path(source) == cache:
+            folders[:] = [folder_name for folder_name in folders if folder_name != _LEFT_OUT]
+        target = folder / Path(source).relative_to(cache)
+        target.mkdir(parents=True, exist_ok=True)
         for name in files:
             if not name.endswith(".lock"):
-                (made / name).symlink_to(Path(place, name).absolute())
+                (target / name).symlink_to(Path(source, name).absolute())

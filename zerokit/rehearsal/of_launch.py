@@ -124,14 +124,14 @@ def _request(
 
 def _off_cpu(launch: Launch) -> Target:
     """The command without the switches that keep it on the CPU: a rehearsal is of a GPU."""
-    target, kept = launch.options.target, list[str]()
+    target, arguments = launch.options.target, list[str]()
     switches = _KEEPS_ON_CPU.get(launch.style, ())
     after_switch = False
     for word in target.arguments:
         if not (after_switch and word.lower() in _TRUE) and word.partition("=")[0] not in switches:
-            kept.append(word)
+            arguments.append(word)
         after_switch = word in switches
-    return replace(target, arguments=tuple(kept))
+    return replace(target, arguments=tuple(arguments))
 
 
 def _command(launch: Launch, gpu: Gpu, rank: int) -> str:
@@ -139,8 +139,8 @@ def _command(launch: Launch, gpu: Gpu, rank: int) -> str:
     target, options = _off_cpu(launch), launch.options
     words = ["zerokit", "rehearse", "--plan", str(options.plan), "--gpu", gpu.name, "--rank", str(rank)]
     words += ["--gpus", str(launch.expected_ranks)]
-    given = (("--no-arguments", options.no_arguments), ("--accept-mismatch", options.accept_mismatch))
-    words += [name for name, is_given in given if is_given]
+    flags = (("--no-arguments", options.no_arguments), ("--accept-mismatch", options.accept_mismatch))
+    words += [name for name, is_given in flags if is_given]
     words += [target.script] if target.script is not None else ["-m", str(target.module)]
     return shlex.join(Secrets(os.environ, target.arguments).argv([*words, *target.arguments]))
 
@@ -157,10 +157,10 @@ def _why_unlike(done: Rehearsal, report: RunReport) -> str | None:
     if not done.steps or not rank.peak_allocated_bytes:
         return "its rehearsal saw no optimizer step"
     if rank.lower_bounds:
-        what = sorted({text for texts in rank.lower_bounds.values() for text in texts})
-        return f"its rehearsal is a lower bound: {', '.join(what)} is not modelled"
-    ran = next(each.engine for each in report.ranks if each.rank == rank.rank)
-    unlike = unlike_rehearsal(ran or {}, done.engine or {})
+        bounds = sorted({text for texts in rank.lower_bounds.values() for text in texts})
+        return f"its rehearsal is a lower bound: {', '.join(bounds)} is not modelled"
+    engine = next(rank_report.engine for rank_report in report.ranks if rank_report.rank == rank.rank)
+    unlike = unlike_rehearsal(engine or {}, done.engine or {})
     return f"its rehearsal did another job: {'; '.join(unlike)}" if unlike else None
 
 
@@ -196,11 +196,11 @@ def _gpu(launch: Launch) -> tuple[Gpu | None, str]:
     from zerokit.machine.detect import detect
     from zerokit.planner.hardware import DEFAULT_GPU
 
-    found, why = detect().catalog_gpu()
+    gpu, why = detect().catalog_gpu()
     named = ((launch.plan or {}).get("cluster") or {}).get("gpu")
-    if found is None and isinstance(named, str):
+    if gpu is None and isinstance(named, str):
         try:
             return (gpus.load(DEFAULT_GPU) if named == "cpu" else gpus.lookup(named)), ""
         except InputError as error:
             return None, as_options(str(error))
-    return found, why
+    return gpu, why

@@ -15,7 +15,7 @@ class Order:
     Attributes:
         target: a script's path, or a module's name.
         folder: temporary; what the process writes there remains until the parent has read it.
-        shown: another folder whose changes remain; None: there is none.
+        writable: another folder whose changes remain; None: there is none.
         most_steps: optimizer steps after which the data ends.
         progress_fd: where lines about the progress go.
         parent_pid: the process without which this one ends.
@@ -32,7 +32,7 @@ class Order:
     world_size: int
     most_steps: int
     folder: str
-    shown: str | None
+    writable: str | None
     result_path: str
     progress_fd: int
     parent_pid: int

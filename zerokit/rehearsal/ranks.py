@@ -40,15 +40,15 @@ def rehearse_ranks(
     Raises:
         InputError: as :func:`zerokit.rehearsal.conduct.rehearse`; a rank that is not there.
     """
-    first, *others = ranks
+    first, *rest = ranks
     done = _of(request, first, None, progress)
-    seen = {done.ranks[0].rank}
-    for rank in others:
+    rehearsed = {done.ranks[0].rank}
+    for rank in rest:
         # the number of ranks is known only now: the plan may have said it
         number = done.gpus - 1 if rank == LAST else rank
-        if number in seen:
+        if number in rehearsed:
             continue
-        seen.add(int(number))
+        rehearsed.add(int(number))
         done = _both(done, _of(replace(request, step_time=False), number, done.gpus, progress))
     return done
 
@@ -72,27 +72,31 @@ def _of(
     return rehearse(replace(request, rank=int(rank), output=output), progress)
 
 
-def _both(one: Rehearsal, other: Rehearsal) -> Rehearsal:
-    fits = False if False in (one.fits, other.fits) else None if None in (one.fits, other.fits) else True
+def _both(first: Rehearsal, second: Rehearsal) -> Rehearsal:
+    fits = (
+        False if False in (first.fits, second.fits) else None if None in (first.fits, second.fits) else True
+    )
     return replace(
-        one,
-        complete=one.complete and other.complete,
+        first,
+        complete=first.complete and second.complete,
         fits=fits,
         min_vram_bytes=max(
-            (size for size in (one.min_vram_bytes, other.min_vram_bytes) if size), default=None
+            (size for size in (first.min_vram_bytes, second.min_vram_bytes) if size), default=None
         ),
-        steps=max(one.steps, other.steps),
-        repeats=one.repeats and other.repeats,
-        ranks=(*one.ranks, *other.ranks),
-        guesses=_guesses((*one.guesses, *other.guesses)),
-        stubbed=_once((*one.stubbed, *other.stubbed)),
-        stopped=one.stopped or other.stopped,
-        warnings=_once((*one.warnings, *other.warnings)),
-        notes=_once((*one.notes, *other.notes)),
-        sandboxed=one.sandboxed and other.sandboxed,
-        seconds=one.seconds + other.seconds,
-        cpu_seconds=one.cpu_seconds + other.cpu_seconds,
-        changes=max((one, other), key=lambda each: max(r.peak_allocated_bytes for r in each.ranks)).changes,
+        steps=max(first.steps, second.steps),
+        repeats=first.repeats and second.repeats,
+        ranks=(*first.ranks, *second.ranks),
+        guesses=_guesses((*first.guesses, *second.guesses)),
+        stubbed=_once((*first.stubbed, *second.stubbed)),
+        stopped=first.stopped or second.stopped,
+        warnings=_once((*first.warnings, *second.warnings)),
+        notes=_once((*first.notes, *second.notes)),
+        sandboxed=first.sandboxed and second.sandboxed,
+        seconds=first.seconds + second.seconds,
+        cpu_seconds=first.cpu_seconds + second.cpu_seconds,
+        changes=max(
+            (first, second), key=lambda each: max(r.peak_allocated_bytes for r in each.ranks)
+        ).changes,
     )
 
 
@@ -102,7 +106,7 @@ def _once(items: Iterable[Item]) -> tuple[Item, ...]:
 
 def _guesses(guesses: tuple[GuessedValue, ...]) -> tuple[GuessedValue, ...]:
     """Once a place: ranks ask alike."""
-    found: dict[tuple[str, str], GuessedValue] = {}
+    by_origin: dict[tuple[str, str], GuessedValue] = {}
     for guess in guesses:
-        found.setdefault((guess.location, guess.what), guess)
-    return tuple(found.values())
+        by_origin.setdefault((guess.location, guess.what), guess)
+    return tuple(by_origin.values())

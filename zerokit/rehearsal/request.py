@@ -36,11 +36,11 @@ def rehearse(
     from zerokit.rehearsal import ranks as several
     from zerokit.rehearsal import versions as compared
 
-    there = compared.read(Path(versions)) if versions is not None else {}
+    remote_versions = compared.read(Path(versions)) if versions is not None else {}
     chosen = several.parse(ranks) if isinstance(ranks, str) else tuple(ranks or ())
     request = request_of(target, say=say, **options)
     done = several.rehearse_ranks(request, chosen, say) if chosen else conduct.rehearse(request, say)
-    differences = compared.differences(done.versions, there, str(versions))
+    differences = compared.differences(done.versions, remote_versions, str(versions))
     return replace(done, warnings=(*differences, *done.warnings))
 
 

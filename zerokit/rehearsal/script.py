@@ -114,8 +114,8 @@ def _launcher(
 ) -> str:
     if launcher != "auto":
         return launcher
-    given = {argument.partition("=")[0] for argument in arguments}
-    if has_plan or facts.style == "raw" or facts.calls_initialize or "--deepspeed" in given:
+    option_names = {argument.partition("=")[0] for argument in arguments}
+    if has_plan or facts.style == "raw" or facts.calls_initialize or "--deepspeed" in option_names:
         return "deepspeed"
     return "torchrun" if ranks > 1 else "none"
 
@@ -167,8 +167,8 @@ class _Planned:
         )
 
     def _extra(self) -> list[str]:
-        given = self._target.arguments
-        options = commands.script_options(self._facts.style, self._facts, given, self._config_path)
+        arguments = self._target.arguments
+        options = commands.script_options(self._facts.style, self._facts, arguments, self._config_path)
         return [*self._agreed.added, *options]
 
     def arguments(self) -> tuple[str, ...]:

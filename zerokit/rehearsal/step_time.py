@@ -32,14 +32,14 @@ def of_file(
         return None, "no step time: no operators were recorded"
     if not events:
         return None, "no step time: fewer than three optimizer steps were seen"
-    known, calibration = machine(gpu)
+    hardware, calibration = machine(gpu)
     try:
-        found = step_time(
-            events, gpu, ranks, host=host or known, calibration=calibration, more_micro_steps=more
+        timing = step_time(
+            events, gpu, ranks, host=host or hardware, calibration=calibration, more_micro_steps=more
         )
     except ValueError as error:
         return None, f"no step time: {error}"
-    return found, found.note
+    return timing, timing.note
 
 
 def machine(gpu: Gpu) -> tuple[HostSpeed | None, Calibration | None]:
@@ -47,8 +47,8 @@ def machine(gpu: Gpu) -> tuple[HostSpeed | None, Calibration | None]:
     calibration, _ = rates((gpu.title, *gpu.aliases))
     if calibration is None:
         return None, None
-    found, source = measurements.load()
-    if found is None or not found.host_factor:
+    measurements_, source = measurements.load()
+    if measurements_ is None or not measurements_.host_factor:
         return None, calibration
-    low, high = found.host_factor_low, found.host_factor_high
-    return HostSpeed(factor=found.host_factor, source=source, low=low, high=high), calibration
+    low, high = measurements_.host_factor_low, measurements_.host_factor_high
+    return HostSpeed(factor=measurements_.host_factor, source=source, low=low, high=high), calibration

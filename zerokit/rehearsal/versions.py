@@ -38,56 +38,58 @@ def read(path: Path) -> dict[str, str]:
         pairs = _of_lock(text)
     else:
         pairs = dict(_PINNED.findall(text))
-    wanted = {_key(name): name for name in DECIDING}
-    found = {wanted[_key(name)]: version for name, version in pairs.items() if _key(name) in wanted}
-    if not found:
+    names = {_key(name): name for name in DECIDING}
+    versions = {names[_key(name)]: version for name, version in pairs.items() if _key(name) in names}
+    if not versions:
         raise InputError(
             f"⟨versions⟩ {path}: no exact version of {', '.join(DECIDING[:4])} or the like: give a lock "
             "file, requirements with ==, or what `zerokit doctor --json` printed on the machine of the run"
         )
-    return found
+    return versions
 
 
-def differences(here: Mapping[str, str], there: Mapping[str, str], source: str) -> tuple[str, ...]:
+def differences(local: Mapping[str, str], remote: Mapping[str, str], source: str) -> tuple[str, ...]:
     """One sentence for each package whose version differs, or that only the run has. Builds of one version
     (``2.11.0+cu130``) are alike."""
-    told = []
-    for name, version in there.items():
-        own = here.get(name)
-        if own is None:
-            told.append(
+    lines = []
+    for name, version in remote.items():
+        local_version = local.get(name)
+        if local_version is None:
+            lines.append(
                 f"{name} {version} ({source}) is not installed here: libraries choose their code by what is "
                 "installed, so the run may allocate otherwise"
             )
-        elif _public(own) != _public(version):
-            told.append(f"{name} is {own} here and {version} in {source}: the run may allocate otherwise")
-    return tuple(told)
+        elif _public(local_version) != _public(version):
+            lines.append(
+                f"{name} is {local_version} here and {version} in {source}: the run may allocate otherwise"
+            )
+    return tuple(lines)
 
 
 def _of_json(path: Path, text: str) -> dict[str, str]:
     try:
-        said: Any = json.loads(text)
+        document: Any = json.loads(text)
     except ValueError as error:
         raise InputError(f"⟨versions⟩ {path}: not JSON: {error}") from None
-    if isinstance(said, dict):
-        packages = said.get("packages")
+    if isinstance(document, dict):
+        packages = document.get("packages")
         if isinstance(packages, dict):
             return {str(name): str(version) for name, version in packages.items() if version}
-        said = packages if isinstance(packages, list) else []
+        document = packages if isinstance(packages, list) else []
     return {
-        str(each["name"]): str(each["version"])
-        for each in said
-        if isinstance(each, dict) and each.get("name") and each.get("version")
+        str(package["name"]): str(package["version"])
+        for package in document
+        if isinstance(package, dict) and package.get("name") and package.get("version")
     }
 
 
 def _of_lock(text: str) -> dict[str, str]:
-    found = {}
+    versions = {}
     for block in _BLOCK.split(text)[1:]:
         name, version = _NAME.search(block), _VERSION.search(block)
         if name is not None and version is not None:
-            found[name[1]] = version[1]
-    return found
+            versions[name[1]] = version[1]
+    return versions
 
 
 def _key(name: str) -> str:

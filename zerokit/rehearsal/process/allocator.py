@@ -184,17 +184,17 @@ class CachingAllocator:
     def _new_block(self, pool: _Pool, size: int) -> Block:
         if self.settings.expandable_segments:
             return self._expand(pool, size)
-        asked = _segment_size(size)
-        if not self._fits(asked):
+        segment_bytes = _segment_size(size)
+        if not self._fits(segment_bytes):
             self.retries += 1
             self._release_cached()
-            if not self._fits(asked):
+            if not self._fits(segment_bytes):
                 raise CardFull(size, self.reserved_bytes, self.capacity_bytes or 0)
         # Best fit takes the lowest of equal blocks. CUDA promises no order; falling addresses are inferred:
         # nanoGPT and MNIST are as measured (rising: up to 1.5 MiB off), grpo.olmo2 became 2.0 MB worse
-        self._next_address -= asked
-        block = Block(self._next_address, asked, pool)
-        self._reserve(asked)
+        self._next_address -= segment_bytes
+        block = Block(self._next_address, segment_bytes, pool)
+        self._reserve(segment_bytes)
         return block
 
     def _fits(self, more: int) -> bool:
@@ -240,9 +240,9 @@ class CachingAllocator:
             self._map(following, min(size - block.size, following.size), page)
             _join(block, following)
             while block.next is not None and block.next.is_free and block.next.is_mapped:
-                behind = block.next
-                pool.remove(behind)
-                _join(block, behind)
+                next_block = block.next
+                pool.remove(next_block)
+                _join(block, next_block)
         return block
 
     def _expandable_block(self, pool: _Pool, size: int) -> Block:
@@ -251,9 +251,9 @@ class CachingAllocator:
             block = pool.by_address[address]
             if block.previous is not None and block.previous.is_free and block.previous.is_mapped:
                 block = block.previous
-            room, each = 0, block
-            while room < size and each is not None and each.is_free:
-                room, each = room + each.size, each.next  # type: ignore[assignment]
+            room, candidate = 0, block
+            while room < size and candidate is not None and candidate.is_free:
+                room, candidate = room + candidate.size, candidate.next  # type: ignore[assignment]
             if room >= size:
                 return block
         block = Block(self._expandable_address, _EXPANDABLE_SPACE, pool)

@@ -50,13 +50,13 @@ def guess(tensor: torch.Tensor) -> bool | float | int:
     return 0 if tensor.dtype == torch.uint8 else 1
 
 
-def on_host(machine: Machine, tensor: torch.Tensor, what: str) -> torch.Tensor:
+def on_host(machine: Machine, tensor: torch.Tensor, description: str) -> torch.Tensor:
     """A real tensor with the values of a fake one; guessed where they are unknown."""
     values = twin(tensor)
     if values is not None:
         return values
     value = guess(tensor)
-    machine.guesses.of_value(f"{what} of {_dtype(tensor)}", value)
+    machine.guesses.of_value(f"{description} of {_dtype(tensor)}", value)
     return factories.full(tensor.shape, value, dtype=tensor.dtype)
 
 
@@ -78,7 +78,7 @@ def draw(machine: Machine, name: str, source: Any, indices: Any) -> None:
             indices.shape
         )
         machine.guesses.of_shape(f"{name} of unknown values", "evenly spread")
-    twins.give(indices, values)
+    twins.attach(indices, values)
 
 
 # ---------------------------------------------------------------- values to the host
@@ -94,8 +94,8 @@ def _item(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _equal(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    pair = [twin(each) if isinstance(each, FakeTensor) else each for each in args[:2]]
-    if all(each is not None for each in pair):
+    pair = [twin(value) if isinstance(value, FakeTensor) else value for value in args[:2]]
+    if all(value is not None for value in pair):
         return func(*pair, *args[2:], **kwargs)
     name = func._schema.name.split("::")[1]
     machine.guesses.of_value(name, True)
@@ -157,7 +157,7 @@ def _unscale(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[st
         NotImplementedError: as CUDA's kernel, which takes no bf16 (``native/cuda/AmpKernels.cu``,
             AT_DISPATCH_FLOATING_TYPES_AND_HALF).
     """
-    if any(each.dtype == torch.bfloat16 for each in args[0]):
+    if any(gradient.dtype == torch.bfloat16 for gradient in args[0]):
         raise NotImplementedError(
             "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
         )
@@ -171,18 +171,18 @@ def _unscale(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[st
 def _index(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x[mask]``: the mask's true positions, from its twin."""
     source, indices = args[:2]
-    if not any(_is_mask(each) for each in indices):
+    if not any(_is_mask(indexer) for indexer in indices):
         return PASS
     device = source.fake_device if isinstance(source, FakeTensor) else source.device
     positions: list[Any] = []
-    for each in indices:
-        positions += _positions(machine, each, device) if _is_mask(each) else [each]
+    for indexer in indices:
+        positions += _positions(machine, indexer, device) if _is_mask(indexer) else [indexer]
     result = machine.fake.dispatch(func, (), (source, positions), kwargs)
     values = twin(source) if isinstance(source, FakeTensor) else source
     if values is not None and twins.may_have(result):
-        real = [twin(each) if isinstance(each, FakeTensor) else each for each in positions]
-        if all(index is None or each is not None for index, each in zip(positions, real, strict=True)):
-            twins.give(result, func(values, real))
+        real = [twin(indexer) if isinstance(indexer, FakeTensor) else indexer for indexer in positions]
+        if all(index is None or indexer is not None for index, indexer in zip(positions, real, strict=True)):
+            twins.attach(result, func(values, real))
     return result
 
 
@@ -201,22 +201,24 @@ def _positions(machine: Machine, mask: torch.Tensor, device: Any) -> list[torch.
 def lifted(machine: Machine, values: torch.Tensor, device: Any) -> torch.Tensor:
     """A fake tensor on ``device`` with these values."""
     tensor = machine.empty(values.shape, values.dtype, device)
-    twins.give(tensor, values)
+    twins.attach(tensor, values)
     return tensor
 
 
 def _sized_by_values(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = func._schema.name.split("::")[1]
-    tensors = [each for each in args if isinstance(each, torch.Tensor)]
-    values = [twin(each) if isinstance(each, FakeTensor) else each for each in tensors]
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    values = [twin(value) if isinstance(value, FakeTensor) else value for value in tensors]
     if name == "repeat_interleave" and values[0] is None and kwargs.get("output_size") is not None:
         return PASS
-    device = next(each.fake_device for each in tensors if isinstance(each, FakeTensor))
-    if all(each is not None for each in values):
+    device = next(value.fake_device for value in tensors if isinstance(value, FakeTensor))
+    if all(value is not None for value in values):
         following = iter(values)
-        real = func(*[next(following) if isinstance(each, torch.Tensor) else each for each in args], **kwargs)
+        real = func(
+            *[next(following) if isinstance(value, torch.Tensor) else value for value in args], **kwargs
+        )
         return tree_map(
-            lambda each: lifted(machine, each, device) if isinstance(each, torch.Tensor) else each, real
+            lambda value: lifted(machine, value, device) if isinstance(value, torch.Tensor) else value, real
         )
     return _largest(machine, name, tensors[0], device)
 
@@ -233,8 +235,8 @@ def _largest(machine: Machine, name: str, source: torch.Tensor, device: Any) -> 
     else:
         return PASS
     machine.guesses.of_shape(f"size of {name}", "every element")
-    made = [machine.empty(shape, dtype, device) for shape, dtype in shapes]
-    return made[0] if len(made) == 1 else tuple(made)
+    outputs = [machine.empty(shape, dtype, device) for shape, dtype in shapes]
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 SPECIAL: dict[str, Answer] = {

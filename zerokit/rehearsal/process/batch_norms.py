@@ -33,7 +33,7 @@ def check(machine: Machine, name: str, args: Sequence[Any]) -> None:
     """
     if name in _OPERATORS:
         source, weight = (args[index] for index in _OPERATORS[name])
-        training = next(each for each in args if isinstance(each, bool))
+        training = next(value for value in args if isinstance(value, bool))
         marked = training and _is_cudnn(source, weight)
     else:
         marked = name == "cudnn_batch_norm_backward"

@@ -70,11 +70,11 @@ def _set(output: torch.Tensor, value: torch.Tensor | None) -> None:
     have = twins.twin_of(output)
     if value is None:
         if have is not None:
-            have.validity.known = False
-    elif have is not None and have.validity.known:
+            have.validity.is_known = False
+    elif have is not None and have.validity.is_known:
         have.value.copy_(value.reshape(have.value.shape))
     elif twins.may_have(output):
-        twins.give(output, value.clone().reshape(output.shape))
+        twins.attach(output, value.clone().reshape(output.shape))
 
 
 def _gather_into_one(under_way: UnderWay, args: tuple[Any, ...]) -> None:
@@ -144,12 +144,12 @@ class HeldWork:
         return getattr(self._work, name)
 
 
-def _fakes(value: Any, found: list[torch.Tensor]) -> None:
+def _fakes(value: Any, fakes: list[torch.Tensor]) -> None:
     if isinstance(value, FakeTensor):
-        found.append(value)
+        fakes.append(value)
     elif isinstance(value, list | tuple):
-        for each in value:
-            _fakes(each, found)
+        for item in value:
+            _fakes(item, fakes)
 
 
 def _holding(machine: Machine, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,14 +158,14 @@ def _holding(machine: Machine, function: Callable[..., Any]) -> Callable[..., An
         work = function(*args, **kwargs)
         if work is None or isinstance(work, HeldWork):
             return work
-        found: list[torch.Tensor] = []
-        _fakes([*args, *kwargs.values()], found)
-        if not found:
+        fakes: list[torch.Tensor] = []
+        _fakes([*args, *kwargs.values()], fakes)
+        if not fakes:
             return work
         machine.unseen += 1
-        held = [each.detach() for each in found]
+        aliases = [fake.detach() for fake in fakes]
         machine.unseen -= 1
-        return HeldWork(work, held, machine)
+        return HeldWork(work, aliases, machine)
 
     return collective
 
@@ -183,7 +183,7 @@ class Barriers:
 
     def __call__(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         """``torch.distributed.barrier``."""
-        if not any(each is group for each in self.on_host):
+        if not any(host_group is group for host_group in self.on_host):
             ledger, last = self._machine.ledger, self._last
             self._last = ledger.hold(self._BYTES, "barrier")
             if last is not None:
@@ -205,10 +205,10 @@ def install(machine: Machine) -> None:
             init_process_group("fake", store=FakeStore(), rank=machine.rank, world_size=machine.world_size)
 
     def group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        made = new_group(ranks, backend="fake", group_desc=kwargs.get("group_desc"))
+        created = new_group(ranks, backend="fake", group_desc=kwargs.get("group_desc"))
         if backend in _HOST_BACKENDS:
-            barrier.on_host.append(made)
-        return made
+            barrier.on_host.append(created)
+        return created
 
     def all_reduce(
         tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
@@ -237,7 +237,7 @@ def install(machine: Machine) -> None:
         if function is not None:
             replaced[name] = _holding(machine, function)
     originals = {name: getattr(dist.distributed_c10d, name, None) for name in replaced}
-    for module in [each for name, each in sys.modules.items() if name.startswith("torch.distributed")]:
+    for module in [loaded for name, loaded in sys.modules.items() if name.startswith("torch.distributed")]:
         for name, function in replaced.items():  # device_mesh and others have taken some by name
             if module is dist or vars(module).get(name) is originals[name]:
                 setattr(module, name, function)

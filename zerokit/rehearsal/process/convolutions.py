@@ -71,7 +71,7 @@ def _spatial(values: Sequence[int], before: int, dimensions: int) -> tuple[int, 
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
-    sizes = tuple(int(each) for each in tensor.shape)
+    sizes = tuple(int(length) for length in tensor.shape)
     return (*sizes[:2], 1, sizes[2]) if len(sizes) == 3 else sizes
 
 
@@ -118,7 +118,7 @@ class Convolutions:
         layer = _Layer.of(args[4:10], source.dim() - 2)
         of_source, of_weight, of_bias = result
         last = _channels_last(source, weight)
-        kept = [self._copy(source, last), self._copy(gradient, last)]
+        held_copies = [self._copy(source, last), self._copy(gradient, last)]
         if of_source is not None:
             machine.ledger.track(of_source, "convolution_backward")
             copies = [self._copy(weight, last)]
@@ -131,10 +131,10 @@ class Convolutions:
             machine.ledger.track(of_weight, "convolution_backward")
             x, y = (gradient, source) if layer.transposed else (source, gradient)
             self._run(WEIGHT_GRADIENT, x, of_weight, y, layer, last)
-        self._drop(kept)
+        self._drop(held_copies)
         if of_bias is not None:  # grad_output.sum over all but the channels
             machine.ledger.track(of_bias, "convolution_backward")
-            over = [each for each in range(gradient.dim()) if each != 1]
+            over = [dimension for dimension in range(gradient.dim()) if dimension != 1]
             temporary = reductions.temporary_bytes(gradient, over, 4, machine.gpu)
             machine.ledger.pass_through(temporary, "convolution_backward")
 
@@ -148,9 +148,9 @@ class Convolutions:
         return self._machine.ledger.hold(tensor.numel() * tensor.element_size(), "convolution")
 
     def _drop(self, copies: Sequence[Any]) -> None:
-        for held in reversed(copies):
-            if held is not None:
-                self._machine.ledger.release(held)
+        for copy in reversed(copies):
+            if copy is not None:
+                self._machine.ledger.release(copy)
 
     def _run(
         self,
@@ -218,8 +218,8 @@ class Convolutions:
             self._machine.not_modelled(_NOT_MODELLED, _NO_CUDNN)
         return self._cudnn
 
-    def _not_modelled(self, what: str) -> None:
-        self._machine.not_modelled(what, f"not modelled: {what}")
+    def _not_modelled(self, description: str) -> None:
+        self._machine.not_modelled(description, f"not modelled: {description}")
 
 
 def _channels_last(source: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -115,8 +115,8 @@ def _library() -> ctypes.CDLL:
     """
     with contextlib.suppress(OSError):
         return ctypes.CDLL("libcudnn.so.9")
-    found = importlib.util.find_spec("nvidia.cudnn") if importlib.util.find_spec("nvidia") else None
-    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+    spec = importlib.util.find_spec("nvidia.cudnn") if importlib.util.find_spec("nvidia") else None
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         return ctypes.CDLL(str(Path(folder) / "lib" / "libcudnn.so.9"))
     raise OSError("no libcudnn.so.9")
 
@@ -158,24 +158,24 @@ class Cudnn:
     def _cached(self, convolution: Convolution, choice: Choice, *, search: bool) -> int:
         key = convolution, choice, search
         if key not in self._known:
-            made: list[_Descriptor] = []
+            created: list[_Descriptor] = []
             try:
-                self._known[key] = self._ask(convolution, choice, search, made)
+                self._known[key] = self._ask(convolution, choice, search, created)
             finally:
-                for each in made:
-                    self._library.cudnnBackendDestroyDescriptor(each)
+                for descriptor in created:
+                    self._library.cudnnBackendDestroyDescriptor(descriptor)
         return self._known[key]
 
-    def _ask(self, convolution: Convolution, choice: Choice, search: bool, made: list[_Descriptor]) -> int:
-        graph = self._graph(convolution, made)
+    def _ask(self, convolution: Convolution, choice: Choice, search: bool, created: list[_Descriptor]) -> int:
+        graph = self._graph(convolution, created)
         first = _MODE_B if choice.mode_b and not search else _INSTANT
         sizes: list[int] = []
         for mode in (first, _FALLBACK):
-            for config in self._configs(graph, mode, made):
-                if not self._passes(config, choice, convolution.dtype, made):
+            for config in self._configs(graph, mode, created):
+                if not self._passes(config, choice, convolution.dtype, created):
                     continue
                 with contextlib.suppress(CudnnError):
-                    sizes.append(self._plan_bytes(config, made))
+                    sizes.append(self._plan_bytes(config, created))
                     if not search:
                         return sizes[0]
         if not sizes:
@@ -190,10 +190,10 @@ class Cudnn:
             self._library.cudnnGetLastErrorString(text, ctypes.c_size_t(len(text)))
             raise CudnnError(f"status {status}: {text.value.decode(errors='replace')}")
 
-    def _create(self, kind: int, made: list[_Descriptor]) -> _Descriptor:
+    def _create(self, kind: int, created: list[_Descriptor]) -> _Descriptor:
         descriptor = _Descriptor()
         self._check(self._library.cudnnBackendCreateDescriptor(kind, ctypes.byref(descriptor)))
-        made.append(descriptor)
+        created.append(descriptor)
         return descriptor
 
     def _finalize(self, descriptor: _Descriptor) -> _Descriptor:
@@ -211,8 +211,8 @@ class Cudnn:
     def _enumerated(self, descriptor: _Descriptor, attribute: int, kind: int, value: int) -> None:
         self._set(descriptor, attribute, kind, (ctypes.c_int * 1)(value))
 
-    def _refer(self, descriptor: _Descriptor, attribute: int, other: _Descriptor) -> None:
-        self._set(descriptor, attribute, _DESCRIPTOR_TYPE, (_Descriptor * 1)(other))
+    def _refer(self, descriptor: _Descriptor, attribute: int, referred: _Descriptor) -> None:
+        self._set(descriptor, attribute, _DESCRIPTOR_TYPE, (_Descriptor * 1)(referred))
 
     def _get(self, descriptor: _Descriptor, attribute: int, kind: int, values: Any) -> Any:
         count = ctypes.c_int64()
@@ -223,15 +223,15 @@ class Cudnn:
 
     # ---------------------------------------------------------------- a convolution
 
-    def _graph(self, convolution: Convolution, made: list[_Descriptor]) -> _Descriptor:
+    def _graph(self, convolution: Convolution, created: list[_Descriptor]) -> _Descriptor:
         """As ``build_opgraph`` does (``Conv_v8.cpp``)."""
         tensors = {
-            name: self._tensor(name, sizes, alignment, convolution, made)
+            name: self._tensor(name, sizes, alignment, convolution, created)
             for name, sizes, alignment in zip(
                 "xwy", (convolution.x, convolution.w, convolution.y), convolution.alignments, strict=True
             )
         }
-        layer = self._create(_CONVOLUTION, made)
+        layer = self._create(_CONVOLUTION, created)
         precision = convolution.dtype if convolution.dtype == 1 else _FLOAT32  # doubles in themselves
         self._enumerated(layer, 100, _DTYPE_TYPE, precision)
         self._enumerated(layer, 101, _CONVOLUTION_MODE, _CROSS_CORRELATION)
@@ -242,21 +242,21 @@ class Cudnn:
         self._integers(layer, 106, [len(convolution.stride)])
         self._finalize(layer)
         kind, alpha, beta, described, w, x, y = _OPERATIONS[convolution.operation]
-        operation = self._create(kind, made)
+        operation = self._create(kind, created)
         self._refer(operation, described, layer)
         for attribute, name in ((w, "w"), (x, "x"), (y, "y")):
             self._refer(operation, attribute, tensors[name])
         for attribute, factor in ((alpha, 1.0), (beta, 0.0)):
             self._set(operation, attribute, _FLOAT_TYPE, (ctypes.c_float * 1)(factor))
         self._finalize(operation)
-        graph = self._create(_GRAPH, made)
+        graph = self._create(_GRAPH, created)
         self._refer(graph, 801, operation)
         return self._finalize(graph)
 
     def _tensor(
-        self, name: str, sizes: Sequence[int], alignment: int, of: Convolution, made: list[_Descriptor]
+        self, name: str, sizes: Sequence[int], alignment: int, of: Convolution, created: list[_Descriptor]
     ) -> _Descriptor:
-        tensor = self._create(_TENSOR, made)
+        tensor = self._create(_TENSOR, created)
         self._integers(tensor, 900, [alignment])
         self._enumerated(tensor, 901, _DTYPE_TYPE, of.dtype)
         self._integers(tensor, 902, sizes)
@@ -264,19 +264,19 @@ class Cudnn:
         self._integers(tensor, 906, [ord(name)])
         return self._finalize(tensor)
 
-    def _configs(self, graph: _Descriptor, mode: int, made: list[_Descriptor]) -> Iterator[_Descriptor]:
+    def _configs(self, graph: _Descriptor, mode: int, created: list[_Descriptor]) -> Iterator[_Descriptor]:
         """Configurations of engines, in the heuristics' order."""
-        heuristics = self._create(_HEURISTICS, made)
+        heuristics = self._create(_HEURISTICS, created)
         self._refer(heuristics, 201, graph)
         self._enumerated(heuristics, 200, _HEURISTICS_MODE, mode)
         self._refer(heuristics, 204, self._device)
         self._finalize(heuristics)
-        configs = [self._create(_CONFIG, made) for _ in range(_MOST_CONFIGS)]
-        found = self._get(heuristics, _RESULTS, _DESCRIPTOR_TYPE, (_Descriptor * len(configs))(*configs))
-        yield from configs[: len(found)]
+        configs = [self._create(_CONFIG, created) for _ in range(_MOST_CONFIGS)]
+        count = self._get(heuristics, _RESULTS, _DESCRIPTOR_TYPE, (_Descriptor * len(configs))(*configs))
+        yield from configs[: len(count)]
 
-    def _passes(self, config: _Descriptor, choice: Choice, dtype: int, made: list[_Descriptor]) -> bool:
-        engine = self._create(_ENGINE, made)
+    def _passes(self, config: _Descriptor, choice: Choice, dtype: int, created: list[_Descriptor]) -> bool:
+        engine = self._create(_ENGINE, created)
         try:
             self._get(config, _ENGINE_OF, _DESCRIPTOR_TYPE, (_Descriptor * 1)(engine))
             notes = self._get(engine, _NOTES, _NOTE_TYPE, (ctypes.c_int * _MOST_NOTES)())
@@ -286,8 +286,8 @@ class Cudnn:
             return False
         return choice.tensor_cores or dtype != _FLOAT32 or _TENSOR_CORE not in notes
 
-    def _plan_bytes(self, config: _Descriptor, made: list[_Descriptor]) -> int:
-        plan = self._create(_PLAN, made)
+    def _plan_bytes(self, config: _Descriptor, created: list[_Descriptor]) -> int:
+        plan = self._create(_PLAN, created)
         self._refer(plan, _CONFIG_OF_PLAN, config)
         self._refer(plan, _DEVICE_OF_PLAN, self._device)
         self._finalize(plan)

@@ -29,18 +29,18 @@ def chosen_rows(dataset: Any, fewest: int) -> list[int] | None:
     if count <= MOST_ROWS and int(sizes.sum()) <= MOST_BYTES:
         return None
     order = np.argsort(-sizes, kind="stable")
-    wanted = min(count, max(SAMPLE_ROWS, fewest))
-    chosen = _sample(order, wanted)
-    while int(sizes[chosen].sum()) > SAMPLE_BYTES and wanted > fewest:
-        wanted = max(fewest, wanted // 2)
-        chosen = _sample(order, wanted)
-    return sorted(int(each) for each in chosen) if wanted < count else None
+    sample_size = min(count, max(SAMPLE_ROWS, fewest))
+    chosen = _sample(order, sample_size)
+    while int(sizes[chosen].sum()) > SAMPLE_BYTES and sample_size > fewest:
+        sample_size = max(fewest, sample_size // 2)
+        chosen = _sample(order, sample_size)
+    return sorted(int(row) for row in chosen) if sample_size < count else None
 
 
-def _sample(order: Any, wanted: int) -> Any:
-    longest = wanted - wanted // _SPREAD
+def _sample(order: Any, sample_size: int) -> Any:
+    longest = sample_size - sample_size // _SPREAD
     rest = order[longest:]
-    spread = np.linspace(0, len(rest) - 1, wanted - longest, dtype=np.int64)
+    spread = np.linspace(0, len(rest) - 1, sample_size - longest, dtype=np.int64)
     return np.concatenate([order[:longest], rest[np.unique(spread)]])
 
 
@@ -86,7 +86,7 @@ def element_bytes(values: Any) -> Any:
         until, offsets = _bytes_until(values.values), np.asarray(values.offsets)
         return until[offsets[1:]] - until[offsets[:-1]]
     if types.is_struct(kind):
-        return sum((element_bytes(each) for each in values.flatten()), np.zeros(len(values), np.int64))
+        return sum((element_bytes(part) for part in values.flatten()), np.zeros(len(values), np.int64))
     return np.ones(len(values), np.int64)
 
 

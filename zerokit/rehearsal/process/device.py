@@ -259,12 +259,12 @@ def _patch_recurrent_layers() -> None:
 def _patch_accelerator(functions: dict[str, Callable[..., Any]]) -> None:
     accelerator = torch.accelerator
     for name, source in _ACCELERATOR.items():
-        setattr(accelerator, name, _own(functions[source]))
+        setattr(accelerator, name, _distinct(functions[source]))
     accelerator.device_index = _DeviceContext
     accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 
 
-def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+def _distinct(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of its own: Dynamo tells functions apart by identity."""
     return lambda *args, **kwargs: function(*args, **kwargs)
 

@@ -87,7 +87,7 @@ def _attention(
     dim = query.shape[-1]
     missing = -dim % 8
     if missing:
-        query, key, value = (pad(each, (0, missing)) for each in inputs)
+        query, key, value = (pad(tensor, (0, missing)) for tensor in inputs)
     left, right = (None if side < 0 else side for side in window)
     out, log_sum_exp, _, _, weights = torch.ops.aten._flash_attention_forward(
         query, key, value, *lengths, dropout_p, causal, bool(options.get("return_attn_probs")),

@@ -35,12 +35,12 @@ def is_library(file: str) -> bool:
 def _targets() -> tuple[str, ...]:
     """Folders on ``PYTHONPATH`` that ``pip install --target`` filled, each with a separator at its end: they
     hold what is known of each package beside it."""
-    found = []
-    for each in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    folders = []
+    for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         with contextlib.suppress(OSError):
-            if each and any(name.endswith(".dist-info") for name in os.listdir(each)):  # noqa: PTH208
-                found.append(os.path.join(os.path.abspath(each), ""))  # noqa: PTH100,PTH118
-    return tuple(found)
+            if entry and any(name.endswith(".dist-info") for name in os.listdir(entry)):  # noqa: PTH208
+                folders.append(os.path.join(os.path.abspath(entry), ""))  # noqa: PTH100,PTH118
+    return tuple(folders)
 
 
 def short(file: str) -> str:
@@ -48,13 +48,13 @@ def short(file: str) -> str:
     for part in _SITE:
         if part in file:
             return file.rsplit(part, 1)[1]
-    folder = next((each for each in _targets() if file.startswith(each)), "")
+    folder = next((target for target in _targets() if file.startswith(target)), "")
     return file[len(folder) :]
 
 
-def _frames(frame: FrameType | None, wanted: Callable[[str], bool]) -> str | None:
+def _frames(frame: FrameType | None, accepts: Callable[[str], bool]) -> str | None:
     while frame is not None:
-        if wanted(frame.f_code.co_filename):
+        if accepts(frame.f_code.co_filename):
             return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return None
@@ -62,17 +62,17 @@ def _frames(frame: FrameType | None, wanted: Callable[[str], bool]) -> str | Non
 
 def asking_line() -> str:
     """The innermost line outside of PyTorch and of this package, as ``file:line``."""
-    found = _frames(
+    line = _frames(
         sys._getframe(1),
         lambda f: "/torch/" not in f and not f.startswith((_OURS, "<")) and _GENERATED not in f,
     )
-    return found or "?"
+    return line or "?"
 
 
 def script_line() -> str:
     """The innermost line of the user's own code; else as :func:`asking_line`."""
-    found = _frames(sys._getframe(1), lambda f: not is_library(f) and not f.startswith(_OURS))
-    return found or asking_line()
+    line = _frames(sys._getframe(1), lambda f: not is_library(f) and not f.startswith(_OURS))
+    return line or asking_line()
 
 
 @dataclass(slots=True)
@@ -90,14 +90,14 @@ class Guesses:
         self.values: dict[tuple[str, str], Guess] = {}
         self.shapes: dict[tuple[str, str], Guess] = {}
 
-    def of_value(self, what: str, value: Value) -> None:
+    def of_value(self, description: str, value: Value) -> None:
         """A value was read to the host."""
-        self._note(self.values, what, value)
+        self._note(self.values, description, value)
 
-    def of_shape(self, what: str, value: Value) -> None:
+    def of_shape(self, description: str, value: Value) -> None:
         """A size was needed: the figures depend on it."""
-        self._note(self.shapes, what, value)
+        self._note(self.shapes, description, value)
 
-    def _note(self, book: dict[tuple[str, str], Guess], what: str, value: Value) -> None:
-        guess = book.setdefault((asking_line(), what), Guess(value))
+    def _note(self, book: dict[tuple[str, str], Guess], description: str, value: Value) -> None:
+        guess = book.setdefault((asking_line(), description), Guess(value))
         guess.times += 1

@@ -47,11 +47,11 @@ def _attention_backward(args: Arguments) -> int:
 def _flash_backward(args: Arguments) -> int:
     """Of (batch, sequence, heads, dim), or of (tokens, heads, dim) with cumulated lengths, where each
     sequence has a tile to spare (``mha_varlen_bwd``)."""
-    shapes = [tuple(each.shape) for each in args[1:4]]
+    shapes = [tuple(tensor.shape) for tensor in args[1:4]]
     cumulated = args[6]
     if cumulated is not None:
-        spare = _TILE * (cumulated.shape[0] - 1)
-        shapes = [(1, shapes[0][0] + spare, *shapes[0][1:]), *((1, *each) for each in shapes[1:])]
+        padding = _TILE * (cumulated.shape[0] - 1)
+        shapes = [(1, shapes[0][0] + padding, *shapes[0][1:]), *((1, *tensor) for tensor in shapes[1:])]
     query, key, value = ((batch, heads, length, dim) for batch, length, heads, dim in shapes)
     return sum(space.bytes(args[1].element_size()) for space in flash_backward(query, key, value))
 
@@ -106,9 +106,9 @@ class Workspaces:
         self._keep(False, self._bytes)
 
     def _keep(self, is_lt: bool, size: int) -> None:
-        which = threading.get_ident(), is_lt
-        if which not in self._have:
-            self._have.add(which)
+        key = threading.get_ident(), is_lt
+        if key not in self._have:
+            self._have.add(key)
             self._ledger.reserve(size, "cuBLAS workspace")
 
 

@@ -133,9 +133,9 @@ class GpuMemory:
         """A block that :meth:`release` gives back."""
         return self._take(size, why)
 
-    def release(self, held: tuple[int, Block]) -> None:
+    def release(self, allocation: tuple[int, Block]) -> None:
         """The end of :meth:`hold`."""
-        self._give_back(*held)
+        self._give_back(*allocation)
 
     def pass_through(self, size: int, why: str) -> None:
         """A kernel's temporary: taken and given back at once."""

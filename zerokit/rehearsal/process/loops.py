@@ -81,8 +81,8 @@ class _Endings(ast.NodeTransformer):
     def visit_While(self, node: ast.While) -> ast.AST:
         periodic = self._visit_loop(node)
         if periodic is not None:
-            place = ast.Constant(f"{node.lineno}:{node.col_offset}")
-            node.test = _call(node.test, _WHILE, place, ast.Constant(periodic))
+            location = ast.Constant(f"{node.lineno}:{node.col_offset}")
+            node.test = _call(node.test, _WHILE, location, ast.Constant(periodic))
         return node
 
     def _visit_loop(self, node: ast.For | ast.While) -> bool | None:
@@ -106,7 +106,7 @@ class _Endings(ast.NodeTransformer):
 
     def _periodically(self, test: ast.expr) -> ast.expr:
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            test.values = [self._periodically(each) for each in test.values]
+            test.values = [self._periodically(value) for value in test.values]
         elif _is_every(test):
             self._periodic = True
             return _call(test, _EVERY)
@@ -130,10 +130,10 @@ def _is_every(test: ast.expr) -> bool:
 def _steps(node: ast.If) -> bool:
     """Whether an optimizer steps there (accumulation), or the loop ends."""
     for statement in node.body:
-        for each in ast.walk(statement):
-            if isinstance(each, ast.Break | ast.Return | ast.Continue | ast.Raise):
+        for child in ast.walk(statement):
+            if isinstance(child, ast.Break | ast.Return | ast.Continue | ast.Raise):
                 return True
-            if isinstance(each, ast.Attribute) and each.attr in ("step", "backward"):
+            if isinstance(child, ast.Attribute) and child.attr in ("step", "backward"):
                 return True
     return False
 

@@ -37,8 +37,8 @@ class Observer(Protocol):
     def host_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator ran on the host."""
 
-    def kernel(self, name: str, tensors: Any, written: Any = (), launches: int = 1) -> None:
-        """A compiled kernel was stood in for: it reads ``tensors`` and writes ``written``."""
+    def kernel(self, name: str, tensors: Any, outputs: Any = (), launches: int = 1) -> None:
+        """A compiled kernel was stood in for: it reads ``tensors`` and writes ``outputs``."""
 
     def runtime(
         self, kind: str, name: str, *, handle: int = 0, waits: bool = False, elements: int = 0
@@ -130,21 +130,21 @@ class Machine:
         """Something the reader of the figures must know."""
         self.warnings[text] = self.warnings.get(text, 0) + 1
 
-    def not_modelled(self, what: str, text: str) -> None:
+    def not_modelled(self, name: str, text: str) -> None:
         """The phase that goes on now takes at least what is counted: something in it is not modelled."""
-        self.ledger.lower_bounds.setdefault(self.ledger.phase, set()).add(what)
+        self.ledger.lower_bounds.setdefault(self.ledger.phase, set()).add(name)
         self.warn(text)
 
-    def stub(self, what: str) -> None:
+    def stub(self, name: str) -> None:
         """Something was stood in for."""
-        self.stubbed[what] = self.stubbed.get(what, 0) + 1
+        self.stubbed[name] = self.stubbed.get(name, 0) + 1
 
     # ---------------------------------------------------------------- observers
 
-    def saw_kernel(self, name: str, tensors: Any, written: Any = (), launches: int = 1) -> None:
+    def saw_kernel(self, name: str, tensors: Any, outputs: Any = (), launches: int = 1) -> None:
         """Tell the observers of a kernel that was stood in for."""
         for observer in self.observers:
-            observer.kernel(name, tensors, written, launches)
+            observer.kernel(name, tensors, outputs, launches)
 
     def saw_runtime(
         self, kind: str, name: str, *, handle: int = 0, waits: bool = False, elements: int = 0

@@ -35,7 +35,7 @@ def main(order_path: str) -> int:
 
 
 def _enter_sandbox(order: Order) -> tuple[bool, str]:
-    shared = [Path(each) for each in (order.folder, order.shown) if each is not None]
+    shared = [Path(path) for path in (order.folder, order.writable) if path is not None]
     try:
         sandbox.enter(shared)
     except sandbox.NoSandbox as error:
@@ -88,7 +88,7 @@ class Rehearsed:
             native.install()
             self._put_in_place()
             native.self_test()
-        except native.NotBelieved as error:
+        except native.UnknownLayout as error:
             return str(error)
         except Exception as error:
             traceback.print_exc()
@@ -144,8 +144,8 @@ class Rehearsed:
 
         gc.collect()
         machine = self.machine
-        fresh = GpuMemory(machine.ledger.allocator.settings)
-        machine.ledger.__dict__.update(fresh.__dict__)
+        empty = GpuMemory(machine.ledger.allocator.settings)
+        machine.ledger.__dict__.update(empty.__dict__)
         machine.ledger.origin = self.phases.origin
         machine.workspaces = Workspaces(machine.ledger, machine.gpu.capability)
         machine.guesses = Guesses()
@@ -210,8 +210,8 @@ class Rehearsed:
         ledger, recorder, order = self.machine.ledger, self.phases.recorder, self._order
         if not ledger.history.other_streams or recorder is None or not recorder.events:
             return ledger.peak_reserved_bytes
-        known = order.host_factor
-        found = [
+        host_factor = order.host_factor
+        peaks = [
             late_reuse.peak_reserved_bytes(
                 ledger.history,
                 ledger.allocator.settings,
@@ -219,16 +219,16 @@ class Rehearsed:
                 recorder.clocks,
                 prices(gpus.load(order.gpu_name), order.world_size, factor),
             )
-            for factor in ((known,) if known else (USUAL, FASTEST, SLOWEST))
+            for factor in ((host_factor,) if host_factor else (USUAL, FASTEST, SLOWEST))
         ]
-        found = [max(each, ledger.peak_reserved_bytes) for each in found]
-        low, high = min(found), max(found)
+        peaks = [max(peak, ledger.peak_reserved_bytes) for peak in peaks]
+        low, high = min(peaks), max(peaks)
         if high > _WORTH_SAYING * low:
             self.machine.warn(
                 "reserved memory depends on how far the host is ahead of the GPU: "
                 f"{low / 2**30:.2f} to {high / 2**30:.2f} GiB on hosts that were measured"
             )
-        return found[0]
+        return peaks[0]
 
     def _write_operators(self, result: dict[str, Any]) -> None:
         path, recorder = self._order.operators_path, self.phases.recorder
@@ -269,9 +269,9 @@ def _stopped(error: BaseException, reason: str) -> dict[str, str]:
     from zerokit.rehearsal.process.guesses import is_library, short
 
     entries = traceback.extract_tb(error.__traceback__)
-    outside = [each for each in entries if not each.filename.startswith(_PACKAGE)]
-    own = [each for each in outside if not is_library(each.filename)] or outside
-    location = f"{short(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    outside = [entry for entry in entries if not entry.filename.startswith(_PACKAGE)]
+    script_entries = [entry for entry in outside if not is_library(entry.filename)] or outside
+    location = f"{short(script_entries[-1].filename)}:{script_entries[-1].lineno}" if script_entries else ""
     return {"location": location, "operator": "", "reason": _first_sentences(reason)}
 
 
@@ -298,8 +298,8 @@ def _versions() -> dict[str, str]:
 
     from zerokit.machine.versions import DECIDING
 
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for name in DECIDING:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions

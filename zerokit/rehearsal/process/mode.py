@@ -61,17 +61,19 @@ def scan(value: Any, fakes: list[Any], reals: list[Any]) -> None:
     if isinstance(value, torch.Tensor):
         (fakes if isinstance(value, FakeTensor) else reals).append(value)
     elif isinstance(value, list | tuple):
-        for each in value:
-            scan(each, fakes, reals)
+        for item in value:
+            scan(item, fakes, reals)
     elif isinstance(value, dict):
-        for each in value.values():
-            scan(each, fakes, reals)
+        for item in value.values():
+            scan(item, fakes, reals)
 
 
 @functools.cache
 def is_view(func: Any) -> bool:
     """Whether an operator's result shares memory with an input."""
-    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+    return any(
+        output.alias_info is not None and not output.alias_info.is_write for output in func._schema.returns
+    )
 
 
 @functools.cache
@@ -142,12 +144,12 @@ class FakeCuda(TorchDispatchMode):
                 observer.leave()
 
     def _has_own_dispatch(self, types: tuple[type, ...]) -> bool:
-        for each in types:
-            if each in self._plain_types:
+        for tensor_type in types:
+            if tensor_type in self._plain_types:
                 continue
-            own = each.__torch_dispatch__  # type: ignore[attr-defined]
-            if issubclass(each, FakeTensor) or own is torch._C._disabled_torch_dispatch_impl:
-                self._plain_types.add(each)
+            dispatch = tensor_type.__torch_dispatch__  # type: ignore[attr-defined]
+            if issubclass(tensor_type, FakeTensor) or dispatch is torch._C._disabled_torch_dispatch_impl:
+                self._plain_types.add(tensor_type)
                 continue
             return True
         return False
@@ -162,7 +164,7 @@ class FakeCuda(TorchDispatchMode):
             scan(kwargs, fakes, reals)
         device = kwargs.get("device")
         if device is None and not fakes:
-            device = next((each for each in args if isinstance(each, torch.device)), None)
+            device = next((value for value in args if isinstance(value, torch.device)), None)
         makes_cuda = device is not None and device.type == "cuda"
         if not fakes and not makes_cuda:
             result = self._on_host(func, types, args, kwargs, reals)
@@ -170,7 +172,7 @@ class FakeCuda(TorchDispatchMode):
                 observer.host_operator(func, args, kwargs, result)
             return result
         kernel = self.cuda_kernels.get(full_name(func)) if self.cuda_kernels else None
-        if kernel is not None and any(each.fake_device.type == "cuda" for each in fakes):
+        if kernel is not None and any(value.fake_device.type == "cuda" for value in fakes):
             with self:
                 return kernel(*args, **kwargs)
         name = name_of(func)
@@ -257,18 +259,18 @@ class FakeCuda(TorchDispatchMode):
             self._track(result, name)
             machine.ledger.pass_through(extra_bytes, name)
         if name in PRODUCTS:
-            made = next((each for each in tree_leaves(result) if isinstance(each, FakeTensor)), None)
-            if made is not None and made.fake_device.type == "cuda":
+            output = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)), None)
+            if output is not None and output.fake_device.type == "cuda":
                 machine.workspaces.product(name, args, kwargs)
         return result
 
     def _track(self, result: Any, name: str) -> None:
-        for each in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
-            if isinstance(each, FakeTensor):
-                if each.fake_device.type == "cuda":
-                    self._machine.ledger.track(each, name)
-                elif each.fake_device.type == "cpu":
-                    self._machine.track_host(each)
+        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if isinstance(leaf, FakeTensor):
+                if leaf.fake_device.type == "cuda":
+                    self._machine.ledger.track(leaf, name)
+                elif leaf.fake_device.type == "cpu":
+                    self._machine.track_host(leaf)
 
     # ---------------------------------------------------------------- values
 
@@ -283,23 +285,25 @@ class FakeCuda(TorchDispatchMode):
         result: Any,
         makes_cuda: bool,
     ) -> None:
-        outputs = [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
-        known = all(twin(each) is not None for each in fakes) and all(r.device.type == "cpu" for r in reals)
-        small = all(twins.may_have(each) for each in fakes)
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
+        are_known = all(twin(leaf) is not None for leaf in fakes) and all(
+            r.device.type == "cpu" for r in reals
+        )
+        small = all(twins.may_have(leaf) for leaf in fakes)
         cheap = is_view(func) or name in twins.OF_DATA
         if func._schema.is_mutable:
             if name in _OVERWRITES and self._overwritten(name, args):
                 return
-            if not (known and small and not name.startswith("_fused") and _succeeds(func, args, kwargs)):
+            if not (are_known and small and not name.startswith("_fused") and _succeeds(func, args, kwargs)):
                 twins.forget_written(func, args, kwargs)
             answers.note_origin(outputs, name)
         elif not outputs:
             return
         elif (
-            known
+            are_known
             and (fakes or reals or name in _FACTORIES or makes_cuda)
             and (
-                (small and all(twins.may_have(each) for each in outputs))
+                (small and all(twins.may_have(leaf) for leaf in outputs))
                 or (cheap and twins.are_data(fakes + reals, outputs))
             )
             and not name.startswith(_RANDOM)
@@ -334,20 +338,29 @@ class FakeCuda(TorchDispatchMode):
         outputs: list[Any],
     ) -> None:
         if name.startswith(_UNWRITTEN):
-            for each in outputs:  # a place for values, none of them known until they are written
-                twins.give(each, factories.zeros(each.shape, dtype=each.dtype), twins.Validity(known=False))
+            for fake_output in outputs:  # a place for values, none of them known until they are written
+                twins.attach(
+                    fake_output,
+                    factories.zeros(fake_output.shape, dtype=fake_output.dtype),
+                    twins.Validity(is_known=False),
+                )
             return
         try:
             computed = twins.run_on_twins(func, args, kwargs)
         except Exception:  # an operator without a CPU kernel for this dtype: the values are unknown
             return
-        values = [each for each in tree_leaves(computed) if isinstance(each, torch.Tensor)]
+        values = [
+            fake_output for fake_output in tree_leaves(computed) if isinstance(fake_output, torch.Tensor)
+        ]
         if name == "_to_copy" and reals and not fakes:  # the twin must not share the script's memory
-            values = [each.clone() if any(each is real for real in reals) else each for each in values]
+            values = [
+                fake_output.clone() if any(fake_output is real for real in reals) else fake_output
+                for fake_output in values
+            ]
         source = twins.twin_of(fakes[0]) if fakes and is_view(func) else None
         for output, value in zip(outputs, values, strict=False):
             if value.shape == output.shape:
-                twins.give(output, value, source.validity if source is not None else None)
+                twins.attach(output, value, source.validity if source is not None else None)
                 if name in _FILLED:
                     twins.fill(output)
 

@@ -15,13 +15,13 @@ def describe(module: Any) -> dict[str, Any]:
         with contextlib.suppress(Exception):  # another peft
             base = module.get_base_model()
     config = _config(base)
-    found: dict[str, Any] = {"config": config, "method": "full"}
+    facts: dict[str, Any] = {"config": config, "method": "full"}
     lora = next(iter(adapters.values()), None) if isinstance(adapters, dict) else None
     if lora is not None and getattr(lora, "r", None):
-        found |= {"method": "lora", "lora_rank": int(lora.r), "lora_targets": _targets(lora, base)}
+        facts |= {"method": "lora", "lora_rank": int(lora.r), "lora_targets": _targets(lora, base)}
         if getattr(base, "is_loaded_in_4bit", False):
-            found["method"] = "qlora"
-    return found
+            facts["method"] = "qlora"
+    return facts
 
 
 def _config(module: Any) -> dict[str, Any] | None:
@@ -38,10 +38,10 @@ def _config(module: Any) -> dict[str, Any] | None:
 def _targets(lora: Any, module: Any) -> list[str]:
     """The names of the modules that have adapters, by their last part; ``all-linear`` where all but the
     head have one."""
-    wanted = getattr(lora, "target_modules", None)
-    if isinstance(wanted, str):
-        return [wanted] if wanted == "all-linear" else []
-    names = sorted(wanted or ())
+    target_modules = getattr(lora, "target_modules", None)
+    if isinstance(target_modules, str):
+        return [target_modules] if target_modules == "all-linear" else []
+    names = sorted(target_modules or ())
     linear = {
         name.rpartition(".")[2]
         for name, part in module.named_modules()

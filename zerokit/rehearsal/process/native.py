@@ -40,10 +40,10 @@ _DO_NOTHING = ("init",)
 _VIRTUAL = re.compile(r"^\s*virtual\s+([^;{=]*)", re.MULTILINE)
 _NAME = re.compile(r"(~?\w+)\s*\(")
 
-_kept: list[Any] = []  # what C++ points to must outlive it
+_referenced: list[Any] = []  # what C++ points to must outlive it
 
 
-class NotBelieved(Exception):
+class UnknownLayout(Exception):
     """This build of PyTorch cannot be made to believe in a GPU; the message says what failed."""
 
 
@@ -51,16 +51,16 @@ def install() -> None:
     """Fill both tables. Call it once, before any tensor on ``cuda`` is made.
 
     Raises:
-        NotBelieved: another system than Linux, or a PyTorch whose tables are not as expected.
+        UnknownLayout: another system than Linux, or a PyTorch whose tables are not as expected.
     """
     if sys.platform != "linux":
-        raise NotBelieved(f"a rehearsal needs Linux, this is {platform.system()}")
+        raise UnknownLayout(f"a rehearsal needs Linux, this is {platform.system()}")
     try:
         _install()
-    except NotBelieved:
+    except UnknownLayout:
         raise
     except (AttributeError, OSError, ValueError) as error:
-        raise NotBelieved(
+        raise UnknownLayout(
             f"PyTorch {torch.__version__} cannot be made to believe in a GPU: its device tables are "
             f"elsewhere ({error}); {tried_versions()}"
         ) from error
@@ -74,7 +74,7 @@ def version_note() -> str | None:
 
 def tried_versions() -> str:
     """This PyTorch's version, beside those that rehearsals were tried with."""
-    oldest, newest = (".".join(map(str, each)) for each in (OLDEST_TORCH, NEWEST_TORCH))
+    oldest, newest = (".".join(map(str, version)) for version in (OLDEST_TORCH, NEWEST_TORCH))
     return f"rehearsals were tried with PyTorch {oldest} to {newest}, this is {torch.__version__}"
 
 
@@ -84,12 +84,12 @@ def _install() -> None:
     c10 = ctypes.CDLL(str(root / "lib" / "libc10.so"))
     cpu = ctypes.CDLL(str(root / "lib" / "libtorch_cpu.so"))
     registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
-    answers_one, does_nothing = _borrowed(registry, headers)
+    answers_one, does_nothing = _guard_functions(registry, headers)
     _fill_guard(registry)
     _fill_hooks(cpu, headers, answers_one, does_nothing)
     accelerator = str(torch._C._get_accelerator())
     if accelerator != "cuda":
-        raise NotBelieved(f"PyTorch {torch.__version__} still names {accelerator} as its accelerator")
+        raise UnknownLayout(f"PyTorch {torch.__version__} still names {accelerator} as its accelerator")
 
 
 def _virtual_slots(header: Path) -> list[str]:
@@ -98,20 +98,20 @@ def _virtual_slots(header: Path) -> list[str]:
     for declaration in _VIRTUAL.findall(header.read_text()):
         named = _NAME.search(declaration)
         if named is None:
-            raise NotBelieved(f"{header.name}: cannot read {declaration.strip()!r}")
+            raise UnknownLayout(f"{header.name}: cannot read {declaration.strip()!r}")
         name = named.group(1)
         slots += [name, name + " (deleting)"] if name.startswith("~") else [name]
     return slots
 
 
-def _borrowed(registry: Any, headers: Path) -> tuple[int, int]:
+def _guard_functions(registry: Any, headers: Path) -> tuple[int, int]:
     """Native functions of PyTorch's own guard for meta tensors: one that returns 1, one that does nothing."""
     slots = _virtual_slots(headers / "c10/core/impl/DeviceGuardImplInterface.h")
     meta = registry[_META]
     table = _table(meta)
     count = table[slots.index("deviceCount")]
     if ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(count)(meta) != 1:
-        raise NotBelieved("the guard of meta tensors does not count one device")
+        raise UnknownLayout("the guard of meta tensors does not count one device")
     return count, table[slots.index("setDevice")]
 
 
@@ -122,22 +122,22 @@ def _table(pointer: int) -> Any:
 
 
 def _fill_guard(registry: Any) -> None:
-    zero = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(lambda this: 0)
+    zero = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(lambda guard: 0)
     address = ctypes.cast(zero, ctypes.c_void_p).value
     table = (ctypes.c_void_p * 64)(*([address] * 64))
     placeholder = (ctypes.c_void_p * 2)(ctypes.addressof(table))
-    _kept.extend((zero, table, placeholder))
+    _referenced.extend((zero, table, placeholder))
     if not registry[_CUDA]:
         registry[_CUDA] = ctypes.addressof(placeholder)
     torch._C._ensureCUDADeviceGuardSet()
     if registry[_CUDA] == ctypes.addressof(placeholder):
-        raise NotBelieved("PyTorch did not put its own guard into the registry")
+        raise UnknownLayout("PyTorch did not put its own guard into the registry")
 
 
 def _fill_hooks(library: Any, headers: Path, answers_one: int, does_nothing: int) -> None:
     base = _virtual_slots(headers / "ATen/detail/AcceleratorHooksInterface.h")
-    own = _virtual_slots(headers / "ATen/detail/CUDAHooksInterface.h")
-    slots = base + [name for name in own if not name.startswith("~") and name not in base]
+    own_slots = _virtual_slots(headers / "ATen/detail/CUDAHooksInterface.h")
+    slots = base + [name for name in own_slots if not name.startswith("~") and name not in base]
     get_hooks = library._ZN2at6detail12getCUDAHooksEv
     get_hooks.restype = ctypes.c_void_p
     hooks = ctypes.cast(get_hooks(), ctypes.POINTER(ctypes.c_void_p))
@@ -146,7 +146,7 @@ def _fill_hooks(library: Any, headers: Path, answers_one: int, does_nothing: int
     old = ctypes.cast(hooks[0] - before * word, ctypes.POINTER(ctypes.c_void_p))
     size = len(slots) + before
     new = (ctypes.c_void_p * size)(*[old[index] for index in range(size)])
-    _kept.append(new)
+    _referenced.append(new)
     for name in _ANSWER_ONE:
         new[before + slots.index(name)] = answers_one
     for name in _DO_NOTHING:
@@ -160,7 +160,7 @@ def self_test() -> None:
     Call it with the dispatch mode active.
 
     Raises:
-        NotBelieved: says which step failed.
+        UnknownLayout: says which step failed.
     """
     try:
         left = torch.empty(64, 32, device="cuda", requires_grad=True)
@@ -169,8 +169,8 @@ def self_test() -> None:
         loss.backward()
         gradient = left.grad
     except Exception as error:
-        raise NotBelieved(
+        raise UnknownLayout(
             f"the self-test fails: {type(error).__name__}: {error}; {tried_versions()}"
         ) from error
     if gradient is None or gradient.shape != left.shape or gradient.device.type != "cuda":
-        raise NotBelieved(f"the self-test fails: no gradient on the fake GPU; {tried_versions()}")
+        raise UnknownLayout(f"the self-test fails: no gradient on the fake GPU; {tried_versions()}")

@@ -74,26 +74,26 @@ def memory_bytes(tensor: torch.Tensor) -> int:
 
 def total(tensors: Any) -> int:
     """Their bytes together."""
-    return sum(memory_bytes(each) for each in tensors)
+    return sum(memory_bytes(tensor) for tensor in tensors)
 
 
-def tensors_in(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+def tensors_in(value: Any, result: list[torch.Tensor]) -> list[torch.Tensor]:
     """All tensors among arguments, in their order."""
     if isinstance(value, torch.Tensor):
-        found.append(value)
+        result.append(value)
     elif isinstance(value, list | tuple):
-        for each in value:
-            tensors_in(each, found)
+        for item in value:
+            tensors_in(item, result)
     elif isinstance(value, dict):
-        for each in value.values():
-            tensors_in(each, found)
-    return found
+        for item in value.values():
+            tensors_in(item, result)
+    return result
 
 
 def facts(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Facts:
     """Of an operator with tensors on the GPU."""
-    inputs = [each for each in tensors_in([args, kwargs], []) if on_gpu(each)]
-    outputs = [each for each in tensors_in(result, []) if on_gpu(each)]
+    inputs = [tensor for tensor in tensors_in([args, kwargs], []) if on_gpu(tensor)]
+    outputs = [tensor for tensor in tensors_in(result, []) if on_gpu(tensor)]
     if name in ("mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_", "_scaled_mm", "_int_mm"):
         return _product(name, args, inputs, outputs)
     if name.startswith("_scaled_dot_product") or name in (
@@ -103,14 +103,14 @@ def facts(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], r
         return _attention(func, name, args, kwargs, inputs, outputs)
     if name in ("convolution", "convolution_backward"):
         return _convolution(name, args, inputs, outputs)
-    read, written, launches, waits = _traffic(func, name, args, kwargs, inputs, outputs)
-    large = [each for each in (*inputs, *outputs) if each.numel() > 1]
+    read, written_bytes, launches, waits = _traffic(func, name, args, kwargs, inputs, outputs)
+    large = [tensor for tensor in (*inputs, *outputs) if tensor.numel() > 1]
     return Facts(
-        shapes=tuple(tuple(each.shape) for each in (large or [*inputs, *outputs])[:3]),
+        shapes=tuple(tuple(tensor.shape) for tensor in (large or [*inputs, *outputs])[:3]),
         dtype=_dtype((large or inputs or outputs)[0]) if inputs or outputs else "",
         layout=_layout(large),
         bytes_read=read,
-        bytes_written=written,
+        bytes_written=written_bytes,
         launches=launches,
         synchronizes=waits or name in WAITING,
     )
@@ -121,9 +121,9 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _layout(tensors: list[torch.Tensor]) -> str:
-    if any(not each.is_contiguous() for each in tensors) or len({each.shape for each in tensors}) > 1:
+    if any(not tensor.is_contiguous() for tensor in tensors) or len({tensor.shape for tensor in tensors}) > 1:
         return kinds.STRIDED
-    return kinds.CAST if len({each.dtype for each in tensors}) > 1 else ""
+    return kinds.CAST if len({tensor.dtype for tensor in tensors}) > 1 else ""
 
 
 def _product(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Facts:
@@ -146,13 +146,15 @@ def _product(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Fac
 
 
 def _attention(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]) -> Facts:
-    given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    query, key, value = given["query"], given["key"], given["value"]
-    causal = bool(given.get("is_causal"))
+    arguments = {
+        argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
+    } | kwargs
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
+    causal = bool(arguments.get("is_causal"))
     if name.startswith("_flash_attention"):
-        shapes, pairs = _flash_shapes(query, key, value, given["cum_seq_q"], given["cum_seq_k"])
+        shapes, pairs = _flash_shapes(query, key, value, arguments["cum_seq_q"], arguments["cum_seq_k"])
     else:
-        shapes = tuple(tuple(each.shape) for each in (query, key, value))
+        shapes = tuple(tuple(argument.shape) for argument in (query, key, value))
         pairs = shapes[0][0] * shapes[0][2] * shapes[1][2]
     heads, width = shapes[0][1], shapes[0][3]
     scores = 2.0 * heads * pairs * (width + shapes[2][3]) * (0.5 if causal else 1)
@@ -173,11 +175,13 @@ def _flash_shapes(query: Any, key: Any, value: Any, queries: Any, keys: Any) -> 
 
     Tensors are (batch, sequence, heads, dim), or (tokens, heads, dim) with the lengths cumulated.
     """
-    tensors = [each if each.dim() == 4 else each.unsqueeze(0) for each in (query, key, value)]
-    shapes = tuple((each.shape[0], each.shape[2], each.shape[1], each.shape[3]) for each in tensors)
+    tensors = [tensor if tensor.dim() == 4 else tensor.unsqueeze(0) for tensor in (query, key, value)]
+    shapes = tuple((tensor.shape[0], tensor.shape[2], tensor.shape[1], tensor.shape[3]) for tensor in tensors)
     if queries is None:
         return shapes, shapes[0][0] * shapes[0][2] * shapes[1][2]
-    ends, key_ends = (twin(each) if isinstance(each, FakeTensor) else each for each in (queries, keys))
+    ends, key_ends = (
+        twin(tensor) if isinstance(tensor, FakeTensor) else tensor for tensor in (queries, keys)
+    )
     if ends is None or key_ends is None:
         return shapes, shapes[0][2] * shapes[1][2] // max(1, queries.shape[0] - 1)
     return shapes, int((ends.diff().long() * key_ends.diff().long()).sum())
@@ -186,16 +190,16 @@ def _flash_shapes(query: Any, key: Any, value: Any, queries: Any, keys: Any) -> 
 def _convolution(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Facts:
     backward = name != "convolution"
     weight = args[2] if backward else args[1]
-    made = args[0] if backward else outputs[0]
-    each = 2.0 * made.numel() * math.prod(weight.shape[1:])
-    wanted = sum(args[-1][:2]) if backward else 1
+    output = args[0] if backward else outputs[0]
+    flops = 2.0 * output.numel() * math.prod(weight.shape[1:])
+    passes = sum(args[-1][:2]) if backward else 1
     return Facts(
-        shapes=(tuple(made.shape), tuple(weight.shape)),
+        shapes=(tuple(output.shape), tuple(weight.shape)),
         dtype=_dtype(weight),
-        flops=each * wanted,
+        flops=flops * passes,
         bytes_read=total(inputs),
         bytes_written=total(outputs),
-        launches=wanted,
+        launches=passes,
     )
 
 
@@ -205,9 +209,9 @@ def _traffic(
     """Bytes read and written, kernels, and whether the host waits."""
     if name in _GATHERS:
         positions = inputs[1:]
-        masks = any(each.dtype in (torch.bool, torch.uint8) for each in positions)
-        made = total(outputs)
-        return made + total(positions), made, 4 if masks else 1, masks
+        masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in positions)
+        output_bytes = total(outputs)
+        return output_bytes + total(positions), output_bytes, 4 if masks else 1, masks
     if (
         name == "embedding_dense_backward"
     ):  # a sort of the positions, then the sums (EmbeddingBackwardKernel.cu)
@@ -218,32 +222,32 @@ def _traffic(
         return 16 * args[1].shape[0], total(outputs), 2, False
     if name in _WRITES_AT:
         accumulates = name.endswith("put_impl_") or (name == "index_put_" and args[-1] is True)
-        moved = total(inputs[1:])
-        return 2 * moved, moved, 6 if accumulates else 1, False
+        moved_bytes = total(inputs[1:])
+        return 2 * moved_bytes, moved_bytes, 6 if accumulates else 1, False
     if name in ("slice_backward", "select_backward", "index_put", "scatter", "index_add", "scatter_add"):
         return total(inputs), total(outputs) + memory_bytes(inputs[0]), 2, False
-    fresh = [each for each in outputs if not any(each is known for known in inputs)]
-    read, written = total(inputs), total(fresh)
+    new_outputs = [tensor for tensor in outputs if not any(tensor is argument for argument in inputs)]
+    read, written_bytes = total(inputs), total(new_outputs)
     if func._schema.is_mutable:
         changed = _changed(func, args, kwargs)
-        written += total(changed)
+        written_bytes += total(changed)
         if name in _WRITE_ONLY:
             read -= total(changed)
-    return max(0, read), written, _launches(name, args, inputs), False
+    return max(0, read), written_bytes, _launches(name, args, inputs), False
 
 
 def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            tensors_in(kwargs.get(argument.name, args[index] if index < len(args) else None), found)
-    return [each for each in found if on_gpu(each)]
+            tensors_in(kwargs.get(argument.name, args[index] if index < len(args) else None), tensors)
+    return [tensor for tensor in tensors if on_gpu(tensor)]
 
 
 def _launches(name: str, args: Any, inputs: list[Any]) -> int:
     if name == "_foreach_norm":
         return max(2, 2 * -(-len(inputs) // 50))
-    by_size = int(sum(each.numel() for each in inputs)) // _CHUNK_ELEMENTS
+    by_size = int(sum(tensor.numel() for tensor in inputs)) // _CHUNK_ELEMENTS
     if name.startswith("_foreach"):
         return max(1, -(-len(inputs) // _FOREACH_TENSORS), by_size)
     if name.startswith("_fused_adam"):

@@ -115,12 +115,12 @@ class Phases:
         if self.on_step is not None:
             self.on_step(self.steps)
         if not self.enough:
-            alike = len({"generate" in each for each in (*self._step_peaks, step)}) == 1
+            alike = len({"generate" in peaks for peaks in (*self._step_peaks, step)}) == 1
             self.repeats = self.steps >= FEWEST_STEPS and alike and _of_step(self._step_peaks[-1], step)
             if (self.repeats and self.repeats_end) or self.steps >= self.most_steps:
                 self.enough, self._enough_at = True, self.steps
         if self.recorder is not None:
-            self.recorder.step_done(self.steps, enough=self.enough)
+            self.recorder.step_done(self.steps, is_enough=self.enough)
         self._step_peaks.append(step)
         if self.enough and self.steps >= self._enough_at + STEPS_AFTER_ENOUGH:
             raise StopRehearsal

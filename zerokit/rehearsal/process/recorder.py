@@ -78,8 +78,8 @@ class Recorder:
 
     # ---------------------------------------------------------------- steps
 
-    def step_done(self, steps: int, *, enough: bool) -> None:
-        """An optimizer step ended; ``enough``: what follows is not the script's usual course."""
+    def step_done(self, steps: int, *, is_enough: bool) -> None:
+        """An optimizer step ended; ``is_enough``: what follows is not the script's usual course."""
         sys.setprofile(None)
         if self._recording:
             if self.too_long:
@@ -87,13 +87,13 @@ class Recorder:
             else:
                 self.events, self.clocks = self._current, self._current_clocks
         self._forget_current()
-        wanted = steps >= FIRST_RECORDED_STEP - 1 and not enough and not self.too_long
-        if wanted and not self._recording:
+        shall_record = steps >= FIRST_RECORDED_STEP - 1 and not is_enough and not self.too_long
+        if shall_record and not self._recording:
             self._machine.observers.append(self)
-        elif self._recording and not wanted:
+        elif self._recording and not shall_record:
             self._machine.observers.remove(self)
-        self._recording = wanted
-        if wanted:
+        self._recording = shall_record
+        if shall_record:
             self._thread().calls[:] = [0, 0]
             self._count()
 
@@ -118,13 +118,13 @@ class Recorder:
         return thread
 
     def _profile(self, calls: list[int]) -> Any:
-        known = self._counted
+        known_code = self._counted
 
         def counts(code: CodeType) -> bool:
-            counted = known.get(code)
-            if counted is None:
-                counted = known[code] = not any(part in code.co_filename for part in _NOT_COUNTED)
-            return counted
+            is_counted = known_code.get(code)
+            if is_counted is None:
+                is_counted = known_code[code] = not any(part in code.co_filename for part in _NOT_COUNTED)
+            return is_counted
 
         def profile(frame: FrameType, event: str, argument: Any) -> None:
             if not self._recording:  # another thread's: autograd's goes on after the last recorded step
@@ -201,23 +201,23 @@ class Recorder:
             self._add(kinds.EMPTY, name)
         elif _is_view(func) or name in operator_facts.WITHOUT_KERNEL:
             self._add(kinds.VIEW, name)
-        elif not any(on_gpu(each) for each in (*inputs, *outputs)):
+        elif not any(on_gpu(tensor) for tensor in (*inputs, *outputs)):
             self._add(kinds.HOST, name, bytes_read=total(inputs), bytes_written=total(outputs))
         elif name in ("_to_copy", "copy_") and self._crosses(name, args, kwargs, outputs):
             return
         else:
-            found = operator_facts.facts(func, name, args, kwargs, result)
+            facts = operator_facts.facts(func, name, args, kwargs, result)
             self._add(
                 kinds.KERNEL,
                 name,
-                shapes=found.shapes,
-                dtype=found.dtype,
-                layout=found.layout,
-                flops=found.flops,
-                bytes_read=found.bytes_read,
-                bytes_written=found.bytes_written,
-                launches=found.launches,
-                synchronizes=found.synchronizes,
+                shapes=facts.shapes,
+                dtype=facts.dtype,
+                layout=facts.layout,
+                flops=facts.flops,
+                bytes_read=facts.bytes_read,
+                bytes_written=facts.bytes_written,
+                launches=facts.launches,
+                synchronizes=facts.synchronizes,
             )
 
     def _crosses(self, name: str, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
@@ -227,7 +227,7 @@ class Recorder:
         if not isinstance(source, torch.Tensor) or on_gpu(source) == on_gpu(target):
             return False
         to_gpu = on_gpu(target)
-        asked = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
+        is_asynchronous = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
         host_side = source if to_gpu else target
         pinned = self._machine.is_pinned(host_side) if host_side.device.type == "cpu" else False
         self._add(
@@ -240,24 +240,26 @@ class Recorder:
             launches=1,
             # CUDA waits for copies to pageable memory whatever was asked for; non_blocking gives the
             # right to read too early only where the memory is pinned
-            synchronizes=not (asked and (to_gpu or pinned)),
+            synchronizes=not (is_asynchronous and (to_gpu or pinned)),
         )
         return True
 
     def _collective(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
-        given = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)}
-        ranks = _size(given.get("process_group"))
-        tensors = [each for each in tensors_in(list(args), []) if on_gpu(each)]
+        arguments = {
+            argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
+        }
+        ranks = _size(arguments.get("process_group"))
+        tensors = [argument for argument in tensors_in(list(args), []) if on_gpu(argument)]
         if not tensors:
             return
-        whole = max(total(tensors_in(each, [])) for each in args if tensors_in(each, []))
-        waits = not bool(given.get("asyncOp", given.get("async_op", True)))
+        message_bytes = max(total(tensors_in(argument, [])) for argument in args if tensors_in(argument, []))
+        waits = not bool(arguments.get("asyncOp", arguments.get("async_op", True)))
         self._machine.collectives += 1
         self._add(
             kinds.COLLECTIVE,
             name,
             dtype=str(tensors[0].dtype).removeprefix("torch."),
-            bytes_read=whole,
+            bytes_read=message_bytes,
             launches=1,
             group_size=ranks,
             handle=0 if waits else self._machine.collectives,
@@ -287,14 +289,14 @@ class Recorder:
         inputs, outputs = tensors_in([args, kwargs], []), tensors_in(result, [])
         self._add(kinds.HOST, name, bytes_read=total(inputs), bytes_written=total(outputs))
 
-    def kernel(self, name: str, tensors: Any, written: Any = (), launches: int = 1) -> None:
-        """A compiled kernel that was stood in for: it reads ``tensors`` and writes ``written``."""
-        on = [each for each in tensors_in(tensors, []) if on_gpu(each)]
-        changed = [each for each in tensors_in(written, []) if on_gpu(each)]
+    def kernel(self, name: str, tensors: Any, outputs: Any = (), launches: int = 1) -> None:
+        """A compiled kernel that was stood in for: it reads ``tensors`` and writes ``outputs``."""
+        on = [tensor for tensor in tensors_in(tensors, []) if on_gpu(tensor)]
+        changed = [tensor for tensor in tensors_in(outputs, []) if on_gpu(tensor)]
         self._add(
             kinds.KERNEL,
             name,
-            shapes=tuple(tuple(each.shape) for each in on[:3]),
+            shapes=tuple(tuple(tensor.shape) for tensor in on[:3]),
             dtype=str(on[0].dtype).removeprefix("torch.") if on else "",
             bytes_read=total(on),
             bytes_written=total(changed),
@@ -309,7 +311,9 @@ class Recorder:
 
 
 def _is_view(func: Any) -> bool:
-    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+    return any(
+        output.alias_info is not None and not output.alias_info.is_write for output in func._schema.returns
+    )
 
 
 def _size(group: Any) -> int:

@@ -32,7 +32,9 @@ def _power_below(value: int) -> int:
 
 def _joined(dimensions: Sequence[_Dimension]) -> list[_Dimension]:
     """Sorted by stride and joined where one continues the other (``coalesce_dimensions``)."""
-    ordered = sorted(((size, stride) for size, stride in dimensions if size != 1), key=lambda each: each[1])
+    ordered = sorted(
+        ((size, stride) for size, stride in dimensions if size != 1), key=lambda dimension: dimension[1]
+    )
     joined: list[_Dimension] = []
     for size, stride in ordered:
         if joined and joined[-1][0] * joined[-1][1] == stride:
@@ -42,22 +44,26 @@ def _joined(dimensions: Sequence[_Dimension]) -> list[_Dimension]:
     return joined
 
 
-def _halved(reduced: list[_Dimension], kept: list[_Dimension], element: int) -> None:
+def _halved(reduced: list[_Dimension], kept_dimensions: list[_Dimension], element: int) -> None:
     """Until 32-bit offsets reach (``with_32bit_indexing``): the dimension with the largest extent in half."""
     while True:
-        both = [*reduced, *kept]
+        both = [*reduced, *kept_dimensions]
         extent = 1 + sum((size - 1) * stride * element for size, stride in both)
         if extent <= _INDEX_LIMIT and math.prod(size for size, _ in both) <= _INDEX_LIMIT:
             return
-        largest = max(both, key=lambda each: (each[0] - 1) * each[1])
-        group = reduced if largest in reduced else kept
+        largest = max(both, key=lambda dimension: (dimension[0] - 1) * dimension[1])
+        group = reduced if largest in reduced else kept_dimensions
         group[group.index(largest)] = (largest[0] - largest[0] // 2, largest[1])
 
 
-def _output_vector(reduced: list[_Dimension], kept: list[_Dimension], offset: int) -> int:
+def _output_vector(reduced: list[_Dimension], kept_dimensions: list[_Dimension], offset: int) -> int:
     """``get_output_vec_size``: outputs that one load covers."""
     vector = 4
-    for number in (offset, kept[0][0], *(stride for _, stride in (*reduced, *kept[1:]))):
+    for number in (
+        offset,
+        kept_dimensions[0][0],
+        *(stride for _, stride in (*reduced, *kept_dimensions[1:])),
+    ):
         while number % vector:
             vector //= 2
     return vector
@@ -66,24 +72,28 @@ def _output_vector(reduced: list[_Dimension], kept: list[_Dimension], offset: in
 def temporary_bytes(tensor: torch.Tensor, dimensions: Sequence[int], accumulator: int, gpu: FakeGpu) -> int:
     """Of a reduction of ``tensor`` over ``dimensions``; ``accumulator``: bytes of a partial result."""
     element = tensor.element_size()
-    wanted = {dimension % max(1, tensor.dim()) for dimension in dimensions} or set(range(tensor.dim()))
+    reduced_indexes = {dimension % max(1, tensor.dim()) for dimension in dimensions} or set(
+        range(tensor.dim())
+    )
     shape = list(zip(tensor.shape, tensor.stride(), strict=True))
-    reduced = _joined([each for number, each in enumerate(shape) if number in wanted])
-    kept = _joined([each for number, each in enumerate(shape) if number not in wanted])
+    reduced = _joined([extent for number, extent in enumerate(shape) if number in reduced_indexes])
+    kept_dimensions = _joined(
+        [extent for number, extent in enumerate(shape) if number not in reduced_indexes]
+    )
     if not tensor.numel():
         return 0
-    _halved(reduced, kept, element)
-    outputs = math.prod(size for size, _ in kept)
+    _halved(reduced, kept_dimensions, element)
+    outputs = math.prod(size for size, _ in kept_dimensions)
     inputs = math.prod(size for size, _ in reduced)
     if not reduced:
         return 0
-    along = not kept or reduced[0][1] < kept[0][1]
+    along = not kept_dimensions or reduced[0][1] < kept_dimensions[0][1]
     width, height, vector = (inputs, outputs, 1) if along else (outputs, inputs, 1)
-    if (reduced if along else kept)[0][1] == 1:
+    if (reduced if along else kept_dimensions)[0][1] == 1:
         if along and width >= 128 and len(reduced) == 1:
             width //= _VALUES
         elif not along:
-            vector = _output_vector(reduced, kept, int(tensor.storage_offset()))
+            vector = _output_vector(reduced, kept_dimensions, int(tensor.storage_offset()))
             width //= vector
     return _of_launch(gpu, outputs, inputs, width, height, vector, along, accumulator)
 
@@ -99,7 +109,7 @@ def _of_launch(
     accumulator: int,
 ) -> int:
     most = _MOST_THREADS // vector
-    wide, high = (_power_below(each) if each < most else most for each in (width, height))
+    wide, high = (_power_below(extent) if extent < most else most for extent in (width, height))
     block_width = min(wide, _WARP)
     block_height = min(high, most // block_width)
     block_width = min(wide, most // block_height)
@@ -141,10 +151,10 @@ _ACCUMULATORS: dict[str, tuple[int, Callable[[torch.Tensor], int]]] = {
 
 def of_operator(name: str, args: tuple[Any, ...], gpu: FakeGpu) -> int:
     """Bytes that a reduction takes for the moment of its call; 0 for other operators."""
-    known = _ACCUMULATORS.get(name)
-    if known is None:
+    accumulator_of = _ACCUMULATORS.get(name)
+    if accumulator_of is None:
         return 0
-    position, accumulator = known
+    position, accumulator = accumulator_of
     tensor = args[0]
     dimensions = args[position] if len(args) > position else None
     if isinstance(dimensions, int) and not isinstance(dimensions, bool):

@@ -83,15 +83,15 @@ def enter(shared: list[Path]) -> None:
     memory = shared[0] / "memory"
     memory.mkdir()
     _mount("tmpfs", str(memory), "tmpfs", 0)
-    handles = [os.open(each, os.O_RDONLY | os.O_DIRECTORY) for each in shared]
+    handles = [os.open(shared_folder, os.O_RDONLY | os.O_DIRECTORY) for shared_folder in shared]
     folders = _coverable([mount for mount, _ in mounts])
-    siblings = Counter(os.path.dirname(each) for each in folders)  # noqa: PTH120
-    folders.sort(key=lambda each: _turn(each, shared[0], folder, siblings))
-    for number, each in enumerate(folders):
+    siblings = Counter(os.path.dirname(shared_folder) for shared_folder in folders)  # noqa: PTH120
+    folders.sort(key=lambda shared_folder: _turn(shared_folder, shared[0], folder, siblings))
+    for number, shared_folder in enumerate(folders):
         try:
-            _cover(each, memory, number)
+            _cover(shared_folder, memory, number)
         except NoSandbox:
-            if os.path.lexists(each):
+            if os.path.lexists(shared_folder):
                 raise
             # a temporary folder of another program, gone since the folders were listed
     for path, handle in zip(shared, handles, strict=True):
@@ -106,32 +106,32 @@ def _turn(folder: str, last: Path, working: Path, siblings: Counter[str]) -> tup
     afterwards. The kernel takes some 500 overlays, and a mount point below ``/tmp`` makes one of each entry
     there: they come behind the folders that have few beside them, and what is above becomes read-only."""
     inside = folder.rstrip("/") + "/"
-    first = any(f"{each}/".startswith(inside) for each in (working, Path.home()))
+    first = any(f"{path}/".startswith(inside) for path in (working, Path.home()))
     return str(last).startswith(inside), not first, siblings[os.path.dirname(folder)]  # noqa: PTH120
 
 
 def _mounts() -> list[tuple[str, str]]:
     """All mount points below ``/`` with their kinds."""
-    found = []
+    mounts = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mount, kind, *_ = line.split(" ")
         if mount != "/":
-            found.append((mount.replace("\\040", " "), kind))
-    return found
+            mounts.append((mount.replace("\\040", " "), kind))
+    return mounts
 
 
 def _coverable(mounts: list[str], folder: str = "/") -> list[str]:
     """The largest folders without a mount point below them: the kernel takes no others as a lower layer."""
-    found = []
-    for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+    folders = []
+    for entry in sorted(os.scandir(folder), key=lambda item: item.name):
         path = entry.path
         if path in _KEPT or entry.is_symlink() or not entry.is_dir(follow_symlinks=False):
             continue
         if any(mount.startswith(path + "/") for mount in mounts):
-            found += _coverable(mounts, path)
+            folders += _coverable(mounts, path)
         else:
-            found.append(path)
-    return found
+            folders.append(path)
+    return folders
 
 
 def _cover(folder: str, memory: Path, number: int) -> None:
@@ -170,15 +170,15 @@ def refuse_writes(shared: list[Path]) -> None:
     """Without namespaces: what Python writes, makes, moves and removes elsewhere is refused, and starting
     other programs, which would write what they like. Libraries that write without Python are asked first
     (:func:`about_to_write`)."""
-    allowed = tuple(os.path.realpath(each) for each in (*map(str, shared), "/dev", "/proc"))
+    allowed = tuple(os.path.realpath(root) for root in (*map(str, shared), "/dev", "/proc"))
 
-    def refuse(path: Any, what: str) -> None:
+    def refuse(path: Any, action: str) -> None:
         if not isinstance(path, str | bytes | os.PathLike) or path == ":memory:":
             return
         text: str = os.path.realpath(os.fsdecode(os.fspath(path)))
-        if not any(text == each or text.startswith(each + os.sep) for each in allowed):
+        if not any(text == root or text.startswith(root + os.sep) for root in allowed):
             raise PermissionError(
-                errno.EACCES, f"a rehearsal leaves no trace: {what} outside of {shared[0]}", text
+                errno.EACCES, f"a rehearsal leaves no trace: {action} outside of {shared[0]}", text
             )
 
     sys.addaudithook(_hook(refuse))

@@ -76,8 +76,8 @@ def choose(
     ]
     if _prefers_cudnn(capability):
         order.insert(0, order.pop())
-    for kernel, enabled, takes in order:
-        if enabled and takes(call):
+    for kernel, enabled, accepts in order:
+        if enabled and accepts(call):
             return kernel
     return Kernel.MATH
 
@@ -269,7 +269,9 @@ def _fused(
         dim = query.shape[-1]
         padding = -dim % 8
         if padding:
-            query, key, value = (torch.nn.functional.pad(each, (0, padding)) for each in (query, key, value))
+            query, key, value = (
+                torch.nn.functional.pad(operand, (0, padding)) for operand in (query, key, value)
+            )
             scale = dim**-0.5 if scale is None else scale
         result = aten._scaled_dot_product_flash_attention(
             query, key, value, dropout, causal, False, scale=scale

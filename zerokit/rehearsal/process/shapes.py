@@ -19,7 +19,7 @@ takes ``addmm``'s decomposition for ``addmm.dtype``, with the dtype as beta."""
 def _product(left: int, right: int) -> Rule:
     def rule(machine: Machine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         factors = args[left], args[right]
-        dtype = kwargs.get("out_dtype") or next(each for each in args if isinstance(each, torch.dtype))
+        dtype = kwargs.get("out_dtype") or next(value for value in args if isinstance(value, torch.dtype))
         shape = (*factors[0].shape[:-1], factors[1].shape[-1])
         return machine.empty(shape, dtype, factors[0].fake_device)
 

@@ -45,8 +45,8 @@ def offer(order: Order) -> list[str]:
         return []
     folder = Path(order.folder, "stand-ins")
     package, about = folder / "flash_attn", folder / f"flash_attn-{FLASH_ATTENTION_VERSION}.dist-info"
-    for each in (package, about):
-        each.mkdir(parents=True)
+    for path in (package, about):
+        path.mkdir(parents=True)
     module = "zerokit.rehearsal.process.flash_attention"
     for name in ("__init__", "flash_attn_interface", "bert_padding"):
         (package / f"{name}.py").write_text(
@@ -109,7 +109,7 @@ def _asks_for_flash_attention(order: Order) -> bool:
     named = [Path(part) for argument in order.arguments for part in argument.rpartition("=")[::2] if part]
     # os.path: a text that is too long for a name is no folder, where pathlib raises
     files = [path / "config.json" if os.path.isdir(path) else path for path in named]  # noqa: PTH112
-    texts = [*order.arguments, *(_text(each) for each in files if each.suffix in _READ)]
+    texts = [*order.arguments, *(_text(file) for file in files if file.suffix in _READ)]
     if not order.is_module:
         texts.append(_text(Path(order.target)))
     return any(_ASKS.search(text) for text in texts)

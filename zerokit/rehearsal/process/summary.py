@@ -63,13 +63,13 @@ def at_peak(ledger: GpuMemory) -> list[dict[str, Any]]:
     history = ledger.history
     for number in history.live_at(ledger.peak.clock):
         phase, operator, module, location = ledger.origins[history.origin[number]]
-        what = "cuBLAS workspace" if operator == "cuBLAS workspace" else _WHAT.get(phase, phase)
-        key = what, module, location
+        component = "cuBLAS workspace" if operator == "cuBLAS workspace" else _WHAT.get(phase, phase)
+        key = component, module, location
         totals[key] = totals.get(key, 0) + history.block_bytes[number]
     ordered = sorted(totals.items(), key=lambda item: -item[1])
     rows = [
-        {"what": what, "module": module, "location": location, "bytes": size}
-        for (what, module, location), size in ordered[:MOST_HOLDINGS]
+        {"what": component, "module": module, "location": location, "bytes": size}
+        for (component, module, location), size in ordered[:MOST_HOLDINGS]
     ]
     rest = sum(size for _, size in ordered[MOST_HOLDINGS:])
     if rest:
@@ -81,10 +81,10 @@ def _guesses(book: dict[tuple[str, str], Guess], decides_sizes: bool) -> list[di
     return [
         {
             "location": location,
-            "what": what,
+            "what": description,
             "value": guess.value,
             "times": guess.times,
             "decides_sizes": decides_sizes,
         }
-        for (location, what), guess in sorted(book.items())
+        for (location, description), guess in sorted(book.items())
     ]

@@ -61,7 +61,7 @@ def lift(machine: Machine, tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad(), machine.fake:
         fake = factories.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if twins.may_have(tensor) and not tensor.dtype.is_floating_point:
-        twins.give(fake, tensor.detach().clone())
+        twins.attach(fake, tensor.detach().clone())
     return machine.track_host(fake)
 
 
@@ -131,9 +131,9 @@ def _plain_values(value: Any) -> Any:
     """Numbers in place of fake tensors inside of lists: ``torch.tensor([loss, other])``."""
     if isinstance(value, FakeTensor):
         return value.tolist()
-    if isinstance(value, list | tuple) and any(isinstance(each, list | tuple | FakeTensor) for each in value):
+    if isinstance(value, list | tuple) and any(isinstance(item, list | tuple | FakeTensor) for item in value):
         return [
-            _plain_values(each) if isinstance(each, list | tuple | FakeTensor) else each for each in value
+            _plain_values(item) if isinstance(item, list | tuple | FakeTensor) else item for item in value
         ]
     return value
 

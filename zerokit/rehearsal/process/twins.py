@@ -36,10 +36,10 @@ class Validity:
         filled: they are a constant, which is what a tensor is filled with before a kernel writes into it.
     """
 
-    __slots__ = ("filled", "known")
+    __slots__ = ("filled", "is_known")
 
-    def __init__(self, known: bool = True) -> None:
-        self.known = known
+    def __init__(self, is_known: bool = True) -> None:
+        self.is_known = is_known
         self.filled = False
 
 
@@ -55,26 +55,26 @@ class Twin:
 
 def twin(tensor: torch.Tensor) -> torch.Tensor | None:
     """The real values of a fake tensor, where they are known."""
-    found = getattr(tensor, _NAME, None)
-    return found.value if found is not None and found.validity.known else None
+    stored = getattr(tensor, _NAME, None)
+    return stored.value if stored is not None and stored.validity.is_known else None
 
 
 def twin_of(tensor: torch.Tensor) -> Twin | None:
     """The twin itself, known or not any more."""
-    found: Twin | None = getattr(tensor, _NAME, None)
-    return found
+    stored: Twin | None = getattr(tensor, _NAME, None)
+    return stored
 
 
-def give(tensor: torch.Tensor, value: torch.Tensor, validity: Validity | None = None) -> None:
+def attach(tensor: torch.Tensor, value: torch.Tensor, validity: Validity | None = None) -> None:
     """Remember ``value`` (not a copy) as what ``tensor`` holds."""
     tensor.__dict__[_NAME] = Twin(value, validity)
 
 
 def fill(tensor: torch.Tensor) -> None:
     """What a tensor holds is a constant."""
-    found = twin_of(tensor)
-    if found is not None:
-        found.validity.filled = True
+    stored = twin_of(tensor)
+    if stored is not None:
+        stored.validity.filled = True
 
 
 def take_over(tensor: torch.Tensor, source: torch.Tensor) -> None:
@@ -91,8 +91,8 @@ def may_have(tensor: torch.Tensor) -> bool:
 
 def are_data(inputs: list[Any], outputs: list[Any]) -> bool:
     """Whether these outputs of a cheap operator on known inputs are worth twins although they are large."""
-    most = max((int(each.numel()) for each in inputs), default=0)
-    return most <= MOST_DATA and all(int(each.numel()) <= most for each in outputs)
+    most = max((int(tensor.numel()) for tensor in inputs), default=0)
+    return most <= MOST_DATA and all(int(tensor.numel()) <= most for tensor in outputs)
 
 
 def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,24 +102,24 @@ def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             continue
         value = kwargs.get(argument.name, args[index] if index < len(args) else None)
         for tensor in value if isinstance(value, list | tuple) else [value]:
-            found = getattr(tensor, _NAME, None)
-            if found is not None:
-                found.validity.known = False
+            stored = getattr(tensor, _NAME, None)
+            if stored is not None:
+                stored.validity.is_known = False
 
 
 def forget(value: Any) -> None:
     """A kernel that does nothing here would have written into tensors among its arguments: not into integers
     and booleans that come from data, which it reads."""
     if isinstance(value, FakeTensor):
-        found = twin_of(value)
-        if found is not None and (found.validity.filled or value.dtype.is_floating_point):
-            found.validity.known = False
+        stored = twin_of(value)
+        if stored is not None and (stored.validity.filled or value.dtype.is_floating_point):
+            stored.validity.is_known = False
     elif isinstance(value, list | tuple):
-        for each in value:
-            forget(each)
+        for item in value:
+            forget(item)
     elif isinstance(value, dict):
-        for each in value.values():
-            forget(each)
+        for item in value.values():
+            forget(item)
 
 
 def overwritten(target: torch.Tensor, source: torch.Tensor | None) -> bool:
@@ -128,14 +128,14 @@ def overwritten(target: torch.Tensor, source: torch.Tensor | None) -> bool:
     Args:
         source: real values, broadcast to the target; None: they are not known.
     """
-    found = twin_of(target)
-    if found is None or source is None:
+    stored = twin_of(target)
+    if stored is None or source is None:
         return False
-    if found.value.untyped_storage().nbytes() != found.value.numel() * found.value.element_size():
+    if stored.value.untyped_storage().nbytes() != stored.value.numel() * stored.value.element_size():
         return False  # a view of a part: the rest is as unknown as it was
-    found.value.copy_(source)
-    found.validity.known = True
-    found.validity.filled = source.dim() == 0
+    stored.value.copy_(source)
+    stored.validity.is_known = True
+    stored.validity.filled = source.dim() == 0
     return True
 
 
@@ -146,9 +146,9 @@ def real_arguments(value: Any) -> Any:
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     if isinstance(value, list):
-        return [real_arguments(each) for each in value]
+        return [real_arguments(item) for item in value]
     if isinstance(value, tuple):
-        return tuple(real_arguments(each) for each in value)
+        return tuple(real_arguments(item) for item in value)
     return value
 
 

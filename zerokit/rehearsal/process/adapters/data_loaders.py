@@ -58,21 +58,21 @@ class _Evaluation:
 
     def _hold_rest(self, batches: int) -> None:
         """During the last batch: what the others would add, where each of the last ones seen added some."""
-        kept = self._machine.kept_evaluation_batches
+        kept_batches = self._machine.kept_evaluation_batches
         by_batch = _growth(self._levels)
         if by_batch is None:
             return
         # Accelerate asks for the next batch before the loop has seen the last one
-        ahead = self._levels[1] - self._levels[0] < by_batch // 2
-        seen = EVALUATION_BATCHES - ahead
-        rest = (batches if kept is None else min(batches, kept)) - seen
+        is_ahead = self._levels[1] - self._levels[0] < by_batch // 2
+        batches_seen = EVALUATION_BATCHES - is_ahead
+        rest = (batches if kept_batches is None else min(batches, kept_batches)) - batches_seen
         if rest <= 0:
             return
         to_peak = max(by_batch, _growth(self._peaks) or 0)
         self._held = self._machine.ledger.hold(rest * to_peak, "outputs of an evaluation")
         self._machine.warn(
             f"the evaluation keeps {by_batch / 2**20:.1f} MiB of each batch on the GPU: its peak is reckoned "
-            f"for all {rest + seen} batches from the first {seen}"
+            f"for all {rest + batches_seen} batches from the first {batches_seen}"
         )
 
 
@@ -93,13 +93,13 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
     machine, phases = context.machine, context.phases
 
     def in_evaluation(iterator: Any) -> None:
-        seen = iterator.__dict__.get("_zerokit_evaluation")
-        if seen is None:
-            seen = iterator.__dict__["_zerokit_evaluation"] = _Evaluation(machine)
+        evaluation = iterator.__dict__.get("_zerokit_evaluation")
+        if evaluation is None:
+            evaluation = iterator.__dict__["_zerokit_evaluation"] = _Evaluation(machine)
             # a loop may break off before it asks for another batch
-            weakref.finalize(iterator, seen.release).atexit = False
-        seen.next_batch(_batches(iterator))
-        if seen.given > EVALUATION_BATCHES:
+            weakref.finalize(iterator, evaluation.release).atexit = False
+        evaluation.next_batch(_batches(iterator))
+        if evaluation.given > EVALUATION_BATCHES:
             machine.stub(f"evaluation batches after the first {EVALUATION_BATCHES}")
             raise StopIteration
 

@@ -21,8 +21,8 @@ _FOR_EACH = "_zerokit_rows_for_each"
 
 def rows_for_each(dataset: Any) -> float:
     """How many rows of the run's data one row stands for: 1, but for a sample and what is made of one."""
-    found: float = getattr(dataset, "__dict__", {}).get(_FOR_EACH, 1.0)
-    return found
+    rows: float = getattr(dataset, "__dict__", {}).get(_FOR_EACH, 1.0)
+    return rows
 
 
 def preparation(context: Context, module: ModuleType) -> None:
@@ -48,16 +48,16 @@ def _passing_on(cls: type, method: Any) -> Any:
     """A data set that is made of a sample stands for as many rows."""
 
     @functools.wraps(method)
-    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
         ratio = rows_for_each(self)
         if ratio != 1:
-            for each in result.values() if isinstance(result, dict) else (result,):
-                if isinstance(each, cls):
-                    each.__dict__.setdefault(_FOR_EACH, ratio)
+            for dataset in result.values() if isinstance(result, dict) else (result,):
+                if isinstance(dataset, cls):
+                    dataset.__dict__.setdefault(_FOR_EACH, ratio)
         return result
 
-    return made
+    return wrapped
 
 
 def _of_sample(context: Context, original: Any) -> Any:

@@ -50,15 +50,15 @@ class SilentOperators:
         the last three (``csrc/adam/multi_tensor_adam.cu``); the host's Adam gets them as arguments."""
         twins.forget((args, kwargs))
         if name.startswith(("adam_update", "adagrad_update", "lion_update")):
-            weights = next((each for each in args if isinstance(each, torch.Tensor)), None)
+            weights = next((value for value in args if isinstance(value, torch.Tensor)), None)
             elements = weights.numel() if weights is not None else 0
             self._machine.saw_runtime(kinds.CPU_ADAM, name, elements=elements)
             return
-        lists = next((each for each in args if isinstance(each, list | tuple)), ())
-        tensors = lists or [each for each in args if isinstance(each, torch.Tensor)]
+        lists = next((value for value in args if isinstance(value, list | tuple)), ())
+        tensors = lists or [value for value in args if isinstance(value, torch.Tensor)]
         count = len(lists[0]) if lists and isinstance(lists[0], list | tuple) else 1
-        written = lists[1:] if name.startswith("multi_tensor") else tensors[-1:]
-        self._machine.saw_kernel(name, tensors, written, max(1, -(-count // _TENSORS_A_LAUNCH)))
+        outputs = lists[1:] if name.startswith("multi_tensor") else tensors[-1:]
+        self._machine.saw_kernel(name, tensors, outputs, max(1, -(-count // _TENSORS_A_LAUNCH)))
 
 
 def operators(context: Context, module: ModuleType) -> None:
@@ -177,8 +177,8 @@ def vocabulary(context: Context, module: ModuleType) -> None:
 
     @functools.wraps(original)
     def resolved(local_vocab_size: int, start: Any, end: Any, tp_group: Any, device: Any) -> Any:
-        ours = torch.distributed.get_rank(tp_group) * local_vocab_size if tp_group is not None else 0
-        if start not in (None, ours):
+        tp_rank = torch.distributed.get_rank(tp_group) * local_vocab_size if tp_group is not None else 0
+        if start not in (None, tp_rank):
             raise NotRehearsed(
                 "deepspeed.sequence.cross_entropy",
                 "the vocabulary lies in unequal parts on the tensor-parallel ranks; those of the others are "

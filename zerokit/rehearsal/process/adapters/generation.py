@@ -107,7 +107,7 @@ def _padded(tensor: torch.Tensor, value: int, count: int) -> torch.Tensor:
 def _can_stretch(cache: Any) -> bool:
     layers: Any = getattr(cache, "layers", None)
     return bool(layers) and all(
-        type(each).__name__ == "DynamicLayer" and each.is_initialized for each in layers
+        type(layer).__name__ == "DynamicLayer" and layer.is_initialized for layer in layers
     )
 
 

@@ -19,15 +19,15 @@ _NAME = "rehearsal"
 
 def writing(context: Context, module: ModuleType) -> None:
     """Replace what writes (``huggingface_hub.hf_api``), in the class and its functions by name."""
-    said = "what is created, uploaded or deleted on the Hugging Face Hub"
+    description = "what is created, uploaded or deleted on the Hugging Face Hub"
 
     def create_repo(self: Any, repo_id: str, **kwargs: Any) -> Any:
-        context.machine.stub(said)
-        whole = repo_id if "/" in repo_id else f"{_NAME}/{repo_id}"
-        return module.RepoUrl(f"{self.endpoint}/{whole}")
+        context.machine.stub(description)
+        full_name = repo_id if "/" in repo_id else f"{_NAME}/{repo_id}"
+        return module.RepoUrl(f"{self.endpoint}/{full_name}")
 
     def upload(self: Any, *args: Any, **kwargs: Any) -> Any:
-        context.machine.stub(said)
+        context.machine.stub(description)
         done = module.CommitInfo(
             commit_url=f"{self.endpoint}/{_NAME}/{_NAME}/commit/{'0' * 40}",
             commit_message=str(kwargs.get("commit_message") or ""),
@@ -41,7 +41,7 @@ def writing(context: Context, module: ModuleType) -> None:
         return future
 
     def other(self: Any, *args: Any, **kwargs: Any) -> None:
-        context.machine.stub(said)
+        context.machine.stub(description)
 
     def whoami(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {"type": "user", "name": _NAME, "orgs": [], "auth": {}}

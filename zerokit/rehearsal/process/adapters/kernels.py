@@ -22,7 +22,7 @@ def triton_functions(context: Context, module: ModuleType) -> None:
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         twins.forget((args, kwargs))
         context.machine.stub("Triton kernels")
-        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         context.machine.saw_kernel(f"triton:{getattr(self, '__name__', 'kernel')}", tensors)
 
     module.JITFunction.run = run
@@ -34,7 +34,7 @@ def triton_autotuner(context: Context, module: ModuleType) -> None:
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         twins.forget((args, kwargs))
         context.machine.stub("Triton kernels")
-        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         context.machine.saw_kernel(f"triton:{type(self).__name__}", tensors)
 
     module.Autotuner.run = run

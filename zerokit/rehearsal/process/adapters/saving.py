@@ -72,9 +72,9 @@ def _shapes(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {name: _shapes(each) for name, each in value.items()}
+        return {name: _shapes(item) for name, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_shapes(each) for each in value)
+        return type(value)(_shapes(item) for item in value)
     return value
 
 
@@ -86,29 +86,29 @@ def _tensors(value: Any, location: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {name: _tensors(each, location) for name, each in value.items()}
+        return {name: _tensors(item, location) for name, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_tensors(each, location) for each in value)
+        return type(value)(_tensors(item, location) for item in value)
     return copy.deepcopy(value)
 
 
 def _count(context: Context, value: Any) -> None:
     """Bytes of all tensors inside of a value."""
     with context.phases.inside("save"):
-        seen: set[int] = set()
-        context.machine.written_bytes += _bytes(value, seen)
+        visited: set[int] = set()
+        context.machine.written_bytes += _bytes(value, visited)
     context.machine.stub("writing of weights and checkpoints")
 
 
-def _bytes(value: Any, seen: set[int]) -> int:
+def _bytes(value: Any, visited: set[int]) -> int:
     if isinstance(value, torch.Tensor):
         storage = value.untyped_storage()
-        if storage._cdata in seen:
+        if storage._cdata in visited:
             return 0
-        seen.add(storage._cdata)
+        visited.add(storage._cdata)
         return int(storage.nbytes())
     if isinstance(value, dict):
-        return sum(_bytes(each, seen) for each in value.values())
+        return sum(_bytes(item, visited) for item in value.values())
     if isinstance(value, list | tuple):
-        return sum(_bytes(each, seen) for each in value)
+        return sum(_bytes(item, visited) for item in value)
     return 0

@@ -31,7 +31,7 @@ def accelerator(context: Context, module: ModuleType) -> None:
 
     @functools.wraps(prepare)
     def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(each, torch.nn.Module) for each in args):
+        if not any(isinstance(value, torch.nn.Module) for value in args):
             return prepare(self, *args, **kwargs)  # a data loader for an evaluation
         with context.phases.inside("init", after="other"):
             return prepare(self, *args, **kwargs)
@@ -78,14 +78,14 @@ def callbacks(context: Context, module: ModuleType) -> None:
         control = original(self, args, state, control, **kwargs) or control
         if phases.enough:
             control.should_training_stop = True
-            if _wanted(args.eval_strategy):
+            if _is_wanted(args.eval_strategy):
                 control.should_evaluate = True
-            if _wanted(args.save_strategy):
+            if _is_wanted(args.save_strategy):
                 control.should_save = True
         return control
 
     cls.on_step_end = on_step_end
 
 
-def _wanted(strategy: Any) -> bool:
+def _is_wanted(strategy: Any) -> bool:
     return str(getattr(strategy, "value", strategy)) != "no"
