@@ -105,10 +105,10 @@ def lookup(text: str) -> Gpu:
     if re.fullmatch(r"[a-z0-9][a-z0-9-]*", text) and (FOLDER / f"{text}.yaml").is_file():
         return load(text)
     words = _words(text)
-    found = _named(words)
-    if len(found) == 1:
-        return found[0]
-    could_be = [gpu.name for gpu in found or _containing(words)]
+    candidates = _named(words)
+    if len(candidates) == 1:
+        return candidates[0]
+    could_be = [gpu.name for gpu in candidates or _containing(words)]
     raise InputError(f"⟨gpu⟩ {text!r} {incomplete(could_be)}" if could_be else _unknown(text))
 
 
@@ -122,15 +122,15 @@ def for_driver(name: str, driver_vram_bytes: int) -> tuple[Gpu | None, str]:
     Returns:
         ``None`` with the reason when the catalogue does not know it.
     """
-    wanted = _words(name)
-    found = _named(wanted)
-    if not found:
-        found = [
-            gpu for gpu in _containing(wanted) if abs(driver_vram_bytes / gpu.driver_vram_bytes - 1) < 0.03
+    words = _words(name)
+    candidates = _named(words)
+    if not candidates:
+        candidates = [
+            gpu for gpu in _containing(words) if abs(driver_vram_bytes / gpu.driver_vram_bytes - 1) < 0.03
         ]
-    if len(found) != 1:
+    if len(candidates) != 1:
         return None, f"{name} ({format_gib(driver_vram_bytes)}) is not in the catalogue"
-    gpu = found[0]
+    gpu = candidates[0]
     if abs(driver_vram_bytes / gpu.driver_vram_bytes - 1) < 0.01:
         return gpu, f"{name} is {gpu.name} in the catalogue"
     return (

@@ -146,19 +146,23 @@ def resolve(text: str) -> tuple[CatalogModel, tuple[str, ...]]:
     if _is_name(text):
         return load(text), ()
     words = split(text)
-    found = _by_words().get(words)
-    if found is not None:
-        return load(found.name), () if found.own else (f"⟨model⟩ {text}: another name of {found.name}",)
-    kept = words
-    while len(kept) > 1 and kept[-1] in _SAME_SHAPE:
-        kept = kept[:-1]
-        found = _by_words().get(kept)
-        if found is not None:
-            ending = "-".join(words[len(kept) :])
-            return load(found.name), (f"⟨model⟩ {text}: taken as {found.name}; -{ending} changes no shape",)
-    if not any(len(word) > 1 and word.isalpha() for word in kept):
+    candidates = _by_words().get(words)
+    if candidates is not None:
+        return load(candidates.name), () if candidates.own else (
+            f"⟨model⟩ {text}: another name of {candidates.name}",
+        )
+    unmatched = words
+    while len(unmatched) > 1 and unmatched[-1] in _SAME_SHAPE:
+        unmatched = unmatched[:-1]
+        candidates = _by_words().get(unmatched)
+        if candidates is not None:
+            ending = "-".join(words[len(unmatched) :])
+            return load(candidates.name), (
+                f"⟨model⟩ {text}: taken as {candidates.name}; -{ending} changes no shape",
+            )
+    if not any(len(word) > 1 and word.isalpha() for word in unmatched):
         raise InputError(_unknown(text))  # a bare size names no model
-    could_be = dict.fromkeys(label.name for words, label in _by_words().items() if contains(words, kept))
+    could_be = dict.fromkeys(label.name for words, label in _by_words().items() if contains(words, unmatched))
     raise InputError(f"⟨model⟩ {text!r} {incomplete(tuple(could_be))}" if could_be else _unknown(text))
 
 
@@ -189,10 +193,10 @@ def nearest(parameters: int) -> CatalogModel:
     raise AssertionError("the catalogue has no dense causal language model")
 
 
-def agrees(published: int, counted: int) -> bool:
-    """Whether ``counted``, rounded to as many digits as ``published`` gives, is ``published``."""
+def agrees(published: int, computed: int) -> bool:
+    """Whether ``computed``, rounded to as many digits as ``published`` gives, is ``published``."""
     given_digits = len(str(published).rstrip("0"))
-    return round(counted, given_digits - len(str(counted))) == published
+    return round(computed, given_digits - len(str(computed))) == published
 
 
 def read_model(path: Path) -> CatalogModel:
@@ -234,12 +238,12 @@ def _check(document: Document, name: str) -> None:
     experts = next((config[key] for key in _EXPERT_KEYS if key in config), None)
     if experts != values.get("experts"):
         raise document.error(("experts",), f"experts: must be {experts}, as hf_config has it")
-    published, counted = values["published_parameters"], values["parameters"]
+    published, computed = values["published_parameters"], values["parameters"]
     differs = "published_differs" in values
-    if differs and agrees(published, counted):
-        raise document.error(("published_differs",), f"published_differs: {published} is {counted} rounded")
-    if not differs and not agrees(published, counted):
-        message = f"published_parameters: {published} is not {counted} rounded to its digits"
+    if differs and agrees(published, computed):
+        raise document.error(("published_differs",), f"published_differs: {published} is {computed} rounded")
+    if not differs and not agrees(published, computed):
+        message = f"published_parameters: {published} is not {computed} rounded to its digits"
         raise document.error(("published_parameters",), message)
 
 

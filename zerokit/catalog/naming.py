@@ -49,16 +49,16 @@ def contains(label: Words, words: Words) -> bool:
     )
 
 
-def _begins(word: str, wanted: str) -> bool:
-    return word == wanted or (wanted.isdigit() and word.startswith(f"{wanted}."))
+def _begins(word: str, prefix: str) -> bool:
+    return word == prefix or (prefix.isdigit() and word.startswith(f"{prefix}."))
 
 
-def incomplete(found: Sequence[str]) -> str:
+def incomplete(candidates: Sequence[str]) -> str:
     """The part of a message that lists what an incomplete name could mean."""
-    if len(found) == 1:
-        return f"is incomplete: it could be {found[0]}; write that name"
-    more = f" and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
-    return f"could be any of: {', '.join(found[:_MOST_LISTED])}{more}; name one of them"
+    if len(candidates) == 1:
+        return f"is incomplete: it could be {candidates[0]}; write that name"
+    more = f" and {len(candidates) - _MOST_LISTED} more" if len(candidates) > _MOST_LISTED else ""
+    return f"could be any of: {', '.join(candidates[:_MOST_LISTED])}{more}; name one of them"
 
 
 def suggestions(text: str, names: Sequence[str]) -> str:

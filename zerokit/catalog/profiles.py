@@ -27,8 +27,8 @@ _GZIP = zlib.MAX_WBITS | 16  # zlib reads gzip itself, and the gzip module takes
 
 def names() -> tuple[str, ...]:
     """The models with a committed profile."""
-    found = (path.name.removesuffix(_SUFFIX) for path in FOLDER.glob(f"*{_SUFFIX}"))
-    return tuple(sorted(name for name in found if _BEFORE not in name))
+    stems = (path.name.removesuffix(_SUFFIX) for path in FOLDER.glob(f"*{_SUFFIX}"))
+    return tuple(sorted(name for name in stems if _BEFORE not in name))
 
 
 @lru_cache(maxsize=8)
@@ -53,8 +53,8 @@ def path_of(name: str, transformers: str | None = None) -> Path:
 def ranges(name: str) -> tuple[str, ...]:
     """The releases in which what this model allocates changed, rising: a profile for those before each."""
     head = f"{name}{_BEFORE}"
-    found = [path.name[len(head) : -len(_SUFFIX)] for path in FOLDER.glob(f"{head}*{_SUFFIX}")]
-    return tuple(sorted(found, key=lambda release: [int(part) for part in release.split(".")]))
+    range_names = [path.name[len(head) : -len(_SUFFIX)] for path in FOLDER.glob(f"{head}*{_SUFFIX}")]
+    return tuple(sorted(range_names, key=lambda release: [int(part) for part in release.split(".")]))
 
 
 def document(packed: bytes) -> dict[str, Any]:

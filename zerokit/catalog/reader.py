@@ -70,6 +70,6 @@ def _check(document: Document, key: str, value: Any, field: Field) -> None:
         raise document.error((key,), f"{key}: {value!r} is not one of {', '.join(field.choices)}")
 
 
-def _closest(key: str, known: Mapping[str, Field]) -> str:
-    close = alike(key, known)
-    return f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}"
+def _closest(key: str, fields: Mapping[str, Field]) -> str:
+    close = alike(key, fields)
+    return f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(fields)}"

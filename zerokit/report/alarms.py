@@ -21,20 +21,20 @@ def alarms(run: RunReport, host_limit_bytes: int | None = None) -> list[str]:
     Args:
         host_limit_bytes: memory of this host, where all the ranks are on it.
     """
-    found = [*_stragglers(run.ranks)]
+    result = [*_stragglers(run.ranks)]
     for rank in run.ranks:
-        found += _of_rank(rank)
+        result += _of_rank(rank)
     resident = sum(rank.peak_host_rss_bytes for rank in run.ranks)
     if (
         host_limit_bytes
         and len({rank.host for rank in run.ranks}) == 1
         and resident > _HOST_FULL * host_limit_bytes
     ):
-        found.append(
+        result.append(
             f"host memory near its end: the ranks' peaks sum to {format_gib(resident, 1)} of "
             f"{format_gib(host_limit_bytes, 1)}"
         )
-    return found + [text for text in run.problems if any(words in text for words in _OF_TRAINING)]
+    return result + [text for text in run.problems if any(words in text for words in _OF_TRAINING)]
 
 
 def _stragglers(ranks: list[RankReport]) -> list[str]:
@@ -43,7 +43,7 @@ def _stragglers(ranks: list[RankReport]) -> list[str]:
     if len(living) < 2:
         return []
     most = max(rank.steps for rank in living)
-    found = [
+    result = [
         f"rank {rank.rank} on {rank.host} is {most - rank.steps} optimizer steps behind"
         for rank in living
         if most - rank.steps >= _BEHIND_STEPS and rank.state == "running"
@@ -51,28 +51,28 @@ def _stragglers(ranks: list[RankReport]) -> list[str]:
     times = {rank.rank: rank.median_step_seconds for rank in living if rank.median_step_seconds}
     if len(times) > 2:
         median = statistics.median(times.values())
-        found += [
+        result += [
             f"rank {rank} takes {seconds / median:.1f} times the median step time"
             for rank, seconds in times.items()
             if seconds > _SLOW * median
         ]
-    return found
+    return result
 
 
 def _of_rank(rank: RankReport) -> list[str]:
-    found = []
+    result = []
     total, used = rank.device_total_bytes, rank.peak_device_used_bytes
     if total and used and used > _FULL * total:
-        found.append(
+        result.append(
             f"rank {rank.rank}: {format_gib(used, 1)} of the card's {format_gib(total, 1)} are in use: "
             "the next allocation may fail"
         )
     if rank.alloc_retries:
-        found.append(f"rank {rank.rank}: the allocator ran full and retried {rank.alloc_retries} times")
+        result.append(f"rank {rank.rank}: the allocator ran full and retried {rank.alloc_retries} times")
     for leak in rank.leaks:
-        where = "GPU" if leak.memory == "gpu" else "host"
-        found.append(
-            f"rank {rank.rank}: {where} memory grows by {leak.bytes_per_step / (1 << 20):.1f} MiB a step "
+        kind = "GPU" if leak.memory == "gpu" else "host"
+        result.append(
+            f"rank {rank.rank}: {kind} memory grows by {leak.bytes_per_step / (1 << 20):.1f} MiB a step "
             f"(steps {leak.first_step} to {leak.last_step})"
         )
-    return found
+    return result

@@ -97,15 +97,15 @@ def over_time(
     end = max((line.points[-1][0] for line in lines), default=0.0) or 1.0
     highest = max((value for line in lines for _, value in line.points), default=0.0)
     highest = max(highest, scale)
-    drawn = [level for level in levels if level.value <= 2.5 * highest]
-    top = max([highest, *(level.value for level in drawn)]) * _ROOM or 1.0
+    in_view = [level for level in levels if level.value <= 2.5 * highest]
+    top = max([highest, *(level.value for level in in_view)]) * _ROOM or 1.0
     body = [_span(span, end) for span in spans]
     y_labels, axis = _sizes(top, 3 if small else 6)
     body += [_horizontal(at, "grid") for at, _ in y_labels]
-    body += [_horizontal(level.value / top, level.style) for level in drawn]
+    body += [_horizontal(level.value / top, level.style) for level in in_view]
     body += [_polyline(line, end, top) for line in lines]
     legend = [(line.style, line.label) for line in lines] if not small else []
-    legend += [(level.style, f"{level.label}, {format_gib(level.value, 1)}" + ("" if level in drawn else
+    legend += [(level.style, f"{level.label}, {format_gib(level.value, 1)}" + ("" if level in in_view else
                ": beyond this chart")) for level in levels]  # fmt: skip
     legend += list(dict.fromkeys((span.style, span.label) for span in spans))
     x_labels = [
@@ -151,7 +151,7 @@ def bars(
         shown_as: how a value is written: bytes, unless it says otherwise.
     """
     top = max([row.total for row in rows] + [limit.value if limit else 0.0]) or 1.0
-    shown = []
+    html_rows = []
     for row in rows:
         parts = "".join(
             f'<span class="part {style}" style="width:{100 * value / top:.2f}%"></span>'
@@ -159,7 +159,7 @@ def bars(
         )
         mark = f'<span class="mark" style="left:{100 * limit.value / top:.2f}%"></span>' if limit else ""
         note = f' <span class="soft">{escape(row.note)}</span>' if row.note else ""
-        shown.append(
+        html_rows.append(
             f'<div class="row"><div class="name">{escape(row.label)}</div>'
             f'<div class="bar">{parts}{mark}</div>'
             f'<div class="value">{shown_as(row.total)}{note}</div></div>'
@@ -171,7 +171,7 @@ def bars(
     summary = "; ".join(f"{row.label} {shown_as(row.total)}" for row in rows)
     return markup(
         f'<figure class="bars" role="group" aria-label="{escape(f"{caption}: {summary}")}">'
-        f"<figcaption>{escape(caption)}</figcaption>{''.join(shown)}{_legend(keys)}</figure>"
+        f"<figcaption>{escape(caption)}</figcaption>{''.join(html_rows)}{_legend(keys)}</figure>"
     )
 
 

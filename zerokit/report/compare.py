@@ -53,7 +53,7 @@ def _most(run: RunReport, name: str) -> int | None:
 
 
 def _phase(run: RunReport, name: str, mixed: bool) -> int | None:
-    names = [name, *(part for part, whole in _OLDER.items() if mixed and whole == name)]
+    names = [name, *(part for part, of_phase in _OLDER.items() if mixed and of_phase == name)]
     return max((rank.phases[n] for rank in run.ranks for n in names if n in rank.phases), default=None)
 
 
@@ -68,12 +68,12 @@ def _step_seconds(run: RunReport) -> float | None:
 
 
 def _change(before: float | None, after: float | None) -> dict[str, Any]:
-    known = before is not None and after is not None
+    has_both = before is not None and after is not None
     return {
         "first": before,
         "second": after,
         "change": after - before if before is not None and after is not None else None,
-        "change_fraction": (after - before) / before if known and before and after is not None else None,
+        "change_fraction": (after - before) / before if has_both and before and after is not None else None,
     }
 
 
@@ -97,9 +97,9 @@ def print_comparison(
     for key in ("outcomes", "ranks", "steps"):
         table.add_row(key.removesuffix("s") if key == "outcomes" else key, *map(str, comparison[key]), "")
     for key, pair in comparison["figures"].items():
-        shown = figure_text.seconds if key == "step_seconds" else figure_text.size
+        formatted = figure_text.seconds if key == "step_seconds" else figure_text.size
         if pair["first"] is not None or pair["second"] is not None:
-            table.add_row(FIGURES[key], shown(pair["first"]), shown(pair["second"]),
+            table.add_row(FIGURES[key], formatted(pair["first"]), formatted(pair["second"]),
                           figure_text.percent(pair["change_fraction"]))  # fmt: skip
     for key, pair in comparison["phases"].items():
         table.add_row(f"  {escape(key)}", figure_text.size(pair["first"]), figure_text.size(pair["second"]),

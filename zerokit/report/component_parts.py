@@ -21,10 +21,10 @@ def styles(by_phase: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
 
 def stacked(parts: Mapping[str, int], styles: Mapping[str, str]) -> list[tuple[str, float, str]]:
     """``(label, bytes, style)`` of each component, the largest anywhere first."""
-    shown = [
+    largest = [
         (f"predicted: {label(name)}", float(parts[name]), style)
         for name, style in styles.items()
         if parts.get(name)
     ]
     rest = sum(size for name, size in parts.items() if name not in styles)
-    return [*shown, ("predicted: others", float(rest), f"c{_COLOURS - 1}")] if rest else shown
+    return [*largest, ("predicted: others", float(rest), f"c{_COLOURS - 1}")] if rest else largest

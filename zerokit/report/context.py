@@ -30,8 +30,8 @@ class RunContext:
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A mapping of the plan; empty where it has none."""
-        found = self.plan.get(name)
-        return found if isinstance(found, Mapping) else {}
+        value = self.plan.get(name)
+        return value if isinstance(value, Mapping) else {}
 
     @property
     def settings(self) -> list[tuple[str, str, str]]:
@@ -44,8 +44,8 @@ class RunContext:
     def time_parts(self) -> Mapping[str, object]:
         """Seconds of a predicted step by what they are spent on; empty where none are predicted."""
         estimate = self.part("chosen").get("estimate")
-        found = estimate.get("time_parts") if isinstance(estimate, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+        parts = estimate.get("time_parts") if isinstance(estimate, Mapping) else None
+        return parts if isinstance(parts, Mapping) else {}
 
 
 def read_context(folder: Path) -> RunContext:
@@ -97,10 +97,10 @@ def _command(path: Path) -> tuple[str, ...]:
 
 def _flat(value: object, path: str) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
-        found = []
+        items = []
         for key, item in value.items():
-            found += _flat(item, f"{path}.{key}" if path else str(key))
-        return found
+            items += _flat(item, f"{path}.{key}" if path else str(key))
+        return items
     return [(path, json.dumps(value))] if path else []
 
 
@@ -108,8 +108,8 @@ def _model(request: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     from zerokit.units import format_count
 
     named = str(request.get("model") or request.get("params") or "")
-    counted = engine.get("parameters")
-    size = f"{format_count(counted)} parameters" if isinstance(counted, int) and counted > 0 else ""
+    parameters = engine.get("parameters")
+    size = f"{format_count(parameters)} parameters" if isinstance(parameters, int) and parameters > 0 else ""
     return ", ".join(part for part in (named, size) if part)
 
 
@@ -141,9 +141,9 @@ def _batch(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
 def _hardware(run: RunReport, cluster: Mapping[str, Any]) -> str:
     hosts = len({rank.host for rank in run.ranks})
     on = f"{len(run.ranks)} rank{'s' if len(run.ranks) != 1 else ''}"
-    where = f" on {hosts} hosts" if hosts > 1 else ""
+    hosts_text = f" on {hosts} hosts" if hosts > 1 else ""
     planned = cluster.get("gpu")
-    return f"{on}{where}" + (
+    return f"{on}{hosts_text}" + (
         f", planned for {planned}" if planned else f", {run.device}" if run.device else ""
     )
 

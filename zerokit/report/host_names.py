@@ -14,10 +14,10 @@ def short_hosts(hosts: Iterable[str]) -> dict[str, str]:
     >>> short_hosts(["node-1.example.org", "node-2.example.org"])["node-2.example.org"]
     'node-2'
     """
-    known = dict.fromkeys(hosts)
-    labels = {host: host.partition(".")[0] or host for host in known}
-    if len(set(labels.values())) < len(known) or all(label.isdecimal() for label in labels.values()):
-        labels = {host: host for host in known}  # addresses, and one name in several domains
+    unique = dict.fromkeys(hosts)
+    labels = {host: host.partition(".")[0] or host for host in unique}
+    if len(set(labels.values())) < len(unique) or all(label.isdecimal() for label in labels.values()):
+        labels = {host: host for host in unique}  # addresses, and one name in several domains
     return {
         host: name if len(name) <= LONGEST else "…" + name[1 - LONGEST :] for host, name in labels.items()
     }

@@ -121,22 +121,25 @@ def render_comparison(
         ("steps", *map(str, compared["steps"]), ""),
     ]
     for key, pair in figures.items():
-        shown = figure_text.seconds if key == "step_seconds" else figure_text.size
+        formatted = figure_text.seconds if key == "step_seconds" else figure_text.size
         if pair["first"] is not None or pair["second"] is not None:
             change = figure_text.percent(pair["change_fraction"])
-            rows.append((FIGURES[key], shown(pair["first"]), shown(pair["second"]), change))
+            rows.append((FIGURES[key], formatted(pair["first"]), formatted(pair["second"]), change))
     bars = [
-        charts.Bar(label=phase if first else "", parts=[(name, pair[which], style)])
+        charts.Bar(label=phase if first else "", parts=[(name, pair[run_name], style)])
         for phase, pair in compared["phases"].items()
-        for first, name, which, style in ((True, names[0], "first", "c0"), (False, names[1], "second", "m0"))
-        if pair[which]
+        for first, name, run_name, style in (
+            (True, names[0], "first", "c0"),
+            (False, names[1], "second", "m0"),
+        )
+        if pair[run_name]
     ]
     facts_of = [dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True)]
     settings = [{key: value for key, value, _ in context.settings} for context in contexts]
-    both = [{**told, **chosen} for told, chosen in zip(facts_of, settings, strict=True)]
+    both = [{**facts_, **chosen} for facts_, chosen in zip(facts_of, settings, strict=True)]
     alike = runs[0].gpu_measured == runs[1].gpu_measured
     scale = max(map(run_charts.highest, runs)) if alike else 0.0
-    drawn = [
+    memory_charts = [
         (name, run_charts.memory_over_time(run, scale=scale)) for name, run in zip(names, runs, strict=True)
     ]
     return fill(
@@ -145,7 +148,7 @@ def render_comparison(
         answer=_comparison_answer(figures, names),
         rows=rows,
         bars=charts.bars("Peak memory by phase", bars) if bars else None,
-        charts=[(name, chart) for name, chart in drawn if chart is not None],
+        charts=[(name, chart) for name, chart in memory_charts if chart is not None],
         differing=[
             (name, both[0].get(name, "–"), both[1].get(name, "–"))
             for name in dict.fromkeys([*both[0], *both[1]])

@@ -44,17 +44,17 @@ def on_gpu(device: str | None, peak_allocated_bytes: int | None) -> bool:
     return device == "cuda" or peak_allocated_bytes is not None
 
 
-def why_not_measured(device: str | None, known: Rank, state: str) -> tuple[str, str | None] | None:
+def why_not_measured(device: str | None, rank: Rank, state: str) -> tuple[str, str | None] | None:
     """Why a rank on a GPU has no figures of it, and what to do (None: nothing); None where it has them.
 
     Args:
         known: its last tick or end.
         state: how it ended.
     """
-    if device != "cuda" or known.get("peak_allocated_bytes") is not None:
+    if device != "cuda" or rank.get("peak_allocated_bytes") is not None:
         return None
-    status = known.get("gpu_status")
-    if state not in ("finished", "stopped") and (status in _BEFORE_USE or not known):
+    status = rank.get("gpu_status")
+    if state not in ("finished", "stopped") and (status in _BEFORE_USE or not rank):
         return "it ended before it used the GPU", None
     return _WHY.get(str(status), _UNKNOWN)
 
@@ -70,8 +70,8 @@ def unmeasured_problems(ranks: Iterable[Rank]) -> list[str]:
 
 
 def _names(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")
-    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
+    listed = ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")
+    return f"rank {listed}" if len(numbers) == 1 else f"ranks {listed}"
 
 
 def peak_phase(phases: Mapping[str, int], *, gpu: bool) -> str | None:
@@ -82,8 +82,8 @@ def peak_phase(phases: Mapping[str, int], *, gpu: bool) -> str | None:
     if not phases:
         return None
     most = max(phases.values())
-    near = [name for name, value in phases.items() if value >= (most if gpu else _NEARLY * most)]
-    return next((name for name in near if name not in _UNEXPLAINED), near[0])
+    candidates = [name for name, value in phases.items() if value >= (most if gpu else _NEARLY * most)]
+    return next((name for name in candidates if name not in _UNEXPLAINED), candidates[0])
 
 
 def reached_end_of(rank: Rank, phase: str) -> bool:

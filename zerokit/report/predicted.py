@@ -103,15 +103,15 @@ def compare_with_plan(
     again = predict_again(plan or {}, differing) if differing and predict_again is not None else None
     predicted_anew = again is not None and again.plan is not None
     usable = not differing or predicted_anew
-    shown = again.plan if again is not None and again.plan is not None else plan
+    shown_plan = again.plan if again is not None and again.plan is not None else plan
     ranks: list[Mapping[str, Any]] = [
-        {**rank, **predicted_of_rank(shown if usable else None, rank["rank"])}
+        {**rank, **predicted_of_rank(shown_plan if usable else None, rank["rank"])}
         for rank in report["ranks"]
         if rank["reported"]
     ]
     gpu = any(on_gpu(rank.get("device"), rank["peak_allocated_bytes"]) for rank in ranks)
-    result = _gpu(ranks) if gpu else _host(ranks, _offloaded_bytes(shown))
-    estimate = estimate_of(shown) if usable else {}
+    result = _gpu(ranks) if gpu else _host(ranks, _offloaded_bytes(shown_plan))
+    estimate = estimate_of(shown_plan) if usable else {}
     result["step_seconds"] = _pair(
         estimate.get("step_seconds")
         if any(rank["peak_allocated_bytes"] is not None for rank in ranks)
@@ -136,14 +136,16 @@ def _step_times(ranks: list[Mapping[str, Any]]) -> list[float]:
     return [rank["median_step_seconds"] for rank in ranks if rank["median_step_seconds"]]
 
 
-def _pair(predicted: float | None, measured: float | None, *, whole: bool = True) -> dict[str, Any] | None:
+def _pair(
+    predicted: float | None, measured: float | None, *, comparable: bool = True
+) -> dict[str, Any] | None:
     """Both figures and the error of the prediction, as a fraction of what was measured.
 
-    Not ``whole``: what was measured is not all that was predicted, and an error would mean nothing.
+    Not ``comparable``: what was measured is not all that was predicted, and an error would mean nothing.
     """
     if predicted is None and measured is None:
         return None
-    error = (predicted - measured) / measured if whole and predicted is not None and measured else None
+    error = (predicted - measured) / measured if comparable and predicted is not None and measured else None
     return {"predicted": predicted, "measured": measured, "error_fraction": error}
 
 
@@ -163,7 +165,7 @@ def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _peak(rank: Mapping[str, Any], predicted: int | None, measured: int | None) -> dict[str, Any] | None:
-    return _pair(predicted, measured, whole=reached_end_of(rank, "step"))
+    return _pair(predicted, measured, comparable=reached_end_of(rank, "step"))
 
 
 def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any]:
@@ -207,16 +209,16 @@ def _offloaded_bytes(plan: Plan | None) -> int:
 
 def _phases(rank: Mapping[str, Any], baseline_bytes: int, compared: tuple[str, ...]) -> dict[str, Any]:
     predicted: Mapping[str, int] = rank["predicted_phases"]
-    seen: dict[str, int] = rank["phases"]
-    names = [*ESTIMATED_PHASES, *(name for name in seen if name not in ESTIMATED_PHASES)]
+    peaks: dict[str, int] = rank["phases"]
+    names = [*ESTIMATED_PHASES, *(name for name in peaks if name not in ESTIMATED_PHASES)]
     pairs = {}
     for name in names:
         expected = predicted.get(name) if name in compared else None
         if name == "init" and name in compared and "load" in predicted:  # measured init holds both, too
             expected = max(predicted["load"], predicted.get("init", 0))
         shifted = expected + baseline_bytes if isinstance(expected, int) else None
-        measured = init_bytes(seen) if name == "init" else seen.get(name)
-        pair = _pair(shifted, measured, whole=reached_end_of(rank, name))
+        measured = init_bytes(peaks) if name == "init" else peaks.get(name)
+        pair = _pair(shifted, measured, comparable=reached_end_of(rank, name))
         if pair is not None:
             pairs[name] = pair
     return pairs

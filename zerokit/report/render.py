@@ -51,13 +51,13 @@ def parts(
 ) -> list[RenderableType]:
     """The report as renderables, in the order they are read, for a terminal of ``width`` columns."""
     run = RunReport.model_validate(report)
-    shown: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
-    shown += [Text(line, style="yellow") for line in warnings(run)]
-    shown.append(outcome_line(run))
-    shown += [Text(line) for line in retry_lines(run)]
+    tables: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
+    tables += [Text(line, style="yellow") for line in warnings(run)]
+    tables.append(outcome_line(run))
+    tables += [Text(line) for line in retry_lines(run)]
     if run.first_failure is not None:  # last, where people look
-        shown += _failure(run.first_failure, traceback)
-    return shown
+        tables += _failure(run.first_failure, traceback)
+    return tables
 
 
 def _tables(run: RunReport, width: int) -> list[RenderableType]:
@@ -140,8 +140,8 @@ def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
     memory.add_column("state", no_wrap=True)
     for name in _memory_columns(run):
         if name != "retries":
-            shown = name.replace("device used", "device").replace(" memory", "")
-            memory.add_column(shown, justify="right", no_wrap=True)
+            column = name.replace("device used", "device").replace(" memory", "")
+            memory.add_column(column, justify="right", no_wrap=True)
     names = ["rank", *([] if on else ["host"]), "peak in", "steps", "step time"]
     for name in (*names, *(["retries"] if run.on_gpu else [])):
         steps.add_column(name, justify="left" if name in ("host", "peak in") else "right", no_wrap=True)
@@ -180,8 +180,8 @@ def _memory_cells(run: RunReport, rank: RankReport, expected: float | None) -> l
 
 def _phase_table(run: RunReport) -> RenderableType:
     worst = worst_rank(run.ranks, measured)
-    what = "GPU memory allocated" if run.on_gpu else "host memory"
-    title = f"By phase: {what}, rank {worst.rank} (no plan to compare with)"
+    measure = "GPU memory allocated" if run.on_gpu else "host memory"
+    title = f"By phase: {measure}, rank {worst.rank} (no plan to compare with)"
     table = new_table()
     table.add_column("phase")
     table.add_column("peak", justify="right")
@@ -191,15 +191,15 @@ def _phase_table(run: RunReport) -> RenderableType:
 
 
 def _predicted_table(predicted: Predicted) -> RenderableType:
-    what = "GPU memory allocated" if predicted.kind == "gpu_memory" else "host memory"
+    measure = "GPU memory allocated" if predicted.kind == "gpu_memory" else "host memory"
     table = new_table()
     table.add_column("")
     for name in ("predicted", "measured", "error"):
         table.add_column(name, justify="right")
-    for name, expected, seen, error in predicted_rows(predicted):
-        table.add_row(escape(name), expected, seen, error)
+    for name, expected, observed, error in predicted_rows(predicted):
+        table.add_row(escape(name), expected, observed, error)
     title = "Measured" if predicted.predicted_for is None else "Predicted beside measured"
-    return _titled(f"{title}: {what}, rank {predicted.rank}", table)
+    return _titled(f"{title}: {measure}, rank {predicted.rank}", table)
 
 
 def difference_lines(predicted: Predicted) -> list[str]:
@@ -231,14 +231,14 @@ def predicted_rows(predicted: Predicted) -> list[tuple[str, str, str, str]]:
     if predicted.step_seconds:
         rows.append(("step time", predicted.step_seconds, seconds))
     return [
-        (name, shown(pair.predicted), _seen(predicted, pair, shown), percent(pair.error_fraction))
-        for name, pair, shown in rows
+        (name, formatted(pair.predicted), _seen(predicted, pair, formatted), percent(pair.error_fraction))
+        for name, pair, formatted in rows
     ]
 
 
-def _seen(predicted: Predicted, pair: Pair, shown: Callable[[float | None], str]) -> str:
-    gpu = predicted.kind == "gpu_memory" and shown is size
-    return NOT_MEASURED if gpu and pair.measured is None else shown(pair.measured)
+def _seen(predicted: Predicted, pair: Pair, formatted: Callable[[float | None], str]) -> str:
+    gpu = predicted.kind == "gpu_memory" and formatted is size
+    return NOT_MEASURED if gpu and pair.measured is None else formatted(pair.measured)
 
 
 def ordered_phases(names: Iterable[str]) -> list[str]:
@@ -264,34 +264,34 @@ def warnings(run: RunReport) -> list[str]:
 
 
 def _leak_text(rank: RankReport, leak: Leak) -> str:
-    where = "GPU" if leak.memory == "gpu" else "host"
+    kind = "GPU" if leak.memory == "gpu" else "host"
     text = (
-        f"rank {rank.rank}: suspected leak of {where} memory: {leak.bytes_per_step / MIB:.2f} MiB more after "
+        f"rank {rank.rank}: suspected leak of {kind} memory: {leak.bytes_per_step / MIB:.2f} MiB more after "
         f"each step, {size(leak.growth_bytes)} in steps {leak.first_step} to {leak.last_step}"
     )
     total, used = rank.device_total_bytes, rank.peak_device_used_bytes
-    if where == "GPU" and leak.bytes_per_step > 0 and total and used:
+    if kind == "GPU" and leak.bytes_per_step > 0 and total and used:
         text += f"; the GPU is full in about {max(0, total - used) / leak.bytes_per_step:,.0f} steps"
     return text
 
 
 def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
-    shown: list[RenderableType] = [
+    lines: list[RenderableType] = [
         Text(""),
         Text(f"First failure: {failure_place(failure)}", style="bold red"),
     ]
-    shown += [Text("  " + line) for line in failure_lines(failure)]
+    lines += [Text("  " + line) for line in failure_lines(failure)]
     text = ((failure.traceback if traceback else None) or failure.error or "").rstrip()
-    shown.append(Text(text if traceback else shortened(text)))
-    return shown
+    lines.append(Text(text if traceback else shortened(text)))
+    return lines
 
 
 def retry_lines(run: RunReport) -> list[str]:
     """How the further attempts ended, one line each."""
     lines = [f"Again after the run in {run.retry_of}"] if run.retry_of else []
     for number, retry in enumerate(run.retries, 1):
-        how = f" ({retry.changes})" if retry.changes else ""
-        lines.append(f"Attempt {number + 1} in {retry.folder}{how}: {retry.outcome}")
+        changes = f" ({retry.changes})" if retry.changes else ""
+        lines.append(f"Attempt {number + 1} in {retry.folder}{changes}: {retry.outcome}")
     return lines
 
 

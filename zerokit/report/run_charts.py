@@ -37,14 +37,14 @@ def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
     rank = fullest(run)
     if rank is None:
         return None
-    wanted = (
+    fields = (
         [("allocated", _ALLOCATED, "s0"), ("reserved by the allocator", _RESERVED, "s1"),
          ("used of the device", _DEVICE, "s2")]
         if run.gpu_measured else [("host memory (resident)", _HOST, "s0")]
     )  # fmt: skip
     lines = [
         charts.Line(label=name, points=charts.thinned(points, _MOST_POINTS), style=style)
-        for name, field, style in wanted
+        for name, field, style in fields
         if len(points := _points(rank, field)) > 1
     ]
     if not lines:
@@ -55,10 +55,10 @@ def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
         levels.append(charts.Level(label="predicted peak allocated", value=pair.predicted, style="predicted"))
     if run.gpu_measured and rank.device_total_bytes:
         levels.append(charts.Level(label="the card's memory", value=rank.device_total_bytes, style="limit"))
-    what = "GPU memory" if run.gpu_measured else "Host memory"
+    kind = "GPU memory" if run.gpu_measured else "Host memory"
     several = f", the fullest of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
     return charts.over_time(
-        f"{what} over time, rank {rank.rank}{several}", lines, levels=levels, spans=phase_spans(rank),
+        f"{kind} over time, rank {rank.rank}{several}", lines, levels=levels, spans=phase_spans(rank),
         scale=scale,
     )  # fmt: skip
 
@@ -72,21 +72,23 @@ def highest(run: RunReport) -> float:
 
 def ranks_side_by_side(run: RunReport) -> list[tuple[str, Markup]]:
     """A small chart for each rank, all on one scale; the odd ones are marked. Empty for one rank."""
-    shown, _ = render.shown_ranks(run)
+    ranks, _ = render.shown_ranks(run)
     if len(run.ranks) < 2:
         return []
     odd = odd_ranks(run)
     field = _ALLOCATED if run.gpu_measured else _HOST
-    drawn = [(rank, points) for rank in shown if len(points := _points(rank, field)) > 1]
-    scale = max((value for _, points in drawn for _, value in points), default=0.0)
-    found = []
-    for rank, points in drawn:
+    series = [(rank, points) for rank in ranks if len(points := _points(rank, field)) > 1]
+    scale = max((value for _, points in series for _, value in points), default=0.0)
+    small_charts = []
+    for rank, points in series:
         line = charts.Line(
             label=f"rank {rank.rank}", points=charts.thinned(points, _MOST_SMALL_POINTS), style="s0"
         )
         caption = f"rank {rank.rank}: peak {figure_text.size(render.measured(rank))}"
-        found.append((odd.get(rank.rank, ""), charts.over_time(caption, [line], small=True, scale=scale)))
-    return found
+        small_charts.append(
+            (odd.get(rank.rank, ""), charts.over_time(caption, [line], small=True, scale=scale))
+        )
+    return small_charts
 
 
 def odd_ranks(run: RunReport) -> dict[int, str]:
@@ -117,11 +119,11 @@ def components(run: RunReport) -> Markup | None:
     }
     if not parts:
         return None
-    shown = component_parts.stacked(
+    stacked_parts = component_parts.stacked(
         parts, component_parts.styles(_predicted_components(run) or {"peak": parts})
     )
     rows = [
-        charts.Bar(label="predicted", parts=shown, note="by component"),
+        charts.Bar(label="predicted", parts=stacked_parts, note="by component"),
         charts.Bar(label="measured", parts=_measured_parts(rank), note="totals only"),
     ]
     limit = rank.device_total_bytes
@@ -206,8 +208,8 @@ def phases(run: RunReport) -> Markup | None:
                     note=error,
                 )
             )
-    what = "GPU memory allocated" if predicted.kind == "gpu_memory" else "host memory"
-    return charts.bars(f"Peak by phase, rank {predicted.rank}: {what}", rows) if rows else None
+    measure = "GPU memory allocated" if predicted.kind == "gpu_memory" else "host memory"
+    return charts.bars(f"Peak by phase, rank {predicted.rank}: {measure}", rows) if rows else None
 
 
 def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup | None:
@@ -220,22 +222,22 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
     if not timed:
         return None
     rank = max(timed, key=lambda rank: rank.median_step_seconds or 0.0)
-    whole = rank.median_step_seconds or 0.0
+    median = rank.median_step_seconds or 0.0
     rows = []
     predicted = run.predicted_vs_measured
     if predicted is not None and predicted.predicted_for == "plan" and predicted.step_seconds is not None:
-        known = [
+        shares = [
             (name, float(s)) for name, s in predicted_parts.items() if isinstance(s, int | float) and s > 0
         ]
-        known.sort(key=lambda part: -part[1])
-        parts = [(f"predicted: {name}", s, f"c{at % 7}") for at, (name, s) in enumerate(known)]
+        shares.sort(key=lambda part: -part[1])
+        parts = [(f"predicted: {name}", s, f"c{at % 7}") for at, (name, s) in enumerate(shares)]
         if parts:
             rows.append(charts.Bar(label="predicted", parts=parts))
     rows.append(
         charts.Bar(
             label="measured",
             note="median step",
-            parts=[("measured: a whole step", whole, "m0")],
+            parts=[("measured: a whole step", median, "m0")],
         )
     )
     by_phase = _seconds_per_step(rank)
@@ -248,18 +250,18 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
 
 def _seconds_per_step(rank: RankReport) -> list[tuple[str, float]]:
     """How long a rank's process was in each phase of training, per step."""
-    found = []
+    points = []
     for name in _TRAINING[:3]:
         seconds = rank.phase_details.get(name, {}).get("seconds")
         if isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0:
-            found.append((name, seconds / rank.steps))
-    return found
+            points.append((name, seconds / rank.steps))
+    return points
 
 
 def fullest(run: RunReport) -> RankReport | None:
     """The rank with the highest measured peak; None where nothing was measured."""
-    known = [rank for rank in run.ranks if render.measured(rank)]
-    return worst_rank(known, render.measured) if known else None
+    candidates = [rank for rank in run.ranks if render.measured(rank)]
+    return worst_rank(candidates, render.measured) if candidates else None
 
 
 def phase_spans(rank: RankReport) -> list[charts.Span]:
@@ -282,14 +284,14 @@ def phase_spans(rank: RankReport) -> list[charts.Span]:
 
 
 def _phase_starts(rank: RankReport) -> list[tuple[float, str]]:
-    found: list[tuple[float, str]] = []
+    starts: list[tuple[float, str]] = []
     for point in rank.timeline:
         if len(point) <= _PHASE or not _is_size(point[_TIME]) or not isinstance(point[_PHASE], str):
             continue
         name = "training" if point[_PHASE] in _TRAINING else point[_PHASE]
-        if not found or found[-1][1] != name:
-            found.append((float(point[_TIME]), name))
-    return found
+        if not starts or starts[-1][1] != name:
+            starts.append((float(point[_TIME]), name))
+    return starts
 
 
 def events(run: RunReport) -> list[tuple[str, str, str]]:
@@ -303,10 +305,12 @@ def events(run: RunReport) -> list[tuple[str, str, str]]:
         at = failure.at - run.started_at if failure.at and run.started_at else math.inf
         rows.append((at, str(failure.rank), failure.kind + (f" in {failure.phase}" if failure.phase else "")))
     rows.sort(key=lambda row: row[0])
-    shown = [(figure_text.seconds(at) if math.isfinite(at) else "–", who, what) for at, who, what in rows]
-    shown += [("–", str(rank.rank), f"{rank.alloc_retries} allocation retries in all")
+    table = [
+        (figure_text.seconds(at) if math.isfinite(at) else "–", subject, event) for at, subject, event in rows
+    ]
+    table += [("–", str(rank.rank), f"{rank.alloc_retries} allocation retries in all")
               for rank in run.ranks if rank.alloc_retries]  # fmt: skip
-    return shown
+    return table
 
 
 def _points(rank: RankReport, field: int) -> list[charts.Point]:

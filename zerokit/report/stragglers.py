@@ -26,10 +26,10 @@ class Straggler:
     phase: str
 
     def __str__(self) -> str:
-        where = "between steps (data, logging)" if self.phase == "other" else f"in {self.phase}"
+        location = "between steps (data, logging)" if self.phase == "other" else f"in {self.phase}"
         return (
             f"the others wait for rank {self.rank}: {format_seconds(self.seconds)} a step "
-            f"({self.share:.0%} of their time), which it spends {where}"
+            f"({self.share:.0%} of their time), which it spends {location}"
         )
 
 
@@ -42,7 +42,7 @@ def find_straggler(ticks: Mapping[int, Mapping[str, Any]]) -> Straggler | None:
 
     One rank saves for all by design: what the others wait for that is none of a step.
     """
-    work = {rank: known for rank, tick in ticks.items() if (known := _work(tick.get("work")))}
+    work = {rank: phase_seconds for rank, tick in ticks.items() if (phase_seconds := _work(tick.get("work")))}
     steps = min((int(ticks[rank].get("steps") or 0) for rank in work), default=0) - 1
     if len(work) < 2 or len(work) < len(ticks) or steps < _FEWEST_STEPS:
         return None
@@ -52,9 +52,9 @@ def find_straggler(ticks: Mapping[int, Mapping[str, Any]]) -> Straggler | None:
         for rank, phases in work.items()
     }
     least = min(waited, key=lambda rank: waited[rank])
-    others = [rank for rank in work if rank != least]
-    total = statistics.median(sum(seconds for seconds, _ in work[rank].values()) for rank in others)
-    held_up = statistics.median(waited[rank] for rank in others) - waited[least]
+    rest = [rank for rank in work if rank != least]
+    total = statistics.median(sum(seconds for seconds, _ in work[rank].values()) for rank in rest)
+    held_up = statistics.median(waited[rank] for rank in rest) - waited[least]
     if total <= 0 or held_up < _SHARE * total or held_up < _SECONDS_A_STEP * steps:
         return None
 

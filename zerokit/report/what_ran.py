@@ -69,35 +69,35 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
     chosen = plan.get("chosen", plan)
     request = plan.get("request")
     ranks = list(ranks)
-    found: dict[str, Difference] = {}
+    by_what: dict[str, Difference] = {}
     if isinstance(chosen, Mapping):
-        for each in _of_world(chosen, len(ranks)):
-            found.setdefault(each.what, each)
+        for difference in _of_world(chosen, len(ranks)):
+            by_what.setdefault(difference.what, difference)
         for rank in ranks:
             engine = rank.get("engine") or {}
-            own = of_engine(chosen, engine, request if isinstance(request, Mapping) else None)
-            for each in (*own, *_of_steps(chosen, rank), *_of_generation(chosen, rank)):
-                found.setdefault(each.what, each)
-    return list(found.values())
+            own_differences = of_engine(chosen, engine, request if isinstance(request, Mapping) else None)
+            for difference in (*own_differences, *_of_steps(chosen, rank), *_of_generation(chosen, rank)):
+                by_what.setdefault(difference.what, difference)
+    return list(by_what.values())
 
 
 def unlike_rehearsal(engine: Facts, rehearsed: Facts) -> list[str]:
     """Where an engine ran otherwise than in a rehearsal of its command, one sentence each."""
     pairs = [(what, engine.get(name), rehearsed.get(name)) for what, name in _OF_A_COMMAND]
-    found = [
-        f"{what} {ran}, in the rehearsal {other}"
-        for what, ran, other in pairs
-        if ran is not None and other is not None and ran != other
+    result = [
+        f"{what} {measured}, in the rehearsal {rehearsed_value}"
+        for what, measured, rehearsed_value in pairs
+        if measured is not None and rehearsed_value is not None and measured != rehearsed_value
     ]
-    ran, other = engine.get("optimizer"), rehearsed.get("optimizer")
-    if ran and other and _family(str(ran)) != _family(str(other)):
-        found.append(f"optimizer {ran}, in the rehearsal {other}")
+    measured, rehearsed_value = engine.get("optimizer"), rehearsed.get("optimizer")
+    if measured and rehearsed_value and _family(str(measured)) != _family(str(rehearsed_value)):
+        result.append(f"optimizer {measured}, in the rehearsal {rehearsed_value}")
     fed, other_fed = _fed(engine), _fed(rehearsed)
     size, other_size = math.prod(fed), math.prod(other_fed)
     if size and other_size and abs(size - other_size) > _SAME_LENGTH * size:
-        shapes = (" × ".join(map(str, each)) for each in (fed, other_fed))
-        found.append("the largest micro-batch was {}, in the rehearsal {}".format(*shapes))
-    return found
+        shapes = (" × ".join(map(str, shape)) for shape in (fed, other_fed))
+        result.append("the largest micro-batch was {}, in the rehearsal {}".format(*shapes))
+    return result
 
 
 def _fed(engine: Facts) -> tuple[int, int]:
@@ -113,7 +113,7 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
     """
     if isinstance(chosen.get("rehearsed"), Mapping):
         engine, request = {**engine, "batch_rows": None, "batch_columns": None, "engines": 1}, None
-    found = [*_of_batch(chosen, engine, request)]
+    result = [*_of_batch(chosen, engine, request)]
     for what, option, name in (
         ("ZeRO stage", "zero", "zero_stage"),
         ("gradient accumulation", "gradient-accumulation", "gradient_accumulation"),
@@ -121,35 +121,35 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
         ("optimizer offload", "offload-optimizer", "offload_optimizer"),
         ("weight offload", "offload-param", "offload_param"),
     ):
-        found += _unlike(what, chosen.get(name), engine.get(name), option)
+        result += _unlike(what, chosen.get(name), engine.get(name), option)
     weights = _DTYPES.get(str(engine.get("dtype")))
     text = "" if engine.get("precision") else f"the weights were in {weights}, not {chosen.get('precision')}"
     ran = engine.get("precision") or weights
-    found += _unlike("precision", chosen.get("precision"), ran, "precision", text)
-    found += _of_checkpointing(chosen, engine)
+    result += _unlike("precision", chosen.get("precision"), ran, "precision", text)
+    result += _of_checkpointing(chosen, engine)
     if request is not None:
-        found += [*_of_training(chosen, engine, request), *_of_size(chosen, engine, request)]
+        result += [*_of_training(chosen, engine, request), *_of_size(chosen, engine, request)]
     if (engine.get("engines") or 1) > 1:
         text = (
             f"{engine['engines']} DeepSpeed engines ran (a reference or reward model beside the one that "
             "trains), the plan has one"
         )
-        found += _unlike("engines", 1, engine["engines"], None, text)
+        result += _unlike("engines", 1, engine["engines"], None, text)
     elif request is not None:
-        found += _of_other_models(engine)
-    return found
+        result += _of_other_models(engine)
+    return result
 
 
 def _of_other_models(engine: Facts) -> list[Difference]:
     """A teacher or a reference that no engine holds."""
-    others, trained = engine.get("other_parameters") or 0, engine.get("parameters") or 0
-    if not trained or others <= _SAME_PARAMETERS * trained:
+    other_parameters, trained = engine.get("other_parameters") or 0, engine.get("parameters") or 0
+    if not trained or other_parameters <= _SAME_PARAMETERS * trained:
         return []
     text = (
-        f"{others:,} parameters of other models were held beside the one that trains (a teacher, a "
+        f"{other_parameters:,} parameters of other models were held beside the one that trains (a teacher, a "
         "reference or a reward model), which the plan does not have"
     )
-    return _unlike("other models", 0, others, None, text)
+    return _unlike("other models", 0, other_parameters, None, text)
 
 
 def _unlike(
@@ -157,8 +157,10 @@ def _unlike(
 ) -> list[Difference]:
     if planned is None or ran is None or planned == ran:
         return []
-    said = text or f"{what} {ran} ran, not {planned}"
-    return [Difference(what=what, planned=str(planned), ran=str(ran), option=option, text=said, lora=lora)]
+    sentence = text or f"{what} {ran} ran, not {planned}"
+    return [
+        Difference(what=what, planned=str(planned), ran=str(ran), option=option, text=sentence, lora=lora)
+    ]
 
 
 def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Difference]:
@@ -172,18 +174,18 @@ def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Diffe
         text = f"{columns} tokens per micro-batch ran (one row), not {tokens} ({planned} × {length})"
         return _unlike("tokens per micro-batch", tokens, columns, None, text)
     fed = rows if rows is not None else engine.get("micro_batch")
-    found = _unlike("batch size per GPU", planned, fed, "micro-batch")
+    result = _unlike("batch size per GPU", planned, fed, "micro-batch")
     if length and columns and abs(columns - length) > _SAME_LENGTH * length:
-        found += _unlike("sequence length", length, columns, "seq-len")
-    return found
+        result += _unlike("sequence length", length, columns, "seq-len")
+    return result
 
 
 def _length(chosen: Facts, request: Facts | None) -> int | None:
     """Tokens of a sequence that one rank was planned to hold."""
     if request is None:
         return None
-    asked = _count(request.get("seq-len", Job().seq_len))
-    return asked // max(1, _count(chosen.get("sequence_parallel")) or 1) if asked else None
+    requested = _count(request.get("seq-len", Job().seq_len))
+    return requested // max(1, _count(chosen.get("sequence_parallel")) or 1) if requested else None
 
 
 def _count(value: Any) -> int | None:
@@ -194,26 +196,26 @@ def _count(value: Any) -> int | None:
 
 
 def _of_checkpointing(chosen: Facts, engine: Facts) -> list[Difference]:
-    wanted, has = chosen.get("activation_checkpointing"), engine.get("gradient_checkpointing")
-    if has is False and wanted == "full":
+    requested, enabled = chosen.get("activation_checkpointing"), engine.get("gradient_checkpointing")
+    if enabled is False and requested == "full":
         text = "the script did not turn activation checkpointing on"
-        return _unlike("activation checkpointing", wanted, "none", "checkpointing", text)
-    if has is True and wanted == "none":
+        return _unlike("activation checkpointing", requested, "none", "checkpointing", text)
+    if enabled is True and requested == "none":
         text = "the script turned activation checkpointing on"
-        return _unlike("activation checkpointing", wanted, "full", "checkpointing", text)
+        return _unlike("activation checkpointing", requested, "full", "checkpointing", text)
     return []
 
 
 def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
     """The optimizer, and which parameters are trained."""
-    found: list[Difference] = []
+    result: list[Difference] = []
     configured = ((chosen.get("deepspeed_config") or {}).get("optimizer") or {}).get("type")
     planned, ran = configured or request.get("optimizer"), engine.get("optimizer")
-    if (made := client_optimizer(planned)) is not None:
-        planned = made.class_name
+    if (optimizer_facts := client_optimizer(planned)) is not None:
+        planned = optimizer_facts.class_name
     if planned and ran and _family(str(planned)) != _family(str(ran)):
-        found += _unlike("optimizer", planned, ran, "optimizer")
-    return [*found, *_of_trained(engine, request)]
+        result += _unlike("optimizer", planned, ran, "optimizer")
+    return [*result, *_of_trained(engine, request)]
 
 
 def _of_trained(engine: Facts, request: Facts) -> list[Difference]:
@@ -221,15 +223,15 @@ def _of_trained(engine: Facts, request: Facts) -> list[Difference]:
     trained, all_ = engine.get("trainable_parameters"), engine.get("parameters")
     if not trained or not all_:
         return []
-    whole = trained >= _ALL_TRAINED * all_
+    is_full = trained >= _ALL_TRAINED * all_
     method = str(request.get("method", "full"))
-    if method != "full" and whole:
+    if method != "full" and is_full:
         text = f"all {all_:,} parameters were trained, not adapters alone"
         return _unlike(_TRAINED, method, "all", "method", text)
     if method == "full":
-        return [] if whole else _of_frozen(engine, trained, all_)
+        return [] if is_full else _of_frozen(engine, trained, all_)
     lora, unlike = Lora.read(engine.get("adapters")), engine.get("adapters_unlike_lora")
-    asked = _asked(request)
+    requested = _asked(request)
     if unlike is not None and not (method == "qlora" and unlike == PACKED_LORA):
         text = f"adapters: {unlike}, but the plan has {_METHODS.get(method, method)}"
         return _unlike(_TRAINED, method, unlike, None, text)
@@ -238,10 +240,10 @@ def _of_trained(engine: Facts, request: Facts) -> list[Difference]:
     if method == "qlora":
         text = f"adapters: {lora} on weights that are not in 4 bits, but the plan has QLoRA"
         return _unlike(_TRAINED, method, str(lora), "method", text, lora)
-    if asked is None or lora.is_like(asked):
+    if requested is None or lora.is_like(requested):
         return []
-    text = f"adapters: {lora}, but the plan has {asked}"
-    return _unlike(_TRAINED, str(asked), str(lora), "method", text, lora)
+    text = f"adapters: {lora}, but the plan has {requested}"
+    return _unlike(_TRAINED, str(requested), str(lora), "method", text, lora)
 
 
 def _of_frozen(engine: Facts, trained: int, all_: int) -> list[Difference]:
@@ -266,12 +268,12 @@ def _family(optimizer: str) -> str:
 
 
 def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
-    whole = (chosen.get("tensor_parallel") or 1) * (chosen.get("pipeline_parallel") or 1) == 1
+    is_unsplit = (chosen.get("tensor_parallel") or 1) * (chosen.get("pipeline_parallel") or 1) == 1
     planned = chosen.get("parameters") or _count(request.get("params", ""))
     method = request.get("method", "full")
     ran = engine.get("parameters")
     packed = method == "qlora" or engine.get("adapters_unlike_lora") == PACKED_LORA  # counts half
-    if not whole or not planned or not ran or packed:
+    if not is_unsplit or not planned or not ran or packed:
         return []
     if (method == "lora" or engine.get("adapters")) and (engine.get("trainable_parameters") or ran) < ran:
         ran -= engine["trainable_parameters"]

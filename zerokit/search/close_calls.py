@@ -14,18 +14,20 @@ from zerokit.timing.step_time import TimeModel
 
 def with_range(candidate: Candidate, timing: TimeModel) -> Candidate:
     """The candidate with the range of its step time, and what of its hardware was never measured."""
-    found = step_range(timing, candidate.strategy, candidate.memory)
+    seconds_range = step_range(timing, candidate.strategy, candidate.memory)
     none = measured_on_no_machine(timing, candidate.strategy)
-    time = replace(candidate.time, step_seconds_range=found, measured_on_no_machine=none)
+    time = replace(candidate.time, step_seconds_range=seconds_range, measured_on_no_machine=none)
     return replace(candidate, time=time)
 
 
 def close_call(chosen: Candidate, others: Sequence[Candidate], timing: TimeModel) -> tuple[str, ...]:
     """The first of the next best that may be faster than the choice, and what tells; empty: none may."""
-    for other in others:
-        turn = turned_by(timing, chosen.strategy, other.strategy)
+    for rival in others:
+        turn = turned_by(timing, chosen.strategy, rival.strategy)
         if turn is not None:
-            tells = f"{turn.told_by} or `zerokit tune`" if turn.told_by else "`zerokit tune`"
-            words = strategy_words(other.strategy)
-            return (f"{turn.name} decides between the choice and {words}: {tells} tells which is faster",)
+            what_tells = f"{turn.told_by} or `zerokit tune`" if turn.told_by else "`zerokit tune`"
+            words = strategy_words(rival.strategy)
+            return (
+                f"{turn.name} decides between the choice and {words}: {what_tells} tells which is faster",
+            )
     return ()

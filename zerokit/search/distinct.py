@@ -23,9 +23,9 @@ def distinct(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
     return sorted([*chosen, *rest][:count], key=ranked.index)
 
 
-def _alike(one: Candidate, other: Candidate) -> bool:
-    first, *same = one.strategy.family
-    second, *also = other.strategy.family
-    near = abs(one.time.step_seconds / other.time.step_seconds - 1) < _SAME_TIME
-    alone = one.strategy.data_parallel * one.strategy.sequence_parallel == 1
-    return same == also and 3 not in (first, second) and (alone or near)
+def _alike(first: Candidate, second: Candidate) -> bool:
+    first_stage, *rest = first.strategy.family
+    second_stage, *also = second.strategy.family
+    similar_time = abs(first.time.step_seconds / second.time.step_seconds - 1) < _SAME_TIME
+    is_alone = first.strategy.data_parallel * first.strategy.sequence_parallel == 1
+    return rest == also and 3 not in (first_stage, second_stage) and (is_alone or similar_time)

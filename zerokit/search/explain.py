@@ -85,8 +85,8 @@ def cluster_words(cluster: Cluster) -> str:
         return f"{ranks} ({format_gib(cluster.gpu.driver_vram_bytes, 1)} each)"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     assumed = "assumed, " if cluster.gpu_assumed else ""
-    each = f"{assumed}{format_gib(cluster.gpu.driver_vram_bytes, 1)} each"
-    return f"{cluster.gpus} × {cluster.gpu.name} ({each}){nodes}"
+    per_gpu = f"{assumed}{format_gib(cluster.gpu.driver_vram_bytes, 1)} each"
+    return f"{cluster.gpus} × {cluster.gpu.name} ({per_gpu}){nodes}"
 
 
 def strategy_words(strategy: Strategy) -> str:
@@ -160,13 +160,13 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
 def lack_words(nearest: Candidate, cluster: Cluster) -> str:
     """By how much the closest candidate misses."""
     needed = nearest.memory.min_vram_bytes
-    needs = f"the closest strategy requires {format_gib(needed, 1)} per {_unit(cluster)}"
+    requirement = f"the closest strategy requires {format_gib(needed, 1)} per {_unit(cluster)}"
     strategy = strategy_words(nearest.strategy)
     if needed > cluster.gpu.driver_vram_bytes:
-        return f"{needs}, {format_gib(needed - cluster.gpu.driver_vram_bytes, 1)} too much ({strategy})"
+        return f"{requirement}, {format_gib(needed - cluster.gpu.driver_vram_bytes, 1)} too much ({strategy})"
     host = format_gib(cluster.host_limit_bytes or 0, 0)
-    wanted = format_gib(nearest.memory.host_bytes_per_node, 0)
-    return f"{needs} and {wanted} of host memory per node, where there are {host} ({strategy})"
+    required = format_gib(nearest.memory.host_bytes_per_node, 0)
+    return f"{requirement} and {required} of host memory per node, where there are {host} ({strategy})"
 
 
 def _unit(cluster: Cluster) -> str:
@@ -178,23 +178,23 @@ def advise(
     chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluster, memory: MemoryModel
 ) -> tuple[str, ...]:
     """Remarks that the figures of this plan support."""
-    found = []
+    advice = []
     worst = chosen.memory.worst
     loss = worst.components.get(Component.LOSS, 0)
     if loss > _LARGE_LOSS_SHARE * worst.peak_allocated_bytes and not job.inference:
-        found.append(
+        advice.append(
             f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak; a fused "
             f"(chunked) cross-entropy would save up to {format_gib(loss * _FUSED_LOSS_SAVES, 1)}"
         )
-    found = [*_tight_advice(chosen, cluster), *found]
+    advice = [*_tight_advice(chosen, cluster), *advice]
     if chosen.time.bound_by == "launch":
-        found.append(
+        advice.append(
             f"kernel launches bound the step: fewer, larger kernels help (torch.compile, or a micro-batch "
             f"above {chosen.strategy.settings.micro_batch})"
         )
-    found += _idle_advice(chosen, shape, job, cluster)
-    found += _stage_advice(chosen, job, cluster, memory)
-    return tuple(found)
+    advice += _idle_advice(chosen, shape, job, cluster)
+    advice += _stage_advice(chosen, job, cluster, memory)
+    return tuple(advice)
 
 
 def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> list[str]:
@@ -234,11 +234,11 @@ def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[str]:
     seconds, step = chosen.time.parts.get("retries", 0.0), chosen.time.step_seconds
     if seconds < _WORTH_SAYING_SHARE * step:
         return []
-    spare = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
+    headroom = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     return [
-        f"it fits with {format_gib(spare, 1)} to spare: so near the limit PyTorch's allocator gives memory "
-        f"back and maps it anew (retries in the report), about {format_seconds(seconds)} of each step, which "
-        "the speed counts; whatever leaves more room was slower still; `zerokit tune` compares"
+        f"it fits with {format_gib(headroom, 1)} to spare: so near the limit PyTorch's allocator gives "
+        f"memory back and maps it anew (retries in the report), about {format_seconds(seconds)} of each "
+        "step, which the speed counts; whatever leaves more room was slower still; `zerokit tune` compares"
     ]
 
 
@@ -253,8 +253,8 @@ def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryM
     ):
         return []
     settings = replace(strategy.settings, zero=replace(zero, stage=3, overlap_comm=None))
-    other = memory(job, replace(strategy, settings=settings), cluster)
-    more = other.worst.peak_allocated_bytes - chosen.memory.worst.peak_allocated_bytes
+    with_stage = memory(job, replace(strategy, settings=settings), cluster)
+    more = with_stage.worst.peak_allocated_bytes - chosen.memory.worst.peak_allocated_bytes
     if more < _SAME_MEMORY_BYTES:
         return []
     return [

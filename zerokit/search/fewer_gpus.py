@@ -41,34 +41,34 @@ def fastest_with_fewer(space: Space, best: Candidate) -> Space | None:
     """
     if best.time.bound_by not in _PACE:
         return None
-    found, seconds = None, best.time.step_seconds
+    fastest, seconds = None, best.time.step_seconds
     for cluster in halves(space.cluster):
         time = space.timing
         timing = TimeModel(space.shape, space.job, cluster, time.stack, time.calibration, time.trainable)
         smaller = replace(space, cluster=cluster, timing=timing)
         ranked = search(smaller, top=1, limit_seconds=seconds).ranked
         if ranked and ranked[0].time.step_seconds < seconds:
-            found, seconds = smaller, ranked[0].time.step_seconds
-    return found
+            fastest, seconds = smaller, ranked[0].time.step_seconds
+    return fastest
 
 
-def left_idle(best: Candidate, whole: Candidate, cluster: Cluster) -> str:
+def left_idle(best: Candidate, on_all: Candidate, cluster: Cluster) -> str:
     """Why the plan does not use all GPUs, and how it would."""
     used = best.strategy.world_size
     verb = "is" if used == 1 else "are"
     return (
         f"{used} of the {cluster.gpus} GPUs {verb} used and {cluster.gpus - used} left idle, which is "
-        f"{gain_words(best, whole)} faster: {_PACE[whole.time.bound_by]} sets the pace of the best plan "
-        f"for all ({strategy_words(whole.strategy)}, {format_seconds(whole.time.step_seconds)} a step); "
+        f"{gain_words(best, on_all)} faster: {_PACE[on_all.time.bound_by]} sets the pace of the best plan "
+        f"for all ({strategy_words(on_all.strategy)}, {format_seconds(on_all.time.step_seconds)} a step); "
         "a larger ⟨global_batch⟩ gives all of them work, ⟨all_gpus⟩ plans for all"
     )
 
 
-def would_be_faster(best: Candidate, whole: Candidate, cluster: Cluster) -> str:
+def would_be_faster(best: Candidate, on_all: Candidate, cluster: Cluster) -> str:
     """What a plan that uses all GPUs misses."""
     strategy = best.strategy
     return (
-        f"{gain_words(best, whole)} faster with {strategy.world_size} of the {cluster.gpus} GPUs "
-        f"({strategy_words(strategy)}): {_PACE[whole.time.bound_by]} sets the pace; then plan with "
+        f"{gain_words(best, on_all)} faster with {strategy.world_size} of the {cluster.gpus} GPUs "
+        f"({strategy_words(strategy)}): {_PACE[on_all.time.bound_by]} sets the pace; then plan with "
         f"⟨gpus⟩ {strategy.world_size} ⟨global_batch⟩ {strategy.global_batch}"
     )

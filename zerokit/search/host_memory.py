@@ -8,19 +8,19 @@ from zerokit.search.search import HOST_REASON, SearchResult
 from zerokit.units import GIB
 
 
-def note_on_choice(chosen: Candidate, cluster: Cluster, found: SearchResult) -> tuple[str, ...]:
+def note_on_choice(chosen: Candidate, cluster: Cluster, result: SearchResult) -> tuple[str, ...]:
     """What was taken for the host's memory, where the choice depends on it."""
     zero = chosen.strategy.settings.zero
     offloads = zero.offload_optimizer.device != "none" or zero.offload_param.device != "none"
-    if cluster.host_ram_bytes is not None or not (offloads or HOST_REASON in found.rejected):
+    if cluster.host_ram_bytes is not None or not (offloads or HOST_REASON in result.rejected):
         return ()
     need = chosen.memory.host_bytes_per_node / GIB
     return (f"{assumed_host(cluster)}; this plan needs {need:,.0f} GiB of it",)
 
 
-def note_on_estimate(found: Candidate, cluster: Cluster) -> tuple[str, ...]:
+def note_on_estimate(candidate: Candidate, cluster: Cluster) -> tuple[str, ...]:
     """Where a strategy takes more host memory than nodes with such GPUs have, as far as is known."""
-    needed, limit = found.memory.host_bytes_per_node, cluster.host_limit_bytes
+    needed, limit = candidate.memory.host_bytes_per_node, cluster.host_limit_bytes
     if cluster.host_ram_bytes is not None or limit is None or needed <= limit:
         return ()
     return (

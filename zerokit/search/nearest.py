@@ -36,10 +36,10 @@ def unpinned(request: Request, works: Works) -> str | None:
     )
     if pins == free:
         return None
-    found = works(replace(request, pins=free))
+    candidate = works(replace(request, pins=free))
     return (
-        f"without ⟨zero⟩, ⟨offload_⟩*, ⟨tp⟩, ⟨sp⟩ or ⟨checkpointing⟩ fixed: {_words(found)}"
-        if found
+        f"without ⟨zero⟩, ⟨offload_⟩*, ⟨tp⟩, ⟨sp⟩ or ⟨checkpointing⟩ fixed: {_words(candidate)}"
+        if candidate
         else None
     )
 
@@ -49,9 +49,9 @@ def smaller_batch(request: Request, works: Works) -> str | None:
     micro = request.pins.micro_batch
     while micro is not None and micro > 1:
         micro //= 2
-        found = works(replace(request, pins=replace(request.pins, micro_batch=micro)))
-        if found:
-            return f"⟨micro_batch⟩ {micro}: {_words(found)}"
+        candidate = works(replace(request, pins=replace(request.pins, micro_batch=micro)))
+        if candidate:
+            return f"⟨micro_batch⟩ {micro}: {_words(candidate)}"
     return None
 
 
@@ -67,9 +67,9 @@ def shorter_sequence(request: Request, works: Works) -> str | None:
     if not lengths or not at(lengths[-1]):
         return None  # weights and states alone are too much: nothing between is asked
     for length in lengths:
-        found = at(length)
-        if found:
-            return f"⟨seq_len⟩ {length}: {_words(found)}"
+        candidate = at(length)
+        if candidate:
+            return f"⟨seq_len⟩ {length}: {_words(candidate)}"
     return None
 
 
@@ -78,17 +78,17 @@ def adapters(request: Request, works: Works) -> str | None:
     if request.job.inference:
         for bits in ("int8", "int4"):
             if request.job.quantization != bits:
-                found = works(replace(request, job=replace(request.job, quantization=bits)))
-                if found:
-                    return f"⟨quant⟩ {bits}: {_words(found)}"
+                candidate = works(replace(request, job=replace(request.job, quantization=bits)))
+                if candidate:
+                    return f"⟨quant⟩ {bits}: {_words(candidate)}"
         return None
     for method in ("lora", "qlora"):
         if request.job.method == "qlora" or request.job.method == method:
             continue
         job = replace(request.job, method=method, lora=request.job.lora or Lora())
-        found = works(replace(request, job=job))
-        if found:
-            return f"⟨method⟩ {method}: {_words(found)}"
+        candidate = works(replace(request, job=job))
+        if candidate:
+            return f"⟨method⟩ {method}: {_words(candidate)}"
     return None
 
 
@@ -96,9 +96,9 @@ def more_parallel(request: Request, works: Works) -> str | None:
     """Tensor or sequence parallel, which the script must do its part for."""
     for way in BY_SCRIPT:
         pins = way.searched(request.pins)
-        found = works(replace(request, pins=pins)) if pins is not None else None
-        if found:
-            return f"⟨{way.option}⟩ {way.degree(found.strategy)}: {_words(found)}; {way.needs}"
+        candidate = works(replace(request, pins=pins)) if pins is not None else None
+        if candidate:
+            return f"⟨{way.option}⟩ {way.degree(candidate.strategy)}: {_words(candidate)}; {way.needs}"
     return None
 
 
@@ -106,10 +106,10 @@ def more_host_memory(request: Request, works: Works) -> str | None:
     """Offload with more host RAM than there is."""
     if request.cluster.host_limit_bytes is None or request.on_cpu:
         return None
-    found = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=_ANY_HOST_BYTES)))
-    if not found:
+    candidate = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=_ANY_HOST_BYTES)))
+    if not candidate:
         return None
-    return f"⟨host_ram⟩ {found.memory.host_bytes_per_node / GIB:.0f}GiB per node: {_words(found)}"
+    return f"⟨host_ram⟩ {candidate.memory.host_bytes_per_node / GIB:.0f}GiB per node: {_words(candidate)}"
 
 
 def more_gpus(request: Request, works: Works) -> str | None:
@@ -120,10 +120,10 @@ def more_gpus(request: Request, works: Works) -> str | None:
     """
     if request.on_cpu:
         return None
-    found = None
+    candidate = None
     if request.pins.search_sequence:
-        found = _more_gpus(replace(request, pins=replace(request.pins, search_sequence=False)), works)
-    return found or _more_gpus(request, works)
+        candidate = _more_gpus(replace(request, pins=replace(request.pins, search_sequence=False)), works)
+    return candidate or _more_gpus(request, works)
 
 
 def _more_gpus(request: Request, works: Works) -> str | None:
@@ -133,13 +133,13 @@ def _more_gpus(request: Request, works: Works) -> str | None:
     if not larger or not works(larger[-1]):
         return None  # what one GPU must hold is too much already: nothing between is asked
     for one in larger:
-        found = works(one)
-        if found:
+        candidate = works(one)
+        if candidate:
             gpus, nodes = one.cluster.gpus, one.cluster.nodes
             on = f" on {nodes} nodes" if nodes > 1 else ""
-            other = request.job.global_batch is not None and one.job.global_batch is None
-            batch = f" and ⟨global_batch⟩ {found.strategy.global_batch}" if other else ""
-            return f"{gpus - cluster.gpus} more GPUs (⟨gpus⟩ {gpus}{batch}{on}): {_words(found)}"
+            drops_batch = request.job.global_batch is not None and one.job.global_batch is None
+            batch = f" and ⟨global_batch⟩ {candidate.strategy.global_batch}" if drops_batch else ""
+            return f"{gpus - cluster.gpus} more GPUs (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate)}"
     return None
 
 

@@ -68,14 +68,14 @@ class Plan:
     advice: tuple[str, ...] = ()
 
 
-def choose_precision(asked: str, cluster: Cluster, on_cpu: bool = False) -> tuple[str, str]:
+def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> tuple[str, str]:
     """The training precision and why.
 
     Raises:
         InputError: the GPU cannot do what was asked.
     """
     gpu = cluster.gpu
-    if asked == "auto":
+    if requested == "auto":
         if on_cpu and gpu.supports("bf16"):
             return "bf16", "precision bf16: these CPUs have it in hardware"
         if on_cpu:
@@ -86,11 +86,11 @@ def choose_precision(asked: str, cluster: Cluster, on_cpu: bool = False) -> tupl
         if gpu.supports("bf16"):
             return "bf16", f"precision bf16: {gpu.name} has it in hardware, and it needs no loss scaling"
         return "fp16", f"precision fp16: {gpu.name} has no bf16 in hardware"
-    if asked == "fp16" and on_cpu:
+    if requested == "fp16" and on_cpu:
         raise InputError("⟨precision⟩ fp16: DeepSpeed refuses fp16 on CPU ranks; use bf16 or fp32")
-    if asked == "bf16" and not gpu.supports("bf16") and not on_cpu:
+    if requested == "bf16" and not gpu.supports("bf16") and not on_cpu:
         raise InputError(f"⟨precision⟩ bf16: {gpu.name} has no bf16 in hardware; use fp16")
-    return asked, f"precision {asked}: given"
+    return requested, f"precision {requested}: given"
 
 
 def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = False) -> tuple[int, str]:
@@ -135,38 +135,38 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     """
     space, notes = make_space(request)
     check_pins(space, request)
-    found = search(space, top=max(2, top))
-    if not found.ranked:
-        _check_batch(found, request)
-        raise NothingFits(_explain(request, space, found))
+    result = search(space, top=max(2, top))
+    if not result.ranked:
+        _check_batch(result, request)
+        raise NothingFits(_explain(request, space, result))
     fewer = (
-        fastest_with_fewer(space, found.ranked[0]) if request.timed and not request.job.inference else None
+        fastest_with_fewer(space, result.ranked[0]) if request.timed and not request.job.inference else None
     )
     if fewer is not None and not request.all_gpus:
         fastest = search(fewer, top=max(2, top))
-        notes = (fewer_gpus.left_idle(fastest.ranked[0], found.ranked[0], request.cluster), *notes)
-        found, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
-    chosen, *others = found.ranked
+        notes = (fewer_gpus.left_idle(fastest.ranked[0], result.ranked[0], request.cluster), *notes)
+        result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
+    chosen, *others = result.ranked
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
-    others = [with_saving(other, space.shape, space.job, request.cluster) for other in others]
+    others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
-        chosen, *others = (with_range(each, space.timing) for each in (chosen, *others))
+        chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
-        *note_on_choice(chosen, request.cluster, found),
+        *note_on_choice(chosen, request.cluster, result),
         *saving_notes(chosen, space.shape, space.job, request.cluster),
     )  # fmt: skip
     return Plan(
         chosen=replace(chosen, why=why),
         alternatives=tuple(
-            replace(other, why=advice.runner_up(other, chosen, request.timed))
-            for other in others[: max(0, top - 1)]
+            replace(candidate, why=advice.runner_up(candidate, chosen, request.timed))
+            for candidate in others[: max(0, top - 1)]
         ),
-        rejected=found.rejected,
-        candidates=found.candidates,
-        seconds=found.seconds,
+        rejected=result.rejected,
+        candidates=result.candidates,
+        seconds=result.seconds,
         precision=space.precision,
         global_batch=space.global_batch,
         cluster=space.cluster,
@@ -224,12 +224,12 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
     memory = (request.exact_memory or request.memory)(job, strategy, request.cluster)
     timing = time_model(request, job)
     time = timing.with_retries(timing.estimate(strategy), strategy, memory)
-    takes = saving(request.shape, job, strategy, request.cluster)
-    found = Candidate(strategy=strategy, memory=memory, time=time, saving=takes)
-    found = with_range(found, timing) if request.timed and not request.job.inference else found
+    host_saving = saving(request.shape, job, strategy, request.cluster)
+    candidate = Candidate(strategy=strategy, memory=memory, time=time, saving=host_saving)
+    candidate = with_range(candidate, timing) if request.timed and not request.job.inference else candidate
     reason = fits(memory, request.cluster)
     assumed = reason == HOST_REASON and request.cluster.host_ram_bytes is None
-    return found, reason is None or assumed
+    return candidate, reason is None or assumed
 
 
 def check_pins(space: Space, request: Request) -> None:
@@ -273,9 +273,9 @@ def check_pins(space: Space, request: Request) -> None:
         )
 
 
-def _check_batch(found: SearchResult, request: Request) -> None:
+def _check_batch(result: SearchResult, request: Request) -> None:
     """Refuse a fixed global batch when it alone is in the way."""
-    if found.nearest is not None or BATCH_REASON not in found.rejected:
+    if result.nearest is not None or BATCH_REASON not in result.rejected:
         return
     batch, gpus, pins = request.job.global_batch, request.cluster.gpus, request.pins
     if batch is None:
@@ -316,17 +316,17 @@ def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str
     """What a script that does its part could gain: tensor and sequence parallel, pipelines."""
     if request.cluster.gpus < 2 or request.job.inference or not request.timed:
         return ()
-    found = []
+    faster = []
     for way in advice.BY_SCRIPT:
         pins = way.searched(request.pins)
         best = _fastest(space, pins, chosen) if pins is not None else None
         if best is not None:
             words = f"{way.name} {way.degree(best.strategy)} ({advice.strategy_words(best.strategy)})"
-            found.append(
+            faster.append(
                 f"{advice.gain_words(best, chosen)} faster with {words}: {way.needs}; "
                 f"then plan with ⟨{way.option}⟩"
             )
-    return (*found, *_faster_pipeline(request, space, chosen))
+    return (*faster, *_faster_pipeline(request, space, chosen))
 
 
 def _with_fewer(request: Request, fewer: Space | None, chosen: Candidate) -> tuple[str, ...]:
@@ -359,25 +359,25 @@ def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple
 def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None = None) -> Candidate | None:
     """The fastest under other pins, if it is clearly faster than the choice, and than ``best``."""
     limit = best.time.step_seconds if best is not None else chosen.time.step_seconds / _WORTH_SAYING_GAIN
-    seen = frozenset(layouts(space.cluster, space.pins))  # the choice is the fastest of these
-    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit, without=seen).ranked
+    searched = frozenset(layouts(space.cluster, space.pins))  # the choice is the fastest of these
+    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit, without=searched).ranked
     return ranked[0] if ranked else None
 
 
-def _explain(request: Request, space: Space, found: SearchResult) -> str:
+def _explain(request: Request, space: Space, result: SearchResult) -> str:
     """Why nothing fits, and the nearest changes that would."""
     lines = [f"nothing fits {advice.cluster_words(request.cluster)}"]
-    if found.nearest is not None:
-        lines[0] += ": " + advice.lack_words(found.nearest, request.cluster)
-    elif found.rejected:
-        reason = next(iter(found.rejected))
+    if result.nearest is not None:
+        lines[0] += ": " + advice.lack_words(result.nearest, request.cluster)
+    elif result.rejected:
+        reason = next(iter(result.rejected))
         lines[0] += ": the model states alone require more" if reason == STATES_REASON else f": {reason}"
     changes = nearest_changes(request, _best)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     elif request.cluster.gpu_assumed:
         lines[0] += " (no GPU was named and none was found here: name yours, ⟨gpus⟩ N ⟨gpu⟩ NAME)"
-    if request.cluster.host_ram_bytes is None and HOST_REASON in found.rejected:
+    if request.cluster.host_ram_bytes is None and HOST_REASON in result.rejected:
         lines.append(assumed_host(request.cluster))
     if changes:
         lines.append("What would make it fit:")

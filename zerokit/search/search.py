@@ -132,14 +132,14 @@ class _Search:
                 continue
             heapq.heappush(queue, (seconds, order, next(ticket), family, None))
         ranked: list[Candidate] = []
-        shown: set[int] = set()
+        reported: set[int] = set()
         while queue and len(ranked) < self.top:
             now, order, _, family, chosen = heapq.heappop(queue)
-            if order in shown:
+            if order in reported:
                 self.rejected[_SLOWER] += 1
             elif isinstance(chosen, Candidate):
                 ranked.append(chosen)
-                shown.add(order)
+                reported.add(order)
             else:
                 entries = (
                     self._expand(order, family) if chosen is None else self._ask(order, family, chosen, now)
@@ -164,36 +164,42 @@ class _Search:
     def _families(self) -> Iterator[_Family]:
         space = self.space
         spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
-        settings = {spot.stage: knobs(spot.stage, space.pins, space.timing.trainable) for spot in spots}
+        settings = {
+            placement.stage: knobs(placement.stage, space.pins, space.timing.trainable) for placement in spots
+        }
         modes = checkpointings(space)
         for layout in layouts(space.cluster, space.pins):
             if layout in self.without:
                 continue
             pairs = list(batches(space, layout))
-            size = sum(len(settings[spot.stage]) for spot in spots) * len(modes) * max(1, len(pairs))
+            size = (
+                sum(len(settings[placement.stage]) for placement in spots) * len(modes) * max(1, len(pairs))
+            )
             self.candidates += size
             refused = layout_violation(layout, space.shape, space.job, space.cluster, space.pins)
             if refused is not None or not pairs:
                 self.rejected[refused.reason if refused else BATCH_REASON] += size
                 continue
-            for spot in spots:
-                variants = settings[spot.stage]
+            for placement in spots:
+                variants = settings[placement.stage]
                 count = len(variants) * len(modes) * len(pairs)
-                reason = self._illegal(layout, spot, pairs[0], variants[0]) or self._states_too_large(
-                    layout, spot
+                reason = self._illegal(layout, placement, pairs[0], variants[0]) or self._states_too_large(
+                    layout, placement
                 )
                 if reason:
                     self.rejected[reason] += count
                     continue
                 for mode in modes:
                     for micro, steps in pairs:
-                        yield _Family(layout=layout, placement=spot, checkpointing=mode, micro_batch=micro,
-                                      accumulation=steps, variants=variants)  # fmt: skip
+                        yield _Family(
+                            layout=layout, placement=placement, checkpointing=mode,
+                            micro_batch=micro, accumulation=steps, variants=variants,
+                        )  # fmt: skip
 
     def _illegal(
-        self, layout: Layout, spot: OffloadChoice, pair: tuple[int, int], chosen: Knobs
+        self, layout: Layout, placement: OffloadChoice, pair: tuple[int, int], chosen: Knobs
     ) -> str | None:
-        strategy = build_strategy(self.space, layout, spot, "none", *pair, chosen)
+        strategy = build_strategy(self.space, layout, placement, "none", *pair, chosen)
         violation = first_violation(
             strategy,
             gpus_per_node=self.space.cluster.gpus_per_node,
@@ -201,7 +207,7 @@ class _Search:
         )
         return None if violation is None else violation.reason
 
-    def _states_too_large(self, layout: Layout, spot: OffloadChoice) -> str | None:
+    def _states_too_large(self, layout: Layout, placement: OffloadChoice) -> str | None:
         """Model states that no micro-batch or knob can make smaller: a bound from below."""
         space = self.space
         if space.job.inference or space.job.method != "full":
@@ -210,10 +216,10 @@ class _Search:
         weights = space.shape.block_parameters / (layout.tensor * layout.pipeline)
         element_bytes = 4 if space.precision == "fp32" else 2
         size = 0.0
-        if spot.parameters == "none":
-            size += element_bytes * weights / (ranks if spot.stage == 3 else 1)
-        if spot.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
-            size += _ADAM_BYTES * weights / (ranks if spot.stage >= 1 else 1)
+        if placement.parameters == "none":
+            size += element_bytes * weights / (ranks if placement.stage == 3 else 1)
+        if placement.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
+            size += _ADAM_BYTES * weights / (ranks if placement.stage >= 1 else 1)
         return STATES_REASON if size > space.cluster.gpu.driver_vram_bytes else None
 
     # ---------------------------------------------------------------- time and memory
@@ -234,8 +240,8 @@ class _Search:
             self.rejected[_TOO_LARGE] += len(family.variants)
             return
         if least:
-            spare = most_spare_bytes(least, self.space.cluster)
-            self.floors[order] = self._frugal_retries(family, spare)
+            headroom = most_spare_bytes(least, self.space.cluster)
+            self.floors[order] = self._frugal_retries(family, headroom)
         floor = self.floors.get(order, 0.0)
         timed = [_Variant(seconds=self._seconds(family, chosen), knobs=chosen) for chosen in family.variants]
         timed.reverse()  # of equally fast settings the most frugal comes first
@@ -258,8 +264,8 @@ class _Search:
         if candidate.time.step_seconds > bound and order not in self.settled and len(family.variants) > 1:
             self.settled.add(order)
             memory = self._memory(self._strategy(family, family.variants[-1]))
-            spare = spare_bytes(memory, self.space.cluster)
-            self.floors[order] = max(self.floors.get(order, 0.0), self._frugal_retries(family, spare))
+            headroom = spare_bytes(memory, self.space.cluster)
+            self.floors[order] = max(self.floors.get(order, 0.0), self._frugal_retries(family, headroom))
 
     def _least_vram(self, family: _Family) -> int:
         """The bound from below, 0 where there is none; notes the family that lacks least."""
@@ -273,9 +279,9 @@ class _Search:
             self.hopeless = (lack, strategy)
         return least
 
-    def _frugal_retries(self, family: _Family, spare: int) -> float:
+    def _frugal_retries(self, family: _Family, headroom: int) -> float:
         strategy = self._strategy(family, family.variants[-1])
-        return self.space.timing.retry_seconds(strategy, max(spare, EXPANDABLE_BYTES))
+        return self.space.timing.retry_seconds(strategy, max(headroom, EXPANDABLE_BYTES))
 
     def _try(self, family: _Family, chosen: Knobs) -> Candidate | None:
         """The candidate, if it fits. After a first failure the most frugal knobs are asked, once."""

@@ -75,17 +75,17 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
 
     def attempt(count: int) -> Candidate | None:
         try:
-            found, refusal = _fits_on(request, gpu, job, pins, count), None
+            fitting, refusal = _fits_on(request, gpu, job, pins, count), None
         except InputError as error:
-            found, refusal = None, error
+            fitting, refusal = None, error
         refusals.append(refusal)
-        return found
+        return fitting
 
     per_node = gpu.max_gpus_per_node
     for count in (*(n for n in (1, 2, 4, 8, 16) if n < per_node), per_node):
-        found = attempt(count) if count <= most else None
-        if found is not None:
-            return _size(gpu, method, offload, count, found)
+        fitting = attempt(count) if count <= most else None
+        if fitting is not None:
+            return _size(gpu, method, offload, count, fitting)
     low, high, best = 1, 2, None
     while high * per_node <= most:
         best = attempt(high * per_node)
@@ -100,14 +100,14 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
                     why=why, refused=refused)  # fmt: skip
     while high - low > 1:
         middle = (low + high) // 2
-        found = attempt(middle * per_node)
-        low, high, best = (low, middle, found) if found is not None else (middle, high, best)
+        fitting = attempt(middle * per_node)
+        low, high, best = (low, middle, fitting) if fitting is not None else (middle, high, best)
     return _size(gpu, method, offload, high * per_node, best)
 
 
-def _size(gpu: Gpu, method: str, offload: bool, count: int, found: Candidate) -> Size:
+def _size(gpu: Gpu, method: str, offload: bool, count: int, fitting: Candidate) -> Size:
     nodes = max(1, count // gpu.max_gpus_per_node)
-    return Size(gpu=gpu, method=method, offload=offload, gpus=count, nodes=nodes, candidate=found)
+    return Size(gpu=gpu, method=method, offload=offload, gpus=count, nodes=nodes, candidate=fitting)
 
 
 def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Candidate | None:
@@ -125,9 +125,9 @@ def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Ca
         network_bytes_per_second=request.cluster.network_bytes_per_second,
         nvme_path=request.cluster.nvme_path,
     )
-    there = replace(request, job=job, pins=pins, cluster=cluster)
-    space, _ = make_space(there)
-    check_pins(space, there)
+    sized = replace(request, job=job, pins=pins, cluster=cluster)
+    space, _ = make_space(sized)
+    check_pins(space, sized)
     ranked = search(space, top=1).ranked
     if not ranked:
         return None

@@ -80,8 +80,8 @@ def layout_violation(
         job=job,
     )
     fixed = pins.tensor_parallel is not None
-    found = (v for v in layout_violations(setup) if v.rule.severity == "error" or not fixed)
-    return next(found, None)
+    violations = (v for v in layout_violations(setup) if v.rule.severity == "error" or not fixed)
+    return next(violations, None)
 
 
 def divisors(number: int) -> list[int]:
@@ -92,12 +92,12 @@ def divisors(number: int) -> list[int]:
 
 def layouts(cluster: Cluster, pins: Pins) -> Iterator[Layout]:
     """Every division of the GPUs into degrees that the pins allow."""
-    whole = divisors(cluster.gpus)
+    gpus = divisors(cluster.gpus)
 
     def choices(pinned: int | None, searched: bool) -> list[int]:
         if pinned is not None:
             return [pinned]
-        return whole if searched else [1]
+        return gpus if searched else [1]
 
     for tensor in choices(pins.tensor_parallel, pins.search_tensor or pins.pipeline_module):
         for pipeline in choices(pins.pipeline_parallel, pins.pipeline_module):
@@ -124,14 +124,14 @@ def refuse_placement(job: Job, stage: int | None, offload: str | None) -> None:
     Raises:
         InputError: names the option.
     """
-    made = None if job.inference else client_optimizer(job.optimizer)
-    if made is not None and offload not in (None, "none"):
+    optimizer = None if job.inference else client_optimizer(job.optimizer)
+    if optimizer is not None and offload not in (None, "none"):
         raise InputError(
             f"⟨offload_optimizer⟩ {offload}: DeepSpeed does not offload an optimizer that the script "
             f"makes, as {job.optimizer} is (deepspeed/runtime/engine.py:2343); use ⟨optimizer⟩ AdamW, or no "
             "offload"
         )
-    if made is not None and stage == 0 and not made.steps_in_init:
+    if optimizer is not None and stage == 0 and not optimizer.steps_in_init:
         raise InputError(
             f"⟨zero⟩ 0: DeepSpeed steps the optimizer once before training (deepspeed/runtime/fp16/"
             f"unfused_optimizer.py, initialize_optimizer_states), where {job.optimizer} stops; "
@@ -146,19 +146,19 @@ def placements(pins: Pins, job: Job, has_nvme: bool) -> list[OffloadChoice]:
     state beside them, which DeepSpeed does not move.
     """
     devices = ["none", "cpu", *(["nvme"] if has_nvme else [])]
-    found = []
-    made = None if job.inference else client_optimizer(job.optimizer)
+    result = []
+    client = None if job.inference else client_optimizer(job.optimizer)
     for stage in [pins.zero_stage] if pins.zero_stage is not None else [0, 1, 2, 3]:
         for optimizer in [pins.offload_optimizer] if pins.offload_optimizer else devices:
             for parameters in [pins.offload_param] if pins.offload_param else devices:
                 if job.inference and (stage not in (0, 3) or optimizer != "none"):
                     continue  # without an optimizer stages 1 and 2 are stage 0
-                if made is not None and (optimizer != "none" or (stage == 0 and not made.steps_in_init)):
+                if client is not None and (optimizer != "none" or (stage == 0 and not client.steps_in_init)):
                     continue  # ``refuse_placement``
                 if job.method == "qlora" and parameters != "none" and pins.offload_param is None:
                     continue
-                found.append(OffloadChoice(stage=stage, optimizer=optimizer, parameters=parameters))
-    return found
+                result.append(OffloadChoice(stage=stage, optimizer=optimizer, parameters=parameters))
+    return result
 
 
 @frozen_dataclass
@@ -184,8 +184,8 @@ def _buckets(pins: Pins, trainable: int) -> tuple[int, ...]:
     """Sizes of the gradients' bucket. One larger than all gradients together has room that nothing fills."""
     if pins.reduce_bucket_size:
         return (pins.reduce_bucket_size,)
-    whole = max(1, -(-trainable // _BUCKET_GRAIN)) * _BUCKET_GRAIN
-    return tuple(dict.fromkeys(min(size, whole) for size in _BUCKETS))
+    rounded = max(1, -(-trainable // _BUCKET_GRAIN)) * _BUCKET_GRAIN
+    return tuple(dict.fromkeys(min(size, rounded) for size in _BUCKETS))
 
 
 def knobs(stage: int, pins: Pins, trainable: int) -> tuple[Knobs, ...]:

@@ -38,16 +38,16 @@ def large_blocks(shape: ModelShape, job: Job, strategy: Strategy, owned: float) 
         owned: trainable elements that the rank's optimizer steps.
     """
     settings, zero = strategy.settings, strategy.settings.zero
-    found: list[tuple[float, int]] = []
+    blocks: list[tuple[float, int]] = []
     if shape.head == "causal":
         # transformers/loss/loss_utils.py, ForCausalLMLoss: "Upcast to float"
         tokens = settings.micro_batch * job.seq_len / strategy.sequence_parallel
-        found.append((_FP32 * tokens * shape.vocab, settings.gradient_accumulation))
+        blocks.append((_FP32 * tokens * shape.vocab, settings.gradient_accumulation))
     if zero.stage > 0 and zero.offload_optimizer.device == "none":
         # the owned gradients, flattened in fp32 (zero/stage_1_and_2.py: single_grad_partition), at stage 3
         # a sub-group at a time (zero/stage3.py: _prepare_sub_group)
-        found.append((_FP32 * (min(owned, zero.sub_group_size) if zero.stage == 3 else owned), 1))
-    return found
+        blocks.append((_FP32 * (min(owned, zero.sub_group_size) if zero.stage == 3 else owned), 1))
+    return blocks
 
 
 def most_spare_bytes(least_vram: int, cluster: Cluster) -> int:
@@ -62,21 +62,21 @@ def retry_seconds(
     cluster: Cluster,
     constants: Constants,
     owned: float,
-    spare: int,
+    headroom: int,
 ) -> float:
     """Seconds of a step in which pages are given back and mapped anew; 0 with room enough.
 
     A retry moves what is spare and the tensor's own size. The driver does it for one process of the
     host at a time (two GPUs took 1.8 times as long as one), and the ranks of a node reach it together.
-    It never falls as ``spare`` shrinks, from what any run must have on (``fits.EXPANDABLE_BYTES``).
+    It never falls as ``headroom`` shrinks, from what any run must have on (``fits.EXPANDABLE_BYTES``).
     """
-    if job.inference or spare < 0 or cluster.gpu.name == "cpu":
+    if job.inference or headroom < 0 or cluster.gpu.name == "cpu":
         return 0.0
     per_byte = constants.remap_seconds_per_byte * cluster.gpus_per_node
     seconds = 0.0
     for size, times in large_blocks(shape, job, strategy, owned):
         cached = size + constants.cached_bytes
-        if spare < cached:
-            retries = constants.most_retries * (1 - spare / cached)
-            seconds += times * retries * (spare + size) * per_byte
+        if headroom < cached:
+            retries = constants.most_retries * (1 - headroom / cached)
+            seconds += times * retries * (headroom + size) * per_byte
     return seconds

@@ -125,26 +125,28 @@ def fit_layer_factors(
     predict: Callable[[tuple[LayerFactor, ...]], Sequence[float]],
 ) -> tuple[LayerFactor, ...]:
     """The factors, one per point, under which ``predict`` gives the measured step times on average."""
-    found: dict[LayerPoint, float] = {}
+    factors: dict[LayerPoint, float] = {}
     for _ in range(_ROUNDS):
         errors = defaultdict(list)
-        for point, measured, seconds in zip(points, measured_seconds, predict(_factors(found)), strict=True):
+        for point, measured, seconds in zip(
+            points, measured_seconds, predict(_factors(factors)), strict=True
+        ):
             errors[point].append(math.log(measured / seconds))
-        found = {
-            point: found.get(point, 1.0) * math.exp(_OVERSHOOT * _mean(values))
+        factors = {
+            point: factors.get(point, 1.0) * math.exp(_OVERSHOOT * _mean(values))
             for point, values in errors.items()
         }
-    return _factors(found)
+    return _factors(factors)
 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _factors(found: Mapping[LayerPoint, float]) -> tuple[LayerFactor, ...]:
+def _factors(factors: Mapping[LayerPoint, float]) -> tuple[LayerFactor, ...]:
     return tuple(
         LayerFactor(hidden=hidden, tensor_parallel=degree, tokens=tokens, factor=factor)
-        for (hidden, degree, tokens), factor in found.items()
+        for (hidden, degree, tokens), factor in factors.items()
     )
 
 
@@ -165,26 +167,28 @@ def observe(
         rates: what ``doctor --measure`` found, without factors from tuning.
         at: time stamp.
     """
-    plain = {id(strategy): estimate(strategy, rates) for strategy, _ in measured}
+    uncalibrated = {id(strategy): estimate(strategy, rates) for strategy, _ in measured}
     telling = [
         (strategy, seconds)
         for strategy, seconds in measured
-        if sum(plain[id(strategy)].parts.get(name, 0.0) for name in _LAYER_PARTS)
-        >= _LAYER_SHARE * plain[id(strategy)].step_seconds
+        if sum(uncalibrated[id(strategy)].parts.get(name, 0.0) for name in _LAYER_PARTS)
+        >= _LAYER_SHARE * uncalibrated[id(strategy)].step_seconds
     ]
     points = [layer_point(shape, job, strategy) for strategy, _ in telling]
     factors = fit_layer_factors(
         points,
         [seconds for _, seconds in telling],
-        lambda found: [estimate(s, replace(rates, layer_factors=found)).step_seconds for s, _ in telling],
+        lambda factors_: [
+            estimate(s, replace(rates, layer_factors=factors_)).step_seconds for s, _ in telling
+        ],
     )
     by_point = {(f.hidden, f.tensor_parallel, round(f.tokens)): f.factor for f in factors}
-    known = dict(zip(map(id, (strategy for strategy, _ in telling)), points, strict=True))
-    found = []
+    point_of = dict(zip(map(id, (strategy for strategy, _ in telling)), points, strict=True))
+    trial_factors = []
     for strategy, seconds in measured:
         zero, settings = strategy.settings.zero, strategy.settings
-        point = known.get(id(strategy))
-        found.append(
+        point = point_of.get(id(strategy))
+        trial_factors.append(
             Observation(
                 gpu=cluster.gpu.name, gpus=cluster.gpus, nodes=cluster.nodes, hidden=shape.hidden,
                 layers=sum(stack.layers for stack in shape.stacks), parameters=shape.parameters,
@@ -195,32 +199,45 @@ def observe(
                 micro_batch=settings.micro_batch, gradient_accumulation=settings.gradient_accumulation,
                 checkpointing=strategy.checkpointing, precision=settings.precision,
                 tokens=layer_point(shape, job, strategy)[2],
-                predicted_step_seconds=plain[id(strategy)].step_seconds, measured_step_seconds=seconds,
+                predicted_step_seconds=uncalibrated[id(strategy)].step_seconds, measured_step_seconds=seconds,
                 layer_factor=None if point is None else by_point[point], measured_at=at,
             )
         )  # fmt: skip
-    return found
+    return trial_factors
 
 
 def calibrate(
     rates: Calibration, observations: Iterable[Observation], shape: ModelShape, job: Job, cluster: Cluster
 ) -> tuple[Calibration, tuple[Observation, ...]]:
     """``rates`` with the factors that observations of this machine give, and those that gave any."""
-    here = [each for each in observations if each.gpu == cluster.gpu.name]
-    same_size = [each for each in here if (each.gpus, each.nodes) == (cluster.gpus, cluster.nodes)]
-    same_job = tuple(each for each in same_size if each.job_key == job_key(shape, job))
+    on_this_gpu = [observation for observation in observations if observation.gpu == cluster.gpu.name]
+    same_size = [
+        observation
+        for observation in on_this_gpu
+        if (observation.gpus, observation.nodes) == (cluster.gpus, cluster.nodes)
+    ]
+    same_job = tuple(observation for observation in same_size if observation.job_key == job_key(shape, job))
     if same_job:
         ratios = defaultdict(list)
-        for each in same_job:
-            ratios[each.strategy_key].append(math.log(each.ratio))
-        tried = {key: math.exp(_mean(values)) for key, values in ratios.items()}
-        mean = math.exp(_mean([math.log(ratio) for ratio in tried.values()]))
-        return replace(rates, tuned=JobFactors(tried=tried, others=mean)), same_job
-    wide = [each for each in here if each.hidden == shape.hidden and each.layer_factor is not None]
-    if len({(each.gpus, each.nodes, each.job_key) for each in wide}) < FEWEST_JOBS:
+        for observation in same_job:
+            ratios[observation.strategy_key].append(math.log(observation.ratio))
+        ratio_of = {key: math.exp(_mean(values)) for key, values in ratios.items()}
+        mean = math.exp(_mean([math.log(ratio) for ratio in ratio_of.values()]))
+        return replace(rates, tuned=JobFactors(tried=ratio_of, others=mean)), same_job
+    wide = [
+        observation
+        for observation in on_this_gpu
+        if observation.hidden == shape.hidden and observation.layer_factor is not None
+    ]
+    if (
+        len({(observation.gpus, observation.nodes, observation.job_key) for observation in wide})
+        < FEWEST_JOBS
+    ):
         return rates, ()
     logs = defaultdict(list)
-    for each in wide:
-        logs[each.hidden, each.tensor_parallel, each.tokens].append(math.log(each.layer_factor or 1.0))
+    for observation in wide:
+        logs[observation.hidden, observation.tensor_parallel, observation.tokens].append(
+            math.log(observation.layer_factor or 1.0)
+        )
     factors = _factors({point: math.exp(_mean(values)) for point, values in logs.items()})
     return replace(rates, layer_factors=factors), tuple(wide)

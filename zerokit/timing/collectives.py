@@ -39,10 +39,10 @@ class Route:
         """
         if self.ranks < 2 or size_bytes <= 0:
             return 0.0
-        each = size_bytes / messages
-        rate = self.bytes_per_second * each / (each + self.half_bytes)
+        message_bytes = size_bytes / messages
+        rate = self.bytes_per_second * message_bytes / (message_bytes + self.half_bytes)
         share = (self.ranks - 1) / self.ranks
-        return messages * (passes * share * each / rate + self.latency_seconds)
+        return messages * (passes * share * message_bytes / rate + self.latency_seconds)
 
 
 def route(

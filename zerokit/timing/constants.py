@@ -331,7 +331,7 @@ class Calibration:
                 + math.log2(point.tensor_parallel / tensor_parallel) ** 2
                 + math.log2(point.tokens / tokens) ** 2
             )
-            near = math.exp(-distance / (2 * _REACH_OCTAVES**2))
-            total += near * math.log(point.factor)
-            weight += near
+            nearness = math.exp(-distance / (2 * _REACH_OCTAVES**2))
+            total += nearness * math.log(point.factor)
+            weight += nearness
         return math.exp(total / (weight + _PRIOR_WEIGHT))

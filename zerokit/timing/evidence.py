@@ -17,13 +17,13 @@ def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, .
 
     Nothing where the very strategy ran on this machine; its GPU is known where its products were measured.
     """
-    cluster, here = model.cluster, model.calibration
-    if here.tuned is not None and strategy.family in here.tuned.tried:
+    cluster, calibration = model.cluster, model.calibration
+    if calibration.tuned is not None and strategy.family in calibration.tuned.tried:
         return ()
     name = cluster.gpu.name
-    found = []
-    if name not in _MEASURED | _PUBLISHED and not here.matmul_flops and not here.layer_factors:
-        found.append(name)
+    parts = []
+    if name not in _MEASURED | _PUBLISHED and not calibration.matmul_flops and not calibration.layer_factors:
+        parts.append(name)
     if cluster.nodes > 1 and name not in _PUBLISHED:
-        found.append("several nodes")
-    return tuple(found)
+        parts.append("several nodes")
+    return tuple(parts)

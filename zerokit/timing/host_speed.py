@@ -58,10 +58,10 @@ def factor_of(probe: Mapping[str, float]) -> float:
         ValueError: a probe without any of :data:`REFERENCE_SECONDS`, or with seconds that are not positive.
     """
     names = [MODEL] if MODEL in probe else list(REFERENCE_SECONDS)
-    known = [(probe[name], REFERENCE_SECONDS[name]) for name in names if name in probe]
-    if not known or any(not (math.isfinite(took) and took > 0) for took, _ in known):
+    pairs = [(probe[name], REFERENCE_SECONDS[name]) for name in names if name in probe]
+    if not pairs or any(not (math.isfinite(took) and took > 0) for took, _ in pairs):
         raise ValueError("a probe of the host needs positive seconds of the operators that are known")
-    return math.exp(sum(math.log(took / seconds) for took, seconds in known) / len(known))
+    return math.exp(sum(math.log(took / seconds) for took, seconds in pairs) / len(pairs))
 
 
 def speed_of(rounds: Mapping[str, Sequence[float]], source: str) -> HostSpeed:
@@ -72,8 +72,10 @@ def speed_of(rounds: Mapping[str, Sequence[float]], source: str) -> HostSpeed:
     """
     import statistics  # a probe's alone: a plan starts without it
 
-    count = min((len(each) for each in rounds.values()), default=0)
-    factors = sorted(factor_of({name: each[at] for name, each in rounds.items()}) for at in range(count))
+    count = min((len(samples) for samples in rounds.values()), default=0)
+    factors = sorted(
+        factor_of({name: samples[at] for name, samples in rounds.items()}) for at in range(count)
+    )
     if not factors:
         raise ValueError("a probe of the host needs at least one round")
     edge = count // 20

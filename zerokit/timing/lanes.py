@@ -163,10 +163,10 @@ class Lanes:
         took = self._prices.kernel(event)
         stream = event.stream
         begin = max(self._streams[stream], self.host + ARRIVAL_SECONDS)
-        for other, busy_until in self._kernels.items():
-            if other != stream and busy_until > begin:
-                self._kernels[other] += took
-                self._streams[other] += took
+        for lane, busy_until in self._kernels.items():
+            if lane != stream and busy_until > begin:
+                self._kernels[lane] += took
+                self._streams[lane] += took
         self._streams[stream] = self._kernels[stream] = begin + took
         self._parts[self._prices.kernel_kind(event)] += took
         self._enqueue(begin + took, event.launches)

@@ -68,8 +68,10 @@ def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
         )  # fmt: skip
     zero = strategy.settings.zero
     if {zero.offload_optimizer.device, zero.offload_param.device} != {"none"}:
-        known = calibration.host_to_device_bytes_per_second or calibration.cpu_adam_parameters_per_second
-        if not known:
+        is_measured = (
+            calibration.host_to_device_bytes_per_second or calibration.cpu_adam_parameters_per_second
+        )
+        if not is_measured:
             yield Unmeasured(
                 name="the host's copies and optimizer",
                 told_by="`zerokit doctor --measure` on the GPU machine",
@@ -83,28 +85,28 @@ def step_range(model: TimeModel, strategy: Strategy, memory: MemoryEstimate) -> 
 
     None where the very strategy ran here, or its script was rehearsed: that measured what it depends on.
     """
-    known = model.calibration.tuned or model.calibration.rehearsed
-    if known is not None and strategy.family in known.tried:
+    calibrated = model.calibration.tuned or model.calibration.rehearsed
+    if calibrated is not None and strategy.family in calibrated.tried:
         return None
     fast = slow = model.calibration
-    for each in unmeasured(model, strategy):
-        fast = _merged(fast, model.calibration, each.fast.calibration)
-        slow = _merged(slow, model.calibration, each.slow.calibration)
+    for part in unmeasured(model, strategy):
+        fast = _merged(fast, model.calibration, part.fast.calibration)
+        slow = _merged(slow, model.calibration, part.slow.calibration)
     if fast is slow:
         return None
     low, high = (
-        there.with_retries(there.estimate(strategy), strategy, memory).step_seconds
-        for there in (_with(model, fast), _with(model, slow))
+        edge.with_retries(edge.estimate(strategy), strategy, memory).step_seconds
+        for edge in (_with(model, fast), _with(model, slow))
     )
     return min(low, high), max(low, high)
 
 
 def turned_by(model: TimeModel, first: Strategy, second: Strategy) -> Unmeasured | None:
     """What could make the second strategy the faster of the two; None: nothing that is known of."""
-    for each in unmeasured(model, second):
-        for there in (each.fast, each.slow):
-            if there.estimate(second).step_seconds < there.estimate(first).step_seconds:
-                return each
+    for part in unmeasured(model, second):
+        for end in (part.fast, part.slow):
+            if end.estimate(second).step_seconds < end.estimate(first).step_seconds:
+                return part
     return None
 
 
@@ -112,14 +114,14 @@ def _with(model: TimeModel, calibration: Calibration) -> TimeModel:
     return TimeModel(model.shape, model.job, model.cluster, model.stack, calibration, model.trainable)
 
 
-def _merged(onto: Calibration, plain: Calibration, changed: Calibration) -> Calibration:
-    """``onto`` with what ``changed`` has otherwise than ``plain``."""
+def _merged(onto: Calibration, base: Calibration, changed: Calibration) -> Calibration:
+    """``onto`` with what ``changed`` has otherwise than ``base``."""
     names = (
         "host_factor", "network_bytes_per_second", "host_to_device_bytes_per_second",
         "device_to_host_bytes_per_second", "cpu_adam_parameters_per_second",
     )  # fmt: skip
     values = {name: getattr(changed, name) for name in names}
-    return replace(onto, **{k: v for k, v in values.items() if v != getattr(plain, k)})
+    return replace(onto, **{k: v for k, v in values.items() if v != getattr(base, k)})
 
 
 def _networks(model: TimeModel) -> tuple[float, float]:

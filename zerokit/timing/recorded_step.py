@@ -220,20 +220,20 @@ class _Links:
 
 def _pace(played: lanes.Played) -> str:
     links = max(played.collective_seconds, played.copy_seconds)
-    found = {
+    seconds = {
         "host": played.host_seconds - played.cpu_adam_seconds,
         "gpu": played.gpu_seconds,
         "links": links,
         "cpu_adam": played.cpu_adam_seconds,
     }
-    return max(found, key=lambda name: found[name])
+    return max(seconds, key=lambda name: seconds[name])
 
 
 def _parts(played: lanes.Played) -> dict[str, float]:
     kernels = {
         f"gpu {kind}": took for kind, took in played.parts.items() if kind not in ("collective", "copy")
     }
-    found = {
+    parts = {
         "host": played.host_seconds - played.cpu_adam_seconds,
         "host waiting": played.waited_seconds,
         "gpu": played.gpu_seconds,
@@ -242,4 +242,4 @@ def _parts(played: lanes.Played) -> dict[str, float]:
         "copies": played.copy_seconds,
         "cpu adam": played.cpu_adam_seconds,
     }
-    return {name: took for name, took in found.items() if took > 0}
+    return {name: took for name, took in parts.items() if took > 0}

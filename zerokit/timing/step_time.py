@@ -109,16 +109,16 @@ class TimeModel:
             self._reductions(strategy), strategy.data_parallel, zero.offload_optimizer.device != "none",
             zero.offload_param.device != "none",
         )  # fmt: skip
-        found = self._work.get(key)
-        if found is None:
-            found = self._work[key] = self._micro_batch(strategy)
-        return found
+        cached_work = self._work.get(key)
+        if cached_work is None:
+            cached_work = self._work[key] = self._micro_batch(strategy)
+        return cached_work
 
     def estimate(self, strategy: Strategy) -> TimeEstimate:
         """Time of one optimizer step (or of one forward pass, when serving)."""
         parts = self.traffic.step(strategy, self.work(strategy))
-        known = self.calibration.tuned or self.calibration.rehearsed
-        factor = known.of(strategy.family) if known is not None else 1.0
+        calibrated = self.calibration.tuned or self.calibration.rehearsed
+        factor = calibrated.of(strategy.family) if calibrated is not None else 1.0
         return self._estimate(strategy, {name: value * factor for name, value in parts.items() if value > 0})
 
     def with_retries(
@@ -128,13 +128,13 @@ class TimeModel:
         seconds = self.retry_seconds(strategy, spare_bytes(memory, self.cluster))
         return self._estimate(strategy, {**estimate.parts, "retries": seconds}) if seconds else estimate
 
-    def retry_seconds(self, strategy: Strategy, spare: int) -> float:
+    def retry_seconds(self, strategy: Strategy, headroom: int) -> float:
         """Of a step, with so many bytes left beyond the peak."""
         tuned = self.calibration.tuned
         if tuned is not None and strategy.family in tuned.tried:
             return 0.0  # it ran: its factor holds them
         owned = self.traffic.owned(strategy)
-        return retry_seconds(self.shape, self.job, strategy, self.cluster, self.constants, owned, spare)
+        return retry_seconds(self.shape, self.job, strategy, self.cluster, self.constants, owned, headroom)
 
     def _estimate(self, strategy: Strategy, parts: Mapping[str, float]) -> TimeEstimate:
         total = sum(parts.values())

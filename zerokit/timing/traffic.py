@@ -98,11 +98,11 @@ class Traffic:
         offload = self._offload(strategy)
         busy = work.seconds
         # what crosses per micro-batch runs beside compute where DeepSpeed overlaps
-        shown = _overlap(busy, flow.per_micro, flow.overlapped, self.constants.overlap_loss)
+        exposed = _overlap(busy, flow.per_micro, flow.overlapped, self.constants.overlap_loss)
         loss = self.constants.overlap_loss
         extra_pcie = offload["gradients_per_micro"]
-        extra_pcie += _overlap(busy + shown, offload["weights_per_micro"], True, loss)
-        extra_nvme = _overlap(busy + shown + extra_pcie, offload["nvme_per_micro"], True, loss)
+        extra_pcie += _overlap(busy + exposed, offload["weights_per_micro"], True, loss)
+        extra_nvme = _overlap(busy + exposed + extra_pcie, offload["nvme_per_micro"], True, loss)
         launch = max(0.0, busy - work.gpu_seconds - sum(work.exchange_seconds.values()))
         parts = {
             "compute": micros * work.gpu_seconds,
@@ -115,23 +115,23 @@ class Traffic:
         }
         for kind, seconds in work.exchange_seconds.items():
             parts[kind] += micros * seconds
-        parts[flow.route.kind] += micros * shown
+        parts[flow.route.kind] += micros * exposed
         if self.job.inference:
             return parts
         last = work.backward_seconds if flow.overlapped and settings.zero.stage < 2 else 0.0
         parts[flow.route.kind] += max(flow.per_step - last, flow.per_step * self.constants.overlap_loss)
         parts["optimizer"] = self._optimizer(strategy)
         if stages > 1:
-            self._pipeline(strategy, work, parts, busy + shown)
+            self._pipeline(strategy, work, parts, busy + exposed)
         return parts
 
     def activations(self, strategy: Strategy) -> dict[str, float]:
         """Kind of link -> seconds in which activations cross it, for one micro-batch."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for seconds, kind in (self._tensor(strategy), self._sequence(strategy)):
             if seconds:
-                found[kind] = found.get(kind, 0.0) + seconds
-        return found
+                result[kind] = result.get(kind, 0.0) + seconds
+        return result
 
     @property
     def head_cut_by_vocabulary(self) -> bool:
@@ -190,8 +190,8 @@ class Traffic:
     def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> _Flow:
         zero = strategy.settings.zero
         element_bytes = self._weight_bytes * strategy.settings.parameter_bytes / 2
-        kept = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
-        gathers = (2 * weights - kept) * element_bytes
+        cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
+        gathers = (2 * weights - cached) * element_bytes
         gather_way = way
         if zero.zero_hpz_partition_size > 1:
             # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
@@ -199,7 +199,7 @@ class Traffic:
             first = way.seconds(
                 weights * element_bytes, messages=self._fetches(weights, zero.prefetch_bucket_size)
             )
-            second = inner.seconds((weights - kept) * element_bytes, messages=self.shape.layers)
+            second = inner.seconds((weights - cached) * element_bytes, messages=self.shape.layers)
             return _Flow(route=way, per_micro=first + second + reduce, per_step=0.0, overlapped=zero.overlaps)
         if zero.zero_quantized_weights:
             gathers /= _QUANTIZED_GATHER
@@ -304,21 +304,21 @@ class Traffic:
 
     def _pcie(self) -> tuple[float, float]:
         """Host-to-device and device-to-host bytes/s of one GPU when all of the node copy at once."""
-        c, found = self.constants, self.calibration
-        alone = self.cluster.gpu.pcie_bytes_per_second * c.pcie_efficiency
+        c, calibration = self.constants, self.calibration
+        pcie = self.cluster.gpu.pcie_bytes_per_second * c.pcie_efficiency
         per_node = self.cluster.gpus_per_node
-        up = (found.host_to_device_bytes_per_second or c.host_to_device_bytes_per_second) / per_node
-        down = (found.device_to_host_bytes_per_second or c.device_to_host_bytes_per_second) / per_node
-        return min(alone, up), min(alone, down)
+        up = (calibration.host_to_device_bytes_per_second or c.host_to_device_bytes_per_second) / per_node
+        down = (calibration.device_to_host_bytes_per_second or c.device_to_host_bytes_per_second) / per_node
+        return min(pcie, up), min(pcie, down)
 
     def _offload(self, strategy: Strategy) -> dict[str, float]:
         """Seconds over PCIe, on the host and on NVMe; per micro-batch and per step."""
         zero, settings = strategy.settings.zero, strategy.settings
-        found = {"gradients_per_micro": 0.0, "weights_per_micro": 0.0, "pcie_per_step": 0.0,
+        parts = {"gradients_per_micro": 0.0, "weights_per_micro": 0.0, "pcie_per_step": 0.0,
                  "host_per_step": 0.0, "nvme_per_micro": 0.0, "nvme_per_step": 0.0}  # fmt: skip
         optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
         if optimizer == parameters == "none":
-            return found
+            return parts
         ranks = strategy.zero_ranks
         weights, trainable = self.rank_weights(strategy)
         up, down = self._pcie()
@@ -328,31 +328,31 @@ class Traffic:
         if optimizer != "none" and not self.job.inference:
             owned = trainable / ranks
             down_per_step, per_micro = self._offloaded_gradients(strategy, owned)
-            found["pcie_per_step"] += down_per_step / down
-            found["gradients_per_micro"] += per_micro * (1 / down + 1 / up)
+            parts["pcie_per_step"] += down_per_step / down
+            parts["gradients_per_micro"] += per_micro * (1 / down + 1 / up)
             if parameters == "none":
-                found["pcie_per_step"] += element_bytes * owned / up
+                parts["pcie_per_step"] += element_bytes * owned / up
             # the stepped weights are cast on the host (zero/stage_1_and_2.py:3095, zero/stage3.py:2858)
-            found["host_per_step"] += self.constants.cast_seconds * owned
+            parts["host_per_step"] += self.constants.cast_seconds * owned
             rate = (
                 self.calibration.cpu_adam_parameters_per_second
                 or self.constants.cpu_adam_parameters_per_second
             )
-            found["host_per_step"] += owned * per_node / rate
+            parts["host_per_step"] += owned * per_node / rate
             if optimizer == "nvme":
-                found["nvme_per_step"] += 2 * _SWAPPED_BYTES * owned / disk
+                parts["nvme_per_step"] += 2 * _SWAPPED_BYTES * owned / disk
         if parameters != "none":
             gathers = 1 if self.job.inference else 2
             owned_bytes = weights * self._weight_bytes / ranks
-            found["weights_per_micro"] += gathers * owned_bytes / up
+            parts["weights_per_micro"] += gathers * owned_bytes / up
             if optimizer == "none" and not self.job.inference:
                 # stepped on the GPU, each sub-group's fp32 weights go back to the host before the next is
                 # stepped, and are cast there (deepspeed/runtime/zero/stage3.py:2858, 0.19.8)
                 seconds = max(self.constants.blocking_cast_seconds, 4 / down)
-                found["pcie_per_step"] += seconds * trainable / ranks
+                parts["pcie_per_step"] += seconds * trainable / ranks
             if parameters == "nvme":
-                found["nvme_per_micro"] += gathers * owned_bytes / disk
-        return found
+                parts["nvme_per_micro"] += gathers * owned_bytes / disk
+        return parts
 
     def _offloaded_gradients(self, strategy: Strategy, owned: float) -> tuple[float, float]:
         """Bytes of gradients that go to the host once a step, and both ways each micro-batch.

@@ -34,8 +34,8 @@ def gathers(shape: ModelShape, weights: float, zero: ZeroSettings) -> tuple[floa
     bucket = max(1, zero.prefetch_bucket_size)
     live = min(weights, zero.max_live_parameters)
     forward = _BUCKET_FILL * live / bucket + (1 - live / weights) * _GATHERS_BEYOND * shape.layers
-    kept = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
-    return forward, max(0.0, forward - _BUCKET_FILL * kept / bucket)
+    cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
+    return forward, max(0.0, forward - _BUCKET_FILL * cached / bucket)
 
 
 def small_tensors(shape: ModelShape) -> float:
