@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rehearsal import third_inputs
 from benchmarks.rehearsal.gpu.cases import CaseInputs
 
 LLAMA = {
@@ -71,6 +72,7 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "granite": (GRANITE, "GraniteForCausalLM"),
     "mixtral": (MIXTRAL, "MixtralForCausalLM"),
     "reward": (LLAMA | {"num_labels": 1}, "LlamaForSequenceClassification"),
+    **third_inputs.MODELS,
 }
 _PREFERENCE = ("prompt", "chosen", "rejected")
 _MNIST = {"train": 2048, "t10k": 512}
@@ -103,7 +105,9 @@ class EntryPointInputs(CaseInputs):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         for name, (config, architecture) in MODELS.items():
-            (folder / name).symlink_to(self.model({**config, "architectures": [architecture]}))
+            place = folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(self.model({**config, "architectures": [architecture]}))
         for name in ("accuracy", "rouge", "sacrebleu", "seqeval"):
             (folder / name).mkdir()
             (folder / name / f"{name}.py").write_text(METRIC.replace("NAME", name))
@@ -115,6 +119,7 @@ class EntryPointInputs(CaseInputs):
         settings.write_text(json.dumps({**json.loads(settings.read_text()), "mask_token": "<mask>"}))
         self._texts()
         self._pictures()
+        third_inputs.add(self)
 
     def _write(
         self, name: str, rows: list[dict[str, Any]], splits: tuple[str, ...] = ("train", "test")

@@ -71,5 +71,5 @@ class Inputs:
             mapped = AutoModelForCausalLM._model_mapping.get(type(shape), None)
             shape.architectures = [mapped.__name__] if mapped is not None else None
         shape.bos_token_id, shape.eos_token_id, shape.pad_token_id = 1, 2, 3
-        shape.dtype = "bfloat16"
+        shape.dtype = config.get("dtype", "bfloat16")
         shape.save_pretrained(folder)

@@ -4,7 +4,7 @@
     python -m benchmarks.rehearsal.gpu.public measure OUT.jsonl [NAME…] --checkouts FOLDER [--list LIST]
     python -m benchmarks.rehearsal.gpu.compare PREDICTED.jsonl MEASURED.jsonl
 
-``public.json`` and ``public-second.json`` (``--list``) list them, in the form of ``entry-points.json``: none
+``public.json``, ``public-second.json`` and ``public-third.json`` (``--list``) list them, in the form of ``entry-points.json``: none
 was measured before it was rehearsed. Each runs to its own end. Random weights of the models are made beside
 their configurations. Runs share the GPUs, several at a time: their figures are their own allocators'.
 """
@@ -31,18 +31,18 @@ LIMIT_SECONDS = 150
 EVERY_STEP = 10**9
 
 
-def make_weights(folder: Path) -> None:
-    """Random weights in bf16 for each model of the inputs."""
+def make_weights(folder: Path, names: list[str]) -> None:
+    """Random weights for these models of the inputs, in the type that each one's configuration names."""
     import torch
     import transformers
 
-    for name, (_, architecture) in MODELS.items():
+    for name in names:
         place = folder / name
         if (place / "model.safetensors").exists():
             continue
         torch.manual_seed(0)
         config = transformers.AutoConfig.from_pretrained(place)
-        model = getattr(transformers, architecture)(config).to(torch.bfloat16)
+        model = getattr(transformers, MODELS[name][1])(config).to(config.dtype)
         model.save_pretrained(place)
 
 
@@ -52,11 +52,21 @@ class Measurer:
     def __init__(self, folder: Path, checkouts: Path, out: Path) -> None:
         self.folder, self.out = folder, out
         self.runner = Runner(folder, checkouts, sys.executable)
-        make_weights(self.runner.inputs.folder)
         self.lock = threading.Lock()
 
-    def measure(self, entry: EntryPoint, port: int) -> None:
-        """One script, to its end or its limit; a line whatever happens."""
+    def prepare(self, entries: list[EntryPoint]) -> None:
+        """Make the weights that these scripts name, in their arguments or in themselves."""
+        said = " ".join(entry.arguments for entry in entries)
+        for entry in entries:
+            path = Path(self.runner.target(entry)[1][0])
+            said += path.read_text(errors="replace") if path.is_file() else ""
+        make_weights(self.runner.inputs.folder, [name for name in MODELS if name in said])
+
+    def measure(self, entry: EntryPoint, port: int, device: int = 0) -> None:
+        """One script, to its end or its limit; a line whatever happens.
+
+        A script for one GPU runs on ``device``.
+        """
         source, target, working = self.runner.target(entry)
         program = [
             str(MEASURE),
@@ -82,7 +92,7 @@ class Measurer:
             "TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"),
         }
         if entry.gpus == 1:  # as zerokit rehearse has it: a run of one GPU without a launcher
-            environment["CUDA_VISIBLE_DEVICES"] = "0"
+            environment["CUDA_VISIBLE_DEVICES"] = str(device)
         log = own / "log"
         try:
             with log.open("wb") as stream:
@@ -127,11 +137,16 @@ def _predict(entries: list[EntryPoint], checkouts: Path, out: Path, jobs: int) -
             list(pool.map(one, entries))
 
 
-def _measure(entries: list[EntryPoint], checkouts: Path, out: Path, at_once: int) -> None:
+def _measure(entries: list[EntryPoint], checkouts: Path, out: Path, at_once: int, devices: int) -> None:
     with tempfile.TemporaryDirectory(prefix="public-") as folder:
         measurer = Measurer(Path(folder), checkouts, out.absolute())
+        measurer.prepare(entries)
+
+        def one(number: int) -> None:
+            measurer.measure(entries[number], 29700 + number, number % devices)
+
         with ThreadPoolExecutor(at_once) as pool:
-            list(pool.map(lambda each: measurer.measure(each[1], 29700 + each[0]), enumerate(entries)))
+            list(pool.map(one, range(len(entries))))
 
 
 def main() -> None:
@@ -143,10 +158,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--checkouts", type=Path, required=True)
-    parser.add_argument("--list", default="public", choices=("public", "public-second"))
+    parser.add_argument("--list", default="public", choices=("public", "public-second", "public-third"))
     parser.add_argument("--gpus", type=int, help="only those of so many GPUs")
     parser.add_argument("--jobs", type=int, default=1, help="rehearsals at a time")
     parser.add_argument("--at-once", type=int, default=6, help="runs at a time")
+    parser.add_argument("--devices", type=int, default=1, help="GPUs over which runs of one GPU are spread")
     options = parser.parse_args()
     rows = json.loads(Path(__file__).with_name(f"{options.list}.json").read_text())
     chosen = [
@@ -159,7 +175,7 @@ def main() -> None:
     if options.what == "predict":
         _predict(chosen, checkouts, options.out, options.jobs)
     else:
-        _measure(chosen, checkouts, options.out, options.at_once)
+        _measure(chosen, checkouts, options.out, options.at_once, options.devices)
 
 
 if __name__ == "__main__":
