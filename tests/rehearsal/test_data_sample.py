@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -15,7 +18,7 @@ pa = pytest.importorskip("pyarrow")
 from torch.utils.data import dataloader  # noqa: E402
 
 from zerokit.rehearsal import data_cache  # noqa: E402
-from zerokit.rehearsal.process.adapters import data_loaders  # noqa: E402
+from zerokit.rehearsal.process.adapters import data_loaders, training  # noqa: E402
 from zerokit.rehearsal.process.adapters.datasets import _inside, preparation, rows_for_each  # noqa: E402
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings  # noqa: E402
 from zerokit.rehearsal.process.data_sample import chosen_rows, element_bytes, row_bytes  # noqa: E402
@@ -94,9 +97,10 @@ class Evaluated:
             monkeypatch.setattr(
                 dataloader._BaseDataLoaderIter, name, getattr(dataloader._BaseDataLoaderIter, name)
             )
-        context: Any = SimpleNamespace(machine=machine, phases=SimpleNamespace(phase="eval", enough=False))
+        phases = SimpleNamespace(phase="eval", enough=False, inside=lambda *phases: nullcontext())
+        self.context: Any = SimpleNamespace(machine=machine, phases=phases)
         self.ledger.enter("eval")
-        data_loaders.ending(context)
+        data_loaders.ending(self.context)
 
     def run(self, loader: Any, most: int) -> int:
         """Batches that the loop got."""
@@ -183,3 +187,25 @@ def test_the_cache_is_where_the_environment_says() -> None:
     assert data_cache.of_user({"HF_DATASETS_CACHE": "/x", "HF_HOME": "/y"}) == Path("/x")
     assert data_cache.of_user({"HF_HOME": "/y", "HOME": "/h"}) == Path("/y/datasets")
     assert data_cache.of_user({"XDG_CACHE_HOME": "/z"}) == Path("/z/huggingface/datasets")
+
+
+def test_what_follows_an_evaluation_counts_a_prediction_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the public run_qa.py does, whose answers are made of all predictions after the loop."""
+    Output = namedtuple("Output", ["predictions", "label_ids", "metrics", "num_samples"])
+
+    class Trainer:
+        args = SimpleNamespace(eval_accumulation_steps=None)
+
+        def evaluation_loop(self, dataloader: Any) -> Any:
+            seen = np.concatenate([batch.numpy() for batch in dataloader])
+            return Output((seen, np.stack([seen, seen], axis=1)), None, {}, len(seen))
+
+    training.trainer(Evaluated(monkeypatch).context, SimpleNamespace(Trainer=Trainer))
+    told = Trainer().evaluation_loop(dataloader.DataLoader(range(99), batch_size=4))
+    first, second = told.predictions
+    assert (told.num_samples, told.label_ids) == (99, None)
+    assert list(first) == [number % 32 for number in range(99)] and second.shape == (99, 2)
+    whole = Trainer().evaluation_loop(dataloader.DataLoader(range(30), batch_size=4))
+    assert list(whole.predictions[0]) == list(range(30))
+    monkeypatch.setattr(training, "_MOST_REPEATED_BYTES", 256)  # a copy for each row may not fit
+    assert len(Trainer().evaluation_loop(dataloader.DataLoader(range(99), batch_size=4)).predictions[0]) == 32

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sized
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from zerokit.rehearsal.process.context import Context
+
+
+_MOST_REPEATED_BYTES = 256 << 20
+"""Larger outputs of an evaluation stay as they are: a copy for each row of the data set may not fit."""
 
 
 def _inside(context: Context, cls: Any, name: str, phase: str, after: str | None = None) -> None:
@@ -53,13 +59,35 @@ def trainer(context: Context, module: ModuleType) -> None:
         machine, before = context.machine, context.machine.kept_evaluation_batches
         machine.kept_evaluation_batches = self.args.eval_accumulation_steps
         try:
-            return evaluation_loop(self, *args, **kwargs)
+            return _all_rows(evaluation_loop(self, *args, **kwargs), args[0] if args else kwargs["dataloader"])
         finally:
             machine.kept_evaluation_batches = before
 
     cls.evaluation_loop = evaluated
     for name in ("save_model", "_save_checkpoint"):
         _inside(context, cls, name, "save")
+
+
+def _all_rows(output: Any, loader: Any) -> Any:
+    """The loop's output with a row for each of the data set's, as what follows may count them.
+
+    The evaluation saw its first batches only: their rows are repeated.
+    """
+    rows = len(loader.dataset) if isinstance(loader.dataset, Sized) else 0
+    if not 0 < (output.num_samples or 0) < rows:
+        return output
+
+    def repeated(kept: Any) -> Any:
+        if isinstance(kept, tuple | list):
+            return type(kept)(repeated(each) for each in kept)
+        if not isinstance(kept, np.ndarray) or kept.ndim == 0 or kept.shape[0] == 0:
+            return kept
+        if kept.nbytes // kept.shape[0] * rows > _MOST_REPEATED_BYTES:
+            return kept
+        return np.resize(kept, (rows, *kept.shape[1:]))
+
+    predictions, labels = repeated(output.predictions), repeated(output.label_ids)
+    return output._replace(predictions=predictions, label_ids=labels, num_samples=rows)
 
 
 def generation_phase(context: Context, module: ModuleType) -> None:
