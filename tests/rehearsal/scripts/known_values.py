@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+import torch.utils.checkpoint
 
 ids = torch.tensor([[5, 9, 0, 0], [7, 0, 0, 0]], device="cuda")
 mask = ids != 0
@@ -43,6 +44,23 @@ optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
 for _ in range(3):
     linear(torch.empty(2, 8, device="cuda")).sum().backward()
     optimizer.step()
+
+
+def chosen(values: torch.Tensor) -> torch.Tensor:
+    """In backward this runs again in a thread of autograd's, as a checkpointed Falcon does."""
+    return (values[:, [-2]] * torch.tensor(2.0, device="cuda") + values.new_tensor([1.0])).sum()
+
+
+torch.utils.checkpoint.checkpoint(chosen, a.requires_grad_() * 2, use_reentrant=False).backward()
+
+
+@torch.jit.script
+def shifted(values: torch.Tensor) -> torch.Tensor:
+    """As torchvision's transforms are scripted by the public run_clip.py."""
+    return values + torch.tensor([1.0, 2.0])
+
+
+assert shifted(torch.zeros(2)).tolist() == [1.0, 2.0]
 print(f"{linear(torch.empty(2, 8, device='cuda')).sum():.3f}")
 torch.save({"model": linear.state_dict(), "step": 3}, "checkpoint.pt")
 checkpoint = torch.load("checkpoint.pt", map_location="cpu")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -107,12 +108,23 @@ def _from_engine() -> bool:
     return frame is None
 
 
+class ThreadSettings(threading.local):
+    """What PyTorch keeps for each thread, and autograd's own threads begin without."""
+
+    def __init__(self) -> None:  # at a thread's first use of this object
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") reaches the mode
+
+    def take(self) -> None:
+        """Give them to this thread, unless it has them."""
+
+
 class FakeCuda(TorchDispatchMode):
     """The mode of one machine."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self._machine = machine
+        self.thread_settings = ThreadSettings()
         self._convolutions = convolutions.Convolutions(machine)
         self._plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, FakeTensor}
         self.cuda_kernels: dict[str, Any] = {}
@@ -127,6 +139,7 @@ class FakeCuda(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Answer one operator."""
+        self.thread_settings.take()
         if types and self._has_own_dispatch(types):
             return NotImplemented  # DTensor and its like unwrap themselves first
         inner = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

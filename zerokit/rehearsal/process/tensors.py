@@ -40,7 +40,6 @@ class HollowArray(np.ndarray):
 
 def install(machine: Machine, mode: FakeCuda) -> None:
     """Replace the methods; from here on the mode is active in every thread."""
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") reaches the mode
     _patch_data(machine)
     _patch_host_copies(machine)
     _patch_pinning(machine)
@@ -49,9 +48,12 @@ def install(machine: Machine, mode: FakeCuda) -> None:
     _patch_subclasses()
     for kinds in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         kinds.append(FakeTensor)  # a list by type: real tensors would go through the foreach kernels
-    torch.nn.functional.scaled_dot_product_attention = Attention(machine).as_function()
+    attention = Attention(machine).as_function()
+    torch.nn.functional.scaled_dot_product_attention = attention
+    torch.jit._builtins._register_builtin(attention, "aten::scaled_dot_product_attention")
     _keep_composites_whole()
     _collect_python_kernels(mode)
+    mode.thread_settings.take()
     mode.__enter__()
     _enter_in_threads(mode)
 
@@ -109,6 +111,7 @@ def _patch_host_copies(machine: Machine) -> None:
         return real_tensor(_plain_values(data), *args, **kwargs)
 
     torch.tensor = tensor
+    torch.jit._builtins._register_builtin(tensor, "aten::tensor")  # scripted functions call PyTorch's
 
 
 def _format(self: Any, spec: str) -> str:
@@ -306,6 +309,7 @@ def _enter_in_threads(mode: FakeCuda) -> None:
     run = threading.Thread.run
 
     def run_in_mode(self: threading.Thread) -> None:
+        mode.thread_settings.take()
         with mode:
             run(self)
 
