@@ -104,6 +104,10 @@ def add(inputs: EntryPointInputs) -> None:
     known = folder / "sentence-transformers/all-nli"
     _splits(known, "pair-class", {"train": nli, "dev": nli[:1000]})
     _splits(known, "triplet", {"train": triplets, "dev": triplets[:1000]})
+    advised = [
+        {"prompt": [{"role": "user", "content": text(60)}], "privileged_context": text(80)} for _ in range(64)
+    ]
+    _file(folder / "chat-privileged" / "train.jsonl", advised)
     options = {f"ending{n}": text(12) for n in range(4)}
     choices = [{"sent1": text(30), "sent2": text(4), **options, "label": n % 4} for n in range(96)]
     _file(folder / "choices.json", choices)

@@ -12,7 +12,6 @@ import torch
 
 from zerokit.rehearsal.process.context import Context
 
-
 _MOST_REPEATED_BYTES = 256 << 20
 """Larger outputs of an evaluation stay as they are: a copy for each row of the data set may not fit."""
 
@@ -59,7 +58,8 @@ def trainer(context: Context, module: ModuleType) -> None:
         machine, before = context.machine, context.machine.kept_evaluation_batches
         machine.kept_evaluation_batches = self.args.eval_accumulation_steps
         try:
-            return _all_rows(evaluation_loop(self, *args, **kwargs), args[0] if args else kwargs["dataloader"])
+            loader = args[0] if args else kwargs["dataloader"]
+            return _all_rows(evaluation_loop(self, *args, **kwargs), loader)
         finally:
             machine.kept_evaluation_batches = before
 
