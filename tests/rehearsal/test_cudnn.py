@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from zerokit.catalog import gpus
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.process import batch_norms
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
 from zerokit.rehearsal.process.convolutions import Convolutions
-from zerokit.rehearsal.process.cudnn import FORWARD, Choice, Convolution, Cudnn, CudnnError
+from zerokit.rehearsal.process.cudnn import (
+    FORWARD,
+    WEIGHT_GRADIENT,
+    Choice,
+    Convolution,
+    Cudnn,
+    CudnnError,
+)
 from zerokit.rehearsal.process.machine import Machine
 
 MIB = 1 << 20
@@ -46,6 +55,17 @@ def test_the_workspace_is_that_of_an_h200(cudnn: Cudnn, dtype: int, measured: in
 def test_a_plan_of_the_heuristics_is_known_without_a_gpu(cudnn: Cudnn) -> None:
     size = cudnn.workspace_bytes(PATCHES, Choice())
     assert 0 <= size <= cudnn.search_bytes(PATCHES, Choice())
+
+
+def test_a_hopper_with_slower_memory_is_told_of_as_such(cudnn: Cudnn) -> None:
+    layer = Convolution(
+        operation=WEIGHT_GRADIENT, x=(64, 768, 7, 7), w=(128, 768, 5, 5), y=(64, 128, 7, 7), dtype=9,
+        channels_last=False, padding=(2, 2), stride=(1, 1), dilation=(1, 1),
+    )  # fmt: skip
+    slower = Cudnn(
+        replace(H200, memory_clock_mhz=FakeGpu.of(gpus.load("h100-pcie-80gb"), 1).memory_clock_mhz)
+    )
+    assert slower.search_bytes(layer, Choice()) != cudnn.search_bytes(layer, Choice())
 
 
 def test_a_convolution_that_cannot_be_is_an_error(cudnn: Cudnn) -> None:

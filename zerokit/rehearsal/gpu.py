@@ -10,12 +10,12 @@ from zerokit.errors import InputError
 _CAPABILITIES: dict[tuple[int, int], tuple[str, ...]] = {
     (7, 0): ("v100-16gb", "v100-32gb"),
     (7, 5): ("t4",),
-    (8, 0): ("a100-40gb", "a100-80gb", "a100-pcie-40gb", "a100-pcie-80gb", "a30"),
+    (8, 0): ("a100-40gb", "a100-80gb", "a100-pcie-40gb", "a100-pcie-80gb", "a30", "a800-80gb"),
     (8, 6): ("a10", "a10g", "a40", "a6000", "rtx-3090"),
     (8, 9): ("l4", "l40", "l40s", "rtx-4090", "rtx-6000-ada"),
-    (9, 0): ("h100-nvl-94gb", "h100-pcie-80gb", "h100-sxm-80gb", "h200"),
+    (9, 0): ("h100-nvl-94gb", "h100-pcie-80gb", "h100-sxm-80gb", "h20-96gb", "h200", "h800-sxm-80gb"),
     (10, 0): ("b200", "gb200"),
-    (12, 0): ("rtx-5090",),
+    (12, 0): ("rtx-5090", "rtx-pro-6000", "rtx-pro-6000-server"),
 }
 """Compute capability by catalogue name (NVIDIA, "CUDA GPU Compute Capability")."""
 
@@ -35,15 +35,29 @@ _MULTIPROCESSORS = {
     "rtx-4090": 128,
     "rtx-6000-ada": 142,
     "h100-pcie-80gb": 114,
+    "h20-96gb": 78,
     "b200": 148,
-    "gb200": 148,
+    "gb200": 152,
     "rtx-5090": 170,
+    "rtx-pro-6000": 188,
+    "rtx-pro-6000-server": 188,
     "a100-40gb": 108,
     "a100-80gb": 108,
     "a100-pcie-40gb": 108,
     "a100-pcie-80gb": 108,
+    "a800-80gb": 108,
 }
-"""Streaming multiprocessors (NVIDIA's data sheets); H100 SXM, H100 NVL and H200 have 132."""
+"""Streaming multiprocessors (NVIDIA's data sheets); H100 SXM, H100 NVL, H200 and H800 SXM have 132."""
+
+_H200_MEMORY_CLOCK_MHZ = 3201
+_MEMORY_CLOCKS_MHZ = {
+    "h100-pcie-80gb": 1593,
+    "h100-nvl-94gb": 2619,
+    "h100-sxm-80gb": 2619,
+    "h20-96gb": 2619,
+    "h800-sxm-80gb": 2619,
+}
+"""The highest, as nvidia-smi prints it, for Hopper: what cuDNN answers for others does not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +68,7 @@ class FakeGpu:
         title: the name that ``torch.cuda.get_device_name`` gives.
         total_memory_bytes: ``get_device_properties(0).total_memory``.
         count: GPUs that this rank sees.
+        memory_clock_mhz: of a Hopper GPU; an H200's stands for others.
     """
 
     title: str
@@ -61,6 +76,7 @@ class FakeGpu:
     total_memory_bytes: int
     multiprocessors: int
     count: int
+    memory_clock_mhz: int = _H200_MEMORY_CLOCK_MHZ
 
     @property
     def threads_per_multiprocessor(self) -> int:
@@ -74,7 +90,7 @@ class FakeGpu:
         """Of a GPU in the catalogue.
 
         Raises:
-            InputError: a GPU that is not NVIDIA's.
+            InputError: a GPU whose compute capability is not in the table; none of AMD's is.
         """
         for capability, names in _CAPABILITIES.items():
             if gpu.name in names:
@@ -84,7 +100,7 @@ class FakeGpu:
                     total_memory_bytes=gpu.vram_bytes,
                     multiprocessors=_MULTIPROCESSORS.get(gpu.name, 132),
                     count=count,
+                    memory_clock_mhz=_MEMORY_CLOCKS_MHZ.get(gpu.name, _H200_MEMORY_CLOCK_MHZ),
                 )
-        raise InputError(
-            f"--gpu {gpu.name}: rehearsals support NVIDIA GPUs only; choose one from `zerokit gpus`"
-        )
+        known = ", ".join(sorted(name for names in _CAPABILITIES.values() for name in names))
+        raise InputError(f"--gpu {gpu.name}: rehearsals cannot describe this GPU; choose one of {known}")
