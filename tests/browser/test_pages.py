@@ -72,7 +72,9 @@ def rank(number: int, points: int, *, peak: int = 40 * GIB) -> dict[str, Any]:
         "peak_allocated_bytes": peak, "peak_reserved_bytes": peak + GIB,
         "peak_device_used_bytes": peak + 3 * GIB,
         "device_total_bytes": 80 * GIB, "peak_host_rss_bytes": 6 * GIB,
-        "alloc_retries": 3 if number == 1 else 0,
+        "alloc_retries": 3 if number == 1 else 0, "started_at": 1.79e9,
+        "events": [{"at": 62.0, "what": "retry", "times": 3}] * (number == 1)
+        + [{"at": points * 0.3, "what": "evaluation"}, {"at": points * 0.475, "what": "save"}],
         "peak_phase": "backward", "phases": {"load": GIB, "init": 9 * GIB, "forward": 38 * GIB,
                                            "backward": peak},
         "predicted_components": {"activations": 20 * GIB, "parameters": 12 * GIB, "loss": 9 * GIB},
@@ -200,6 +202,13 @@ def test_the_odd_ranks_are_marked(browser: Any, pages: dict[str, Path]) -> None:
     assert odd == ["peak +15% of the median", "1.40 times the median step time"]
     assert page.query_selector("main .answer p").inner_text() == "Every rank finished"
     spans = {part.text_content() for part in page.query_selector_all("svg rect title")}
+    flags = page.query_selector_all(".flags .flag")
+    assert [(flag.inner_text(), flag.get_attribute("title")) for flag in flags] == [
+        ("S", "save, after 2.4 min"),
+        ("E", "evaluation, after 90.0 s"),
+    ]
+    assert all(flag.bounding_box()["width"] >= 10 for flag in flags)
+    assert page.locator(".small line.event").count() == 1  # rank 1's retries
     predicted = {name for name in spans if name.startswith("predicted: ")}
     assert spans - predicted == {"load", "init", "training", "eval", "save"}
     assert "predicted: activations" in predicted and len(predicted) == 4

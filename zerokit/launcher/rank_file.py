@@ -16,7 +16,7 @@ descriptor opened with ``O_APPEND``, so a kill at any moment leaves whole lines 
 ``checkpoint`` one that this rank finished writing (:mod:`zerokit.launcher.rank.checkpoints`)
 ``flight``   what PyTorch's flight recorder holds, when asked (:mod:`zerokit.launcher.rank.flight_recorder`)
 ``note``     a snapshot or comparison the script asked for
-``timeline`` points kept when a long file was compacted
+``timeline`` points and events kept when a long file was compacted
 ``end``      the last line: everything known, and how it ended. Without it the rank did not finish.
 ===========  ==========================================================================================
 

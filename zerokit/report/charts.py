@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 _WIDTH, _HEIGHT = 1000, 400
 _ROOM = 1.08  # above the highest value
+_FLAG_ROOM = 0.045  # of the width, from one flag to the next: 13 pixels on a phone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,17 @@ class Span:
     start: float
     end: float
     style: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A moment. ``label``: its kind, for the legend; ``letter``: for its flag; ``title``: the whole of it."""
+
+    at: float
+    label: str
+    letter: str
+    style: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +98,17 @@ def over_time(
     *,
     levels: Sequence[Level] = (),
     spans: Sequence[Span] = (),
+    marks: Sequence[Mark] = (),
     small: bool = False,
     scale: float = 0.0,
 ) -> Markup:
     """Bytes over seconds. A level far above everything is named in the legend and not drawn.
 
     Args:
+        marks: the most important first: where two are too close for two flags, the first one has its flag.
         scale: the value that at least reaches to the top; the same for charts that are compared.
     """
-    end = max((line.points[-1][0] for line in lines), default=0.0) or 1.0
+    end = max([line.points[-1][0] for line in lines] + [mark.at for mark in marks], default=0.0) or 1.0
     highest = max((value for line in lines for _, value in line.points), default=0.0)
     highest = max(highest, scale)
     in_view = [level for level in levels if level.value <= 2.5 * highest]
@@ -104,6 +118,7 @@ def over_time(
     body += [_horizontal(at, "grid") for at, _ in y_labels]
     body += [_horizontal(level.value / top, level.style) for level in in_view]
     body += [_polyline(line, end, top) for line in lines]
+    body += [_vertical(mark, end) for mark in marks]
     legend = [(line.style, line.label) for line in lines] if not small else []
     legend += [(level.style, f"{level.label}, {format_gib(level.value, 1)}" + ("" if level in in_view else
                ": beyond this chart")) for level in levels]  # fmt: skip
@@ -111,7 +126,10 @@ def over_time(
     x_labels = [
         (tick / end, format_seconds(tick) if tick else "0") for tick in _ticks(end, 2 if small else 6)
     ]
-    return _figure(caption, "".join(body), x_labels, y_labels, legend, small=small, axes=("", axis))
+    return _figure(
+        caption, "".join(body), x_labels, y_labels, legend, small=small, axes=("", axis), end=end,
+        marks=() if small else marks,
+    )  # fmt: skip
 
 
 def areas(caption: str, stacks: Sequence[StackedArea], *, end: float, level: Level | None = None) -> Markup:
@@ -210,28 +228,61 @@ def _figure(
     *,
     small: bool = False,
     axes: tuple[str, str],
+    marks: Sequence[Mark] = (),
+    end: float = 1.0,
 ) -> Markup:
     across = "".join(f'<span style="left:{100 * at:.2f}%">{escape(text)}</span>' for at, text in x_labels)
     up = "".join(f'<span style="bottom:{100 * at:.2f}%">{escape(text)}</span>' for at, text in y_labels)
     named = f'<div class="axis">{escape(axes[0])}</div>' if axes[0] else ""
+    kinds = {(mark.style, mark.letter, mark.label): 0 for mark in marks}
+    for mark in marks:
+        kinds[mark.style, mark.letter, mark.label] += 1
+    told = "".join(f"; {label}, {number} marked" for (_, _, label), number in kinds.items())
     return markup(
         f'<figure class="chart{" small" if small else ""}"><figcaption>{escape(caption)} '
         f'<span class="soft">{escape(axes[1])}</span></figcaption>'
         f'<div class="plot"><div class="up">{up}</div>'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(caption)}">{body}</svg><div class="across">{across}</div></div>{named}'
-        f"{_legend(legend)}</figure>"
+        f'aria-label="{escape(caption + told)}">{body}</svg>{_flags(marks, end)}'
+        f'<div class="across">{across}</div></div>{named}{_legend(legend, list(kinds))}</figure>'
     )
 
 
-def _legend(keys: Sequence[tuple[str, str]]) -> str:
+def _flags(marks: Sequence[Mark], end: float) -> str:
+    """A letter above the lines of marks, where there is room for it."""
+    placed: list[float] = []
+    shown = []
+    for mark in marks:
+        at = min(1.0, mark.at / end)
+        if all(abs(at - other) >= _FLAG_ROOM for other in placed):
+            placed.append(at)
+            shown.append(
+                f'<span class="flag {mark.style}" style="left:{100 * at:.2f}%" title="{escape(mark.title)}">'
+                f"{escape(mark.letter)}</span>"
+            )
+    return f'<div class="flags" aria-hidden="true">{"".join(shown)}</div>' if shown else ""
+
+
+def _legend(keys: Sequence[tuple[str, str]], flags: Sequence[tuple[str, str, str]] = ()) -> str:
     items = "".join(f'<li><span class="key {style}"></span>{escape(label)}</li>' for style, label in keys)
+    items += "".join(
+        f'<li><span class="flag {style}" aria-hidden="true">{escape(letter)}</span>{escape(label)}</li>'
+        for style, letter, label in flags
+    )
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def _horizontal(share: float, style: str) -> str:
     y = _HEIGHT * (1 - min(1.0, share))
     return f'<line class="{style}" x1="0" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
+
+
+def _vertical(mark: Mark, end: float) -> str:
+    x = _WIDTH * min(1.0, mark.at / end)
+    return (
+        f'<line class="event {mark.style}" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}">'
+        f"<title>{escape(mark.title)}</title></line>"
+    )
 
 
 def _span(span: Span, end: float) -> str:

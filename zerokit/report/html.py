@@ -9,7 +9,7 @@ from typing import Any
 
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.report import charts, failure_text, figure_text, render, run_charts
+from zerokit.report import charts, failure_text, figure_text, render, run_charts, run_events
 from zerokit.report.compare import FIGURES, compare_reports
 from zerokit.report.context import RunContext, facts, read_context
 from zerokit.report.oom_advice import TO_NEED_LESS
@@ -55,7 +55,7 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         small=run_charts.ranks_side_by_side(run),
         phase_bars=run_charts.phases(run),
         step_time=run_charts.step_time(run, context.time_parts),
-        events=run_charts.events(run),
+        events=run_events.table(run, run_charts.fullest(run)),
         settings=context.settings,
     )
 

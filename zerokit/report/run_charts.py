@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from zerokit.report import charts, component_parts, figure_text, render
+from zerokit.report import charts, component_parts, figure_text, render, run_events
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
 from zerokit.units import format_seconds
@@ -15,8 +15,7 @@ from zerokit.units import format_seconds
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_TIME, _PHASE, _ALLOCATED, _RESERVED, _DEVICE, _HOST = 0, 1, 3, 4, 5, 6  # positions in a timeline point
-_TRAINING = ("forward", "backward", "step", "other")
+_TIME, _ALLOCATED, _RESERVED, _DEVICE, _HOST = 0, 3, 4, 5, 6  # positions in a timeline point
 _SPAN_STYLES = {
     "load": "p-load",
     "init": "p-init",
@@ -59,7 +58,7 @@ def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
     several = f", the fullest of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
     return charts.over_time(
         f"{kind} over time, rank {rank.rank}{several}", lines, levels=levels, spans=phase_spans(rank),
-        scale=scale,
+        marks=run_events.marks(run, rank), scale=scale,
     )  # fmt: skip
 
 
@@ -85,9 +84,9 @@ def ranks_side_by_side(run: RunReport) -> list[tuple[str, Markup]]:
             label=f"rank {rank.rank}", points=charts.thinned(points, _MOST_SMALL_POINTS), style="s0"
         )
         caption = f"rank {rank.rank}: peak {figure_text.size(render.measured(rank))}"
-        small_charts.append(
-            (odd.get(rank.rank, ""), charts.over_time(caption, [line], small=True, scale=scale))
-        )
+        marks = [mark for mark in run_events.own_marks(rank) if mark.style in run_events.OF_MEMORY]
+        chart = charts.over_time(caption, [line], small=True, scale=scale, marks=marks)
+        small_charts.append((odd.get(rank.rank, ""), chart))
     return small_charts
 
 
@@ -140,7 +139,9 @@ def predicted_over_time(run: RunReport) -> Markup | None:
     if rank is None or not by_phase:
         return None
     highest = max(
-        (name for name in by_phase if name in _TRAINING), default="", key=lambda n: sum(by_phase[n].values())
+        (name for name in by_phase if name in run_events.TRAINING),
+        default="",
+        key=lambda n: sum(by_phase[n].values()),
     )
     styles = component_parts.styles(by_phase)
     stacks, spans = [], phase_spans(rank)
@@ -251,7 +252,7 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
 def _seconds_per_step(rank: RankReport) -> list[tuple[str, float]]:
     """How long a rank's process was in each phase of training, per step."""
     points = []
-    for name in _TRAINING[:3]:
+    for name in run_events.TRAINING[:3]:
         seconds = rank.phase_details.get(name, {}).get("seconds")
         if isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0:
             points.append((name, seconds / rank.steps))
@@ -267,7 +268,7 @@ def fullest(run: RunReport) -> RankReport | None:
 def phase_spans(rank: RankReport) -> list[charts.Span]:
     """The run of a rank in stretches: load, init, training (forward, backward, step), eval, save."""
     spans: list[charts.Span] = []
-    for at, name in _phase_starts(rank):
+    for at, name in run_events.phase_starts(rank):
         if spans:
             last = spans[-1]
             spans[-1] = charts.Span(label=last.label, start=last.start, end=at, style=last.style)
@@ -283,45 +284,9 @@ def phase_spans(rank: RankReport) -> list[charts.Span]:
     return [span for span in spans if span.end > span.start]
 
 
-def _phase_starts(rank: RankReport) -> list[tuple[float, str]]:
-    starts: list[tuple[float, str]] = []
-    for point in rank.timeline:
-        if len(point) <= _PHASE or not _is_size(point[_TIME]) or not isinstance(point[_PHASE], str):
-            continue
-        name = "training" if point[_PHASE] in _TRAINING else point[_PHASE]
-        if not starts or starts[-1][1] != name:
-            starts.append((float(point[_TIME]), name))
-    return starts
-
-
-def events(run: RunReport) -> list[tuple[str, str, str]]:
-    """When, which rank, what: evaluations, saves, retries, what ranks noted, and the first failure."""
-    rows: list[tuple[float, str, str]] = []
-    rank = fullest(run)
-    if rank is not None:
-        rows += [(at, str(rank.rank), f"{name} begins") for at, name in _phase_starts(rank)][:100]
-    failure = run.first_failure
-    if failure is not None:
-        at = failure.at - run.started_at if failure.at and run.started_at else math.inf
-        rows.append((at, str(failure.rank), failure.kind + (f" in {failure.phase}" if failure.phase else "")))
-    rows.sort(key=lambda row: row[0])
-    table = [
-        (figure_text.seconds(at) if math.isfinite(at) else "–", subject, event) for at, subject, event in rows
-    ]
-    table += [("–", str(rank.rank), f"{rank.alloc_retries} allocation retries in all")
-              for rank in run.ranks if rank.alloc_retries]  # fmt: skip
-    return table
-
-
 def _points(rank: RankReport, field: int) -> list[charts.Point]:
     points = []
     for point in rank.timeline:
-        if len(point) > field and _is_size(point[_TIME]) and _is_size(point[field]):
+        if len(point) > field and run_events.is_size(point[_TIME]) and run_events.is_size(point[field]):
             points.append((float(point[_TIME]), float(point[field])))
     return sorted(points)
-
-
-def _is_size(value: object) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    )

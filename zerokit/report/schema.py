@@ -172,8 +172,22 @@ class Retry(_Part):
     changes: str | None = None
 
 
+class Event(_Part):
+    """Something that happened to a rank: ``at`` seconds after its process began, ``times`` in a row.
+
+    ``what``: ``evaluation``, ``generation``, ``save``, ``retry``, ``oom``, ``skipped step``.
+    """
+
+    at: Annotated[float, Field(ge=0, le=1e300)]
+    what: str
+    times: Count = 1
+
+
 class RankReport(_Part):
-    """One rank of a run. Sizes in bytes; None where there is no GPU or nothing is known."""
+    """One rank of a run. Sizes in bytes; None where there is no GPU or nothing is known.
+
+    ``started_at``: Unix seconds, when its process began; the timeline and the events count from then.
+    """
 
     rank: Count
     host: str
@@ -212,6 +226,8 @@ class RankReport(_Part):
     notes: list[dict[str, Any]] = []
     timeline: list[list[Any]] = []
     timeline_fields: list[str] = []
+    events: list[Event] = []
+    started_at: Number | None = None
 
 
 class Hang(_Part):

@@ -27,7 +27,7 @@ class Page(html.parser.HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in ("polyline",):
+        if tag in ("polyline", "line"):
             return
         assert self.open.pop() == tag
 

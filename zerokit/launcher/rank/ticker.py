@@ -16,6 +16,7 @@ from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.flight_recorder import flight_record
 from zerokit.launcher.rank.probe import Probe
+from zerokit.launcher.rank_events import RankEvents
 from zerokit.launcher.rank_file import COMPACT_BYTES, STACKS_SIGNAL, TICK_SECONDS, Record
 
 _NOW = 0xFF  # in the pipe of the signals' numbers: no signal has it
@@ -28,15 +29,17 @@ _TIMELINE_FIELDS = ("uptime_seconds", "phase", "steps", "allocated_bytes", "rese
 
 
 class MemoryTimeline:
-    """Points over time in bounded space: neighbours are merged, keeping the larger."""
+    """Points over time in bounded space, neighbours merged, keeping the larger; and the events."""
 
     def __init__(self) -> None:
         self.points: list[list[Any]] = []
+        self.events = RankEvents()
         self._every = 1
         self._seen = 0
 
     def add(self, record: Record) -> None:
         """Add what a tick says."""
+        self.events.add(record)
         point = [record.get(name) for name in _TIMELINE_FIELDS]
         if self._seen % self._every and self.points:
             self.points[-1] = _larger(self.points[-1], point)
@@ -50,9 +53,9 @@ class MemoryTimeline:
             self._seen = 0
 
     def record(self, rank: int, pid: int) -> Record:
-        """The points as one record of the rank's file."""
+        """Points and events as one record of the rank's file."""
         return {"type": "timeline", "rank": rank, "pid": pid, "fields": list(_TIMELINE_FIELDS),
-                "points": self.points}  # fmt: skip
+                "points": self.points, "events": self.events.events}  # fmt: skip
 
 
 def _larger(first: list[Any], second: list[Any]) -> list[Any]:

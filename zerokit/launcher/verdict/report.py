@@ -12,6 +12,7 @@ from typing import Any
 from zerokit import __version__
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
+from zerokit.launcher.rank_events import RankEvents
 from zerokit.launcher.rank_file import RankLog, Record, rank_file_name
 from zerokit.launcher.run_folder import REPORT_FILE, REPORT_PAGE
 from zerokit.launcher.verdict.evidence import read_rank_files
@@ -255,6 +256,8 @@ def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | No
         "notes": [note for note in log.life() if note["type"] == "note"][:50] if log else [],
         "timeline": _timeline(log, points) if log else [],
         "timeline_fields": list(_TIMELINE_FIELDS),
+        "events": _events(log) if log else [],
+        "started_at": start.get("time"),
     }
 
 
@@ -274,6 +277,16 @@ def _timeline(log: RankLog, most: int) -> list[list[Any]]:
         elif record["type"] in ("tick", "end"):
             points.append([record.get(name) for name in _TIMELINE_FIELDS])
     return _thin(points, most)
+
+
+def _events(log: RankLog) -> list[Record]:
+    found = RankEvents()
+    for record in log.life():
+        if record["type"] == "timeline":
+            found.resume(record.get("events"))
+        elif record["type"] in ("tick", "end"):
+            found.add(record)
+    return [{"at": at, "what": kind, "times": number} for at, kind, number in found.events]
 
 
 def _thin(points: list[list[Any]], most: int) -> list[list[Any]]:

@@ -1,0 +1,77 @@
+"""Events of a run: in the table, and as marks on the chart of memory over time."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tests.support.run_reports import GIB
+from zerokit.report import run_charts, run_events
+from zerokit.report.schema import RunReport
+
+
+def rank(number: int, **more: Any) -> dict[str, Any]:
+    points = [[float(at), "load" if at < 10 else "forward", at, 10 * GIB, 11 * GIB, 12 * GIB, GIB]
+              for at in range(0, 101, 2)]  # fmt: skip
+    return {"rank": number, "host": "a", "state": "finished", "device": "cuda", "started_at": 1000.0 + number,
+            "peak_allocated_bytes": (20 - number) * GIB, "timeline": points, **more}  # fmt: skip
+
+
+def run(*ranks: dict[str, Any], **more: Any) -> RunReport:
+    return RunReport.model_validate(
+        {"schema": "zerokit.report/1", "outcome": "ok", "exit_code": 0, "started_at": 990.0,
+         "ranks": list(ranks), **more})  # fmt: skip
+
+
+def test_events_are_drawn_with_a_flag_a_line_and_a_legend() -> None:
+    events = [{"at": 30.0, "what": "evaluation"}, {"at": 50.0, "what": "save", "times": 2},
+              {"at": 51.0, "what": "retry", "times": 3}]  # fmt: skip
+    chart = str(run_charts.memory_over_time(run(rank(0, events=events))))
+    lines = re.findall(r'<line class="event (\S+)" x1="([\d.]+)".*?<title>(.*?)</title>', chart)
+    assert sorted(lines) == [
+        ("e-evaluation", "300.0", "evaluation, after 30.0 s"),
+        ("e-retry", "510.0", "3 allocation retries, after 51.0 s"),
+        ("e-save", "500.0", "2 saves, after 50.0 s"),
+    ]
+    flags = re.findall(r'<span class="flag (\S+)" style', chart)
+    assert flags == ["e-retry", "e-evaluation"]  # no room for the save's beside the retry's
+    assert {"allocation retry", "save", "evaluation"} <= set(re.findall(r"</span>([a-z ]+)</li>", chart))
+    assert "evaluation, 1 marked" in chart
+
+
+def test_the_first_failure_is_marked_on_the_clock_of_the_rank_that_is_drawn() -> None:
+    failure = {"rank": 1, "host": "a", "kind": "exception", "at": 1060.0, "phase": "backward"}
+    found = run(rank(0), rank(1), first_failure=failure, outcome="rank_failed", exit_code=10)
+    (mark,) = run_events.marks(found, found.ranks[0])
+    assert (mark.at, mark.title) == (60.0, "first failure: exception in backward, rank 1, after 60.0 s")
+    assert ("60.0 s", "1", "first failure: exception in backward") in run_events.table(found, found.ranks[0])
+
+
+def test_an_out_of_memory_is_marked_once() -> None:
+    failure = {"rank": 0, "host": "a", "kind": "oom", "at": 1070.1, "phase": "backward"}
+    found = run(rank(0, events=[{"at": 70.0, "what": "oom"}]), first_failure=failure, outcome="oom")
+    assert [mark.label for mark in run_events.marks(found, found.ranks[0])] == ["out of memory"]
+    unseen = run(rank(0), first_failure=failure, outcome="oom")  # the kernel's killer leaves no event
+    assert [mark.label for mark in run_events.marks(unseen, unseen.ranks[0])] == ["out of memory"]
+
+
+def test_the_table_tells_of_the_fullest_rank_and_of_lack_of_memory_on_any() -> None:
+    mine = [{"at": 30.0, "what": "evaluation"}]
+    other = [{"at": 30.0, "what": "evaluation"}, {"at": 40.0, "what": "retry", "times": 2}]
+    found = run(rank(0, events=mine), rank(1, events=other, alloc_retries=2), rank(2, alloc_retries=5))
+    assert run_events.table(found, found.ranks[0]) == [
+        ("0 s", "0", "load begins"),
+        ("10.0 s", "0", "training begins"),
+        ("30.0 s", "0", "evaluation"),
+        ("41.0 s", "1", "2 allocation retries"),
+        ("–", "2", "5 allocation retries in all"),
+    ]
+
+
+def test_a_table_ends_with_what_it_leaves_out_and_unknown_kinds_are_shown() -> None:
+    many = [{"at": float(at), "what": "<b>new</b>"} for at in range(120)]
+    found = run(rank(0, events=many))
+    rows = run_events.table(found, found.ranks[0])
+    assert len(rows) == 101 and rows[-1] == ("…", "", "22 more are in report.json")
+    chart = str(run_charts.memory_over_time(found))
+    assert "<b>" not in chart and "&lt;b&gt;new" in chart
