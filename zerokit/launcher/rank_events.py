@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 _PARTS = {"eval": "evaluation", "generate": "generation", "save": "save"}  # phases beside training
 _COUNTERS = {"alloc_retries": "retry", "ooms": "oom", "skipped_steps": "skipped step"}
@@ -84,7 +84,7 @@ class RankEvents:
         self.events = kept
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
