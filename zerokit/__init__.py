@@ -51,9 +51,9 @@ def __getattr__(name: str) -> object:
     # the command line must not pay for what only a program uses, nor a training script for the planner
     if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_ROOM_OF[name]), name)
-    globals()[name] = found
-    return found
+    function: object = getattr(import_module(_ROOM_OF[name]), name)
+    globals()[name] = function
+    return function
 
 
 def __dir__() -> list[str]:

@@ -87,14 +87,14 @@ def plan(
     from zerokit.errors import InputError
     from zerokit.script.entry_points import named_target
 
-    given = normalized(options)
+    normalized_options = normalized(options)
     if script is None and module is None:
         if arguments or rehearsal_seconds is not None:
             raise InputError("⟨arguments⟩, ⟨rehearsal_seconds⟩: only with ⟨script⟩ or ⟨module⟩")
-        return planner.plan(given, recipe=_text(recipe), out=_text(out), top=top, say=say)
+        return planner.plan(normalized_options, recipe=_text(recipe), out=_text(out), top=top, say=say)
     return script_planner.plan_script(
         named_target(script, module, arguments),
-        given,
+        normalized_options,
         recipe=_text(recipe),
         out=_text(out),
         top=top,
@@ -201,8 +201,8 @@ def check(
     from zerokit.planner.checking import check as check_paths
     from zerokit.planner.options import BY_NAME
 
-    given = normalized(options)
-    for name in given:
+    normalized_options = normalized(options)
+    for name in normalized_options:
         if BY_NAME[name].in_check is None:
             raise InputError(f"⟨{name}⟩: check does not take it")
     settings = CheckSettings(
@@ -210,7 +210,7 @@ def check(
         fix=fix, unsafe=unsafe, ignore=frozenset(ignore),
         deepspeed_version=deepspeed_version, accelerate_version=accelerate_version,
     )  # fmt: skip
-    return check_paths([os.fspath(path) for path in paths], given, settings, say=say)
+    return check_paths([os.fspath(path) for path in paths], normalized_options, settings, say=say)
 
 
 def _text(path: Path | None) -> str | None:

@@ -20,9 +20,9 @@ def width_of(descriptor: int = 2) -> int | None:
     Args:
         descriptor: the stream's file descriptor; 2 is standard error.
     """
-    said = os.environ.get("COLUMNS", "")
-    if said.isdecimal() and int(said) > 0:
-        return max(_NARROWEST, int(said))
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return max(_NARROWEST, int(columns))
     try:
         if not os.isatty(descriptor):
             return None
@@ -57,9 +57,9 @@ def _lines(paragraph: str, width: int) -> list[str]:
     start = _ITEM.match(paragraph)
     first = start["indent"] if start is not None else ""
     later = first + "  "
-    held = _COMMAND.sub(lambda found: found[0].replace(" ", _JOINED), paragraph[len(first) :])
+    joined = _COMMAND.sub(lambda match: match[0].replace(" ", _JOINED), paragraph[len(first) :])
     lines = textwrap.wrap(
-        held, width, initial_indent=first, subsequent_indent=later, break_long_words=False,
+        joined, width, initial_indent=first, subsequent_indent=later, break_long_words=False,
         break_on_hyphens=False, expand_tabs=False, replace_whitespace=False,
     )  # fmt: skip
     return [line.replace(_JOINED, " ") for line in lines]

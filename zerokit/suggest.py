@@ -73,19 +73,19 @@ def misspelt(text: str, names: Iterable[str], most: int = 1, *, unfinished: bool
         most: how many at most.
         unfinished: compare with the first words of a name too, as ``h20`` of ``h20-96gb``.
     """
-    wanted = fold(text).replace(" ", "")
-    allowed = min(max(1, len(wanted) // 4), _MOST_SLIPS)
-    found: dict[str, int] = {}
+    folded = fold(text).replace(" ", "")
+    allowed = min(max(1, len(folded) // 4), _MOST_SLIPS)
+    distances: dict[str, int] = {}
     for name in names:
         words = name.split("-")
         beginnings = {"".join(words[:end]) for end in range(1, len(words))} if unfinished else set()
         forms = [fold(name), *(form for form in sorted(beginnings) if _DIGITS.search(form))]
-        slips = [distance(wanted, form) for form in forms if abs(len(form) - len(wanted)) <= allowed]
-        if len(wanted) >= _SHORTEST_TYPO and forms[0].startswith(wanted):
+        slips = [distance(folded, form) for form in forms if abs(len(form) - len(folded)) <= allowed]
+        if len(folded) >= _SHORTEST_TYPO and forms[0].startswith(folded):
             slips.append(1)
         if slips and min(slips) <= allowed:
-            found[name] = min(slips)
-    return [name for name in found if found[name] == min(found.values())][:most]
+            distances[name] = min(slips)
+    return [name for name in distances if distances[name] == min(distances.values())][:most]
 
 
 def fold(word: str) -> str:
@@ -114,8 +114,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def standing_in(word: str, known: Iterable[str]) -> str | None:
     """The longest known name that stands whole in ``word``, as ``fp16`` in ``ds_fp16``."""
     padded = f"_{word.lower().strip()}_"
-    found = [name for name in known if len(name) >= _SHORTEST_TYPO and f"_{name.lower()}_" in padded]
-    return max(found, key=len, default=None)
+    names = [name for name in known if len(name) >= _SHORTEST_TYPO and f"_{name.lower()}_" in padded]
+    return max(names, key=len, default=None)
 
 
 def _may_be(wrong: str, right: str, words: set[str]) -> bool:
@@ -125,12 +125,16 @@ def _may_be(wrong: str, right: str, words: set[str]) -> bool:
     wrong_parts, right_parts = wrong.split("_"), right.split("_")
     if len(wrong_parts) != len(right_parts):
         return True
-    for left, other in zip(wrong_parts, right_parts, strict=True):
-        if left == other:
+    for wrong_part, right_part in zip(wrong_parts, right_parts, strict=True):
+        if wrong_part == right_part:
             continue
-        is_a_word = left in words and not other.startswith(left)
-        allowed = 2 if max(len(left), len(other)) >= _LONG_WORD else 1
-        if is_a_word or min(len(left), len(other)) < 3 or distance(left, other) > allowed:
+        is_a_word = wrong_part in words and not right_part.startswith(wrong_part)
+        allowed = 2 if max(len(wrong_part), len(right_part)) >= _LONG_WORD else 1
+        if (
+            is_a_word
+            or min(len(wrong_part), len(right_part)) < 3
+            or distance(wrong_part, right_part) > allowed
+        ):
             return False
     return True
 

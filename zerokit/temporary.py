@@ -111,10 +111,10 @@ def _lock(folder: Path) -> int | None:
 
 def _is_at(folder: Path, fd: int) -> bool:
     try:
-        there = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return os.path.samestat(there, os.fstat(fd))
+    return os.path.samestat(status, os.fstat(fd))
 
 
 def _remove_stale(base: Path) -> None:

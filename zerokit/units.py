@@ -27,17 +27,17 @@ _BYTE_SUFFIXES = {
 def _split(text: object, what: str, example: str) -> tuple[float | int, str]:
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise InputError(f"{what}: expected a number such as {example}, got {text!r}")
-    shown = str(text) if not isinstance(text, int) or abs(text) < 10**30 else "a number that long"
-    shown = shown.strip()
-    if len(shown) > _MAX_TEXT:
-        raise InputError(f"{what}: {shown[:20]}… is too long for a number; use for example {example}")
-    match = _NUMBER.fullmatch(shown)
+    quoted = str(text) if not isinstance(text, int) or abs(text) < 10**30 else "a number that long"
+    quoted = quoted.strip()
+    if len(quoted) > _MAX_TEXT:
+        raise InputError(f"{what}: {quoted[:20]}… is too long for a number; use for example {example}")
+    match = _NUMBER.fullmatch(quoted)
     if match is None:
-        raise InputError(f"{what}: cannot read {shown!r}; use for example {example}")
+        raise InputError(f"{what}: cannot read {quoted!r}; use for example {example}")
     digits = match["number"].replace("_", "")
     value: float | int = int(digits) if digits.isdigit() else float(digits)
     if not math.isfinite(value):
-        raise InputError(f"{what}: {shown!r} is not a finite number; use for example {example}")
+        raise InputError(f"{what}: {quoted!r} is not a finite number; use for example {example}")
     return value, match["suffix"].lower()
 
 

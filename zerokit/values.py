@@ -31,22 +31,22 @@ def frozen_dataclass(cls: type[T]) -> type[T]:
 
     Methods that the class defines itself stay. Pseudo-fields (``InitVar``) are not supported.
     """
-    own = set(vars(cls))
-    made: Any = dataclass(init=False, repr=False, eq=False, slots=True, kw_only=True)(cls)
-    attributes = fields(made)
+    own_names = set(vars(cls))
+    value_class: Any = dataclass(init=False, repr=False, eq=False, slots=True, kw_only=True)(cls)
+    attributes = fields(value_class)
     methods: dict[str, Any] = {
-        "__init__": _initialiser(made, attributes),
+        "__init__": _initialiser(value_class, attributes),
         "__repr__": _represent,
         "__getstate__": _state,
         "__setstate__": _restore,
         **_comparing([one.name for one in attributes if one.compare]),
     }
     for name, method in methods.items():
-        if name not in own:
-            setattr(made, name, method)
-    made.__setattr__ = _refuse_to_set
-    made.__delattr__ = _refuse_to_delete
-    return made  # type: ignore[no-any-return]
+        if name not in own_names:
+            setattr(value_class, name, method)
+    value_class.__setattr__ = _refuse_to_set
+    value_class.__delattr__ = _refuse_to_delete
+    return value_class  # type: ignore[no-any-return]
 
 
 def _initialiser(cls: type, attributes: Iterable[Field[Any]]) -> Callable[..., None]:
@@ -72,10 +72,10 @@ def _initialiser(cls: type, attributes: Iterable[Field[Any]]) -> Callable[..., N
         lines.append("self.__post_init__()")
     head = ", ".join(("self", "*", *arguments) if arguments else ("self",))
     exec(f"def __init__({head}):\n " + "\n ".join(lines or ("pass",)), names)  # noqa: S102  as dataclasses does
-    made: Callable[..., None] = names["__init__"]
-    made.__qualname__ = f"{cls.__qualname__}.__init__"
-    made.__module__ = cls.__module__
-    return made
+    initialiser: Callable[..., None] = names["__init__"]
+    initialiser.__qualname__ = f"{cls.__qualname__}.__init__"
+    initialiser.__module__ = cls.__module__
+    return initialiser
 
 
 def _comparing(names: list[str]) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def _comparing(names: list[str]) -> dict[str, Any]:
 
 
 def _represent(self: Any) -> str:
-    shown = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)
-    return f"{type(self).__qualname__}({', '.join(shown)})"
+    shown_fields = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)
+    return f"{type(self).__qualname__}({', '.join(shown_fields)})"
 
 
 def _refuse_to_set(self: object, name: str, value: object) -> None:

@@ -39,9 +39,9 @@ def commands() -> dict[str, str]:
     lines = (
         path.read_text(encoding="utf-8").partition("\n")[0] for path in Path(__file__).parent.glob("*.py")
     )
-    found = {match["name"]: match["text"] for match in map(_FIRST_LINE.fullmatch, lines) if match}
-    names = sorted(found, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
-    return {name: found[name][0].upper() + found[name][1:] for name in names}
+    listed = {match["name"]: match["text"] for match in map(_FIRST_LINE.fullmatch, lines) if match}
+    names = sorted(listed, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+    return {name: listed[name][0].upper() + listed[name][1:] for name in names}
 
 
 _ASKED_FOR_HELP: tuple[type, ...] = (
@@ -167,8 +167,8 @@ def run(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno in _UNUSABLE_PATH and error.filename is not None:
             path = os.fsdecode(error.filename)
-            shown = path if len(path) <= 200 else f"{path[:100]}…{path[-40:]}"
-            tell(f"{shown}: {error.strerror}")
+            shortened = path if len(path) <= 200 else f"{path[:100]}…{path[-40:]}"
+            tell(f"{shortened}: {error.strerror}")
             return 2
         if error.errno not in _NO_ROOM:
             raise

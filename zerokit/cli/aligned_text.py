@@ -32,9 +32,9 @@ def aligned(rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> lis
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        whole = "  ".join(cells).rstrip()
-        if limit is None or len(whole) <= limit:
-            lines.append(whole)
+        line = "  ".join(cells).rstrip()
+        if limit is None or len(line) <= limit:
+            lines.append(line)
         elif limit - start >= _NARROWEST:
             lines += wrapped(row[-1], "  ".join(cells[:-1]) + "  ", " " * start)
         else:

@@ -32,18 +32,18 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        own: list[tuple[str, str]] = []
+        own_options: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             option = BY_NAME.get(parameter.name or "")
             if record is not None:
                 record = (record[0], _without_ranges(record[1]))
-                (own if option is None else groups[option.group]).append(record)
+                (own_options if option is None else groups[option.group]).append(record)
         for title, rows in groups.items():
             if rows:
                 _section(formatter, title, rows)
-        if own:
-            _section(formatter, "Output" if any(groups.values()) else "Options", own)
+        if own_options:
+            _section(formatter, "Output" if any(groups.values()) else "Options", own_options)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
@@ -52,8 +52,8 @@ class Command(click.Command):
             return
         formatter.write_paragraph()
         formatter.write("Examples:\n")
-        for what, command in self.examples:
-            formatter.write(f"  {what}:\n    {command}\n")
+        for purpose, command in self.examples:
+            formatter.write(f"  {purpose}:\n    {command}\n")
 
 
 _BETWEEN = re.compile(r"([\d.]+)<=x<=([\d.]+)")

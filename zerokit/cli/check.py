@@ -64,13 +64,13 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 
     if options["explain"]:
         return _explain(options["explain"])
-    beside = _settings(options)
+    project_settings = _settings(options)
     names = ("kind", "reader", "world_size", "deepspeed_classes", "deep", "fix", "unsafe",
              "deepspeed_version", "accelerate_version")  # fmt: skip
     settings = CheckSettings(
         **{name: options[name] for name in names},
-        ignore=beside.ignore | frozenset(options["ignore"]),
-        exclude=beside.exclude,
+        ignore=project_settings.ignore | frozenset(options["ignore"]),
+        exclude=project_settings.exclude,
     )
     with for_versions(settings.deepspeed_version, settings.accelerate_version):
         if options["schema"]:
@@ -123,8 +123,8 @@ def _show(result: CheckResult, options: dict[str, Any]) -> None:
         location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
         echo(f"{location}: fixed: {finding.message} [{finding.rule}]")
     if style == "text":
-        shown = output.as_text(result.files, notes=options["notes"], width=width_of(1))
+        text = output.as_text(result.files, notes=options["notes"], width=width_of(1))
     else:
-        shown = output.FORMATS[style](result.files, notes=options["notes"])
-    if shown:
-        click.echo(shown)
+        text = output.FORMATS[style](result.files, notes=options["notes"])
+    if text:
+        click.echo(text)

@@ -62,10 +62,10 @@ class Completed(_ParamType):
     ) -> list[CompletionItem]:
         """The values that begin so, letters large or small; the last one of a list with commas."""
         before, comma, last = incomplete.rpartition(",")
-        known = self.values() if self.values is not None else ()
-        found = [value for value in known if value.lower().startswith(last.lower())]
-        if found or self.kind is None:
-            return [CompletionItem(before + comma + value) for value in found]
+        values = self.values() if self.values is not None else ()
+        matches = [value for value in values if value.lower().startswith(last.lower())]
+        if matches or self.kind is None:
+            return [CompletionItem(before + comma + value) for value in matches]
         return [CompletionItem(incomplete, type=self.kind)]
 
 

@@ -36,13 +36,18 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
     ✓ fine, · worth knowing, ! slows or breaks some runs, ✗ no run can work.
     """
     examination = examine()
-    known = rates.measure(examination, say) if measure_too else rates.known()
+    measured_rates = rates.measure(examination, say) if measure_too else rates.load()
     if as_json:
-        click.echo(json.dumps({**examination.as_dict(), **known.to_dict()}, indent=1, allow_nan=False))
+        click.echo(
+            json.dumps({**examination.as_dict(), **measured_rates.to_dict()}, indent=1, allow_nan=False)
+        )
     else:
         for finding in examination.findings:
             _show(finding)
-        click.echo("\n" + "\n".join([*_rates(known.measured, known.source), *_tuned(known)]))
+        click.echo(
+            "\n"
+            + "\n".join([*_rates(measured_rates.measured, measured_rates.source), *_tuned(measured_rates)])
+        )
         click.echo(_verdict(examination))
     if strict and examination.blockers:
         names = ", ".join(finding.check for finding in examination.blockers)
@@ -85,14 +90,14 @@ def _spread(measured: Measured) -> str:
     return f" ({low:.2f} to {high:.2f} in nine tenths of the rounds)" if low and high else ""
 
 
-def _tuned(known: rates.Rates) -> list[str]:
+def _tuned(measured: rates.Rates) -> list[str]:
     """Step times that `tune` keeps for later plans."""
-    if known.tuned_warning is not None:
-        return [f"Tuned step times: {known.tuned_warning}"]
-    if not known.tuned:
+    if measured.tuned_warning is not None:
+        return [f"Tuned step times: {measured.tuned_warning}"]
+    if not measured.tuned:
         return ["Tuned step times: none; `zerokit tune` keeps them"]
-    of = "1 job" if known.tuned_jobs == 1 else f"{known.tuned_jobs} jobs"
-    return [f"Tuned step times: {len(known.tuned)}, of {of} ({tuned.path()})"]
+    of = "1 job" if measured.tuned_jobs == 1 else f"{measured.tuned_jobs} jobs"
+    return [f"Tuned step times: {len(measured.tuned)}, of {of} ({tuned.path()})"]
 
 
 def _show(finding: DoctorFinding) -> None:
@@ -106,11 +111,11 @@ def _show(finding: DoctorFinding) -> None:
 
 def _verdict(examination: Examination) -> str:
     counts = examination.as_dict()["counts"]
-    found = ", ".join(
+    totals = ", ".join(
         f"{counts[state]} {state}{'' if counts[state] == 1 else 's'}" for state in ("warning", "note")
     )
     if examination.blockers:
         count = len(examination.blockers)
-        what = "1 thing makes" if count == 1 else f"{count} things make"
-        return f"\n{what} every run here impossible; {found}."
-    return f"\nRuns can work here; {found}."
+        things = "1 thing makes" if count == 1 else f"{count} things make"
+        return f"\n{things} every run here impossible; {totals}."
+    return f"\nRuns can work here; {totals}."

@@ -71,7 +71,7 @@ def _one(gpu: Gpu) -> str:
         ("max_gpus_per_node", "GPUs per node, at most", str(gpu.max_gpus_per_node)),
     ]
     rows: list[tuple[str, ...]] = [("", "FIGURE", "VALUE", "SOURCE")]
-    rows += [("", what, value, gpu.sources.get(key, "")) for key, what, value in figures]
+    rows += [("", name, value, gpu.sources.get(key, "")) for key, name, value in figures]
     also = wrapped(f"also called: {', '.join(gpu.aliases)}") if gpu.aliases else []
     return "\n".join([f"{gpu.name}: {gpu.title}", *aligned(rows), *also])
 
@@ -81,4 +81,4 @@ def _networks(gpu: Gpu) -> list[tuple[str, str, str]]:
         ("network_gb_per_second", "network per GPU, usual", gpu.network_bytes_per_second),
         ("slowest_network_gb_per_second", "network per GPU, slowest", gpu.slowest_network_bytes_per_second),
     )
-    return [(key, what, f"{rate / 1e9:g} GB/s") for key, what, rate in rates if rate is not None]
+    return [(key, name, f"{rate / 1e9:g} GB/s") for key, name, rate in rates if rate is not None]

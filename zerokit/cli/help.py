@@ -18,8 +18,8 @@ def command(context: click.Context, name: str | None) -> None:
     if name is None:
         click.echo(above.get_help())
         return
-    found = above.command.get_command(above, name)
-    if found is None:
+    subcommand = above.command.get_command(above, name)
+    if subcommand is None:
         raise unknown_command(name, above.command.list_commands(above))
-    with click.Context(found, info_name=name, parent=above) as inner:
-        click.echo(found.get_help(inner))
+    with click.Context(subcommand, info_name=name, parent=above) as inner:
+        click.echo(subcommand.get_help(inner))

@@ -164,13 +164,13 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         **{name: options[name] for name in ("plan", "recipe", "deepspeed", "no_plan")},
         overrides=overrides, arguments=resolved.target.arguments, plan_recipe=plan_recipe_into, say=say,
     )  # fmt: skip
-    same = ("deepspeed", "device", "launcher", "style", "run_dir", "num_ranks", "nodes", "hostfile",
+    shared_options = ("deepspeed", "device", "launcher", "style", "run_dir", "num_ranks", "nodes", "hostfile",
             "master_port", "no_arguments", "accept_mismatch", "no_trackers", "resume_option")  # fmt: skip
     check_resume_option(options["resume_option"])
     launch_options = LaunchOptions(
         target=resolved.target, plan=plan, grace_seconds=options["grace"],
         heartbeat_seconds=options["heartbeat"], show_ranks=options["show"],
-        **{name: options[name] for name in same},
+        **{name: options[name] for name in shared_options},
     )  # fmt: skip
     if options["dry_run"]:
         _print_dry_run(attempts.dry_run(launch_options, say))
@@ -194,12 +194,12 @@ def _overrides(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
     return arguments[:count], arguments[count:]
 
 
-def _print_dry_run(found: DryRun) -> None:
-    for name in found.unset:
+def _print_dry_run(dry: DryRun) -> None:
+    for name in dry.unset:
         click.echo(f"unset {name}")
-    for name, value in sorted(found.environment.items()):
+    for name, value in sorted(dry.environment.items()):
         click.echo(f"export {name}={shlex.quote(value)}")
-    click.echo(shlex.join(found.argv))
+    click.echo(shlex.join(dry.argv))
 
 
 def _print_failure(text: str) -> None:

@@ -34,9 +34,9 @@ def command(name: str | None, family: str | None, as_json: bool) -> None:
     if family is not None:
         chosen = tuple(model for model in chosen if model.family == family)
         if not chosen:
-            known = ", ".join(sorted({model.family for model in models.index()}))
+            families = ", ".join(sorted({model.family for model in models.index()}))
             raise click.BadParameter(
-                f"no model of family {family!r}; use one of {known}", param_hint="--family"
+                f"no model of family {family!r}; use one of {families}", param_hint="--family"
             )
     if as_json:
         listed = [models.summary(model) for model in chosen]

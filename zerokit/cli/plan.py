@@ -114,10 +114,10 @@ def command(
             _target(words), options, recipe=recipe, overrides=overrides, out=folder, top=count,
             seconds=rehearsal_seconds or DEFAULT_SECONDS, say=say,
         )  # fmt: skip
-    others = result.plan.alternatives
+    alternatives = result.plan.alternatives
     result = result.with_alternatives(count - 1)
     if html is not None:
-        _write_page(Path(html), result, others, folder)
+        _write_page(Path(html), result, alternatives, folder)
         say(f"wrote {html}")
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
@@ -125,7 +125,7 @@ def command(
     click.echo(plan_text.plan(result, folder, explain=explain, script=words))
 
 
-def _write_page(path: Path, result: PlanResult, others: Sequence[Candidate], folder: str) -> None:
+def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate], folder: str) -> None:
     import os
     import time
 
@@ -140,7 +140,7 @@ def _write_page(path: Path, result: PlanResult, others: Sequence[Candidate], fol
         folder=folder, command=secrets.argv(meta[_WORDS]), script=secrets.argv(meta.get(_SCRIPT) or ()),
         program=program(), written_at=time.time(),
     )  # fmt: skip
-    write_page(path, plan_page(result, page, others=others))
+    write_page(path, plan_page(result, page, others=alternatives))
 
 
 def _target(words: tuple[str, ...]) -> Target:

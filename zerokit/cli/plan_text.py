@@ -43,12 +43,12 @@ def heading(text: str) -> str:
 
 def bullets(lines: Iterable[str]) -> list[str]:
     """Wrapped list items."""
-    found = []
+    wrapped = []
     for line in lines:
-        found += textwrap.wrap(
+        wrapped += textwrap.wrap(
             line, width(), initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
         )
-    return found
+    return wrapped
 
 
 def paragraph(text: str) -> list[str]:
@@ -56,7 +56,7 @@ def paragraph(text: str) -> list[str]:
     return textwrap.wrap(text, width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def memory_table(estimate: Estimate, capacity_bytes: int | None, what: str = "GPU") -> list[str]:
+def memory_table(estimate: Estimate, capacity_bytes: int | None, device: str = "GPU") -> list[str]:
     """Components at the peak of the worst rank, then the sum and what is around it."""
     worst = estimate.worst_rank
     parts = [
@@ -70,10 +70,10 @@ def memory_table(estimate: Estimate, capacity_bytes: int | None, what: str = "GP
     ]
     sums = [
         (f"peak allocated ({worst.peak_phase})", peak),
-        (f"required per {what}", estimate.min_vram_bytes),
+        (f"required per {device}", estimate.min_vram_bytes),
     ]
     if capacity_bytes:
-        sums.append((f"available per {what}", capacity_bytes))
+        sums.append((f"available per {device}", capacity_bytes))
     lines.append(f"  {'':<{column}}  {'-' * 12}")
     return [*lines, *(f"  {name:<{column}}  {format_gib(size):>12}" for name, size in sums)]
 
@@ -101,29 +101,29 @@ def speed(estimate: Estimate) -> list[str]:
     return [*lines, *paragraph(f"where it goes: {shares}")]
 
 
-def saving(takes: Saving | None) -> list[str]:
+def saving(estimate: Saving | None) -> list[str]:
     """What a save takes, where the job saves anything."""
-    if takes is None:
+    if estimate is None:
         return []
-    weights = format_gib(takes.weights_bytes, 1) if takes.weights_bytes else "none that load"
-    lines = [f"  weights {weights}, each checkpoint {format_gib(takes.checkpoint_bytes, 1)} of disk"]
-    if takes.host_bytes:
+    weights = format_gib(estimate.weights_bytes, 1) if estimate.weights_bytes else "none that load"
+    lines = [f"  weights {weights}, each checkpoint {format_gib(estimate.checkpoint_bytes, 1)} of disk"]
+    if estimate.host_bytes:
         lines.append(
-            f"  gathered on rank 0: {format_gib(takes.host_bytes, 1)} of its host's RAM, "
-            f"{format_seconds(takes.seconds)} and the disk's time"
+            f"  gathered on rank 0: {format_gib(estimate.host_bytes, 1)} of its host's RAM, "
+            f"{format_seconds(estimate.seconds)} and the disk's time"
         )
     return [heading("Saving"), *lines]
 
 
 def rows(pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Names and their values, the values wrapped beside the names."""
-    found = []
+    table = []
     for name, value in pairs:
-        found += textwrap.wrap(
+        table += textwrap.wrap(
             value, width(), initial_indent=f"  {name:<{_NAMES}}", subsequent_indent=" " * (_NAMES + 2),
             break_on_hyphens=False,
         )  # fmt: skip
-    return found
+    return table
 
 
 def _strategy(planned: PlannedStrategy) -> list[str]:
@@ -150,9 +150,9 @@ def _answer(planned: PlannedStrategy, title: str) -> list[str]:
 def _details(planned: PlannedStrategy) -> list[str]:
     """Memory by component and phase, host memory, saving and speed."""
     estimate = planned.estimate
-    what = "CPU rank" if planned.on_cpu else "GPU"
+    device = "CPU rank" if planned.on_cpu else "GPU"
     capacity = None if planned.fits is None else planned.cluster.gpu.driver_vram_bytes
-    lines = [heading(f"Memory per {what} (worst rank)"), *memory_table(estimate, capacity, what)]
+    lines = [heading(f"Memory per {device} (worst rank)"), *memory_table(estimate, capacity, device)]
     lines += paragraph(phases(estimate))
     lines += [heading("Host memory per node"), f"  {format_gib(estimate.host_bytes_per_node, 1)}"]
     lines += saving(estimate.saving)
@@ -178,10 +178,10 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if not explain:
         notes, closing = _notes(body["assumptions"], body["advice"], _SCREEN - _height([*lines, *following]))
-        whole = [*lines, *notes, *following, *closing]
-        if _height(whole) > _SCREEN:
-            whole.remove("")
-        return "\n".join(whole)
+        all_lines = [*lines, *notes, *following, *closing]
+        if _height(all_lines) > _SCREEN:
+            all_lines.remove("")
+        return "\n".join(all_lines)
     lines += _listed("Assumed", body["assumptions"], body["assumptions"])
     lines += _listed("Worth knowing", body["advice"], body["advice"])
     return "\n".join([*lines, *_reasons(result, body), *following])
@@ -195,8 +195,8 @@ def _notes(
     Where they are too long for the screen, what was not given is one note, then each note is one line, then
     advice is left to ``--explain``, and then the first assumptions are: warnings stand last.
     """
-    told = answer.worth_a_look(assumptions)
-    short = _without_defaults(told)
+    marked = answer.worth_a_look(assumptions)
+    short = _without_defaults(marked)
     closing = ["  --explain adds memory and time in detail, other plans, and every file"]
     first = _first_advice(advice)
 
@@ -207,18 +207,18 @@ def _notes(
         ]
 
     choices = [
-        (listed(told, first, cut=False), closing),
+        (listed(marked, first, cut=False), closing),
         (listed(short, first, cut=False), closing),
         (listed(short, first, cut=True), closing),
         (listed(short, (), cut=True), closing),
         *((listed(short[at:], (), cut=True), []) for at in range(max(1, len(short)))),
     ]
-    return next((each for each in choices if _height([*each[0], *each[1]]) <= room), choices[-1])
+    return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])
 
 
 def _without_defaults(notes: Sequence[str]) -> tuple[str, ...]:
     """The notes, those on options that were not given as one, in front."""
-    options = [found.group(1) for note in notes if (found := _NOT_GIVEN.search(note))]
+    options = [match.group(1) for note in notes if (match := _NOT_GIVEN.search(note))]
     if len(options) < 2:
         return tuple(notes)
     rest = tuple(note for note in notes if not _NOT_GIVEN.search(note))
@@ -235,13 +235,13 @@ def _first_advice(advice: Sequence[str]) -> Sequence[str]:
     return [line for line in advice if not line.startswith("ZeRO-3 would take")][:1]
 
 
-def _listed(title: str, notes: Sequence[str], shown: Sequence[str], *, cut: bool = False) -> list[str]:
+def _listed(title: str, notes: Sequence[str], listed: Sequence[str], *, cut: bool = False) -> list[str]:
     """Those of the notes that are shown, below a title that says how many are not; ``cut``: a line each."""
-    if not shown:
+    if not listed:
         return []
-    left = len(notes) - sum(note in notes for note in shown)
-    more = f" ({left} more: --explain)" if left else " (whole: --explain)" if cut else ""
-    lines = [bullets([note]) for note in shown]
+    hidden = len(notes) - sum(note in notes for note in listed)
+    more = f" ({hidden} more: --explain)" if hidden else " (whole: --explain)" if cut else ""
+    lines = [bullets([note]) for note in listed]
     if cut:
         lines = [[_ended(first) if rest else first] for first, *rest in lines]
     return [heading(title + more), *(line for part in lines for line in part)]
@@ -256,7 +256,7 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     lines = [heading("Chosen"), *paragraph(body["chosen"]["why"])]
     lines += _details(result.chosen)
     if body["alternatives"]:
-        lines += [heading("Next best"), *bullets(other["why"] for other in body["alternatives"])]
+        lines += [heading("Next best"), *bullets(alternative["why"] for alternative in body["alternatives"])]
     if body["faster_with"]:
         lines += [heading("Would be faster"), *bullets(body["faster_with"])]
     search = body["search"]
@@ -275,13 +275,13 @@ def _rehearsed(result: PlanResult) -> list[str]:
     if not result.rehearsals:
         return []
     lines = [heading(f"Rehearsed: {result.script.name if result.script else ''}")]
-    for each in result.rehearsals:
-        told = f"stopped: {each.stopped}"
-        if each.min_vram_bytes is not None:
-            told = f"{format_gib(each.min_vram_bytes, 1)} required"
-        if each.step_seconds is not None:
-            told += f", {format_seconds(each.step_seconds)} a step"
-        lines += bullets([f"{strategy_words(each.strategy)}: {told}"])
+    for rehearsal in result.rehearsals:
+        result_text = f"stopped: {rehearsal.stopped}"
+        if rehearsal.min_vram_bytes is not None:
+            result_text = f"{format_gib(rehearsal.min_vram_bytes, 1)} required"
+        if rehearsal.step_seconds is not None:
+            result_text += f", {format_seconds(rehearsal.step_seconds)} a step"
+        lines += bullets([f"{strategy_words(rehearsal.strategy)}: {result_text}"])
     return lines
 
 
@@ -290,11 +290,14 @@ def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] 
     lines = [f"  {program()} launch --plan {shlex.quote(folder)} {command}"]
     added: Sequence[str] = ()
     if script:
-        added, said = result.added_arguments, "which adds (--no-arguments adds nothing):"
+        added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
     elif explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
-        added, said = trainer_arguments(result.chosen.strategy), "which gives a Hugging Face Trainer script:"
+        added, heading_text = (
+            trainer_arguments(result.chosen.strategy),
+            "which gives a Hugging Face Trainer script:",
+        )
     if added:
-        lines.append(f"  {said}")
+        lines.append(f"  {heading_text}")
         words = shlex.join(added).replace(" --", "\x00--").split("\x00")
         lines += textwrap.wrap(
             " ".join(part.replace(" ", "\xa0") for part in words), width(),

@@ -10,5 +10,5 @@ _PLAIN = re.compile(r"[\w./~-]{1,120}")
 
 def program() -> str:
     """``zerokit``, or what ZEROKIT_COMMAND says it is called: ``./launch.sh`` where that was typed."""
-    said = os.environ.get("ZEROKIT_COMMAND", "")
-    return said if _PLAIN.fullmatch(said) else "zerokit"
+    command = os.environ.get("ZEROKIT_COMMAND", "")
+    return command if _PLAIN.fullmatch(command) else "zerokit"

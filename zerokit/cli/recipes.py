@@ -23,14 +23,14 @@ def list_command(as_json: bool) -> None:
     """List all recipes by name."""
     from zerokit.planner import recipes
 
-    found = [recipes.load(name) for name in recipes.names()]
+    loaded = [recipes.load(name) for name in recipes.names()]
     if as_json:
         body = [
-            {"name": recipe.name, "title": recipe.title, "request": dict(recipe.request)} for recipe in found
+            {"name": recipe.name, "title": recipe.title, "request": dict(recipe.request)} for recipe in loaded
         ]
         click.echo(json.dumps({"schema": "zerokit.recipes/1", "recipes": body}, indent=2))
         return
-    rows = [("recipe", "for")] + [(recipe.name, recipe.title) for recipe in found]
+    rows = [("recipe", "for")] + [(recipe.name, recipe.title) for recipe in loaded]
     for line in aligned(rows):
         click.echo(line)
 

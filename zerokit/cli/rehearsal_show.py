@@ -29,8 +29,8 @@ def show(done: Rehearsal) -> None:
     if done.step is not None:
         _show_step(done.step)
     _show_guesses(done.guesses)
-    for what in done.stubbed:
-        _echo(f"stood in for: {what}")
+    for name in done.stubbed:
+        _echo(f"stood in for: {name}")
     for warning in done.warnings:
         _echo(f"warning: {warning}")
     click.echo("")
@@ -58,8 +58,8 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
         _show_phase(phase, size, "  ".join(filter(None, (mark, least))))
     _show_phase("reserved", rank.peak_reserved_bytes, "")
     if rank.fragmented_bytes:
-        told = "reserved and not allocated, on the smallest card"
-        _show_phase("fragmented", rank.fragmented_bytes, told)
+        meaning = "reserved and not allocated, on the smallest card"
+        _show_phase("fragmented", rank.fragmented_bytes, meaning)
     if rank.host_bytes:
         _show_phase("host", rank.host_bytes, "tensors in host memory")
     if rank.written_bytes:
@@ -70,17 +70,17 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
         _show_held(row)
 
 
-def _show_phase(name: str, size: int, told: str) -> None:
+def _show_phase(name: str, size: int, meaning: str) -> None:
     start = f"  {name:<10} {format_gib(size):>12}"
-    click.echo("\n".join(wrapped(told, start + "  ", " " * (len(start) + 4))).rstrip())
+    click.echo("\n".join(wrapped(meaning, start + "  ", " " * (len(start) + 4))).rstrip())
 
 
 def _show_held(row: HeldAtPeak) -> None:
     """In a row; where that is wider than the terminal, module and location stand below."""
     limit, start = terminal_width(), f"  {format_gib(row.bytes):>12}  "
-    whole = f"{start}{row.what:<24} {row.module:<36} {row.location}".rstrip()
-    if limit is None or len(whole) <= limit:
-        click.echo(whole)
+    line = f"{start}{row.what:<24} {row.module:<36} {row.location}".rstrip()
+    if limit is None or len(line) <= limit:
+        click.echo(line)
         return
     below = " " * 6
     click.echo(start + row.what)
@@ -102,18 +102,18 @@ def _show_step(step: StepTime) -> None:
 def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
     if not guesses:
         return
-    sizes = sum(1 for each in guesses if each.decides_sizes)
+    sizes = sum(1 for guess in guesses if guess.decides_sizes)
     click.echo(f"\n  {len(guesses)} guesses, {sizes} of them decide sizes")
-    for each in guesses[:_MOST_GUESSES]:
-        times = "once" if each.times == 1 else f"{each.times} times"
-        _echo(f"{each.location}: {each.what}: {each.value} ({times})")
+    for guess in guesses[:_MOST_GUESSES]:
+        times = "once" if guess.times == 1 else f"{guess.times} times"
+        _echo(f"{guess.location}: {guess.what}: {guess.value} ({times})")
 
 
 def _verdict(done: Rehearsal) -> str:
     if done.stopped is not None:
-        where = f" at {done.stopped.location}" if done.stopped.location else ""
+        location = f" at {done.stopped.location}" if done.stopped.location else ""
         operator = f" ({done.stopped.operator})" if done.stopped.operator else ""
-        return f"incomplete: stopped{where}{operator}: {done.stopped.reason}"
+        return f"incomplete: stopped{location}{operator}: {done.stopped.reason}"
     if done.min_vram_bytes is None:
         return "nothing was allocated on the GPU"
     required = format_gib(done.min_vram_bytes)

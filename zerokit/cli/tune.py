@@ -76,29 +76,29 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
     names = ("recipe", "top", "steps", "timeout", "out", "run_dir", "launcher", "style", "heartbeat", "grace",
              "rehearsal_seconds", "show", "module", "dry_run", "as_json")  # fmt: skip
-    own = {name: options.pop(name) for name in names}
-    if own["module"] is None and not arguments:
+    tune_options = {name: options.pop(name) for name in names}
+    if tune_options["module"] is None and not arguments:
         raise InputError("tune: name a script, for example: zerokit tune --model gpt2 train.py")
-    if own["as_json"] and own["show"] != "none":
+    if tune_options["as_json"] and tune_options["show"] != "none":
         raise InputError("--json: standard output carries the result; leave --show out")
     settings = TuneSettings(
-        top=parse_positive_int(own["top"], "⟨top⟩", 20),
-        steps=parse_positive_int(own["steps"], "⟨steps⟩", 10_000),
-        out=own["out"] or DEFAULT_FOLDER,
+        top=parse_positive_int(tune_options["top"], "⟨top⟩", 20),
+        steps=parse_positive_int(tune_options["steps"], "⟨steps⟩", 10_000),
+        out=tune_options["out"] or DEFAULT_FOLDER,
         **{
-            name: own[name]
+            name: tune_options[name]
             for name in ("timeout", "launcher", "style", "heartbeat", "grace", "show", "rehearsal_seconds")
         },
     )
-    resolved = target_of(own["module"], arguments)
+    resolved = target_of(tune_options["module"], arguments)
     if resolved.note is not None:
         say(resolved.note)
     result = tuner.tune(
         resolved.target, options, settings,
-        recipe=own["recipe"], run_dir=own["run_dir"], dry_run=own["dry_run"], say=say,
-        rehearse=rehearse_strategy,
+        recipe=tune_options["recipe"], run_dir=tune_options["run_dir"], dry_run=tune_options["dry_run"],
+        say=say, rehearse=rehearse_strategy,
     )  # fmt: skip
-    _print(result.to_dict(), own["as_json"])
+    _print(result.to_dict(), tune_options["as_json"])
     if result.interrupted is not None:
         say(f"interrupted; what was measured is in {result.tuning.folder}")
         return result.interrupted

@@ -15,11 +15,11 @@ _WIDTHS = {"predicted": 10, "rehearsed": 10, "measured": 10, "error": 8}
 def text(body: Mapping[str, Any]) -> str:
     """One page."""
     count, gpus = len(body["trials"]), body["gpus"]
-    where = (
+    location = (
         f"{gpus} CPU rank{'s' if gpus != 1 else ''}" if body["gpu"] == "cpu" else f"{gpus} × {body['gpu']}"
     )
     steps = f"{body['steps']} steps each"
-    lines = [f"{body['model']} on {where}: {count} plan{'' if count == 1 else 's'}, {steps}"]
+    lines = [f"{body['model']} on {location}: {count} plan{'' if count == 1 else 's'}, {steps}"]
     assumed = list(body["assumptions"])
     if body["not_rehearsed"] is not None and body["gpu"] != "cpu":
         assumed.append(f"nothing was rehearsed: {body['not_rehearsed']}")
@@ -35,8 +35,11 @@ def text(body: Mapping[str, Any]) -> str:
         lines.append("  memory: of the host, by rank, the Python process included")
     if body["files"]:
         lines += [plan_text.heading("Written"), *(f"  {path}" for path in body["files"].values())]
-    if (kept := body["calibration"]) is not None:
-        lines += [plan_text.heading("Kept for later plans here"), *plan_text.bullets(_kept(kept))]
+    if (calibration := body["calibration"]) is not None:
+        lines += [
+            plan_text.heading("Kept for later plans here"),
+            *plan_text.bullets(_calibration_lines(calibration)),
+        ]
     if body["folder"]:
         lines += [plan_text.heading("Runs"), f"  {body['folder']}"]
     if body["next"]:
@@ -44,11 +47,11 @@ def text(body: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _kept(kept: Mapping[str, Any]) -> list[str]:
-    if not kept["kept"]:
-        return [f"nothing: {kept['why']}"]
-    times = "1 step time" if kept["kept"] == 1 else f"{kept['kept']} step times"
-    return [f"{times} in {kept['file']}", *([kept["why"]] if kept["why"] else [])]
+def _calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
+    if not calibration["kept"]:
+        return [f"nothing: {calibration['why']}"]
+    times = "1 step time" if calibration["kept"] == 1 else f"{calibration['kept']} step times"
+    return [f"{times} in {calibration['file']}", *([calibration["why"]] if calibration["why"] else [])]
 
 
 def _table(body: Mapping[str, Any]) -> list[str]:
@@ -67,12 +70,15 @@ def _table(body: Mapping[str, Any]) -> list[str]:
 
 
 def _row(trial: Mapping[str, Any], fastest: int | None, names: tuple[str, ...]) -> list[str]:
-    known = trial["rehearsed"] or {}
+    rehearsed = trial["rehearsed"] or {}
     step = _cells(
-        _time, trial["predicted_step_seconds"], known.get("step_seconds"), trial.get("measured_step_seconds")
+        _time,
+        trial["predicted_step_seconds"],
+        rehearsed.get("step_seconds"),
+        trial.get("measured_step_seconds"),
     )
     memory = _cells(
-        _size, trial["predicted_peak_bytes"], known.get("peak_allocated_bytes"),
+        _size, trial["predicted_peak_bytes"], rehearsed.get("peak_allocated_bytes"),
         trial.get("measured_peak_bytes"),
     )  # fmt: skip
     mark = "*" if trial["trial"] == fastest else " "
@@ -80,18 +86,18 @@ def _row(trial: Mapping[str, Any], fastest: int | None, names: tuple[str, ...]) 
     why = trial.get("problem") or "; ".join(trial.get("differences") or ())
     if why and trial.get("problem"):
         why = f"{trial['outcome']}: {why}"
-    told = textwrap.wrap(why, plan_text.width(), initial_indent="     ", subsequent_indent="     ")
-    return [f"{trial['trial']:>3}{mark}{cells}".rstrip(), *told]
+    reason_lines = textwrap.wrap(why, plan_text.width(), initial_indent="     ", subsequent_indent="     ")
+    return [f"{trial['trial']:>3}{mark}{cells}".rstrip(), *reason_lines]
 
 
 def _cells(
-    shown: Callable[[Any], str], predicted: float | None, rehearsed: float | None, measured: float | None
+    formatted: Callable[[Any], str], predicted: float | None, rehearsed: float | None, measured: float | None
 ) -> dict[str, str]:
     last = predicted if rehearsed is None else rehearsed
     return {
-        "predicted": shown(predicted),
-        "rehearsed": shown(rehearsed),
-        "measured": shown(measured),
+        "predicted": formatted(predicted),
+        "rehearsed": formatted(rehearsed),
+        "measured": formatted(measured),
         "error": _error(last, measured),
     }
 

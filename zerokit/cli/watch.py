@@ -54,24 +54,24 @@ def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
 
     from zerokit.report.render import parts
 
-    with Live(console=console, auto_refresh=False) as shown:
+    with Live(console=console, auto_refresh=False) as live:
         while True:
-            report, found = watched.look()
-            notes = [Text(f"ALARM {text}", style="bold red") for text in found]
-            shown.update(Group(*parts(report, traceback=False, width=console.width), *notes), refresh=True)
+            report, alarms = watched.look()
+            notes = [Text(f"ALARM {text}", style="bold red") for text in alarms]
+            live.update(Group(*parts(report, traceback=False, width=console.width), *notes), refresh=True)
             if watched.is_over(report):
                 return report
             time.sleep(every)
 
 
 def _lines(watched: WatchedRun, every: float, once: bool) -> RunReport:
-    told: set[str] = set()
+    said_alarms: set[str] = set()
     while True:
-        report, found = watched.look()
-        for text in found:
-            if text not in told:
+        report, alarms = watched.look()
+        for text in alarms:
+            if text not in said_alarms:
                 click.echo(f"ALARM {text}")
-                told.add(text)
+                said_alarms.add(text)
         if once or watched.is_over(report):
             steps, count = max((rank.steps for rank in report.ranks), default=0), len(report.ranks)
             click.echo(f"{report.outcome}: {count} rank{'' if count == 1 else 's'}, step {steps}")

@@ -18,11 +18,13 @@ _FILE_MOST_BYTES = 1 << 20
 def findings(around: Surroundings) -> list[DoctorFinding]:
     """Variables, network interfaces named in them, ``.deepspeed_env`` and the default hostfile."""
     odd = [_oddity(oddity, around) for oddity in ODDITIES]
-    found = [finding for finding in odd if finding is not None]
-    found += _interfaces(around)
-    if not found:
-        found.append(ok("environment.variables", "no variable here changes what NCCL, torch or DeepSpeed do"))
-    return found + _environment_files(around) + _hostfile(around)
+    result = [finding for finding in odd if finding is not None]
+    result += _interfaces(around)
+    if not result:
+        result.append(
+            ok("environment.variables", "no variable here changes what NCCL, torch or DeepSpeed do")
+        )
+    return result + _environment_files(around) + _hostfile(around)
 
 
 def _oddity(oddity: Oddity, around: Surroundings) -> DoctorFinding | None:
@@ -43,31 +45,31 @@ def _interfaces(around: Surroundings) -> list[DoctorFinding]:
         have = sorted(path.name for path in (around.root / "sys/class/net").iterdir())
     except OSError:
         return []
-    found = []
+    result = []
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = around.environment.get(name, "").strip()
         if value and not _any_interface(value, have):
             fix = f"use one of {', '.join(have)}, or unset it"
-            found.append(warning(f"environment.{name}", f"{name}={value[:80]} names no interface here", fix))
-    return found
+            result.append(warning(f"environment.{name}", f"{name}={value[:80]} names no interface here", fix))
+    return result
 
 
 def _any_interface(value: str, have: list[str]) -> bool:
     # NCCL: a list of prefixes; ^ leaves out, = asks for the exact name
     leave_out, exact = value.startswith("^"), value.lstrip("^").startswith("=")
-    wanted = [part for part in value.lstrip("^=").split(",") if part]
-    fits = [name for name in have if any(name == part if exact else name.startswith(part) for part in wanted)]
+    names = [part for part in value.lstrip("^=").split(",") if part]
+    fits = [name for name in have if any(name == part if exact else name.startswith(part) for part in names)]
     return len(fits) < len(have) if leave_out else bool(fits)
 
 
 def _environment_files(around: Surroundings) -> list[DoctorFinding]:
     """What DeepSpeed would export to other nodes: runner.py reads both files, line by line."""
     name = around.environment.get("DS_ENV_FILE") or ".deepspeed_env"
-    found = []
+    result = []
     for path in dict.fromkeys((around.home / name, around.cwd / name)):
         if path.is_file():
-            found += _environment_file(path)
-    return found
+            result += _environment_file(path)
+    return result
 
 
 def _environment_file(path: Path) -> list[DoctorFinding]:
@@ -79,13 +81,15 @@ def _environment_file(path: Path) -> list[DoctorFinding]:
         return [warning(check, f"{path} cannot be read: {error.strerror}", "make it readable, or remove it")]
     bad = next((number for number, line in enumerate(lines, 1) if "=" not in line), None)
     if bad is not None:
-        what = f"{path}:{bad}: not NAME=VALUE: DeepSpeed fails on blank lines and comments in multi-node runs"
-        return [warning(check, what, "remove the line")]
+        problem = (
+            f"{path}:{bad}: not NAME=VALUE: DeepSpeed fails on blank lines and comments in multi-node runs"
+        )
+        return [warning(check, problem, "remove the line")]
     names = [line.partition("=")[0].strip() for line in lines]
     secret = [name for name in names if _SECRET.search(name)]
     if secret:
-        what = f"{path} hands {', '.join(secret[:5])} to every node, on the command line of ssh"
-        return [warning(check, what, "remove it; log in on the nodes instead")]
+        problem = f"{path} hands {', '.join(secret[:5])} to every node, on the command line of ssh"
+        return [warning(check, problem, "remove it; log in on the nodes instead")]
     listed = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
     return [
         note(check, f"{path} is exported to every node: {listed or 'nothing'}", "remove it, unless meant")
@@ -101,5 +105,5 @@ def _hostfile(around: Surroundings) -> list[DoctorFinding]:
         hosts = read_hostfile(path)
     except InputError as error:
         return [warning(check, f"plain `deepspeed` would read {path}: {error}", "fix or remove it")]
-    what = f"{path} lists {len(hosts)} hosts: plain `deepspeed` runs on them by itself, over ssh"
-    return [note(check, what, "remove it, or pass --hostfile to be explicit")]
+    problem = f"{path} lists {len(hosts)} hosts: plain `deepspeed` runs on them by itself, over ssh"
+    return [note(check, problem, "remove it, or pass --hostfile to be explicit")]

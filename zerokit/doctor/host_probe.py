@@ -63,10 +63,10 @@ class HostProbe:
 
     def round(self) -> dict[str, float]:
         """Seconds to issue each kind of work once; waits for the GPU before and after each."""
-        found = {}
+        seconds = {}
         for name, (do, repeats) in self._work.items():
-            found[name] = _issue(do, repeats) / (_CHAIN if name == "linear_backward" else 1)
-        return found
+            seconds[name] = _issue(do, repeats) / (_CHAIN if name == "linear_backward" else 1)
+        return seconds
 
 
 def _issue(work: Callable[[], Any], repeats: int) -> float:
@@ -87,8 +87,8 @@ def _settle() -> None:
 
 def _operators(device: torch.device) -> dict[str, Work]:
     functional = torch.nn.functional
-    plain = torch.randn(64, 64, device=device, dtype=torch.bfloat16)
-    recorded, weight = plain.clone().requires_grad_(), plain.clone().requires_grad_()
+    matrix = torch.randn(64, 64, device=device, dtype=torch.bfloat16)
+    recorded, weight = matrix.clone().requires_grad_(), matrix.clone().requires_grad_()
     layer = torch.nn.Linear(64, 64, device=device, dtype=torch.bfloat16)
     chained = recorded
     for _ in range(_CHAIN):
@@ -96,10 +96,10 @@ def _operators(device: torch.device) -> dict[str, Work]:
     total = chained.sum()
     backward = partial(torch.autograd.grad, total, (recorded, weight), retain_graph=True)
     return {
-        "add": (lambda: plain + plain, _CHAIN),
-        "add_in_place": (lambda: plain.mul_(1.0), _CHAIN),
+        "add": (lambda: matrix + matrix, _CHAIN),
+        "add_in_place": (lambda: matrix.mul_(1.0), _CHAIN),
         "add_with_gradient": (lambda: recorded + recorded, _CHAIN),
-        "view": (lambda: plain.view(-1), _CHAIN),
+        "view": (lambda: matrix.view(-1), _CHAIN),
         "linear": (lambda: layer(recorded), _CHAIN),
         "linear_backward": (backward, 1),
     }

@@ -57,7 +57,7 @@ def _start(folder: Path, rank: int, world: int, device: str, detected: Detected)
     parameters = _MOST_ADAM_PARAMETERS
     if available is not None:
         parameters = max(1_000_000, min(parameters, available // 4 // _ADAM_BYTES_PER_PARAMETER))
-    wanted: dict[str, Any] = {
+    order: dict[str, Any] = {
         "rank": rank,
         "world": world,
         "device": device,
@@ -71,7 +71,7 @@ def _start(folder: Path, rank: int, world: int, device: str, detected: Detected)
         environment.pop(name, None)
     with (folder / f"rank-{rank}.log").open("wb") as log:
         return subprocess.Popen(
-            own_process("zerokit.doctor.measure_rank", json.dumps(wanted)),
+            own_process("zerokit.doctor.measure_rank", json.dumps(order)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

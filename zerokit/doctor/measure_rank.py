@@ -127,12 +127,12 @@ def collectives(rank: Rank) -> list[dict[str, Any]]:
     points = []
     for size in sizes:
         count = size * MIB // 2 // rank.world * rank.world
-        whole = torch.ones(count, dtype=torch.bfloat16, device=rank.device)
+        buffer = torch.ones(count, dtype=torch.bfloat16, device=rank.device)
         part = torch.ones(count // rank.world, dtype=torch.bfloat16, device=rank.device)
         work: dict[str, Callable[[], Any]] = {
-            "all_reduce": partial(dist.all_reduce, whole),
-            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
-            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+            "all_reduce": partial(dist.all_reduce, buffer),
+            "all_gather": partial(dist.all_gather_into_tensor, buffer, part),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, buffer),
         }
         for name in operations:
             seconds = rank.mean(rank.seconds(work[name]))
@@ -173,11 +173,11 @@ def host_speed(rank: Rank) -> HostSpeed | None:
 
 def main() -> None:
     """Measure as the argument says; rank 0 writes the result beside it."""
-    wanted = json.loads(sys.argv[1])
-    rank = Rank(wanted["rank"], wanted["world"], wanted["device"])
+    order = json.loads(sys.argv[1])
+    rank = Rank(order["rank"], order["world"], order["device"])
     dist.init_process_group(
         "nccl" if rank.on_gpu else "gloo",
-        init_method=f"file://{wanted['store']}",
+        init_method=f"file://{order['store']}",
         rank=rank.rank,
         world_size=rank.world,
     )
@@ -192,7 +192,7 @@ def main() -> None:
         return
     if rank.on_gpu:
         torch.cuda.empty_cache()
-    adam, kind = cpu_adam(wanted["adam_parameters"])
+    adam, kind = cpu_adam(order["adam_parameters"])
     result = {
         "device_name": torch.cuda.get_device_name() if rank.on_gpu else "CPU",
         "torch_version": torch.__version__,
@@ -208,7 +208,7 @@ def main() -> None:
         "host_factor_low": host.low if host else None,
         "host_factor_high": host.high if host else None,
     }
-    Path(wanted["result"]).write_text(json.dumps(result), encoding="utf-8")
+    Path(order["result"]).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -69,29 +69,29 @@ def findings(around: Surroundings) -> list[DoctorFinding]:
     compiler = _compiler(around)
     ninja = _ninja(around)
     toolkit, toolkit_finding = _toolkit(around, build)
-    found = [*([toolkit_finding] if toolkit_finding else [])]
+    result = [*([toolkit_finding] if toolkit_finding else [])]
     missing = [name for name, there in (("a C++ compiler", compiler), ("ninja", ninja)) if there is None]
-    tools = ", ".join(str(tool) for tool in (compiler, ninja) if tool)
+    tools = ", ".join(str(tool_path) for tool_path in (compiler, ninja) if tool_path)
     if not missing:
-        found.append(ok("build.tools", f"operators can be compiled: {tools}"))
+        result.append(ok("build.tools", f"operators can be compiled: {tools}"))
     else:
-        found.append(
+        result.append(
             note(
                 "build.tools",
                 f"operators cannot be compiled here: {' and '.join(missing)} missing",
                 "install g++ and `pip install ninja`, or use a DeepSpeed with its operators prebuilt",
             )
         )
-    found += [
+    result += [
         warning("build.lock", lock.description, lock.command)
         for lock in stale_locks(around.environment, around.home)
     ]
-    where = "gpu" if around.on_gpu else "cpu"
+    device = "gpu" if around.on_gpu else "cpu"
     prebuilt = _prebuilt()
     for operator in OPERATORS:
-        if where in operator.on:
-            found.append(_operator(operator, around, build, prebuilt, missing, toolkit))
-    return found
+        if device in operator.on:
+            result.append(_operator(operator, around, build, prebuilt, missing, toolkit))
+    return result
 
 
 def _operator(
@@ -103,12 +103,12 @@ def _operator(
     toolkit: str | None,
 ) -> DoctorFinding:
     check = f"build.{operator.name}"
-    what = f"{operator.name} ({operator.used_for})"
+    purpose = f"{operator.name} ({operator.used_for})"
     if operator.name in prebuilt:
-        return ok(check, f"{what}: built with DeepSpeed")
+        return ok(check, f"{purpose}: built with DeepSpeed")
     cached = _cache(around, build) / operator.name / f"{operator.name}.so"
     if cached.is_file():
-        return ok(check, f"{what}: compiled already, {cached}")
+        return ok(check, f"{purpose}: compiled already, {cached}")
     lacking = list(missing)
     if operator.nvcc and around.detected.vendor == "nvidia" and toolkit is not None:
         lacking.append(toolkit)
@@ -117,23 +117,23 @@ def _operator(
     if lacking:
         return warning(
             check,
-            f"{what}: not built, and cannot be: {', '.join(lacking)}",
+            f"{purpose}: not built, and cannot be: {', '.join(lacking)}",
             f"install what is missing, or {operator.without}",
         )
-    return note(check, f"{what}: will be compiled at the first run that uses it (about a minute)")
+    return note(check, f"{purpose}: will be compiled at the first run that uses it (about a minute)")
 
 
 def _compiler(around: Surroundings) -> str | None:
     path = around.environment.get("PATH")
     names = (around.environment.get("CXX", ""), "c++", "g++", "clang++")
-    return next((found for name in names if name and (found := shutil.which(name, path=path))), None)
+    return next((compiler for name in names if name and (compiler := shutil.which(name, path=path))), None)
 
 
 def _ninja(around: Surroundings) -> str | None:
-    found = shutil.which("ninja", path=around.environment.get("PATH"))
+    ninja = shutil.which("ninja", path=around.environment.get("PATH"))
     # torch runs `ninja` from the PATH; the package puts it beside python, which may not be on it
-    beside = Path(sys.executable).with_name("ninja")
-    return found or (str(beside) if beside.is_file() else None)
+    sibling = Path(sys.executable).with_name("ninja")
+    return ninja or (str(sibling) if sibling.is_file() else None)
 
 
 def _toolkit(around: Surroundings, build: TorchBuild) -> tuple[str | None, DoctorFinding | None]:

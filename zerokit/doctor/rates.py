@@ -33,7 +33,7 @@ class Rates:
     @property
     def tuned_jobs(self) -> int:
         """How many jobs the step times are of."""
-        return len({(each.gpu, each.gpus, each.job_key) for each in self.tuned})
+        return len({(observation.gpu, observation.gpus, observation.job_key) for observation in self.tuned})
 
     def to_dict(self) -> dict[str, Any]:
         """``measured`` and ``tuned`` of ``doctor --json``."""
@@ -47,7 +47,7 @@ class Rates:
         }
 
 
-def known() -> Rates:
+def load() -> Rates:
     """What was measured and kept before; nothing is measured now."""
     return _with_tuned(*measurements.load())
 

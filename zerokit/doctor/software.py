@@ -18,7 +18,7 @@ from zerokit.machine.versions import installed
 # the versions that zerokit's rules and memory model were read from and checked against
 READ_FROM = {
     "torch": "2.13.0",
-    **{each.package: each.newest for each in SUPPORTED},
+    **{supported_package.package: supported_package.newest for supported_package in SUPPORTED},
     "transformers": "5.23.0",
 }
 NEEDED = ("torch", "deepspeed")
@@ -44,10 +44,10 @@ class TorchBuild:
 def package_file(distribution: str, path: str) -> Path | None:
     """A file of an installed distribution, without importing it."""
     try:
-        found = Path(str(importlib.metadata.distribution(distribution).locate_file(path)))
+        located = Path(str(importlib.metadata.distribution(distribution).locate_file(path)))
     except importlib.metadata.PackageNotFoundError:
         return None
-    return found if found.is_file() else None
+    return located if located.is_file() else None
 
 
 def torch_build() -> TorchBuild | None:
@@ -67,17 +67,17 @@ def _assigned(text: str, name: str) -> str | None:
 
 def findings(around: Surroundings) -> list[DoctorFinding]:
     """Python, the packages a run needs, and whether torch, driver and GPUs belong together."""
-    found = [
+    result = [
         ok(
             "software.python",
             f"Python {platform.python_version()} at {sys.executable}; zerokit {__version__}",
         )
     ]
-    found += [_package(name) for name in READ_FROM]
+    result += [_package(name) for name in READ_FROM]
     build = torch_build()
     if build is not None:
-        found.append(_torch_fits(build, around))
-    return found
+        result.append(_torch_fits(build, around))
+    return result
 
 
 def _package(name: str) -> DoctorFinding:
@@ -89,21 +89,23 @@ def _package(name: str) -> DoctorFinding:
                 check, f"{name} is not installed; planning works, running does not", INSTALL_TRAINING
             )
         return note(check, f"{name} is not installed; scripts that import it will not run", INSTALL_TRAINING)
-    supported = next((each for each in SUPPORTED if each.package == name), None)
+    supported = next(
+        (supported_package for supported_package in SUPPORTED if supported_package.package == name), None
+    )
     if supported is not None and (problem := supported.problem(version)) is not None:
-        what, _, command = problem.rpartition(": ")
-        return blocker(check, what, command)
-    plain = version.partition("+")[0]
-    if plain == read_from:
+        reason, _, command = problem.rpartition(": ")
+        return blocker(check, reason, command)
+    release = version.partition("+")[0]
+    if release == read_from:
         return ok(check, f"{name} {version}, the version that zerokit was checked against")
-    what = f"{name} {version}; zerokit was checked against {read_from}"
-    if name == "deepspeed" and plain.split(".")[:2] != read_from.split(".")[:2]:
+    reason = f"{name} {version}; zerokit was checked against {read_from}"
+    if name == "deepspeed" and release.split(".")[:2] != read_from.split(".")[:2]:
         return warning(
             check,
-            f"{what}: keys, defaults and memory use may differ",
+            f"{reason}: keys, defaults and memory use may differ",
             f"pip install 'deepspeed=={read_from}', or compare a short run with `zerokit report`",
         )
-    return note(check, what)
+    return note(check, reason)
 
 
 def _torch_fits(build: TorchBuild, around: Surroundings) -> DoctorFinding:
@@ -137,10 +139,10 @@ def _driver_runs(check: str, cuda: str, driver: str | None) -> DoctorFinding:
             check, f"torch is built for CUDA {cuda}, the driver is {driver or 'unknown'}: not compared"
         )
     if have < oldest:
-        wanted = ".".join(f"{part:02d}" if index else str(part) for index, part in enumerate(oldest))
+        oldest_text = ".".join(f"{part:02d}" if index else str(part) for index, part in enumerate(oldest))
         return blocker(
             check,
-            f"driver {driver} is too old for torch's CUDA {cuda}, which needs {wanted} or newer",
+            f"driver {driver} is too old for torch's CUDA {cuda}, which needs {oldest_text} or newer",
             f"update the driver, or install torch for CUDA {_newest_for(have)}",
         )
     return ok(check, f"torch is built for CUDA {cuda}; driver {driver} runs it")

@@ -38,10 +38,10 @@ def _gpus(around: Surroundings) -> list[DoctorFinding]:
     if not detected.gpus:
         fix = "unset the variable, or run on CPU ranks" if detected.hidden_gpus else None
         state = warning if detected.hidden_gpus else note
-        what = f"{detected.gpu_reason}; a run here would be on CPU ranks"
-        return [state("gpu.found", what, fix or "plan for other machines with --gpu NAME --gpus N")]
+        problem = f"{detected.gpu_reason}; a run here would be on CPU ranks"
+        return [state("gpu.found", problem, fix or "plan for other machines with --gpu NAME --gpus N")]
     first = detected.gpus[0]
-    found = [
+    result = [
         ok(
             "gpu.found",
             f"{len(detected.gpus)} × {first.name}, driver {detected.driver_version}; {detected.gpu_reason}",
@@ -49,42 +49,42 @@ def _gpus(around: Surroundings) -> list[DoctorFinding]:
     ]
     entry, reason = detected.catalog_gpu()
     if entry is None:
-        found.append(note("gpu.catalogue", reason, "give --gpu NAME or --vram SIZE when planning"))
+        result.append(note("gpu.catalogue", reason, "give --gpu NAME or --vram SIZE when planning"))
     else:
-        found.append(ok("gpu.catalogue", reason))
+        result.append(ok("gpu.catalogue", reason))
     kinds = sorted({gpu.name for gpu in detected.gpus})
     if len(kinds) > 1:
         fix = "choose alike GPUs with CUDA_VISIBLE_DEVICES"
-        found.append(warning("gpu.alike", f"GPUs differ: {', '.join(kinds)}: all wait for the slowest", fix))
+        result.append(warning("gpu.alike", f"GPUs differ: {', '.join(kinds)}: all wait for the slowest", fix))
     if entry is not None and not entry.peer_to_peer and len(detected.gpus) > 1:
-        what = f"{entry.name} has no peer access: every exchange goes through host memory"
-        found.append(note("gpu.peer-to-peer", what))
+        problem = f"{entry.name} has no peer access: every exchange goes through host memory"
+        result.append(note("gpu.peer-to-peer", problem))
     busy = [gpu for gpu in detected.gpus if (gpu.used_bytes or 0) > _BUSY_GPU_BYTES]
     if busy:
         listed = ", ".join(f"GPU {gpu.index}: {format_gib(gpu.used_bytes or 0)}" for gpu in busy)
-        found.append(
+        result.append(
             warning(
                 "gpu.memory-in-use", f"memory is taken already: {listed}", "see who with nvidia-smi; end it"
             )
         )
-    return found
+    return result
 
 
 def _host(around: Surroundings) -> list[DoctorFinding]:
     host, gpus = around.detected.host, len(around.detected.gpus)
-    found = []
+    result = []
     if host.ram_bytes is None:
-        found.append(note("host.memory", f"host memory is unknown: {host.ram_reason}"))
+        result.append(note("host.memory", f"host memory is unknown: {host.ram_reason}"))
     else:
         available = f", {format_gib(host.ram_available_bytes)} available" if host.ram_available_bytes else ""
-        found.append(ok("host.memory", f"{format_gib(host.ram_bytes)}{available} ({host.ram_reason})"))
-    what = f"{host.cores} cores ({host.cores_reason})"
+        result.append(ok("host.memory", f"{format_gib(host.ram_bytes)}{available} ({host.ram_reason})"))
+    cores = f"{host.cores} cores ({host.cores_reason})"
     if gpus and host.cores < 2 * gpus:
         fix = "give the job at least two cores per GPU: one drives the rank, one loads its data"
-        found.append(warning("host.cores", f"{what} for {gpus} GPUs", fix))
+        result.append(warning("host.cores", f"{cores} for {gpus} GPUs", fix))
     else:
-        found.append(ok("host.cores", what))
-    return found
+        result.append(ok("host.cores", cores))
+    return result
 
 
 def _shared_memory(around: Surroundings) -> DoctorFinding:
@@ -96,15 +96,15 @@ def _shared_memory(around: Surroundings) -> DoctorFinding:
             check, "/dev/shm is missing: NCCL and data loaders use it", "mount a tmpfs on /dev/shm"
         )
     size = space.f_blocks * space.f_frsize
-    what = f"/dev/shm has {format_gib(size)}"
+    size_text = f"/dev/shm has {format_gib(size)}"
     fix = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium Memory"
     if size <= _DOCKER_SHM_BYTES:
         return warning(
-            check, f"{what}, a container's default: NCCL and data loaders with workers will fail", fix
+            check, f"{size_text}, a container's default: NCCL and data loaders with workers will fail", fix
         )
     if size < _SMALL_SHM_BYTES:
-        return note(check, f"{what}: little for data loaders with workers", fix)
-    return ok(check, what)
+        return note(check, f"{size_text}: little for data loaders with workers", fix)
+    return ok(check, size_text)
 
 
 def _locked_memory(around: Surroundings) -> DoctorFinding:
@@ -112,7 +112,7 @@ def _locked_memory(around: Surroundings) -> DoctorFinding:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return ok(check, "locked memory is unlimited")
-    what = f"locked memory is limited to {format_gib(soft)}"
+    limit = f"locked memory is limited to {format_gib(soft)}"
     fix = "ulimit -l unlimited (docker run --ulimit memlock=-1; limits.conf: memlock unlimited)"
     infiniband = around.root / "sys/class/infiniband"
     try:
@@ -121,44 +121,44 @@ def _locked_memory(around: Surroundings) -> DoctorFinding:
         adapters = []
     if adapters:
         cause = f"InfiniBand ({', '.join(adapters[:4])}) and NVMe offload lock their buffers"
-        return warning(check, f"{what}: {cause}", fix)
-    return note(check, f"{what}: only NVMe offload, which locks its buffers, is affected", fix)
+        return warning(check, f"{limit}: {cause}", fix)
+    return note(check, f"{limit}: only NVMe offload, which locks its buffers, is affected", fix)
 
 
 def _open_files() -> DoctorFinding:
     check = "system.open-files"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
-        what = f"at most {soft} open files: many ranks with data loader workers may need more"
-        return note(check, what, f"ulimit -n {hard if hard > 0 else 65536}")
+        limit = f"at most {soft} open files: many ranks with data loader workers may need more"
+        return note(check, limit, f"ulimit -n {hard if hard > 0 else 65536}")
     return ok(check, "open files: " + ("unlimited" if soft == resource.RLIM_INFINITY else f"up to {soft}"))
 
 
 def _disks(around: Surroundings) -> list[DoctorFinding]:
     temporary = Path(around.environment.get("TMPDIR") or around.root / "tmp")
     cache = Path(around.environment.get("HF_HOME") or around.environment.get("XDG_CACHE_HOME") or around.home)
-    found, seen = [], set()
-    for what, path in (("this folder", around.cwd), ("temporary files", temporary), ("caches", cache)):
+    result, devices = [], set()
+    for purpose, path in (("this folder", around.cwd), ("temporary files", temporary), ("caches", cache)):
         while not path.exists() and path != path.parent:
             path = path.parent
         try:
             device, free = path.stat().st_dev, shutil.disk_usage(path).free
         except OSError as error:
-            found.append(warning("disk.space", f"{what} ({path}): {error.strerror}", "make it readable"))
+            result.append(warning("disk.space", f"{purpose} ({path}): {error.strerror}", "make it readable"))
             continue
-        if device not in seen:
-            seen.add(device)
-            found.append(_space(f"{path} ({what}) has {format_gib(free)} free", free))
-    return found
+        if device not in devices:
+            devices.add(device)
+            result.append(_space(f"{path} ({purpose}) has {format_gib(free)} free", free))
+    return result
 
 
-def _space(what: str, free: int) -> DoctorFinding:
+def _space(purpose: str, free: int) -> DoctorFinding:
     fix = "free space; a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
     if free < _FULL_DISK_BYTES:
-        return warning("disk.space", what, fix)
+        return warning("disk.space", purpose, fix)
     if free < _LOW_DISK_BYTES:
-        return note("disk.space", what, fix)
-    return ok("disk.space", what)
+        return note("disk.space", purpose, fix)
+    return ok("disk.space", purpose)
 
 
 def _port() -> DoctorFinding:

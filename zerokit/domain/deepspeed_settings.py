@@ -126,18 +126,18 @@ _ZERO_KEYS = {
 _OFFLOAD_KEYS = tuple(Offload.__dataclass_fields__)
 
 
-def _number(value: object, where: str) -> int:
+def _number(value: object, key: str) -> int:
     """DeepSpeed's ``pp_int`` fields: whole numbers, floats such as 5e8 included."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) > 1e30:
-        raise InputError(f"{where}: expected a whole number, got {value!r}")
+        raise InputError(f"{key}: expected a whole number, got {value!r}")
     if value != int(value):
-        raise InputError(f"{where}: {value!r} must be a whole number")
+        raise InputError(f"{key}: {value!r} must be a whole number")
     return int(value)
 
 
-def _real(value: object, where: str) -> float:
+def _real(value: object, key: str) -> float:
     if not isinstance(value, int | float) or not abs(value) < 1e30:
-        raise InputError(f"{where}: expected a number, got {value!r}")
+        raise InputError(f"{key}: expected a number, got {value!r}")
     return float(value)
 
 

@@ -96,8 +96,8 @@ def from_config(
     config = _Config(hf_config, name)
     family = config.family
     stacks = _stacks(config)
-    hidden = config.whole("hidden_size", "n_embd", "d_model", "dim")
-    vocab = config.whole("vocab_size")
+    hidden = config.count("hidden_size", "n_embd", "d_model", "dim")
+    vocab = config.count("vocab_size")
     heads = _heads(config)
     tied = config.flag("tie_word_embeddings", family.tied)
     head = head or family.head
@@ -106,7 +106,7 @@ def from_config(
     embedding = 0 if head == "image-classification" else vocab * hidden
     extra = hidden * hidden if head == "mlm" else 0  # transform before the decoder
     if family.images:
-        patch, channels = config.whole("patch_size", default=16), config.whole("num_channels", default=3)
+        patch, channels = config.count("patch_size", default=16), config.count("num_channels", default=3)
         extra += patch * patch * channels * hidden
     shape = ModelShape(
         name=name,
@@ -122,7 +122,7 @@ def from_config(
         embedding_parameters=embedding + positions * hidden,
         parameters=0,
         experts=_experts(config),
-        experts_per_token=config.whole("num_experts_per_tok", default=1),
+        experts_per_token=config.count("num_experts_per_tok", default=1),
         gated=family.gated,
         latent_attention=family.latent_attention,
     )
@@ -145,57 +145,57 @@ def _with_vision(config: Mapping[str, Any], name: str, count: int | None, head: 
 
 
 def _heads(config: _Config) -> int:
-    return config.whole("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+    return config.count("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 
 
 def _kv_heads(config: _Config, heads: int) -> int:
     if config.family.kv_heads is not None:
         return config.family.kv_heads(config, heads)
-    return config.whole("num_key_value_heads", "num_kv_heads", default=heads)
+    return config.count("num_key_value_heads", "num_kv_heads", default=heads)
 
 
 def _falcon_kv_heads(config: _Config, heads: int) -> int:
     if config.flag("new_decoder_architecture", False):
-        return config.whole("num_kv_heads", default=heads)
+        return config.count("num_kv_heads", default=heads)
     return 1 if config.flag("multi_query", True) else heads
 
 
 def _head_dim(config: _Config, hidden: int, heads: int) -> int:
-    return config.whole("head_dim", "d_kv", default=max(1, hidden // heads))
+    return config.count("head_dim", "d_kv", default=max(1, hidden // heads))
 
 
 def _experts(config: _Config) -> int:
-    return config.whole("num_experts", "num_local_experts", "n_routed_experts", default=1)
+    return config.count("num_experts", "num_local_experts", "n_routed_experts", default=1)
 
 
 def _kernels(config: _Config, cross_attention: bool = False) -> float:
-    own, family = config.family.kernels, config.family
-    if own is None:
-        own = _GATED_KERNELS if config.values.get("rms_norm_eps") or family.gated else _PLAIN_KERNELS
-        own += _MOE_KERNELS if _experts(config) > 1 else 0.0
-    return own * (_CROSS_ATTENTION_KERNELS if cross_attention else 1.0)
+    kernels, family = config.family.kernels, config.family
+    if kernels is None:
+        kernels = _GATED_KERNELS if config.values.get("rms_norm_eps") or family.gated else _PLAIN_KERNELS
+        kernels += _MOE_KERNELS if _experts(config) > 1 else 0.0
+    return kernels * (_CROSS_ATTENTION_KERNELS if cross_attention else 1.0)
 
 
 def _learned_positions(config: _Config) -> int:
-    return config.whole("n_positions", "max_position_embeddings", default=1024)
+    return config.count("n_positions", "max_position_embeddings", default=1024)
 
 
 def _typed_positions(config: _Config) -> int:
-    return _learned_positions(config) + config.whole("type_vocab_size", default=2)
+    return _learned_positions(config) + config.count("type_vocab_size", default=2)
 
 
 def _bart_positions(config: _Config) -> int:
-    return 2 * (config.whole("max_position_embeddings", default=1024) + 2)
+    return 2 * (config.count("max_position_embeddings", default=1024) + 2)
 
 
 def _whisper_positions(config: _Config) -> int:
-    return config.whole("max_source_positions", default=_WHISPER_FRAMES) + config.whole(
+    return config.count("max_source_positions", default=_WHISPER_FRAMES) + config.count(
         "max_target_positions", default=448
     )
 
 
 def _patches(config: _Config) -> int:
-    side = config.whole("image_size", default=224) // config.whole("patch_size", default=16)
+    side = config.count("image_size", default=224) // config.count("patch_size", default=16)
     return side * side
 
 
@@ -207,9 +207,9 @@ def _stacks(config: _Config) -> tuple[Stack, ...]:
     family = config.family
     if family.stacks is not None:
         return family.stacks(config)
-    layers = config.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = config.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     attention, width, kv_width = _attention(config)
-    hidden = config.whole("hidden_size", "n_embd", "d_model", "dim")
+    hidden = config.count("hidden_size", "n_embd", "d_model", "dim")
     causal = family.head == "causal"
     fixed = _patches(config) + 1 if family.images else None
 
@@ -225,7 +225,7 @@ def _stacks(config: _Config) -> tuple[Stack, ...]:
     if _experts(config) == 1:
         return (stack(layers, _mlp(hidden, ffn, family.gated), ffn),)
     sparse_mlp, sparse_ffn = _moe(config, hidden, ffn)
-    dense_layers = config.whole("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
+    dense_layers = config.count("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
     sparse = stack(layers - dense_layers, sparse_mlp, sparse_ffn)
     if not dense_layers:
         return (sparse,)
@@ -235,7 +235,7 @@ def _stacks(config: _Config) -> tuple[Stack, ...]:
 def _ffn(config: _Config, hidden: int) -> int:
     if config.family.ffn is not None:
         return config.family.ffn(config, hidden)
-    return config.whole("intermediate_size", "ffn_dim", "n_inner", "hidden_dim", default=4 * hidden)
+    return config.count("intermediate_size", "ffn_dim", "n_inner", "hidden_dim", default=4 * hidden)
 
 
 def _mlp(hidden: int, ffn: int, gated: bool, copies: int = 1, active: float = 1.0) -> tuple[Gemm, ...]:
@@ -247,12 +247,12 @@ def _mlp(hidden: int, ffn: int, gated: bool, copies: int = 1, active: float = 1.
 
 
 def _moe(config: _Config, hidden: int, ffn: int) -> tuple[tuple[Gemm, ...], int]:
-    experts, active = _experts(config), config.whole("num_experts_per_tok", default=2)
-    width = config.whole("moe_intermediate_size", default=ffn)
+    experts, active = _experts(config), config.count("num_experts_per_tok", default=2)
+    width = config.count("moe_intermediate_size", default=ffn)
     mlp = _mlp(hidden, width, gated=True, copies=experts, active=active)
-    shared = config.whole("shared_expert_intermediate_size", default=1) if config.family.shared_expert else 0
+    shared = config.count("shared_expert_intermediate_size", default=1) if config.family.shared_expert else 0
     if config.values.get("n_shared_experts"):
-        shared = config.whole("n_shared_experts") * width
+        shared = config.count("n_shared_experts") * width
     if shared:
         mlp += _mlp(hidden, shared, gated=True)
     return (*mlp, Gemm(n=experts, k=hidden, split="none")), width
@@ -260,7 +260,7 @@ def _moe(config: _Config, hidden: int, ffn: int) -> tuple[tuple[Gemm, ...], int]
 
 def _attention(config: _Config) -> tuple[tuple[Gemm, ...], int, int]:
     """Projections, score width and width of keys and values together."""
-    hidden = config.whole("hidden_size", "n_embd", "d_model", "dim")
+    hidden = config.count("hidden_size", "n_embd", "d_model", "dim")
     heads = _heads(config)
     if config.family.latent_attention:
         return _latent_attention(config, hidden, heads)
@@ -276,11 +276,11 @@ def _attention(config: _Config) -> tuple[tuple[Gemm, ...], int, int]:
 
 def _latent_attention(config: _Config, hidden: int, heads: int) -> tuple[tuple[Gemm, ...], int, int]:
     """Multi-head latent attention: DeepSeek-V2, arXiv 2405.04434, section 2.1."""
-    rank, rope = config.whole("kv_lora_rank"), config.whole("qk_rope_head_dim")
-    nope, value = config.whole("qk_nope_head_dim"), config.whole("v_head_dim")
+    rank, rope = config.count("kv_lora_rank"), config.count("qk_rope_head_dim")
+    nope, value = config.count("qk_nope_head_dim"), config.count("v_head_dim")
     gemms = []
     if config.values.get("q_lora_rank"):
-        q_rank = config.whole("q_lora_rank")
+        q_rank = config.count("q_lora_rank")
         gemms.append(Gemm(n=q_rank, k=hidden, split="none", kind="attention"))
         gemms.append(Gemm(n=heads * (nope + rope), k=q_rank, split="column", kind="attention"))
     else:
@@ -299,51 +299,51 @@ def _cross(hidden: int, inner: int) -> tuple[Gemm, ...]:
 
 
 def _t5_stacks(config: _Config) -> tuple[Stack, ...]:
-    hidden, ffn = config.whole("d_model"), config.whole("d_ff")
-    inner = config.whole("num_heads") * config.whole("d_kv", default=64)
+    hidden, ffn = config.count("d_model"), config.count("d_ff")
+    inner = config.count("num_heads") * config.count("d_kv", default=64)
     gated = str(config.values.get("feed_forward_proj", "relu")).startswith("gated")
     experts = _experts(config)
-    encoder_layers = config.whole("num_layers")
-    decoder_layers = config.whole("num_decoder_layers", default=encoder_layers)
-    own = _cross(hidden, inner)
+    encoder_layers = config.count("num_layers")
+    decoder_layers = config.count("num_decoder_layers", default=encoder_layers)
+    cross = _cross(hidden, inner)
     dense = _mlp(hidden, ffn, gated)
     sparse = (*_mlp(hidden, ffn, gated, copies=experts), Gemm(n=experts, k=hidden, split="none"))
-    found = []
+    stacks = []
     for layers, key, is_decoder in (
         (encoder_layers, "num_sparse_encoder_layers", False),
         (decoder_layers, "num_sparse_decoder_layers", True),
     ):
-        sparse_layers = min(layers, config.whole(key, default=3)) if experts > 1 else 0
-        attention = own + own if is_decoder else own
+        sparse_layers = min(layers, config.count(key, default=3)) if experts > 1 else 0
+        attention = cross + cross if is_decoder else cross
         for count, mlp in ((layers - sparse_layers, dense), (sparse_layers, sparse)):
             if count:
-                found.append(Stack(
+                stacks.append(Stack(
                     layers=count, gemms=(*attention, *mlp), hidden=hidden, ffn=ffn, attention_width=inner,
                     kv_width=2 * inner, causal=is_decoder, cross_attention=is_decoder, other=3 * hidden,
                     kernels=_kernels(config, is_decoder),
                 ))  # fmt: skip
-    return tuple(found)
+    return tuple(stacks)
 
 
 def _bart_stacks(config: _Config) -> tuple[Stack, ...]:
-    hidden = config.whole("d_model")
-    own = _cross(hidden, hidden)
-    found = []
+    hidden = config.count("d_model")
+    cross = _cross(hidden, hidden)
+    stacks = []
     for side, is_decoder in (("encoder", False), ("decoder", True)):
-        ffn = config.whole(f"{side}_ffn_dim", default=4 * hidden)
-        gemms = (*(own + own if is_decoder else own), *_mlp(hidden, ffn, gated=False))
+        ffn = config.count(f"{side}_ffn_dim", default=4 * hidden)
+        gemms = (*(cross + cross if is_decoder else cross), *_mlp(hidden, ffn, gated=False))
         frames = (
-            config.whole("max_source_positions", default=_WHISPER_FRAMES)
+            config.count("max_source_positions", default=_WHISPER_FRAMES)
             if config.family.fixed_frames
             else None
         )
-        found.append(Stack(
-            layers=config.whole(f"{side}_layers", default=12), gemms=gemms, hidden=hidden, ffn=ffn,
+        stacks.append(Stack(
+            layers=config.count(f"{side}_layers", default=12), gemms=gemms, hidden=hidden, ffn=ffn,
             attention_width=hidden, kv_width=2 * hidden, causal=is_decoder, cross_attention=is_decoder,
             other=6 * hidden + sum(gemm.n for gemm in gemms), fixed_tokens=None if is_decoder else frames,
             kernels=_kernels(config, is_decoder),
         ))  # fmt: skip
-    return tuple(found)
+    return tuple(stacks)
 
 
 # fmt: off
@@ -374,9 +374,9 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_neox": Family(kernels=23),
     "phi": Family(kernels=31),
     "falcon": Family(kernels=27, tied=True, kv_heads=_falcon_kv_heads,
-        ffn=lambda c, hidden: c.whole("ffn_hidden_size", default=4 * hidden)),
+        ffn=lambda c, hidden: c.count("ffn_hidden_size", default=4 * hidden)),
     "mpt": Family(kernels=16, tied=True,
-        ffn=lambda c, hidden: c.whole("expansion_ratio", default=4) * hidden),
+        ffn=lambda c, hidden: c.count("expansion_ratio", default=4) * hidden),
     "bloom": Family(kernels=23, tied=True, ffn=lambda _, hidden: 4 * hidden,
         defaults={"intermediate_size": 4}),
     "starcoder2": Family(kernels=22),

@@ -109,8 +109,8 @@ class Cluster:
         """Between nodes, per node and direction: as given, or as usual for nodes of this GPU."""
         if self.network_bytes_per_second is not None:
             return self.network_bytes_per_second
-        each = self.gpu.network_bytes_per_second
-        return UNKNOWN_NETWORK_BYTES_PER_SECOND if each is None else each * self.gpus_per_node
+        per_gpu = self.gpu.network_bytes_per_second
+        return UNKNOWN_NETWORK_BYTES_PER_SECOND if per_gpu is None else per_gpu * self.gpus_per_node
 
     @property
     def host_limit_bytes(self) -> int | None:

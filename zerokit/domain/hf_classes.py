@@ -86,9 +86,9 @@ def named_head(hf_config: Mapping[str, Any]) -> str | None:
     if has_tower(hf_config):
         return "image-text"
     for architecture in hf_config.get("architectures") or ():
-        found = _head_of_class(str(architecture), hf_config.get("model_type"))
-        if found is not None:
-            return found
+        head = _head_of_class(str(architecture), hf_config.get("model_type"))
+        if head is not None:
+            return head
     return None
 
 
@@ -150,9 +150,9 @@ def check_modelled(hf_config: Mapping[str, Any], name: str, images: bool = False
         raise InputError(f"{name}: vision_config: a model of images and text; give {_IMAGES}")
     sound = isinstance(hf_config.get("audio_config"), Mapping)
     if sound or (has_tower(hf_config) and not images):
-        key, what = ("audio_config", "sound") if sound else ("vision_config", "images")
+        key, modality = ("audio_config", "sound") if sound else ("vision_config", "images")
         raise InputError(
-            f"{name}: {key}: this model of text with a tower for {what} is not modelled; give the "
+            f"{name}: {key}: this model of text with a tower for {modality} is not modelled; give the "
             "config.json of its text model to estimate that part alone, or run the script through "
             "`zerokit rehearse`"
         )
@@ -167,7 +167,7 @@ def outputs_of(config: HfConfig, head: str, vocab: int) -> int:
     if head not in CLASSIFIERS:
         return vocab
     labels = config.values.get("id2label")
-    return config.whole("num_labels", default=len(labels) if isinstance(labels, Mapping) and labels else 2)
+    return config.count("num_labels", default=len(labels) if isinstance(labels, Mapping) and labels else 2)
 
 
 def has_other_layers(hf_config: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ class HfConfig:
         self.values = values
         self.name = name
 
-    def whole(self, *keys: str, default: int | None = None) -> int:
+    def count(self, *keys: str, default: int | None = None) -> int:
         """The first of ``keys`` that is there, a whole number of at least 1.
 
         Raises:

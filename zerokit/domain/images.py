@@ -115,8 +115,8 @@ def _vision(hf_config: Mapping[str, Any]) -> HfConfig:
 def _edge(processor: Mapping[str, Any], *names: str, default: int) -> int:
     size = processor.get("size")
     values = {**processor, **(size if isinstance(size, Mapping) else {})}
-    found = next((values[name] for name in names if isinstance(values.get(name), int)), default)
-    return int(found)
+    edge = next((values[name] for name in names if isinstance(values.get(name), int)), default)
+    return int(edge)
 
 
 def _qwen(patch: int, least: int, most: int) -> _Processor:
@@ -127,7 +127,10 @@ def _qwen(patch: int, least: int, most: int) -> _Processor:
         hf_config: Mapping[str, Any], processor: Mapping[str, Any], height: int, width: int
     ) -> _Prepared:
         vision = _vision(hf_config)
-        side, merge = vision.whole("patch_size", default=patch), vision.whole("spatial_merge_size", default=2)
+        side, merge = (
+            vision.count("patch_size", default=patch),
+            vision.count("spatial_merge_size", default=2),
+        )
         factor = side * merge
         fewest = _edge(processor, "min_pixels", "shortest_edge", default=least)
         highest = _edge(processor, "max_pixels", "longest_edge", default=most)
@@ -150,11 +153,14 @@ def _qwen(patch: int, least: int, most: int) -> _Processor:
 def _square(hf_config: Mapping[str, Any], processor: Mapping[str, Any], height: int, width: int) -> _Prepared:
     """Every image scaled to the tower's own size (CLIP's and SigLIP's processors)."""
     vision = _vision(hf_config)
-    side, patch = vision.whole("image_size", default=336), vision.whole("patch_size", default=14)
+    side, patch = (
+        vision.count("image_size", default=336),
+        vision.count("patch_size", default=14),
+    )
     tokens = (side // patch) ** 2
     if hf_config.get("model_type") == "gemma3":
         # Gemma3MultiModalProjector pools them (gemma3/modeling_gemma3.py)
-        tokens = HfConfig(hf_config, "the model's config").whole("mm_tokens_per_image", default=256)
+        tokens = HfConfig(hf_config, "the model's config").count("mm_tokens_per_image", default=256)
     elif hf_config.get("vision_feature_select_strategy") == "full":
         tokens += 1  # the class token stays
     return "images", 1, (side, side), patch, tokens
@@ -164,10 +170,10 @@ def _tiled(hf_config: Mapping[str, Any], processor: Mapping[str, Any], height: i
     """Longest side to four tiles, cut into tiles, and the whole beside them
     (idefics3/image_processing_idefics3.py ``resize``, ``resize_for_vision_encoder``, ``split_images``)."""
     vision = _vision(hf_config)
-    tile = vision.whole("image_size", default=364)
-    given = processor.get("max_image_size")
-    if isinstance(given, Mapping):
-        tile = HfConfig(given, "max_image_size").whole("longest_edge", default=tile)
+    tile = vision.count("image_size", default=364)
+    max_size = processor.get("max_image_size")
+    if isinstance(max_size, Mapping):
+        tile = HfConfig(max_size, "max_image_size").count("longest_edge", default=tile)
     longest = _edge(processor, "longest_edge", default=4 * tile)
     aspect = width / height
     if width >= height:
@@ -188,8 +194,8 @@ def _tiled(hf_config: Mapping[str, Any], processor: Mapping[str, Any], height: i
         tiles = (height // tile) * (width // tile)
         tiles += 1 if tiles > 1 else 0
     patch, factor = (
-        vision.whole("patch_size", default=14),
-        HfConfig(hf_config, "the model's config").whole("scale_factor", default=2),
+        vision.count("patch_size", default=14),
+        HfConfig(hf_config, "the model's config").count("scale_factor", default=2),
     )
     return "nested", tiles, (tile, tile), patch, tiles * ((tile // patch) ** 2 // factor**2)
 

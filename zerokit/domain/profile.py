@@ -190,11 +190,11 @@ class ModelProfile:
 
     def has_all(self, job: Job, strategy: Strategy) -> bool:
         """Whether the variants that this job and strategy need were traced, for sequences so long."""
-        wanted = variants_of(job, strategy, self.head)
+        variants = variants_of(job, strategy, self.head)
         if job.inference:
-            return all(self.has(variant) for variant in wanted)
+            return all(self.has(variant) for variant in variants)
         tokens = tokens_of_a_rank(job, strategy)
-        return all(self.trace(variant, tokens) is not None for variant in wanted)
+        return all(self.trace(variant, tokens) is not None for variant in variants)
 
     def trace(self, variant: Variant, seq_len: int) -> ActivationTrace | None:
         """The trace that holds for this variant and sequence length, if there is one."""

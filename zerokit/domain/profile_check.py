@@ -26,29 +26,29 @@ def check(data: object) -> Mapping[str, Any]:
     for name in _TEXTS:
         _require(isinstance(body.get(name), str), name)
     _mapping(body.get("hf_config"), "hf_config")
-    _whole(body.get("buffer_bytes", 0), "buffer_bytes")
+    _check_integer(body.get("buffer_bytes", 0), "buffer_bytes")
     names = set(_parameters(body.get("parameters"), "parameters"))
     for key, rows in _mapping(body.get("parameter_sets"), "parameter_sets").items():
         names |= _parameters(rows, f"parameter_sets.{key}")
-    for name, other in _mapping(body.get("ties"), "ties").items():
-        _require(isinstance(other, str) and other in names, f"ties.{name}")
+    for name, tied in _mapping(body.get("ties"), "ties").items():
+        _require(isinstance(tied, str) and tied in names, f"ties.{name}")
     for part in ("views", "leaves"):
         _require(all(isinstance(name, str) for name in _list(body.get(part, []), part)), part)
     _traces(body)
     return body
 
 
-def _parameters(value: object, what: str) -> frozenset[str]:
-    rows = _list(value, what)
-    _require(bool(rows), what)
+def _parameters(value: object, key: str) -> frozenset[str]:
+    rows = _list(value, key)
+    _require(bool(rows), key)
     for row in rows:
-        fields = _list(row, what)
-        _require(2 <= len(fields) <= 6 and isinstance(fields[0], str), what)
-        for size in [*_list(fields[1], what), *fields[2:]]:
-            _whole(size, what)
-    found = frozenset(row[0] for row in rows)
-    _require(len(found) == len(rows), what)
-    return found
+        fields = _list(row, key)
+        _require(2 <= len(fields) <= 6 and isinstance(fields[0], str), key)
+        for size in [*_list(fields[1], key), *fields[2:]]:
+            _check_integer(size, key)
+    names = frozenset(row[0] for row in rows)
+    _require(len(names) == len(rows), key)
+    return names
 
 
 def _traces(body: Mapping[str, Any]) -> None:
@@ -64,52 +64,52 @@ def _traces(body: Mapping[str, Any]) -> None:
     traces = _mapping(body.get("traces"), "traces")
     _require(bool(traces), "traces")
     for key, variants in traces.items():
-        what = f"traces.{key}"
-        _require(bool(_list(variants, what)), what)
+        trace_key = f"traces.{key}"
+        _require(bool(_list(variants, trace_key)), trace_key)
         for trace in variants:
-            _trace(_mapping(trace, what), len(segments), what)
+            _trace(_mapping(trace, trace_key), len(segments), trace_key)
 
 
 def _mark(mark: object, polynomials: int) -> None:
     fields = _list(mark, "segments")
     _require(len(fields) == 5 and fields[0] in _KINDS and isinstance(fields[1], str), "segments")
     for number in [*_list(fields[2], "segments"), *fields[3:]]:
-        _whole(number, "segments", below=polynomials)
+        _check_integer(number, "segments", below=polynomials)
 
 
-def _trace(trace: Mapping[str, Any], segments: int, what: str) -> None:
+def _trace(trace: Mapping[str, Any], segments: int, key: str) -> None:
     limit = trace.get("max_seq_len")
     if limit is not None:
-        _whole(limit, f"{what}.max_seq_len")
-    _whole(trace.get("min_seq_len", 0), f"{what}.min_seq_len")
-    own = _list(trace.get("segments"), what)
-    for number in own:
-        _whole(number, what, below=segments)
+        _check_integer(limit, f"{key}.max_seq_len")
+    _check_integer(trace.get("min_seq_len", 0), f"{key}.min_seq_len")
+    segment_list = _list(trace.get("segments"), key)
+    for number in segment_list:
+        _check_integer(number, key, below=segments)
     for name in ("forward", "backward", "cache", "gradients"):
-        runs = _list(trace.get(name, [] if name in ("cache", "gradients") else None), f"{what}.{name}")
+        runs = _list(trace.get(name, [] if name in ("cache", "gradients") else None), f"{key}.{name}")
         for run in runs:
-            fields = _list(run, f"{what}.{name}")
-            _require(len(fields) == 5 and isinstance(fields[1], str), f"{what}.{name}")
-            _whole(fields[0], f"{what}.{name}", below=len(own))
-            _whole(fields[2], f"{what}.{name}", below=_MOST_LAYERS)
-            _whole(fields[3], f"{what}.{name}", below=_MOST_LAYERS)
-            _require(type(fields[4]) is int and abs(fields[4]) <= 1, f"{what}.{name}")
-    _require(bool(trace["forward"]), f"{what}.forward")
+            fields = _list(run, f"{key}.{name}")
+            _require(len(fields) == 5 and isinstance(fields[1], str), f"{key}.{name}")
+            _check_integer(fields[0], f"{key}.{name}", below=len(segment_list))
+            _check_integer(fields[2], f"{key}.{name}", below=_MOST_LAYERS)
+            _check_integer(fields[3], f"{key}.{name}", below=_MOST_LAYERS)
+            _require(type(fields[4]) is int and abs(fields[4]) <= 1, f"{key}.{name}")
+    _require(bool(trace["forward"]), f"{key}.forward")
 
 
-def _mapping(value: object, what: str) -> Mapping[str, Any]:
-    _require(isinstance(value, dict), what)
+def _mapping(value: object, key: str) -> Mapping[str, Any]:
+    _require(isinstance(value, dict), key)
     return value  # type: ignore[return-value]
 
 
-def _list(value: object, what: str) -> list[Any]:
-    _require(isinstance(value, list), what)
+def _list(value: object, key: str) -> list[Any]:
+    _require(isinstance(value, list), key)
     return value  # type: ignore[return-value]
 
 
-def _whole(value: object, what: str, below: int = _LARGEST) -> None:
+def _check_integer(value: object, key: str, below: int = _LARGEST) -> None:
     good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
-    _require(good, what)
+    _require(good, key)
 
 
 def _require(holds: bool, what: str) -> None:

@@ -52,12 +52,14 @@ class ScriptProfile:
 
     def of(self, strategy: Strategy) -> RehearsedStrategy | None:
         """The rehearsal that holds for a strategy: accumulation beyond two micro-batches moves no memory."""
-        wanted = same_memory(strategy)
-        return next((each for each in self.rehearsed if same_memory(each.strategy) == wanted), None)
+        memory_key = same_memory(strategy)
+        return next(
+            (rehearsed for rehearsed in self.rehearsed if same_memory(rehearsed.strategy) == memory_key), None
+        )
 
-    def with_rehearsed(self, found: RehearsedStrategy) -> ScriptProfile:
+    def with_rehearsed(self, rehearsed: RehearsedStrategy) -> ScriptProfile:
         """With one more."""
-        return replace(self, rehearsed=(*self.rehearsed, found))
+        return replace(self, rehearsed=(*self.rehearsed, rehearsed))
 
 
 def same_memory(strategy: Strategy) -> Strategy:

@@ -88,8 +88,8 @@ def _stage(config: Mapping[str, Any]) -> object:
     return _value(config, f"{_ZERO}.stage")
 
 
-def _is_on_nvme(config: Mapping[str, Any], what: str) -> bool:
-    return _value(config, f"{_ZERO}.offload_{what}.device") == "nvme"
+def _is_on_nvme(config: Mapping[str, Any], block: str) -> bool:
+    return _value(config, f"{_ZERO}.offload_{block}.device") == "nvme"
 
 
 def _divides_weights(config: Mapping[str, Any]) -> bool:

@@ -289,7 +289,7 @@ def _put_optimizer(block: _Block, settings: DeepSpeedSettings, variant: str) -> 
 def _put_zero(block: _Block, zero: ZeroSettings) -> None:
     block.put("zero_optimization.stage", zero.stage, _STAGE_REASONS.get(zero.stage, ""))
     keys = _KEYS_OF_STAGE[min(zero.stage, 1) if zero.stage < 3 else 3]
-    written = {name for name, _, _ in keys}
+    written_names = {name for name, _, _ in keys}
     for name, key, why in keys:
         value = zero.overlaps if name == "overlap_comm" else getattr(zero, name)
         block.put(f"zero_optimization.{key}", value, why)
@@ -299,7 +299,7 @@ def _put_zero(block: _Block, zero: ZeroSettings) -> None:
     everything |= {n: (k, w) for n, k, w in _STAGE3_OPTIONS}
     for name, (key, why) in everything.items():
         value = getattr(zero, name)
-        if name not in written and value is not None and value != getattr(default, name):
+        if name not in written_names and value is not None and value != getattr(default, name):
             block.put(f"zero_optimization.{key}", value, why)
     _put_offload(block, "offload_optimizer", zero.offload_optimizer)
     _put_offload(block, "offload_param", zero.offload_param)
@@ -322,8 +322,10 @@ def _put_offload(block: _Block, key: str, offload: Offload) -> None:
     if offload.device == "none":
         return
     prefix = f"zero_optimization.{key}"
-    what = "optimizer states and step" if key == "offload_optimizer" else "weights"
-    block.put(f"{prefix}.device", offload.device, f"{what} move to {offload.device} so that the plan fits")
+    moved_part = "optimizer states and step" if key == "offload_optimizer" else "weights"
+    block.put(
+        f"{prefix}.device", offload.device, f"{moved_part} move to {offload.device} so that the plan fits"
+    )
     block.put(
         f"{prefix}.pin_memory", offload.pin_memory, "page-locked: full-speed copies, cannot be swapped out"
     )

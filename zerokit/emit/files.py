@@ -31,9 +31,12 @@ class PlanFiles:
 
     def readers(self) -> dict[str, frozenset[str]]:
         """Who reads each DeepSpeed JSON: a variant of its own one reader, the first file all others."""
-        own = {name: key.removeprefix("deepspeed_") for key, name in self.names.items() if "_" in key}
-        others = frozenset(DEEPSPEED_NAMES) - frozenset(own.values())
-        return {self.names["deepspeed"]: others, **{name: frozenset({key}) for name, key in own.items()}}
+        own_readers = {name: key.removeprefix("deepspeed_") for key, name in self.names.items() if "_" in key}
+        rest = frozenset(DEEPSPEED_NAMES) - frozenset(own_readers.values())
+        return {
+            self.names["deepspeed"]: rest,
+            **{name: frozenset({key}) for name, key in own_readers.items()},
+        }
 
 
 def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> PlanFiles:
@@ -43,10 +46,10 @@ def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> Pla
     variants = DEEPSPEED_NAMES if strategy.pipeline_parallel == 1 else ("raw",)
     emitted = {variant: emit_deepspeed(strategy, job, variant=variant) for variant in variants}
     texts, names = {}, {}
-    for variant, its in emitted.items():
-        if variant == "raw" or its.config != emitted["raw"].config:
+    for variant, emitted_file in emitted.items():
+        if variant == "raw" or emitted_file.config != emitted["raw"].config:
             name = DEEPSPEED_NAMES[variant]
-            texts[name] = json.dumps(its.config, indent=2) + "\n"
+            texts[name] = json.dumps(emitted_file.config, indent=2) + "\n"
             names["deepspeed" if variant == "raw" else f"deepspeed_{variant}"] = name
     if "accelerate" in emitted:
         named = names.get("deepspeed_accelerate", names["deepspeed"])

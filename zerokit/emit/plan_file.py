@@ -194,17 +194,19 @@ def read(location: str | pathlib.Path) -> PlanFile:
         _expect(document, (name,), dict)
     for name, kind in _CHOSEN_REQUIRED.items():
         _expect(document, ("chosen", name), kind)
-    for where, kind in _OPTIONAL.items():
-        if _at(document, where) is not None:
-            _expect(document, where, kind)
+    for key_path, kind in _OPTIONAL.items():
+        if _at(document, key_path) is not None:
+            _expect(document, key_path, kind)
     cluster = body.get("cluster") or {}
-    for where, value in [
+    for key_path, value in [
         *((("chosen", name), body["chosen"].get(name, 1)) for name in _AT_LEAST_ONE),
         (("cluster", "nodes"), cluster.get("nodes", 1)),
     ]:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-            name = ".".join(where)
-            raise document.error(where, f"{name}: {value!r:.60} must be a whole number from 1 to {_MOST:,}")
+            name = ".".join(key_path)
+            raise document.error(
+                key_path, f"{name}: {value!r:.60} must be a whole number from 1 to {_MOST:,}"
+            )
     _check_environment(document)
     _check_estimate(document)
     check_config(document, ("chosen", "deepspeed_config"))
@@ -232,30 +234,30 @@ def _check_environment(document: Document) -> None:
 def _check_estimate(document: Document) -> None:
     """What the report sets beside the measured: bytes by phase and component, for a rank or some alike."""
     for number, entry in enumerate(_at(document, ("chosen", "estimate", "per_rank")) or ()):
-        where = ("chosen", "estimate", "per_rank", number)
+        key_path = ("chosen", "estimate", "per_rank", number)
         if not isinstance(entry, dict):
-            raise document.error(where, f"{_dotted(where)} must be a mapping, not {entry!r:.60}")
+            raise document.error(key_path, f"{_dotted(key_path)} must be a mapping, not {entry!r:.60}")
         span = entry.get("ranks", [0, 0])
         if not isinstance(span, list) or [type(end) for end in span] != [int, int]:
-            raise document.error((*where, "ranks"), f"{_dotted(where)}.ranks must be two whole numbers")
+            raise document.error((*key_path, "ranks"), f"{_dotted(key_path)}.ranks must be two whole numbers")
         for name in ("phases", "components"):
             sizes = entry.get(name) or {}
             if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
-                raise document.error((*where, name), f"{_dotted(where)}.{name} must be bytes by name")
+                raise document.error((*key_path, name), f"{_dotted(key_path)}.{name} must be bytes by name")
         for name in ("peak_allocated_bytes", "rank"):
             if entry.get(name) is not None:
-                _expect(document, (*where, name), int)
+                _expect(document, (*key_path, name), int)
 
 
-def check_config(document: Document, where: tuple[str, ...] = ()) -> None:
-    """The blocks of a DeepSpeed configuration at ``where`` that a launch changes.
+def check_config(document: Document, key_path: tuple[str, ...] = ()) -> None:
+    """The blocks of a DeepSpeed configuration at ``key_path`` that a launch changes.
 
     Raises:
         FileInputError: one is no mapping, with line and column.
     """
     for block in (("optimizer",), ("optimizer", "params"), ("scheduler",), ("scheduler", "params")):
-        if _at(document, (*where, *block)) is not None:
-            _expect(document, (*where, *block), dict)
+        if _at(document, (*key_path, *block)) is not None:
+            _expect(document, (*key_path, *block), dict)
 
 
 def _at(document: Document, path: Sequence[str | int]) -> Any:
@@ -276,8 +278,8 @@ def _dotted(path: Sequence[str | int]) -> str:
 def _expect(document: Document, path: tuple[str | int, ...], kind: type) -> None:
     value = _at(document, path)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        what = "is missing" if value is None else f"must be {_NAMES[kind]}, not {value!r:.60}"
-        error: FileInputError = document.error(path, f"{_dotted(path)} {what}")
+        problem = "is missing" if value is None else f"must be {_NAMES[kind]}, not {value!r:.60}"
+        error: FileInputError = document.error(path, f"{_dotted(path)} {problem}")
         raise error
 
 

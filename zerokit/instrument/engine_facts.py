@@ -68,7 +68,9 @@ def record(engine: Any) -> dict[str, Any]:
         "optimizer": _fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
         "gradient_checkpointing": _fact(lambda: _checkpointing(engine.module)),
         "parameters": sum(map(elements, parameters)),
-        "trainable_parameters": sum(elements(each) for each in parameters if each.requires_grad),
+        "trainable_parameters": sum(
+            elements(parameter) for parameter in parameters if parameter.requires_grad
+        ),
         "other_parameters": _fact(
             lambda: live_models.parameters_beside(engine.module, live_models.live_modules())
         ),
@@ -91,7 +93,7 @@ def adapters(module: Any) -> Lora | None:
     wrapped = {name for name, part in module.named_modules() if hasattr(part, "lora_A")}
     inside = tuple(f"{name}." for name in wrapped)
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
-    others = [
+    unfrozen = [
         name
         for name, part in module.named_modules()
         if type(part).__name__ in ("Linear", "Conv1D")
@@ -100,7 +102,7 @@ def adapters(module: Any) -> Lora | None:
         and not name.startswith(inside)
     ]
     targets = sorted({name.rpartition(".")[2] for name in wrapped})
-    return Lora(rank=config.r, targets=tuple(targets) if others else ("all-linear",))
+    return Lora(rank=config.r, targets=tuple(targets) if unfrozen else ("all-linear",))
 
 
 def unlike_lora(module: Any) -> str | None:
@@ -120,12 +122,14 @@ def unlike_lora(module: Any) -> str | None:
     if config.rank_pattern:
         return "LoRA of several ranks"
     named = list(module.named_parameters())
-    if not all("lora_" in name for name, each in named if each.requires_grad):
+    if not all("lora_" in name for name, parameter in named if parameter.requires_grad):
         return "LoRA beside weights that are trained whole"
-    if any(hasattr(each, "quant_state") for _, each in named):
+    if any(hasattr(parameter, "quant_state") for _, parameter in named):
         return PACKED_LORA
     return (
-        "LoRA on weights in 8 bits" if any(type(each).__name__ == "Int8Params" for _, each in named) else None
+        "LoRA on weights in 8 bits"
+        if any(type(parameter).__name__ == "Int8Params" for _, parameter in named)
+        else None
     )
 
 

@@ -17,7 +17,7 @@ _MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ")
 def live_modules() -> list[Any]:
     """Every ``torch.nn.Module`` that is alive; 0.1 to 0.3 s."""
     module = sys.modules["torch"].nn.Module
-    return [each for each in gc.get_objects() if issubclass(type(each), module)]
+    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), module)]
 
 
 def elements(parameter: Any) -> int:
@@ -27,14 +27,14 @@ def elements(parameter: Any) -> int:
 
 def parameters_beside(model: Any, modules: Iterable[Any]) -> int:
     """Elements of the weights that modules hold beside a model: of a teacher or a reference."""
-    known = {id(each) for each in model.parameters()}
-    others = {
-        id(each): each
+    own_ids = {id(parameter) for parameter in model.parameters()}
+    other_parameters = {
+        id(parameter): parameter
         for module in modules
-        for each in _held(module, "_parameters")
-        if each is not None and each.device.type != "meta" and id(each) not in known
+        for parameter in _attribute_values(module, "_parameters")
+        if parameter is not None and parameter.device.type != "meta" and id(parameter) not in own_ids
     }
-    return sum(map(elements, others.values()))
+    return sum(map(elements, other_parameters.values()))
 
 
 def resident_tensor_bytes(modules: Iterable[Any]) -> int:
@@ -44,7 +44,7 @@ def resident_tensor_bytes(modules: Iterable[Any]) -> int:
     """
     sizes: dict[int, int] = {}
     for module in modules:
-        for tensor in (*_held(module, "_parameters"), *_held(module, "_buffers")):
+        for tensor in (*_attribute_values(module, "_parameters"), *_attribute_values(module, "_buffers")):
             for part in (tensor, getattr(tensor, "ds_tensor", None)):
                 if part is not None and part.device.type == "cpu":
                     storage = part.untyped_storage()
@@ -52,7 +52,7 @@ def resident_tensor_bytes(modules: Iterable[Any]) -> int:
     return sum(sizes.values()) - _unread_bytes(sizes)
 
 
-def _held(module: Any, name: str) -> Iterable[Any]:
+def _attribute_values(module: Any, name: str) -> Iterable[Any]:
     """A module's own tensors; none where its class has yet to make room for them."""
     return (getattr(module, name, None) or {}).values()
 
@@ -70,7 +70,7 @@ def _unread_bytes(sizes: dict[int, int]) -> int:
             header = _MAPPED_FILE.match(line)
             start, end = (int(header[1], 16), int(header[2], 16)) if header else (0, 0)
             inside = addresses[bisect_left(addresses, start) : bisect_left(addresses, end)]
-            mapped = sum(sizes[each] for each in inside)
+            mapped = sum(sizes[name] for name in inside)
         elif mapped and line.startswith(b"Rss:"):
             unread += max(0, mapped - int(line.split()[1]) * 1024)
     return unread

@@ -49,7 +49,7 @@ class _StandIn:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         loader = self._zerokit_loader
-        return _same, (loader,)
+        return _identity, (loader,)
 
     def __copy__(self) -> Any:
         return type(self)(self._zerokit_loader, self._zerokit_hook)
@@ -65,12 +65,12 @@ class _StandIn:
 
     def _zerokit_give_way(self, module: ModuleType) -> None:
         """What the module sees of itself is as without us."""
-        own = _attributes(module)
-        spec = own.get("__spec__")
+        attributes = _attributes(module)
+        spec = attributes.get("__spec__")
         if spec is not None and spec.loader is self:
             spec.loader = self._zerokit_loader
-        if own.get("__loader__") is self:
-            own["__loader__"] = self._zerokit_loader
+        if attributes.get("__loader__") is self:
+            attributes["__loader__"] = self._zerokit_loader
 
 
 class _ExecutingStandIn(_StandIn):
@@ -85,7 +85,7 @@ class _ExecutingStandIn(_StandIn):
         run_hook(self._zerokit_hook, sys.modules.get(name, module) if imported else module)
 
 
-def _same(loader: Any) -> Any:
+def _identity(loader: Any) -> Any:
     return loader
 
 

@@ -22,7 +22,7 @@ class RunningProbe(Protocol):
     """What is used here of :class:`zerokit.launcher.rank.probe.Probe`, which this module must not import."""
 
     @property
-    def mine(self) -> bool: ...
+    def is_rank(self) -> bool: ...
     def named_phase(self, name: str) -> AbstractContextManager[None]: ...
     def snapshot(self) -> dict[str, Any]: ...
     def event(self, record: dict[str, Any]) -> None: ...
@@ -57,9 +57,9 @@ def snapshot(label: str = "snapshot") -> dict[str, Any] | None:
     probe = _probe()
     if probe is None:
         return None
-    taken = {"label": label, **probe.snapshot()}
-    probe.event({"type": "note", "kind": "snapshot", **taken})
-    return taken
+    record = {"label": label, **probe.snapshot()}
+    probe.event({"type": "note", "kind": "snapshot", **record})
+    return record
 
 
 def compare(
@@ -86,7 +86,7 @@ def _probe() -> RunningProbe | None:
     """This process's probe. Looked up, never imported: a script outside a launch pays nothing."""
     module = sys.modules.get("zerokit.launcher.rank.probe")
     probe: RunningProbe | None = getattr(module, "ACTIVE", None)
-    return probe if probe is not None and probe.mine else None
+    return probe if probe is not None and probe.is_rank else None
 
 
 def _check(name: object) -> None:

@@ -18,8 +18,8 @@ def skippable_modules(model: Any) -> dict[str, list[str]]:
     Experts whose weights are one tensor (Transformers 5) are gathered together, and those in a leaf module
     (``set_z3_leaf_modules``, ``_z3_leaf``; deepspeed/utils/z3_leaf_module.py:23, 0.19.8) as well.
     """
-    found: dict[str, list[str]] = {"experts": _experts(model), "towers": _towers(model)}
-    return {kind: names[:_MOST] for kind, names in found.items() if names}
+    modules: dict[str, list[str]] = {"experts": _experts(model), "towers": _towers(model)}
+    return {kind: names[:_MOST] for kind, names in modules.items() if names}
 
 
 def _experts(model: Any) -> list[str]:
@@ -43,4 +43,4 @@ def _towers(model: Any) -> list[str]:
     if not any(word in base.__name__ for base in type(model).__mro__ for word in _BY_TEXT):
         return []
     names = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in _TOWERS]
-    return [name for name in names if not any(name.startswith(other + ".") for other in names)]
+    return [name for name in names if not any(name.startswith(parent + ".") for parent in names)]

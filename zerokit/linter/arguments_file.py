@@ -78,9 +78,9 @@ def lint_arguments(document: Document) -> Iterator[Finding]:
 
 def _misspelt(document: Document) -> Iterator[Finding]:
     """Keys that differ from an argument's in spelling: any other may be one of the script's own."""
-    known = argument_list()["fields"]
+    known_fields = argument_list()["fields"]
     for key in document.value:
-        guess = None if key in known else nearest(str(key), known)
+        guess = None if key in known_fields else nearest(str(key), known_fields)
         if guess is None or guess in document.value or distance(fold(str(key)), fold(guess)) > _MOST_TYPOS:
             continue
         yield finding_at(
@@ -98,10 +98,10 @@ def _texts(document: Document) -> Iterator[Finding]:
         if not isinstance(value, str) or not _stands_for(kind, value):
             continue
         unquoted = any(problem.location == document.values.get((key,)) for problem in document.problems)
-        what = "YAML reads it as text, and so does" if unquoted else "it stays text for"
+        effect = "YAML reads it as text, and so does" if unquoted else "it stays text for"
         yield finding_at(
             document, (key,), "arguments-value-as-text",
-            f"{key} is {short(value)}: {what} HfArgumentParser; parsers that convert read {_noun(kind)}",
+            f"{key} is {short(value)}: {effect} HfArgumentParser; parsers that convert read {_noun(kind)}",
             "write it with a point, as 5.0e-5" if unquoted else "write it without quotes",
             severity="note" if unquoted else "warning", source="Transformers 5.23.0, hf_argparser.py:358",
         )  # fmt: skip
@@ -142,8 +142,8 @@ def _fsdp(document: Document) -> Iterator[Finding]:
 
 def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     """``fsdp`` as a text or a list of options, which version 2 takes a part of."""
-    given = document.value["fsdp"]
-    words = given.split() if isinstance(given, str) else given if isinstance(given, list) else []
+    value = document.value["fsdp"]
+    words = value.split() if isinstance(value, str) else value if isinstance(value, list) else []
     version = str(block.get("version", block.get("fsdp_version", 2)))
     for word in map(str, words):
         if word.lower() not in _WORDS:
@@ -162,15 +162,15 @@ def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
 
 
 def _fsdp_block(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
-    known = argument_list()["fsdp_config"]
+    known_keys = argument_list()["fsdp_config"]
     for key, value in block.items():
         name = str(key).removeprefix("fsdp_")
-        if name not in known:
-            guess = nearest(name, known)
+        if name not in known_keys:
+            guess = nearest(name, known_keys)
             yield finding_at(
                 document, ("fsdp_config", key), "arguments-fsdp-ignored-key",
                 f"the Trainer ignores {short(key)} in fsdp_config",
-                f"did you mean {guess!r}?" if guess else f"use {', '.join(known)}, or remove it",
+                f"did you mean {guess!r}?" if guess else f"use {', '.join(known_keys)}, or remove it",
                 severity="warning", source=_source(),
                 suggests=guess or "",
             )  # fmt: skip
@@ -201,8 +201,8 @@ def _missing(document: Document, key: str, name: str) -> Finding:
     )  # fmt: skip
 
 
-def _is_here(name: str, beside: str) -> bool:
+def _is_here(name: str, path: str) -> bool:
     try:
-        return pathlib.Path(name).is_file() or (pathlib.Path(beside).parent / name).is_file()
+        return pathlib.Path(name).is_file() or (pathlib.Path(path).parent / name).is_file()
     except (OSError, ValueError):
         return False

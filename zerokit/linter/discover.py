@@ -18,15 +18,15 @@ _MOST_BYTES = 1 << 20
 def files_of(paths: Sequence[str], *, exclude: Sequence[str] = ()) -> tuple[list[str], set[str]]:
     """The files to check, and which of them were found in a folder rather than named."""
     named: list[str] = []
-    found: set[str] = set()
+    discovered: set[str] = set()
     for path in paths:
         if path != "-" and pathlib.Path(path).is_dir():
             below = [file for file in _below(pathlib.Path(path), exclude) if file not in named]
             named += below
-            found |= set(below)
+            discovered |= set(below)
         elif path not in named:
             named.append(path)
-    return named, found
+    return named, discovered
 
 
 def _below(folder: pathlib.Path, exclude: Sequence[str]) -> Iterator[str]:
@@ -35,8 +35,8 @@ def _below(folder: pathlib.Path, exclude: Sequence[str]) -> Iterator[str]:
 
     specs: dict[pathlib.Path, pathspec.GitIgnoreSpec] = dict(_above(folder.resolve()))
     excluded = pathspec.GitIgnoreSpec.from_lines(exclude)
-    for here, folders, names in os.walk(folder):
-        parent = pathlib.Path(here)
+    for current, folders, names in os.walk(folder):
+        parent = pathlib.Path(current)
         resolved = parent.resolve()
         if ".gitignore" in names:
             specs[resolved] = _spec(resolved / ".gitignore")

@@ -49,7 +49,7 @@ def verify(
         named = (named_config(document) or "").rpartition("/")[2]
         if named in configs:
             findings += lint_pair(document, configs[named], named)
-    errors = [each for each in findings if each.severity == "error" or each.rule in _NEVER_OURS]
+    errors = [finding for finding in findings if finding.severity == "error" or finding.rule in _NEVER_OURS]
     if errors:
         first = errors[0]
         raise RuntimeError(

@@ -67,7 +67,7 @@ def explain(rule: str) -> Explanation:
         for name, text in files.items():
             paths[name].write_text(text, encoding="utf-8", newline="")
         checked = check_files([str(path) for path in paths.values()], Context(**numbers))
-        finding = next(found for file in checked for found in file.findings if found.rule == rule)
+        finding = next(candidate for file in checked for candidate in file.findings if candidate.rule == rule)
     finding = replace(
         finding,
         message=finding.message.replace(f"{folder}/", ""),
@@ -79,9 +79,9 @@ def explain(rule: str) -> Explanation:
 @contextlib.contextmanager
 def _where_it_holds(rule: str) -> Iterator[None]:
     """Check for the newest version in which a rule holds."""
-    known = _known(rule)
+    definition = _find_rule(rule)
     newest = max(tables())
-    last = min(known.until, newest) if known is not None else newest
+    last = min(definition.until, newest) if definition is not None else newest
     token = choose(".".join(map(str, last)))
     try:
         yield
@@ -89,34 +89,34 @@ def _where_it_holds(rule: str) -> Iterator[None]:
         restore(token)
 
 
-def _known(rule: str) -> Rule | None:
+def _find_rule(rule: str) -> Rule | None:
     return next((candidate for candidate in RULES if candidate.id == rule), None)
 
 
 def _why(rule: str) -> str:
     """Why it matters, for a rule without words of its own."""
-    known = _known(rule)
-    if known is None:
+    definition = _find_rule(rule)
+    if definition is None:
         return ""
-    if known.silent:
+    if definition.silent:
         return "DeepSpeed accepts the file without a word, and the run does not do what the file says."
-    if known.severity == "error":
+    if definition.severity == "error":
         return "The run stops on every rank, after the model has been loaded."
     return "DeepSpeed warns in a log that few people read, and goes on."
 
 
-def who(rule: str) -> str:
+def readers_text(rule: str) -> str:
     """For whom a rule holds, where that is not everybody."""
-    known = _known(rule)
-    if known is None or len(known.readers) == len(READERS):
+    definition = _find_rule(rule)
+    if definition is None or len(definition.readers) == len(READERS):
         return ""
-    return " and ".join(READERS[reader] for reader in READERS if reader in known.readers)
+    return " and ".join(READERS[reader] for reader in READERS if reader in definition.readers)
 
 
 def versions(rule: str) -> str:
     """The versions of DeepSpeed in which a rule holds, where those are not all that there are tables for."""
-    known = _known(rule)
-    return known.versions if known is not None else ""
+    definition = _find_rule(rule)
+    return definition.versions if definition is not None else ""
 
 
 def as_text(explanation: Explanation) -> str:
@@ -125,14 +125,14 @@ def as_text(explanation: Explanation) -> str:
     parts = [f"{explanation.rule} ({finding.severity})", "", f"  {finding.message}"]
     if explanation.why:
         parts += ["", "Why", f"  {explanation.why}"]
-    if who(explanation.rule):
-        parts += ["", "For", f"  {who(explanation.rule)}"]
+    if readers_text(explanation.rule):
+        parts += ["", "For", f"  {readers_text(explanation.rule)}"]
     if versions(explanation.rule):
         parts += ["", "Versions", f"  {versions(explanation.rule)}"]
     parts += ["", "Example"]
     for name, text in explanation.files.items():
-        shown = "\n".join(f"    {line}" for line in text.rstrip().splitlines())
-        parts += [f"  {name}", shown.replace("\ufeff", "<BOM>")]
+        quoted = "\n".join(f"    {line}" for line in text.rstrip().splitlines())
+        parts += [f"  {name}", quoted.replace("\ufeff", "<BOM>")]
     if finding.fix:
         parts += ["", "Fix", f"  {finding.fix}{_FIXABLE[finding.fixable]}"]
     if finding.source:
@@ -167,8 +167,8 @@ def section(one: Explanation, heading: str) -> list[str]:
     lines = [f"{heading} {one.rule}", "", f"{_sentence(one.finding.message)} ({one.finding.severity})"]
     if one.why:
         lines += ["", one.why]
-    if who(one.rule):
-        lines += ["", f"Holds for {who(one.rule)}."]
+    if readers_text(one.rule):
+        lines += ["", f"Holds for {readers_text(one.rule)}."]
     if versions(one.rule):
         lines += ["", f"Versions: {versions(one.rule)}."]
     for name, text in one.files.items():

@@ -58,7 +58,7 @@ def check_files(
     *,
     kind: str | None = None,
     ignore: frozenset[str] = frozenset(),
-    found: Collection[str] = (),
+    discovered: Collection[str] = (),
 ) -> list[CheckedFile]:
     """Lint every file, and every DeepSpeed JSON and hostfile that an accelerate YAML among them names.
 
@@ -76,12 +76,12 @@ def check_files(
     context = context or Context()
     forget_scripts()
     files = [read_file(path, kind=kind) for path in paths]
-    files = [file for file in files if file.path not in found or _is_configuration(file)]
-    known = {_real(file.path) for file in files}
+    files = [file for file in files if file.path not in discovered or _is_configuration(file)]
+    real_paths = {_real(file.path) for file in files}
     for yaml_file in [file for file in files if file.kind == "accelerate" and file.document is not None]:
         for named, named_kind in ((_named_file(yaml_file), "deepspeed"), (_hostfile(yaml_file), "hostfile")):
-            if named is not None and _real(named) not in known:
-                known.add(_real(named))
+            if named is not None and _real(named) not in real_paths:
+                real_paths.add(_real(named))
                 files.append(read_file(str(named), kind=named_kind))
     _lint(files, context)
     for file in files:
@@ -101,9 +101,9 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
             path, text = STANDARD_INPUT, decode(sys.stdin.buffer.read(MAX_BYTES), STANDARD_INPUT)
         else:
             text = read_text(path, keep_mark=True)
-        plain = text.removeprefix(BYTE_ORDER_MARK)
-        kind = kind or detect_kind(path, plain)
-        return CheckedFile(path=path, kind=kind, document=_parse(path, text, plain, kind), text=text)
+        without_bom = text.removeprefix(BYTE_ORDER_MARK)
+        kind = kind or detect_kind(path, without_bom)
+        return CheckedFile(path=path, kind=kind, document=_parse(path, text, without_bom, kind), text=text)
     except FileInputError as error:
         finding = Finding(
             path=path,
@@ -118,14 +118,14 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
     return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding], text=text)
 
 
-def _parse(path: str, text: str, plain: str, kind: str) -> Document:
+def _parse(path: str, text: str, without_bom: str, kind: str) -> Document:
     if kind == "hostfile":
         return Document(path=path, text=text)
-    is_json = path.endswith(".json") or (path == STANDARD_INPUT and plain.lstrip()[:1] == "{")
+    is_json = path.endswith(".json") or (path == STANDARD_INPUT and without_bom.lstrip()[:1] == "{")
     if kind != "deepspeed" and not is_json:
-        return parse_yaml(plain, path)
-    document = parse_json(plain, path, strict=False)
-    if plain != text:
+        return parse_yaml(without_bom, path)
+    document = parse_json(without_bom, path, strict=False)
+    if without_bom != text:
         document.problems.append(_MARK)
     return document
 
@@ -204,13 +204,14 @@ def _add(file: CheckedFile, lint: Callable[[], Iterable[Finding]]) -> None:
 
 def internal_error(path: str, error: Exception) -> Finding:
     """The finding that stands for a fault of zerokit."""
-    what = " ".join(str(error).split())[:200]
+    message = " ".join(str(error).split())[:200]
     return Finding(
         path=path,
         location=Location(1, 1),
         rule=INTERNAL_ERROR,
         severity="error",
-        message=f"zerokit failed on this file ({type(error).__name__}: {what}); its other checks are missing",
+        message=f"zerokit failed on this file ({type(error).__name__}: {message}); "
+        "its other checks are missing",
         fix="report it, with the file",
     )
 
@@ -238,7 +239,7 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
     for file in files:
         world_size = context.world_size or processes.get(_real(file.path))
         if file.kind == "other" and file.document is not None:
-            file.findings.append(_other(file.document))
+            file.findings.append(_unrecognised(file.document))
         elif file.kind == "arguments" and isinstance(getattr(file.document, "value", None), dict):
             assert file.document is not None
             _add(file, functools.partial(lint_arguments, file.document))
@@ -248,11 +249,11 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
             readers = context.readers
             if readers is None and _real(file.path) in named:
                 readers = FRAMEWORKS
-            here = replace(context, world_size=world_size, readers=readers)
-            _add(file, functools.partial(lint_deepspeed, file.document, here))
+            file_context = replace(context, world_size=world_size, readers=readers)
+            _add(file, functools.partial(lint_deepspeed, file.document, file_context))
 
 
-def _other(document: Document) -> Finding:
+def _unrecognised(document: Document) -> Finding:
     return finding_at(
         document,
         (),
@@ -268,8 +269,8 @@ def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | 
     name = named_config(yaml_file.document)
     if name is None:
         return None
-    wanted = {_real(name), _real(pathlib.Path(yaml_file.path).parent / name)}
-    return next((file for file in files if _real(file.path) in wanted), None)
+    candidates = {_real(name), _real(pathlib.Path(yaml_file.path).parent / name)}
+    return next((file for file in files if _real(file.path) in candidates), None)
 
 
 def _not_a_config(document: Document, partner: CheckedFile) -> Finding:

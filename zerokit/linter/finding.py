@@ -104,7 +104,9 @@ def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
     severities = [finding.severity for finding in findings]
     consequences = set()
     for number, finding in enumerate(findings):
-        cause = next((index for index, other in enumerate(findings) if _follows(finding, other)), None)
+        cause = next(
+            (index for index, other_finding in enumerate(findings) if _follows(finding, other_finding)), None
+        )
         if cause is not None:
             consequences.add(number)
             severities[cause] = min(severities[cause], finding.severity, key=SEVERITIES.index)

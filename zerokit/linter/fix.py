@@ -36,8 +36,8 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
     as_json = as_json and (file.kind == "deepspeed" or file.path.endswith(".json"))
     document, fixed = file.document, []
     for finding in file.findings:
-        wanted = finding.fixable == "safe" or (unsafe and finding.fixable == "unsafe")
-        if not wanted or finding.rule == "json-trailing-comma":
+        is_applicable = finding.fixable == "safe" or (unsafe and finding.fixable == "unsafe")
+        if not is_applicable or finding.rule == "json-trailing-comma":
             continue  # commas below, from the end, so that locations stay true
         for edit in finding.edits:
             changed = _changed(document, edit, as_json=as_json)

@@ -84,9 +84,9 @@ def lint_hostfile(document: Document, world_size: int | None = None) -> list[Fin
 
 def _read(text: str, path: str) -> Iterator[Host | Finding]:
     if text.startswith(BYTE_ORDER_MARK):
-        what = "a byte order mark: DeepSpeed takes it as part of the first line"
-        yield _finding(path, 1, 1, "hostfile-byte-order-mark", what, "save the file as UTF-8 without it")
-    seen: dict[str, int] = {}
+        problem = "a byte order mark: DeepSpeed takes it as part of the first line"
+        yield _finding(path, 1, 1, "hostfile-byte-order-mark", problem, "save the file as UTF-8 without it")
+    first_lines: dict[str, int] = {}
     lines = 0
     for number, raw in enumerate(text.removeprefix(BYTE_ORDER_MARK).split("\n"), start=1):
         if raw.endswith("\r"):
@@ -105,19 +105,19 @@ def _read(text: str, path: str) -> Iterator[Host | Finding]:
         lines += 1
         item = _line(line, path, number, raw.index(line) + 1)
         if isinstance(item, Host):
-            if item.name in seen:
+            if item.name in first_lines:
                 yield _finding(
                     path,
                     number,
                     1,
                     "hostfile-duplicate",
-                    f"{item.name} stands in line {seen[item.name]} already: DeepSpeed refuses the file",
+                    f"{item.name} is already in line {first_lines[item.name]}: DeepSpeed refuses the file",
                     "keep one line per host",
                 )
                 continue
-            seen[item.name] = number
+            first_lines[item.name] = number
         yield item
-        if len(seen) > MAX_HOSTS:
+        if len(first_lines) > MAX_HOSTS:
             yield _finding(
                 path, number, 1, "hostfile-too-many", f"names more than {MAX_HOSTS} hosts", "split it"
             )
@@ -174,18 +174,18 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
 
 def _wrong_host(host: str) -> tuple[str, str, str] | None:
     """Rule, message and fix of what cannot be a host; None for a host."""
-    shown = repr(host[:60])
+    quoted = repr(host[:60])
     if host.startswith("-"):
-        message = f"{shown} would be given to ssh as an option, which can run a command"
+        message = f"{quoted} would be given to ssh as an option, which can run a command"
         return "hostfile-option-as-host", message, "write a host name"
     if "@" in host:
-        message = f"{shown} names a user: DeepSpeed takes @ as the mark between hosts"
+        message = f"{quoted} names a user: DeepSpeed takes @ as the mark between hosts"
         return "hostfile-user", message, "write the host alone, and the user in ~/.ssh/config"
     if _IPV6.fullmatch(host):
-        message = f"{shown} is an IPv6 address: pdsh takes a colon as the mark after its transport"
+        message = f"{quoted} is an IPv6 address: pdsh takes a colon as the mark after its transport"
         return "hostfile-host", message, "write a name that resolves to it"
     if not _HOST.fullmatch(host):
-        return "hostfile-host", f"{shown} is no host name", "write a name or an address"
+        return "hostfile-host", f"{quoted} is no host name", "write a name or an address"
     return None
 
 

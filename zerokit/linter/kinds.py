@@ -56,14 +56,14 @@ def _kind_of_json(value: Mapping[str, Any]) -> str:
     if "distributed_type" in keys:
         return "accelerate"
     table = key_list()
-    known = keys & {*table["blocks"][""]["keys"], *table["removed"]["top_level"]}
+    deepspeed_keys = keys & {*table["blocks"][""]["keys"], *table["removed"]["top_level"]}
     if "zero_optimization" in keys or wrapper(value) is not None:
         return "deepspeed"
     if len(keys & _ARGUMENTS) >= 2:
         return "arguments"
     if keys & (_MODEL | _PACKAGE) and not keys & {"train_micro_batch_size_per_gpu", "train_batch_size"}:
         return "other"
-    if not keys or known or any(_could_be(key) for key in keys):
+    if not keys or deepspeed_keys or any(_could_be(key) for key in keys):
         return "deepspeed"
     return "other"
 

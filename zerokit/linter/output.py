@@ -25,10 +25,10 @@ def as_text(files: Sequence[CheckedFile], *, notes: bool = False, width: int | N
     lines: list[str] = []
     for file in files:
         text = file.text.split("\n")
-        for finding in _shown([file], notes):
+        for finding in _listed([file], notes):
             location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
-            told = f"{location}: {finding.severity}: {finding.message} [{finding.rule}]"
-            lines.append(wrapped(told, width))
+            headline = f"{location}: {finding.severity}: {finding.message} [{finding.rule}]"
+            lines.append(wrapped(headline, width))
             lines += _source_line(text, finding, width or _WIDEST)
             if finding.fix:
                 lines.append(wrapped(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}", width))
@@ -48,10 +48,10 @@ def _source_line(text: Sequence[str], finding: Finding, columns: int) -> list[st
     token = _TOKEN.match(line, column - 1)
     width = max(1, len(token.group()) if token else 1)
     start = max(0, column - 1 - widest // 2) if len(line) > widest else 0
-    shown = line[start : start + widest].replace("\t", " ").translate(_CONTROL)
+    excerpt = line[start : start + widest].replace("\t", " ").translate(_CONTROL)
     gutter = " " * len(str(number))
     caret = " " * (column - 1 - start) + "^" * min(width, widest - (column - 1 - start))
-    return [f"  {number} | {shown}", f"  {gutter} | {caret}"]
+    return [f"  {number} | {excerpt}", f"  {gutter} | {caret}"]
 
 
 _CONTROL = dict.fromkeys((*range(32), 127, 65279), "?")
@@ -83,7 +83,7 @@ def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> d
         "schema": SCHEMA,
         "ok": not any(file.failed for file in files),
         "files": [{"path": file.path, "kind": file.kind, "ok": not file.failed} for file in files],
-        "findings": [finding.as_json() for finding in _shown(files, True)],
+        "findings": [finding.as_json() for finding in _listed(files, True)],
         "fixed": [finding.as_json() for finding in fixed],
     }
 
@@ -96,7 +96,7 @@ def as_json(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> s
 def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     """Workflow commands that GitHub shows as annotations (other CI systems read the same lines)."""
     lines = []
-    for finding in _shown(files, notes):
+    for finding in _listed(files, notes):
         text = f"{finding.message} Fix: {finding.fix}" if finding.fix else finding.message
         properties = (
             f"file={_property(finding.path)},line={finding.location.line},col={finding.location.column},"
@@ -115,7 +115,7 @@ FORMATS: Mapping[str, Callable[..., str]] = {
 """Formats other than JSON, by name."""
 
 
-def _shown(files: Sequence[CheckedFile], notes: bool) -> list[Finding]:
+def _listed(files: Sequence[CheckedFile], notes: bool) -> list[Finding]:
     return [finding for file in files for finding in file.findings if notes or finding.severity != "note"]
 
 

@@ -18,7 +18,7 @@ def as_sarif(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     """One SARIF log: every rule that is broken, and its findings."""
     from zerokit import __version__
 
-    findings = _shown(files, notes)
+    findings = _listed(files, notes)
     first = {finding.rule: finding for finding in reversed(findings)}
     index = {rule: number for number, rule in enumerate(sorted(first))}
     run = {
@@ -74,12 +74,12 @@ def as_junit(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     ]
     for file in files:
         lines.append(f"<testcase classname={_attribute(file.kind)} name={_attribute(file.path)}>")
-        for finding in _shown([file], notes=False):
+        for finding in _listed([file], notes=False):
             location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
-            said = _clean(f"{location}: {finding.message}\nfix: {finding.fix}\nsource: {finding.source}")
+            text = _clean(f"{location}: {finding.message}\nfix: {finding.fix}\nsource: {finding.source}")
             message = _attribute(finding.message)
             lines.append(
-                f"<failure type={_attribute(finding.rule)} message={message}>{escape(said)}</failure>"
+                f"<failure type={_attribute(finding.rule)} message={message}>{escape(text)}</failure>"
             )
         lines.append("</testcase>")
     return "\n".join([*lines, "</testsuite>", "</testsuites>"])
@@ -94,5 +94,5 @@ def _clean(text: str) -> str:
     return "".join(letter if letter in "\n\t" or ord(letter) >= 32 else "?" for letter in text)
 
 
-def _shown(files: Sequence[CheckedFile], notes: bool) -> list[Finding]:
+def _listed(files: Sequence[CheckedFile], notes: bool) -> list[Finding]:
     return [finding for file in files for finding in file.findings if notes or finding.severity != "note"]

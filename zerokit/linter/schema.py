@@ -95,12 +95,12 @@ def _variants(words: list[str]) -> list[str]:
     return sorted({form for word in words for form in (word, word.lower(), word.upper(), word.capitalize())})
 
 
-def _chosen(name: str, known: Mapping[str, Any]) -> Schema:
+def _chosen(name: str, parameters: Mapping[str, Any]) -> Schema:
     """A block of a type and its parameters."""
     cases: list[Schema] = []
-    for kind, given in sorted(known.items()):
+    for kind, accepted in sorted(parameters.items()):
         names = sorted(
-            {key for names in given.values() for key in names} if isinstance(given, dict) else given
+            {key for names in accepted.values() for key in names} if isinstance(accepted, dict) else accepted
         )
         types = _spellings(kind) if name == "optimizer" else [kind]
         params = {key: _value(entry_of(key), refused=False) for key in names}
@@ -120,8 +120,8 @@ def _chosen(name: str, known: Mapping[str, Any]) -> Schema:
 
 
 def _spellings(kind: str) -> list[str]:
-    written = {"adamw": "AdamW", "sgd": "SGD", "onebitadam": "OneBitAdam"}.get(kind, kind.capitalize())
-    return sorted({kind, written, kind.upper()})
+    spelling = {"adamw": "AdamW", "sgd": "SGD", "onebitadam": "OneBitAdam"}.get(kind, kind.capitalize())
+    return sorted({kind, spelling, kind.upper()})
 
 
 def accelerate_schema() -> Schema:

@@ -59,9 +59,9 @@ def _settings(file: pathlib.Path) -> Settings:
             and all(isinstance(v, str) for v in value)
         )
         if not lists and not (key in _OPTIONS and type(value) is _OPTIONS[key]):
-            known = ", ".join(("ignore", "exclude", *_OPTIONS))
+            known_keys = ", ".join(("ignore", "exclude", *_OPTIONS))
             raise FileInputError(
-                file, f"tool.zerokit.check.{key} is not known, or of another type; known: {known}"
+                file, f"tool.zerokit.check.{key} is not known, or of another type; known: {known_keys}"
             )
     return Settings(
         ignore=frozenset(section.get("ignore", ())),
@@ -89,7 +89,7 @@ def without_ignored(findings: Sequence[Finding], text: str, ignore: frozenset[st
     alone; ``ignore-file`` of the whole file; without brackets every rule is meant.
     """
     lines: dict[int, list[str] | None] = {}
-    whole: set[str] = set()
+    ignored_files: set[str] = set()
     everything = False
     for number, line in enumerate(text.split("\n"), start=1):
         comment = _COMMENT.search(line)
@@ -97,17 +97,17 @@ def without_ignored(findings: Sequence[Finding], text: str, ignore: frozenset[st
             continue
         rules = [rule.strip() for rule in comment["rules"].split(",")] if comment["rules"] else None
         if comment["file"]:
-            whole |= set(rules or ())
+            ignored_files |= set(rules or ())
             everything = everything or rules is None
         else:
-            alone = not line[: comment.start()].strip()
-            lines[number + 1 if alone else number] = rules
+            is_alone = not line[: comment.start()].strip()
+            lines[number + 1 if is_alone else number] = rules
             lines[number] = rules
     if everything:
         return []
 
     def is_ignored(finding: Finding) -> bool:
-        if finding.rule in ignore or finding.rule in whole:
+        if finding.rule in ignore or finding.rule in ignored_files:
             return True
         if finding.location.line not in lines:
             return False

@@ -141,7 +141,7 @@ def _checked(
     context = _context(options, settings, say)
     files, found = files_of(paths, exclude=settings.exclude)
     read = functools.partial(
-        check_files, files, context, kind=settings.kind, ignore=settings.ignore, found=found
+        check_files, files, context, kind=settings.kind, ignore=settings.ignore, discovered=found
     )
     checked = read()
     fixed: list[Finding] = []

@@ -12,7 +12,7 @@ from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import resolve
-from zerokit.planner.values import whole
+from zerokit.planner.values import integer
 from zerokit.search.explain import strategy_words
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
     request = resolved.request
     prices = _prices(price, [gpu.name for gpu in kinds])
     methods = (request.job.method,) if options.get("method") or request.job.inference else METHODS
-    most = whole(options, "gpus") or _MOST_GPUS
+    most = integer(options, "gpus") or _MOST_GPUS
     found = list(sizes(request, kinds, methods, most))
     if all(size.refused for size in found):
         raise InputError(found[-1].why)

@@ -8,7 +8,7 @@ from typing import Any
 
 from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, Gpu
 from zerokit.errors import InputError
-from zerokit.planner.values import MAX_GPUS, choice, whole
+from zerokit.planner.values import MAX_GPUS, choice, integer
 from zerokit.units import format_gib, parse_bytes
 from zerokit.values import frozen_dataclass
 
@@ -36,7 +36,7 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     if device == "local" and (options.get("gpu") or options.get("vram")):
         raise InputError("⟨gpu⟩, ⟨vram⟩: not with ⟨device⟩ local, which is this machine's hardware")
     _refuse_number_with_name(options)
-    gpus, nodes = whole(options, "gpus", MAX_GPUS), whole(options, "nodes", MAX_GPUS)
+    gpus, nodes = integer(options, "gpus", MAX_GPUS), integer(options, "nodes", MAX_GPUS)
     host_ram = parse_bytes(options["host_ram"], "⟨host_ram⟩") if options.get("host_ram") else None
     if device == "cpu":
         return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: ⟨device⟩ cpu is given",), options)

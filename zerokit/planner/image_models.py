@@ -11,7 +11,7 @@ from zerokit.domain.images import TOWERS, SequenceImages, images_of
 from zerokit.domain.model_shape import ModelShape
 from zerokit.errors import INSTALL_TRAINING, InputError
 from zerokit.planner.options import parse_image_size
-from zerokit.planner.values import choice, whole
+from zerokit.planner.values import choice, integer
 from zerokit.units import format_count
 from zerokit.values import frozen_dataclass
 
@@ -38,7 +38,7 @@ def requested_images(options: Mapping[str, Any]) -> RequestedImages | None:
     Raises:
         InputError: something is missing, or what is asked for beside them is not modelled with images.
     """
-    count, size = whole(options, "images", _MOST_IMAGES), options.get("image_size")
+    count, size = integer(options, "images", _MOST_IMAGES), options.get("image_size")
     tower = choice(options, "vision_tower", TOWERS)
     if count is None:
         for name, value in (("image_size", size), ("vision_tower", tower)):

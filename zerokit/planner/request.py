@@ -22,7 +22,7 @@ from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given
-from zerokit.planner.values import MAX_GPUS, choice, count, whole
+from zerokit.planner.values import MAX_GPUS, choice, count, integer
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
 from zerokit.values import frozen_dataclass
@@ -126,7 +126,7 @@ def resolve(
 
 def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ...]]:
     notes, max_seq_len = [], chosen.max_seq_len
-    length = whole(options, "seq_len", 10**8)
+    length = integer(options, "seq_len", 10**8)
     if length is None:
         length = min(2048, max_seq_len or 2048)
         limit = ", the model's limit" if length == max_seq_len else ""
@@ -134,7 +134,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     elif max_seq_len is not None and length > max_seq_len:
         notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} positions of the model's configuration")
     method = choice(options, "method", METHODS) or "full"
-    rank, targets = whole(options, "lora_rank", 65536), options.get("lora_targets")
+    rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
     if method == "full" and (rank or targets):
         raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩: only with ⟨method⟩ lora or qlora")
     inference = bool(options.get("inference"))
@@ -143,7 +143,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         raise InputError(
             f"⟨quant⟩ {quantization}: only with ⟨inference⟩; to train on 4-bit weights use ⟨method⟩ qlora"
         )
-    new_tokens = whole(options, "new_tokens", 10**8)
+    new_tokens = integer(options, "new_tokens", 10**8)
     if new_tokens is not None and not inference:
         raise InputError(f"⟨new_tokens⟩ {new_tokens}: only with ⟨inference⟩")
     if new_tokens is not None and new_tokens >= length:
@@ -167,7 +167,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         )
     return Job(
         seq_len=length,
-        global_batch=whole(options, "global_batch"),
+        global_batch=integer(options, "global_batch"),
         method=method,
         lora=None if method == "full" else Lora(rank=rank or 16, targets=names),
         optimizer=optimizer,
@@ -244,11 +244,11 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         zero_stage=stage,
         offload_optimizer="none" if on_cpu else optimizer,
         offload_param="none" if on_cpu else parameters,
-        tensor_parallel=whole(options, "tp", MAX_GPUS),
-        pipeline_parallel=whole(options, "pp", MAX_GPUS),
-        sequence_parallel=whole(options, "sp", MAX_GPUS),
-        micro_batch=whole(options, "micro_batch"),
-        gradient_accumulation=whole(options, "gradient_accumulation"),
+        tensor_parallel=integer(options, "tp", MAX_GPUS),
+        pipeline_parallel=integer(options, "pp", MAX_GPUS),
+        sequence_parallel=integer(options, "sp", MAX_GPUS),
+        micro_batch=integer(options, "micro_batch"),
+        gradient_accumulation=integer(options, "gradient_accumulation"),
         checkpointing=choice(options, "checkpointing", CHECKPOINTINGS),
         reduce_bucket_size=count(options, "reduce_bucket"),
         prefetch_bucket_size=count(options, "prefetch_bucket"),

@@ -25,7 +25,7 @@ def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> s
     return str(value)
 
 
-def whole(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int | None:
+def integer(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int | None:
     """A whole number; ``None`` when it was not given.
 
     Raises:

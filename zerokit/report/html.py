@@ -136,7 +136,7 @@ def render_comparison(
     ]
     facts_of = [dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True)]
     settings = [{key: value for key, value, _ in context.settings} for context in contexts]
-    both = [{**facts_, **chosen} for facts_, chosen in zip(facts_of, settings, strict=True)]
+    both = [{**ran, **chosen} for ran, chosen in zip(facts_of, settings, strict=True)]
     alike = runs[0].gpu_measured == runs[1].gpu_measured
     scale = max(map(run_charts.highest, runs)) if alike else 0.0
     memory_charts = [

@@ -126,7 +126,7 @@ def _tell_forwards(probe: Probe, engine: Any) -> None:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             probe.enter("forward")
-            if probe.mine:
+            if probe.is_rank:
                 with contextlib.suppress(Exception):
                     probe.observed.training_forward(self, args, kwargs, _living_engines())
             return original(self, *args, **kwargs)
@@ -149,7 +149,7 @@ def _note_baseline(probe: Probe, engine: Any) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if probe.baseline_host_rss_bytes is None and probe.cuda is None and probe.mine:
+        if probe.baseline_host_rss_bytes is None and probe.cuda is None and probe.is_rank:
             with contextlib.suppress(Exception):
                 resident = probe.host.read()[0]
                 tensors = live_models.resident_tensor_bytes(live_models.live_modules())

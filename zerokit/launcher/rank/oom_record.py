@@ -68,7 +68,7 @@ class OomWatch:
         self._engines.append(engine)
 
     def _observe(self, torch: Any, device: int, requested: int, total: int, free: int) -> None:
-        if not self._probe.mine or self._recorded >= _MAX_RECORDED:
+        if not self._probe.is_rank or self._recorded >= _MAX_RECORDED:
             return
         self._recorded += 1
         with contextlib.suppress(Exception):

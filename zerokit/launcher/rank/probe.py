@@ -78,7 +78,7 @@ class Probe:
         self.ending = False  # the script ran to its end; its threads and exit handlers may not have
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
         self._mixed = False  # whether a boundary was passed unread since the last reading
-        self.mine = True  # this process is the rank itself, not a child that it forked
+        self.is_rank = True  # this process is the rank itself, not a child that it forked
         self.new_phase: Callable[[], None] = lambda: None  # called when a phase occurs for the first time
         self.last_words: Callable[[], Record] | None = None  # what else is written before the last line
 
@@ -86,7 +86,7 @@ class Probe:
 
     def disown(self) -> None:
         """In a forked child: it is no rank. Everything here becomes a pass-through."""
-        self.mine = False
+        self.is_rank = False
         self._lock = threading.RLock()  # the ticker may have held it at the fork
         if self.cuda is not None:
             self.cuda.uninstall()
@@ -99,7 +99,7 @@ class Probe:
         ``again``: it goes on after something in between. What an evaluation, a generation or the like
         does with the engine is part of it, unless it trains.
         """
-        if not self.mine:
+        if not self.is_rank:
             return
         if self._parts and phase not in _TRAINING:
             phase = self._parts[-1]
@@ -123,7 +123,7 @@ class Probe:
 
     def begin(self, phase: str) -> str | None:
         """A call begins that is ``phase`` as a whole; hand to :meth:`finish` what this returns."""
-        if not self.mine or self._parts[-1:] == [phase] or threading.get_ident() != self.main_thread:
+        if not self.is_rank or self._parts[-1:] == [phase] or threading.get_ident() != self.main_thread:
             return None
         with self._lock:
             self._settle()
@@ -135,7 +135,7 @@ class Probe:
 
     def finish(self, before: str | None, error: BaseException | None = None) -> None:
         """That call ended, or ``error`` left it; what was going on around it goes on."""
-        if before is None or not self.mine:
+        if before is None or not self.is_rank:
             return
         with self._lock:
             self._settle()
@@ -180,7 +180,7 @@ class Probe:
 
     def step_done(self) -> None:
         """An optimizer step was applied: note its time; its memory is read when the phase ends."""
-        if not self.mine:
+        if not self.is_rank:
             return
         with self._lock:
             self.position = (self.steps + 1, self.micro_steps)
@@ -339,7 +339,7 @@ class Probe:
 
     def event(self, record: Record) -> None:
         """Write an event at once and keep it for when the file is compacted."""
-        if not self.mine:
+        if not self.is_rank:
             return
         common = {"rank": self.identity.rank, "pid": self.identity.pid, "time": time.time()}
         full = {"type": record["type"], **common, **record}
@@ -379,7 +379,7 @@ class Probe:
 
         ``left_at``: where the script called ``os._exit`` before it had come to its end.
         """
-        if not self.mine:
+        if not self.is_rank:
             return
         with self._lock:
             self._settle()

@@ -145,7 +145,7 @@ class RankProcess:
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self.ticker.handled.set()
-        if self.probe.mine:
+        if self.probe.is_rank:
             self.probe.end("terminated", None, number)
         before = self._before_sigterm
         if callable(before):
@@ -168,7 +168,7 @@ class RankProcess:
         """A script that starts itself anew (to set a variable, say) is measured on."""
 
         def replaced(path: Any, arguments: Any, *environment: Any) -> Any:
-            if self.probe.mine and os.fspath(path) == sys.executable:
+            if self.probe.is_rank and os.fspath(path) == sys.executable:
                 arguments = self._through_bootstrap(list(arguments))
             return original(path, arguments, *environment)
 
@@ -192,7 +192,7 @@ class RankProcess:
         self._os_exit(status)
 
     def _at_exit(self) -> None:
-        if not self.probe.mine:
+        if not self.probe.is_rank:
             return
         if self.probe.identity.device == "cpu" and self.exit_code == 0 and self.probe.failure is None:
             with contextlib.suppress(Exception):
@@ -200,7 +200,7 @@ class RankProcess:
         self._end(self.exit_code)
 
     def _end(self, exit_code: int, left_at: str | None = None) -> None:
-        if not self.probe.mine:
+        if not self.probe.is_rank:
             return
         with contextlib.suppress(Exception):
             state = "finished" if exit_code == 0 else "failed"

@@ -38,7 +38,7 @@ class StepLimit:
     def step_done(self) -> None:
         """After an optimizer step; at the last one it does not return."""
         probe = self.probe
-        if not probe.mine:
+        if not probe.is_rank:
             return
         if probe.steps == self._warm_up:
             _synchronize()

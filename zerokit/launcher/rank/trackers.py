@@ -42,7 +42,7 @@ class TrackerMetrics:
         Peaks are those since the metrics of an earlier step were read, so that a curve can fall again. GiB.
         """
         probe = self._probe
-        if not probe.mine or not probe.steps or self._told.get(tracker) == probe.steps:
+        if not probe.is_rank or not probe.steps or self._told.get(tracker) == probe.steps:
             return {}
         if self._step != probe.steps:
             self._step, self._metrics = probe.steps, self._read()

@@ -56,10 +56,10 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
             source=LAUNCH,
         )
         return
-    known = key_list()["deepspeed_config"]
+    known_keys = key_list()["deepspeed_config"]
     for key in block:
-        if key not in known:
-            guess = _NAMED_OTHERWISE.get(str(key)) or nearest(str(key), known)
+        if key not in known_keys:
+            guess = _NAMED_OTHERWISE.get(str(key)) or nearest(str(key), known_keys)
             yield finding_at(
                 document,
                 ("deepspeed_config", key),
@@ -124,11 +124,12 @@ def _beside_config_file(document: Document, block: Mapping[str, Any]) -> Iterato
 
 def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _plugin_numbers(document, block)
-    known = key_list()["deepspeed_config"]
+    known_keys = key_list()["deepspeed_config"]
     if "zero_stage" not in block:
         yield _defaults(document)
     misspelt = next(
-        (key for key in block if key not in known and nearest(str(key), known) == "zero_stage"), None
+        (key for key in block if key not in known_keys and nearest(str(key), known_keys) == "zero_stage"),
+        None,
     )
     stage = block.get(
         "zero_stage", document.value.get("zero_stage", 2) if misspelt is None else block[misspelt]
@@ -282,13 +283,13 @@ def init_off(document: Document) -> Finding:
     )
 
 
-def init_flag(document: Document, stage: int, where: str) -> Finding:
+def init_flag(document: Document, stage: int, key: str) -> Finding:
     """Building divided, asked for below stage 3."""
     return finding_at(
         document,
         ("deepspeed_config", "zero3_init_flag"),
         "accelerate-zero3-init-unused",
-        f"zero3_init_flag does nothing at stage {stage}{where} (Accelerate warns and turns it off)",
+        f"zero3_init_flag does nothing at stage {stage}{key} (Accelerate warns and turns it off)",
         "set it to false",
         severity="note",
         source=PLUGIN,

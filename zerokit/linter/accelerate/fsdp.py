@@ -37,12 +37,12 @@ def lint_fsdp(document: Document) -> Iterator[Finding]:
             "write fsdp_… keys below it", source=LAUNCH,
         )  # fmt: skip
         return
-    known = key_list()["fsdp_config"]
+    known_keys = key_list()["fsdp_config"]
     for key, value in block.items():
         # the launcher puts fsdp_ before a key that lacks it
         full = str(key) if str(key).startswith("fsdp") else f"{_PREFIX}{key}"
-        if full not in known:
-            yield _unknown(document, str(key), full, known)
+        if full not in known_keys:
+            yield _unknown(document, str(key), full, known_keys)
         elif full in _CHOICES and value is not None:
             yield from _value(document, str(key), full, value)
     loading = _get(block, "cpu_ram_efficient_loading") is True
@@ -58,9 +58,9 @@ def _get(block: Mapping[str, Any], name: str) -> Any:
     return block.get(f"{_PREFIX}{name}", block.get(name))
 
 
-def _unknown(document: Document, key: str, full: str, known: list[str]) -> Finding:
-    longer = [name for name in known if name.startswith(f"{full}_")]
-    guess = nearest(full, known) or (longer[0] if len(longer) == 1 else None)
+def _unknown(document: Document, key: str, full: str, known_keys: list[str]) -> Finding:
+    longer = [name for name in known_keys if name.startswith(f"{full}_")]
+    guess = nearest(full, known_keys) or (longer[0] if len(longer) == 1 else None)
     edits = (Edit(kind="rename", key=f"fsdp_config.{key}", value=guess, safe=False),) if guess else ()
     return finding_at(
         document, ("fsdp_config", key), "accelerate-ignored-key",

@@ -25,13 +25,13 @@ def key_list() -> Mapping[str, Any]:
     return _load(_chosen.get())
 
 
-def choose(wanted: str) -> contextvars.Token[str]:
+def choose(version: str) -> contextvars.Token[str]:
     """Check for another version from here on.
 
     Raises:
         InputError: there is no list for it.
     """
-    return _chosen.set(nearest_table(wanted, tables(_FOLDER, "accelerate")))
+    return _chosen.set(nearest_table(version, tables(_FOLDER, "accelerate")))
 
 
 def restore(token: contextvars.Token[str]) -> None:

@@ -15,11 +15,11 @@ from zerokit.strictload import Document
 def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -> list[Finding]:
     """Conflicts between an accelerate YAML and the DeepSpeed JSON it names."""
     block = document.value.get("deepspeed_config")
-    found: list[Finding] = []
+    result: list[Finding] = []
     zero = config.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, Mapping) else None
     if not isinstance(zero, Mapping):
-        found.append(
+        result.append(
             finding_at(
                 document,
                 ("deepspeed_config", "deepspeed_config_file"),
@@ -30,11 +30,11 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
             )
         )
     if isinstance(block, Mapping) and block.get("zero3_init_flag") is True and stage in (0, 1, 2):
-        found.append(init_flag(document, stage, f" in {config_path}"))
+        result.append(init_flag(document, stage, f" in {config_path}"))
     if isinstance(block, Mapping) and block.get("zero3_init_flag") is False and stage == 3:
-        found.append(init_off(document))
+        result.append(init_off(document))
     if "optimizer" in config:
-        found.append(
+        result.append(
             finding_at(
                 document,
                 ("deepspeed_config", "deepspeed_config_file"),
@@ -49,7 +49,7 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
     parallelism = document.value.get("parallelism_config")
     size = parallelism.get(f"{PARALLELISM_PREFIX}sp_size") if isinstance(parallelism, Mapping) else None
     if isinstance(size, int) and size > 1 and isinstance(config.get("train_batch_size"), int):
-        found.append(
+        result.append(
             finding_at(
                 document,
                 ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"),
@@ -61,4 +61,4 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
                 source="DeepSpeed 0.19.8, runtime/config.py:475",
             )
         )
-    return found
+    return result

@@ -197,12 +197,12 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
             source=LAUNCH,
         )
         return
-    known = key_list()["parallelism_config"]
+    known_keys = key_list()["parallelism_config"]
     for key in block:
-        if key in known:
+        if key in known_keys:
             continue
         prefixed = f"{PARALLELISM_PREFIX}{key}"
-        guess = prefixed if prefixed in known else nearest(str(key), known)
+        guess = prefixed if prefixed in known_keys else nearest(str(key), known_keys)
         yield finding_at(
             document,
             ("parallelism_config", key),
@@ -213,7 +213,7 @@ def lint_parallelism(document: Document) -> Iterator[Finding]:
             source=LAUNCH,
         )
     for key, size in block.items():
-        if key in known and str(key).endswith("_size") and not _is_size(size):
+        if key in known_keys and str(key).endswith("_size") and not _is_size(size):
             yield finding_at(
                 document,
                 ("parallelism_config", key),

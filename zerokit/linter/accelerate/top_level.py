@@ -80,11 +80,11 @@ def _top_level(document: Document) -> Iterator[Finding]:
 
 def _unknown_keys(document: Document, sagemaker: bool) -> Iterator[Finding]:
     value, lists = document.value, key_list()
-    known = {*lists["sagemaker" if sagemaker else "cluster"], *lists["legacy"]}
+    known_keys = {*lists["sagemaker" if sagemaker else "cluster"], *lists["legacy"]}
     for key in value:
-        if key in known:
+        if key in known_keys:
             continue
-        guess = nearest(str(key), known) or synonym(str(key), dict.fromkeys(known))
+        guess = nearest(str(key), known_keys) or synonym(str(key), dict.fromkeys(known_keys))
         if key in lists["deepspeed_config"]:
             fix = "move it below deepspeed_config"
         elif key in lists["parallelism_config"]:
@@ -93,7 +93,7 @@ def _unknown_keys(document: Document, sagemaker: bool) -> Iterator[Finding]:
             fix = f"did you mean {guess!r}?" if guess else "remove it"
         edits: tuple[Edit, ...] = ()
         if guess and guess not in value and fits(guess, value[key]) and not fix.startswith("move"):
-            safe = leaves_no_doubt(str(key), guess, known)
+            safe = leaves_no_doubt(str(key), guess, known_keys)
             edits = (Edit(kind="rename", key=str(key), value=guess, safe=safe),)
         yield finding_at(
             document,
@@ -108,7 +108,7 @@ def _unknown_keys(document: Document, sagemaker: bool) -> Iterator[Finding]:
 
 
 def _distributed_type(document: Document, sagemaker: bool) -> Iterator[Finding]:
-    value, known = document.value, key_list()["distributed_types"]
+    value, known_types = document.value, key_list()["distributed_types"]
     kind = value.get("distributed_type")
     if kind is False:
         return  # NO without quotes: a boolean that launches as NO does
@@ -132,14 +132,14 @@ def _distributed_type(document: Document, sagemaker: bool) -> Iterator[Finding]:
             missing="distributed_type",
             source=CONFIG,
         )
-    elif kind not in known and not sagemaker:
-        guess = nearest(str(kind), known)
+    elif kind not in known_types and not sagemaker:
+        guess = nearest(str(kind), known_types)
         yield finding_at(
             document,
             ("distributed_type",),
             "accelerate-distributed-type",
             f"{short(kind)} is no distributed type: Accelerate refuses the file",
-            f"did you mean {guess}?" if guess else f"use one of {', '.join(known)}",
+            f"did you mean {guess}?" if guess else f"use one of {', '.join(known_types)}",
             source=CONFIG,
         )
     elif kind != "DEEPSPEED" and value.get("deepspeed_config"):
@@ -174,12 +174,12 @@ def _flags(document: Document) -> Iterator[Finding]:
         if value is None or isinstance(value, bool):
             continue
         fails = key == "use_cpu" and isinstance(value, dict)
-        what = "fails on it" if fails else f"takes it for {str(bool(value)).lower()}"
+        effect = "fails on it" if fails else f"takes it for {str(bool(value)).lower()}"
         yield finding_at(
             document,
             (key,),
             "accelerate-flag-as-text",
-            f"{key} is {short(value)}: accelerate launch {what}",
+            f"{key} is {short(value)}: accelerate launch {effect}",
             "write true or false without quotes",
             severity="error" if fails else "warning",
             source=LAUNCH,

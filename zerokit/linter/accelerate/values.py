@@ -44,8 +44,8 @@ def fits(key: str, value: object) -> bool:
     """Whether ``value`` is of the kind that the top-level ``key`` takes."""
     entry = TOP_LEVEL.get(key, {"kind": "any"})
     if entry["kind"] == "integer":
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and entry["minimum"] <= value <= entry.get("maximum", value)
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        return is_integer and entry["minimum"] <= value <= entry.get("maximum", value)
     kinds: Mapping[str, type | tuple[type, ...]] = {
         "boolean": bool,
         "text": str,

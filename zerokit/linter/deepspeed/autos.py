@@ -91,12 +91,12 @@ def lint_autos(
     Args:
         every_reader: each of them must fill it, rather than one.
     """
-    enough = all if every_reader else any
+    quantifier = all if every_reader else any
     for path in autos(document.value):
         key = ".".join(path)
         if readers == {"raw"} and key.startswith(_AUTO_IS_A_VALUE):
             continue
-        if enough(fills(reader, key) for reader in readers):
+        if quantifier(fills(reader, key) for reader in readers):
             continue
         if readers & FRAMEWORKS:
             path = _unread(path)
@@ -129,15 +129,15 @@ def _for_initialize(document: Document, path: tuple[str, ...], key: str) -> Find
     dropped = _is_dropped(path)
     severity: Severity = "error"
     if key == "zero_optimization.stage":
-        what = 'deepspeed.initialize drops "stage": "auto", and runs stage 0'
+        effect = 'deepspeed.initialize drops "stage": "auto", and runs stage 0'
     elif dropped and key in ("fp16.enabled", "bf16.enabled"):
-        what = f'deepspeed.initialize drops "auto" for {key}: it is off'
+        effect = f'deepspeed.initialize drops "auto" for {key}: it is off'
     elif dropped:
         severity = "warning"
-        what = f'deepspeed.initialize drops "auto" for {path[-1]}, and takes its default'
+        effect = f'deepspeed.initialize drops "auto" for {path[-1]}, and takes its default'
     else:
-        what = f'deepspeed.initialize fills no "auto": {path[-1]} stays a text, and the engine fails'
+        effect = f'deepspeed.initialize fills no "auto": {path[-1]} stays a text, and the engine fails'
     return finding(
-        document, path, "auto-not-filled", what, "write the value", severity=severity,
+        document, path, "auto-not-filled", effect, "write the value", severity=severity,
         source="DeepSpeed 0.19.8, runtime/config_utils.py:56",
     )  # fmt: skip

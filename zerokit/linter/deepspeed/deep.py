@@ -86,7 +86,7 @@ def run_deep(cases: Sequence[DeepCase]) -> list[DeepResult]:
     reason = available()
     if reason is not None:
         raise InputError(reason)
-    asked = [
+    requests = [
         {
             "config": dict(case.config),
             "mode": case.mode,
@@ -106,7 +106,7 @@ def run_deep(cases: Sequence[DeepCase]) -> list[DeepResult]:
         try:
             done = subprocess.run(
                 [sys.executable, str(_ENGINE)],
-                input=json.dumps(asked),
+                input=json.dumps(requests),
                 capture_output=True,
                 text=True,
                 timeout=limit,
@@ -134,12 +134,17 @@ def _environment() -> dict[str, str]:
         "PYTHONPATH",
         "PYTHONSTARTUP",
     )
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if name not in dropped and not name.startswith(("ACCELERATE_", "PARALLELISM_CONFIG_", "OMPI_"))
     }
-    return {**kept, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        **variables,
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def _result(answers: Sequence[Mapping[str, Any]]) -> DeepResult:

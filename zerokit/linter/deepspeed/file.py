@@ -74,7 +74,7 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
 
 def _key_at(document: Document, location: Location) -> str:
     """The key whose value stands at a location: it is given, if in a form that cannot be read."""
-    path = next((path for path, where in document.values.items() if where == location), ())
+    path = next((path for path, at in document.values.items() if at == location), ())
     return str(path[-1]) if path else ""
 
 
@@ -115,7 +115,7 @@ def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
 def _readable(raw: Mapping[str, Any], block: str) -> dict[str, Any]:
     """The values that are of the kind DeepSpeed wants there."""
     blocks = key_list()["blocks"]
-    kept: dict[str, Any] = {}
+    readable: dict[str, Any] = {}
     for key, value in raw.items():
         path = f"{block}.{key}" if block else key
         entry = blocks.get(block, {}).get("keys", {}).get(key, {"kind": "any"})
@@ -123,10 +123,10 @@ def _readable(raw: Mapping[str, Any], block: str) -> dict[str, Any]:
             continue
         if isinstance(value, Mapping):
             if path in blocks or entry["kind"] in ("any", "block"):
-                kept[key] = _readable(value, path)
+                readable[key] = _readable(value, path)
         elif value != "auto" and value is not None and _is_kind(value, entry, is_block=path in blocks):
-            kept[key] = value
-    return kept
+            readable[key] = value
+    return readable
 
 
 def _is_kind(value: object, entry: Mapping[str, Any], *, is_block: bool) -> bool:
@@ -198,8 +198,14 @@ def _at_every_stage(setup: Setup) -> list[Violation]:
     broken = []
     for number in range(4):
         settings = replace(setup.settings, zero=replace(setup.settings.zero, stage=number))
-        broken.append({found.rule.id: found for found in violations(replace(setup, settings=settings))})
-    return [found for name, found in broken[0].items() if all(name in other for other in broken)]
+        broken.append(
+            {violation.rule.id: violation for violation in violations(replace(setup, settings=settings))}
+        )
+    return [
+        violation
+        for name, violation in broken[0].items()
+        if all(name in violations_of_stage for violations_of_stage in broken)
+    ]
 
 
 def _safe_edits(violation: Violation, setup: Setup) -> tuple[Edit, ...]:

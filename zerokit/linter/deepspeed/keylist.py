@@ -8,7 +8,7 @@ from typing import Any
 
 from zerokit.linter.deepspeed.parameters import is_parameter, lint_parameters
 from zerokit.linter.deepspeed.tables import key_list, version
-from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, shown
+from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, quoted
 from zerokit.linter.finding import Finding
 from zerokit.rules import EVERY_READER
 from zerokit.rules.types import Edit, Severity
@@ -27,8 +27,8 @@ def lint_keys(document: Document, readers: frozenset[str] = EVERY_READER) -> Ite
         return
     outer = wrapper(document.value)
     if outer is not None:
-        what = f"the configuration stands below {outer!r}: DeepSpeed reads none of it"
-        yield finding(document, (outer,), "misplaced-key", what, "move what is in it to the top level")
+        problem = f"the configuration stands below {outer!r}: DeepSpeed reads none of it"
+        yield finding(document, (outer,), "misplaced-key", problem, "move what is in it to the top level")
         return
     yield from _block(document, "", document.value)
     for name in ("optimizer", "scheduler"):
@@ -40,8 +40,8 @@ def wrapper(value: Mapping[str, Any]) -> str | None:
     if len(value) != 1:
         return None
     ((key, inner),) = value.items()
-    known = key_list()["blocks"][""]["keys"]
-    if key in known or not isinstance(inner, Mapping):
+    known_keys = key_list()["blocks"][""]["keys"]
+    if key in known_keys or not isinstance(inner, Mapping):
         return None
     return key if _TELLING & set(inner) else None
 
@@ -49,7 +49,7 @@ def wrapper(value: Mapping[str, Any]) -> str | None:
 def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[Finding]:
     block = key_list()["blocks"][name]
     prefix = tuple(name.split(".")) if name else ()
-    for key, given in value.items():
+    for key, item in value.items():
         path = (*prefix, key)
         entry = block["keys"].get(key)
         dotted = ".".join(path)
@@ -62,12 +62,12 @@ def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[
             if block["unknown"] != "any" and not _is_removed(name, key):
                 yield _unknown(document, path, name, block, value)
             continue
-        if given == "auto" and entry["kind"] != "text":
+        if item == "auto" and entry["kind"] != "text":
             continue  # the rule auto-not-filled knows who fills what
         if entry["kind"] == "block" or dotted in key_list()["blocks"]:
-            yield from _nested(document, path, given)
+            yield from _nested(document, path, item)
         else:
-            yield from lint_value(document, path, entry, given, refused=block["unknown"] == "refused")
+            yield from lint_value(document, path, entry, item, refused=block["unknown"] == "refused")
 
 
 def _is_removed(block: str, key: str) -> bool:
@@ -78,22 +78,22 @@ def _is_removed(block: str, key: str) -> bool:
     )
 
 
-def _nested(document: Document, path: Path, given: object) -> Iterator[Finding]:
+def _nested(document: Document, path: Path, value: object) -> Iterator[Finding]:
     dotted = ".".join(str(part) for part in path)
-    if isinstance(given, dict):
+    if isinstance(value, dict):
         if dotted in key_list()["blocks"]:
-            yield from _block(document, dotted, given)
+            yield from _block(document, dotted, value)
         return
-    if dotted == "zero_optimization" and isinstance(given, bool):
+    if dotted == "zero_optimization" and isinstance(value, bool):
         return  # the rule zero-as-boolean speaks of it
     nullable = dotted in ("bf16", "aio") or dotted.startswith("zero_optimization.")
-    if given is None and nullable:
+    if value is None and nullable:
         return
     yield finding(
         document,
         path,
         "wrong-kind",
-        f"{path[-1]} must be an object, not {shown(given)}: DeepSpeed fails on it",
+        f"{path[-1]} must be an object, not {quoted(value)}: DeepSpeed fails on it",
         f'write "{path[-1]}": {{…}}, or leave it out',
     )
 
@@ -120,30 +120,30 @@ def _ignored_setting(
     what_runs: str,
     fix: str,
 ) -> Finding:
-    said = next((block for block in blocks if block in siblings), None)
-    if said is not None:
-        what = f"DeepSpeed ignores {key!r}: what {said} says is what runs"
-        return finding(document, path, "unknown-key", what, "remove it", severity="warning")
-    what = f"DeepSpeed ignores {key!r}: {what_runs}"
-    return finding(document, path, "unknown-key", what, fix, suggests=blocks[0])
+    deciding = next((block for block in blocks if block in siblings), None)
+    if deciding is not None:
+        problem = f"DeepSpeed ignores {key!r}: what {deciding} says is what runs"
+        return finding(document, path, "unknown-key", problem, "remove it", severity="warning")
+    problem = f"DeepSpeed ignores {key!r}: {what_runs}"
+    return finding(document, path, "unknown-key", problem, fix, suggests=blocks[0])
 
 
 def _unknown(
     document: Document, path: Path, block_name: str, block: Mapping[str, Any], siblings: Mapping[str, Any]
 ) -> Finding:
     key = str(path[-1])
-    where = block_name or "the top level"
+    block_label = block_name or "the top level"
     refused = block["unknown"] == "refused"
-    what = (
-        f"DeepSpeed refuses the file: {where} has no key {key!r}"
+    problem = (
+        f"DeepSpeed refuses the file: {block_label} has no key {key!r}"
         if refused
-        else f"DeepSpeed ignores {key!r}: it reads no such key at {where}"
+        else f"DeepSpeed ignores {key!r}: it reads no such key at {block_label}"
         if not block_name
-        else f"DeepSpeed ignores {key!r}: it reads no such key in {where}"
+        else f"DeepSpeed ignores {key!r}: it reads no such key in {block_label}"
     )
     if key.startswith(_NOTES_TO_SELF) and not refused:
         return finding(
-            document, path, "unknown-key", what, "keep it as a note, or remove it", severity="note"
+            document, path, "unknown-key", problem, "keep it as a note, or remove it", severity="note"
         )
     special = _AT_THE_TOP.get(key) if not block_name else None
     if special is not None:
@@ -152,9 +152,9 @@ def _unknown(
     if owners:
         home = "the top level" if not owners[0] else owners[0]
         if refused or key == "stage":
-            return finding(document, path, "misplaced-key", what, f"move it to {home}", suggests=key)
+            return finding(document, path, "misplaced-key", problem, f"move it to {home}", suggests=key)
         return finding(
-            document, path, "misplaced-key", f"{what}, and runs as if it were not there",
+            document, path, "misplaced-key", f"{problem}, and runs as if it were not there",
             f"move it to {home}", severity="warning", suggests=key,
         )  # fmt: skip
     guess = nearest(key, block["keys"])
@@ -165,14 +165,14 @@ def _unknown(
         edits = _rename(document, path, block, siblings[key], guess)
         fix = f"did you mean {guess!r}?"
         return finding(
-            document, path, "unknown-key", what, fix, severity=severity, edits=edits, suggests=guess
+            document, path, "unknown-key", problem, fix, severity=severity, edits=edits, suggests=guess
         )
     if guess is not None:
         fix = f"remove it; {guess!r} is given as well"
-        return finding(document, path, "unknown-key", what, fix, severity=severity)
+        return finding(document, path, "unknown-key", problem, fix, severity=severity)
     inside = standing_in(key, block["keys"])
     fix = f"did you mean {inside!r}?" if inside else "remove it, or correct the name"
-    return finding(document, path, "unknown-key", what, fix, severity=severity, suggests=inside or key)
+    return finding(document, path, "unknown-key", problem, fix, severity=severity, suggests=inside or key)
 
 
 def _is_misspelt(key: str, guess: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zerokit.linter.deepspeed.tables import key_list
-from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, number_as_text, shown, wrong
+from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, number_as_text, quoted, wrong
 from zerokit.linter.finding import Finding
 from zerokit.rules.known import TORCH_OPTIMIZERS
 from zerokit.rules.types import Edit, Severity
@@ -69,16 +69,16 @@ def lint_parameters(
         yield _without_type(document, name, block)
         return
     if parameters is not None and not isinstance(parameters, dict):
-        what = "params must be an object: the engine fails to start"
-        yield finding(document, (name, "params"), "wrong-kind", what, "write {…}")
+        problem = "params must be an object: the engine fails to start"
+        yield finding(document, (name, "params"), "wrong-kind", problem, "write {…}")
         return
     if not isinstance(kind, str):
         return
-    known = _known(document.value, kind, known_parameters, name)
-    yield from _beside_params(document, name, block, known or ())
+    accepted = _accepted(document.value, kind, known_parameters, name)
+    yield from _beside_params(document, name, block, accepted or ())
     for key, value in (parameters or {}).items():
-        if known is not None and key not in known and key != "max_grad_norm":
-            yield _unknown(document, name, key, kind, known, parameters or {})
+        if accepted is not None and key not in accepted and key != "max_grad_norm":
+            yield _unknown(document, name, key, kind, accepted, parameters or {})
         elif key == "amsgrad" and value is True and kind.lower() in ("adam", "adamw"):
             yield from _amsgrad(document, kind)
         elif key in _INTEGERS and isinstance(value, float) and value == int(value):
@@ -91,13 +91,13 @@ def _whole_float(
     document: Document, path: tuple[str, str, str], value: float, readers: frozenset[str]
 ) -> Finding:
     """``1e3`` where an integer is asked for: hjson makes it one, ``json.load`` a float."""
-    what = (
-        f"{path[-1]} is {shown(value)}: for the Trainer and Accelerate a float, and the engine fails to start"
+    problem = (
+        f"{path[-1]} is {quoted(value)}: a float to the Trainer and Accelerate; the engine fails to start"
     )
     severity: Severity = "warning" if "raw" in readers else "error"
     edit = Edit(kind="set", key=".".join(path), value=int(value))
     return finding(
-        document, path, "wrong-kind", what, f"write {int(value)}", severity=severity, edits=(edit,)
+        document, path, "wrong-kind", problem, f"write {int(value)}", severity=severity, edits=(edit,)
     )
 
 
@@ -119,17 +119,19 @@ def is_parameter(block: Mapping[str, Any], name: str, key: str) -> bool:
     kind = block.get("type")
     if not isinstance(kind, str):
         return False
-    known = key_list()["parameters"][name].get(kind.lower() if name == "optimizer" else kind, ())
-    return any(key in names for names in known.values()) if isinstance(known, Mapping) else key in known
+    accepted = key_list()["parameters"][name].get(kind.lower() if name == "optimizer" else kind, ())
+    return (
+        any(key in names for names in accepted.values()) if isinstance(accepted, Mapping) else key in accepted
+    )
 
 
-def _known(
+def _accepted(
     config: Mapping[str, Any], kind: str, known_parameters: Mapping[str, Any], name: str
 ) -> Sequence[str] | None:
     """Parameters of the class that DeepSpeed builds for this file; ``None`` where it is not known."""
     if name == "scheduler":
-        found: Sequence[str] | None = known_parameters.get(kind)
-        return found
+        accepted: Sequence[str] | None = known_parameters.get(kind)
+        return accepted
     classes = known_parameters.get(kind.lower())
     if classes is None or (kind.lower() in TORCH_OPTIMIZERS and TORCH_OPTIMIZERS[kind.lower()] != kind):
         return None  # the rule unknown-optimizer speaks of the name
@@ -153,12 +155,12 @@ def built_for(config: Mapping[str, Any]) -> str:
 
 
 def _amsgrad(document: Document, kind: str) -> Iterator[Finding]:
-    where = built_for(document.value)
-    if where == "torch":
+    built = built_for(document.value)
+    if built == "torch":
         return
-    what = f"the {_CLASSES[where]} {kind} of DeepSpeed has no amsgrad: the engine fails to start"
+    problem = f"the {_CLASSES[built]} {kind} of DeepSpeed has no amsgrad: the engine fails to start"
     path = ("optimizer", "params", "amsgrad")
-    yield finding(document, path, "unknown-parameter", what, 'remove it, or add "torch_adam": true')
+    yield finding(document, path, "unknown-parameter", problem, 'remove it, or add "torch_adam": true')
 
 
 def _without_type(document: Document, name: str, block: Mapping[str, Any]) -> Finding:
@@ -175,22 +177,22 @@ def _without_type(document: Document, name: str, block: Mapping[str, Any]) -> Fi
 
 
 def _beside_params(
-    document: Document, name: str, block: Mapping[str, Any], known: Sequence[str]
+    document: Document, name: str, block: Mapping[str, Any], accepted: Sequence[str]
 ) -> Iterator[Finding]:
     """Parameters that were written beside ``params``, where nobody reads them."""
-    given = block.get("params")
+    params = block.get("params")
     for key in block:
-        if key not in known or key in ("type", "params"):
+        if key not in accepted or key in ("type", "params"):
             continue
-        left = isinstance(given, Mapping) and key in given
-        default = f"; {block['type']} runs with its default" if not left else ""
-        decides = key == "lr" and not left
+        is_in_both = isinstance(params, Mapping) and key in params
+        default = f"; {block['type']} runs with its default" if not is_in_both else ""
+        decides = key == "lr" and not is_in_both
         yield finding(
             document,
             (name, key),
             "parameter-beside-params",
             f"{key} stands beside params: DeepSpeed ignores it{default}",
-            "move it into params" if not left else "remove it; params has one",
+            "move it into params" if not is_in_both else "remove it; params has one",
             severity="error" if decides else "warning",
         )
 
@@ -200,26 +202,26 @@ def _unknown(
     name: str,
     key: str,
     kind: str,
-    known: Sequence[str],
+    accepted: Sequence[str],
     parameters: Mapping[str, object],
 ) -> Finding:
     path = (name, "params", key)
-    guess = nearest(key, known) or synonym(key, dict.fromkeys(known))
-    fix = f"did you mean {guess!r}?" if guess else f"use {', '.join(known)}"
-    where = _other_class(document, name, key, kind)
-    if where:
-        fix = where
+    guess = nearest(key, accepted) or synonym(key, dict.fromkeys(accepted))
+    fix = f"did you mean {guess!r}?" if guess else f"use {', '.join(accepted)}"
+    hint = _other_class(document, name, key, kind)
+    if hint:
+        fix = hint
     if kind.lower() == "muon":  # the engine picks those it knows (runtime/engine.py, _muon_param_groups)
-        what = f"{kind} takes no parameter {key!r}: DeepSpeed ignores it"
+        problem = f"{kind} takes no parameter {key!r}: DeepSpeed ignores it"
         return finding(
-            document, path, "unknown-parameter", what, fix, severity="warning", suggests=guess or ""
+            document, path, "unknown-parameter", problem, fix, severity="warning", suggests=guess or ""
         )
     edits: tuple[Edit, ...] = ()
     if guess and guess not in parameters and _fits(document, name, guess, parameters[key]):
-        safe = leaves_no_doubt(key, guess, known)
+        safe = leaves_no_doubt(key, guess, accepted)
         edits = (Edit(kind="rename", key=".".join(path), value=guess, safe=safe),)
-    what = f"{kind} takes no parameter {key!r}: the engine fails to start"
-    return finding(document, path, "unknown-parameter", what, fix, edits=edits, suggests=guess or "")
+    problem = f"{kind} takes no parameter {key!r}: the engine fails to start"
+    return finding(document, path, "unknown-parameter", problem, fix, edits=edits, suggests=guess or "")
 
 
 _CLASSES = {"gpu": "fused", "cpu": "CPU", "torch": "torch's"}
@@ -230,11 +232,11 @@ def _other_class(document: Document, name: str, key: str, kind: str) -> str | No
     classes = key_list()["parameters"][name].get(kind.lower()) if name == "optimizer" else None
     if not isinstance(classes, Mapping):
         return None
-    here = built_for(document.value)
-    if here != "torch" and key in classes.get("torch", ()):
+    built = built_for(document.value)
+    if built != "torch" and key in classes.get("torch", ()):
         return f"remove it, or add \"torch_adam\": true: torch's {kind} takes it, DeepSpeed's does not"
     if any(key in names for names in classes.values()):
-        return f"remove it: {_CLASSES[here]} {kind} has no such parameter"
+        return f"remove it: {_CLASSES[built]} {kind} has no such parameter"
     return None
 
 
@@ -252,11 +254,11 @@ def _value(document: Document, path: tuple[str, str, str], value: object) -> Ite
     elif key in _BOOLEANS:
         yield from lint_value(document, path, {"kind": "boolean"}, value, refused=False)
     elif key == "betas" and not _are_betas(value):
-        what = f"betas is {shown(value)}: the optimizer fails at its first step"
-        yield finding(document, path, "wrong-kind", what, "use two numbers from 0 up to, not with, 1")
+        problem = f"betas is {quoted(value)}: the optimizer fails at its first step"
+        yield finding(document, path, "wrong-kind", problem, "use two numbers from 0 up to, not with, 1")
     elif key == "warmup_type" and value not in _WARMUP_TYPES:
-        what = f"warmup_type is {shown(value)}: DeepSpeed only warns, and warms up logarithmically"
-        yield finding(document, path, "wrong-value", what, "use log or linear", severity="warning")
+        problem = f"warmup_type is {quoted(value)}: DeepSpeed only warns, and warms up logarithmically"
+        yield finding(document, path, "wrong-value", problem, "use log or linear", severity="warning")
 
 
 def _number(document: Document, path: tuple[str, str, str], value: object) -> Iterator[Finding]:
@@ -273,13 +275,12 @@ def _number(document: Document, path: tuple[str, str, str], value: object) -> It
     elif not _is_number(value) or (key in _WHOLE and value != int(value)):  # type: ignore[call-overload]
         yield wrong(document, path, entry, value)
     elif key in _AT_LEAST_ONE and isinstance(value, int | float) and value < 1:
-        what = f"{key} is {shown(value)}: the engine fails to start"
-        yield finding(document, path, "out-of-range", what, "use a whole number of at least 1")
+        problem = f"{key} is {quoted(value)}: the engine fails to start"
+        yield finding(document, path, "out-of-range", problem, "use a whole number of at least 1")
     elif isinstance(value, int | float) and value < 0 and key not in _WHOLE:
-        what = (
-            f"{key} is {shown(value)}: torch refuses it, DeepSpeed's own optimizers run away from the minimum"
-        )
-        yield finding(document, path, "out-of-range", what, "use 0 or more")
+        effect = "torch refuses it, DeepSpeed's own optimizers run away from the minimum"
+        problem = f"{key} is {quoted(value)}: {effect}"
+        yield finding(document, path, "out-of-range", problem, "use 0 or more")
 
 
 def _is_number(value: object) -> bool:

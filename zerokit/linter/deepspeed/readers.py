@@ -31,18 +31,18 @@ def readers_of(path: str, *, has_auto: bool) -> frozenset[str]:
     file = pathlib.Path(path)
     folder = file.parent
     named: set[str] = set()
-    beside: set[str] = set()
-    for where in (folder, folder.parent):
-        for name, text_readers, text in _scripts(str(where)):
+    in_folder: set[str] = set()
+    for parent in (folder, folder.parent):
+        for name, text_readers, text in _scripts(str(parent)):
             if file.name in text:
                 named |= text_readers
-            elif where == folder and name:
-                beside |= text_readers
-    found = frozenset(named or beside)
+            elif parent == folder and name:
+                in_folder |= text_readers
+    readers = frozenset(named or in_folder)
     possible = EVERY_READER - {"raw"} if has_auto else EVERY_READER
     if named:
-        return found
-    return (found & possible) or possible
+        return readers
+    return (readers & possible) or possible
 
 
 def forget_scripts() -> None:

@@ -42,32 +42,32 @@ def minor(text: str) -> tuple[int, int]:
 @functools.cache
 def tables(folder: pathlib.Path = _FOLDER, name: str = "deepspeed") -> Mapping[tuple[int, int], str]:
     """The versions that there are tables of, by their minor version."""
-    found = [path.stem.partition("-")[2] for path in folder.glob(f"{name}-*.json")]
-    return {minor(text): text for text in sorted(found, key=minor)}
+    versions = [path.stem.partition("-")[2] for path in folder.glob(f"{name}-*.json")]
+    return {minor(text): text for text in sorted(versions, key=minor)}
 
 
-def nearest_table(wanted: str, known: Mapping[tuple[int, int], str]) -> str:
-    """The version whose table serves for ``wanted``: its minor version's, or the newest for a newer one.
+def nearest_table(version: str, known: Mapping[tuple[int, int], str]) -> str:
+    """The version whose table serves for ``version``: its minor version's, or the newest for a newer one.
 
     Raises:
         InputError: it is older than every table.
     """
-    asked = minor(wanted)
-    if asked > max(known):
+    requested = minor(version)
+    if requested > max(known):
         return known[max(known)]
-    if asked not in known:
+    if requested not in known:
         listed = ", ".join(f"{major}.{least}" for major, least in sorted(known))
-        raise InputError(f"there is no table of keys for {wanted}; there are tables for {listed}")
-    return known[asked]
+        raise InputError(f"there is no table of keys for {version}; there are tables for {listed}")
+    return known[requested]
 
 
-def choose(wanted: str) -> contextvars.Token[str]:
+def choose(version: str) -> contextvars.Token[str]:
     """Check for another version from here on.
 
     Raises:
         InputError: there is no table for it.
     """
-    return _chosen.set(nearest_table(wanted, tables()))
+    return _chosen.set(nearest_table(version, tables()))
 
 
 def restore(token: contextvars.Token[str]) -> None:

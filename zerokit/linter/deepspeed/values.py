@@ -49,7 +49,7 @@ def finding(
 
 def can_stand(findings: Iterable[Finding]) -> bool:
     """Whether a value has no finding, or only such that ``--fix`` removes."""
-    return all(found.fixable == "safe" for found in findings)
+    return all(finding.fixable == "safe" for finding in findings)
 
 
 _NAMES = {
@@ -69,86 +69,86 @@ _LIMITS = (
 
 
 def lint_value(
-    document: Document, path: Path, entry: Mapping[str, Any], given: object, *, refused: bool
+    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, refused: bool
 ) -> Iterator[Finding]:
     """Findings about one value; ``refused``: DeepSpeed's own class looks at its kind, too."""
     kind = entry["kind"]
-    if given is None:
+    if value is None:
         if not entry.get("null", not refused):
-            yield wrong(document, path, entry, given)
+            yield wrong(document, path, entry, value)
         return
-    if entry.get("fold") and isinstance(given, str):
+    if entry.get("fold") and isinstance(value, str):
         entry = {**entry, "choices": [choice.lower() for choice in entry["choices"]]}
-        given = given.lower()
+        value = value.lower()
     if kind == "integer":
-        yield from _number(document, path, entry, given, whole=True, refused=refused)
+        yield from _number(document, path, entry, value, integer=True, refused=refused)
     elif kind == "number":
-        yield from _number(document, path, entry, given, whole=False, refused=refused)
+        yield from _number(document, path, entry, value, integer=False, refused=refused)
     elif kind == "boolean":
-        yield from _boolean(document, path, entry, given, refused=refused)
-    elif (kind == "text" and not isinstance(given, str)) or (
-        kind == "choice" and given not in entry["choices"]
+        yield from _boolean(document, path, entry, value, refused=refused)
+    elif (kind == "text" and not isinstance(value, str)) or (
+        kind == "choice" and value not in entry["choices"]
     ):
-        yield from _choice(document, path, entry, given)
-    elif kind == "choice" and isinstance(given, bool):
-        number = int(given)  # equal to one of the choices
+        yield from _choice(document, path, entry, value)
+    elif kind == "choice" and isinstance(value, bool):
+        number = int(value)  # equal to one of the choices
         yield finding(
             document,
             path,
             "wrong-kind",
-            f"{path[-1]} is {shown(given)}: DeepSpeed takes it for {number}",
+            f"{path[-1]} is {quoted(value)}: DeepSpeed takes it for {number}",
             f"write the {path[-1]} that is meant",
             severity="warning",
         )
 
 
 def _number(
-    document: Document, path: Path, entry: Mapping[str, Any], given: object, *, whole: bool, refused: bool
+    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, integer: bool, refused: bool
 ) -> Iterator[Finding]:
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
-        yield wrong(document, path, entry, given)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        yield wrong(document, path, entry, value)
         return
-    if isinstance(given, str):
-        yield from number_as_text(document, path, entry, given, refused=refused)
+    if isinstance(value, str):
+        yield from number_as_text(document, path, entry, value, refused=refused)
         return
-    if whole and given != int(given):
-        yield wrong(document, path, entry, given)
+    if integer and value != int(value):
+        yield wrong(document, path, entry, value)
         return
-    if abs(given) > LARGEST_INTEGER:
-        what = f"{path[-1]} is {shown(given)}: more than can be counted, DeepSpeed fails on it"
-        yield finding(document, path, "out-of-range", what, "use a number below 2**63")
+    if abs(value) > LARGEST_INTEGER:
+        problem = f"{path[-1]} is {quoted(value)}: more than can be counted, DeepSpeed fails on it"
+        yield finding(document, path, "out-of-range", problem, "use a number below 2**63")
         return
-    if "not" in entry and given == entry["not"]:
-        what = f"{path[-1]} is {shown(given)}: the run fails at its first step"
-        yield finding(document, path, "out-of-range", what, "use a positive number, or leave the key out")
+    if "not" in entry and value == entry["not"]:
+        problem = f"{path[-1]} is {quoted(value)}: the run fails at its first step"
+        yield finding(document, path, "out-of-range", problem, "use a positive number, or leave the key out")
         return
     for limit, breaks, words in _LIMITS:
-        if limit in entry and breaks(given, entry[limit]):
+        if limit in entry and breaks(value, entry[limit]):
             yield finding(
                 document,
                 path,
                 "out-of-range",
-                f"{path[-1]} is {shown(given)}: DeepSpeed refuses the file",
+                f"{path[-1]} is {quoted(value)}: DeepSpeed refuses the file",
                 f"use {words} {entry[limit]}",
             )
 
 
 def number_as_text(
-    document: Document, path: Path, entry: Mapping[str, Any], given: str, *, refused: bool, safe: bool = True
+    document: Document, path: Path, entry: Mapping[str, Any], text: str, *, refused: bool, safe: bool = True
 ) -> Iterator[Finding]:
     """A number in quotes: ``"4"``, ``"5e8"``; ``safe``: the same is built without them, or nothing was."""
     try:
-        number = float(given.replace("_", ""))
+        number = float(text.replace("_", ""))
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or abs(number) > LARGEST_INTEGER:
-        yield wrong(document, path, entry, given)
+        yield wrong(document, path, entry, text)
         return
     value: object = int(number) if number == int(number) else number
     dotted = ".".join(str(part) for part in path)
     if not refused:
         effect = "DeepSpeed takes it as text and fails in arithmetic"
-    elif entry["kind"] == "integer" and not _PLAIN_INTEGER.fullmatch(given):
+    elif entry["kind"] == "integer" and not _PLAIN_INTEGER.fullmatch(text):
         effect = "DeepSpeed refuses the file"  # pydantic reads "2_000", and neither "5e8" nor "2.5"
     else:
         effect = "DeepSpeed reads it as a number; Accelerate and the Trainer see text"
@@ -156,16 +156,16 @@ def number_as_text(
         document,
         path,
         "number-as-text",
-        f'{path[-1]} is the text "{given}": {effect}',
+        f'{path[-1]} is the text "{text}": {effect}',
         f"write {value} without quotes",
         edits=(Edit(kind="set", key=dotted, value=value, safe=safe),),
     )
 
 
 def _boolean(
-    document: Document, path: Path, entry: Mapping[str, Any], given: object, *, refused: bool
+    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, refused: bool
 ) -> Iterator[Finding]:
-    if isinstance(given, bool):
+    if isinstance(value, bool):
         return
     words = {
         "true": True,
@@ -177,35 +177,36 @@ def _boolean(
         "off": False,
         "0": False,
     }
-    meant = words.get(str(given).lower()) if isinstance(given, str | int) else None
-    if meant is None:
-        yield wrong(document, path, entry, given)
+    replacement = words.get(str(value).lower()) if isinstance(value, str | int) else None
+    if replacement is None:
+        yield wrong(document, path, entry, value)
         return
     dotted = ".".join(str(part) for part in path)
     if refused:
-        effect = f"DeepSpeed reads {str(meant).lower()}; Accelerate and the Trainer compare it with a boolean"
-    elif isinstance(given, str):
+        meaning = str(replacement).lower()
+        effect = f"DeepSpeed reads {meaning}; Accelerate and the Trainer compare it with a boolean"
+    elif isinstance(value, str):
         effect = "DeepSpeed takes any text as true"
     else:
         return  # 0 and 1 do what they say
-    if isinstance(given, str):
+    if isinstance(value, str):
         yield finding(
             document,
             path,
             "boolean-as-text",
-            f'{path[-1]} is the text "{given}": {effect}',
-            f"write {str(meant).lower()} without quotes",
+            f'{path[-1]} is the text "{value}": {effect}',
+            f"write {str(replacement).lower()} without quotes",
             # where any text counts as true, writing false would turn something off
-            edits=(Edit(kind="set", key=dotted, value=meant, safe=refused or meant),),
+            edits=(Edit(kind="set", key=dotted, value=replacement, safe=refused or replacement),),
         )
 
 
-def _choice(document: Document, path: Path, entry: Mapping[str, Any], given: object) -> Iterator[Finding]:
+def _choice(document: Document, path: Path, entry: Mapping[str, Any], value: object) -> Iterator[Finding]:
     choices = entry.get("choices", [])
-    if isinstance(given, str) and given.isdecimal() and int(given) in choices:
-        yield from number_as_text(document, path, entry, given, refused=True)
+    if isinstance(value, str) and value.isdecimal() and int(value) in choices:
+        yield from number_as_text(document, path, entry, value, refused=True)
         return
-    lower = given.lower() if isinstance(given, str) else None
+    lower = value.lower() if isinstance(value, str) else None
     edits: tuple[Edit, ...] = ()
     if lower in choices:
         edits = (Edit(kind="set", key=".".join(str(part) for part in path), value=lower),)
@@ -214,23 +215,27 @@ def _choice(document: Document, path: Path, entry: Mapping[str, Any], given: obj
         document,
         path,
         "wrong-value",
-        f"{path[-1]} is {shown(given)}: DeepSpeed refuses the file",
+        f"{path[-1]} is {quoted(value)}: DeepSpeed refuses the file",
         f"use {listed}",
         edits=edits,
     )
 
 
-def wrong(document: Document, path: Path, entry: Mapping[str, Any], given: object) -> Finding:
+def wrong(document: Document, path: Path, entry: Mapping[str, Any], value: object) -> Finding:
     """A value of another kind than its key takes."""
-    wanted = _NAMES.get(entry["kind"], "another value")
+    expected = _NAMES.get(entry["kind"], "another value")
     if entry.get("choices"):
-        wanted = ", ".join(str(choice) for choice in entry["choices"])
+        expected = ", ".join(str(choice) for choice in entry["choices"])
     return finding(
-        document, path, "wrong-kind", f"{path[-1]} is {shown(given)}: DeepSpeed fails on it", f"use {wanted}"
+        document,
+        path,
+        "wrong-kind",
+        f"{path[-1]} is {quoted(value)}: DeepSpeed fails on it",
+        f"use {expected}",
     )
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """A value as JSON, cut short."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 40 else text[:39] + "…"
