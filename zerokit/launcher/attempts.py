@@ -13,6 +13,7 @@ from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
 from zerokit.fields import as_options
 from zerokit.files import home_folder
 from zerokit.launcher import replan, restarts
+from zerokit.launcher.interruptions import Interruptions
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
@@ -149,13 +150,19 @@ def launch(
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One run that is over. ``next``: the plan to try after an out-of-memory, or why there is none."""
+    """One run that is over.
+
+    Attributes:
+        next: the plan to try after an out-of-memory, or why there is none.
+        told_to_end: a signal came after it, so that nothing new is to be started.
+    """
 
     launch: Launch
     report: RunReport
     exit_code: int
     next: SmallerPlan | NoNextPlan | None = None
     logs: Mapping[int, RankLog] = field(default_factory=dict)
+    told_to_end: bool = False
 
     @property
     def run_dir(self) -> Path:
@@ -190,7 +197,7 @@ class _Session:
     def _retry_smaller(self, first: Attempt) -> Attempt:
         last = first
         for number in range(1, self.retries + 1):
-            if last.report.outcome != "oom":
+            if last.report.outcome != "oom" or last.told_to_end:
                 break
             if not isinstance(last.next, SmallerPlan) or last.launch.plan is None:
                 self.say(f"⟨retry_smaller⟩: no retry: {last.next}")
@@ -208,7 +215,7 @@ class _Session:
         """Go on from the newest checkpoint, as often as allowed and as it is of use."""
         last, before, checkpoint = first, None, None
         for number in range(1, self.max_restarts + 1):
-            if last.report.outcome in ("ok", "stopped"):
+            if last.report.outcome in ("ok", "stopped") or last.told_to_end:
                 break
             newer = restarts.newest_checkpoint(last.logs, last.launch.expected_ranks)
             reason = restarts.why_not(last.report, before if newer is None else None)
@@ -271,10 +278,14 @@ class _Session:
             if self.retries and (reason := replan.why_not(launch)) is not None:
                 self.say(f"warning: ⟨retry_smaller⟩ cannot help here: {reason}")
             self.say(f"run folder: {run_dir}")
-            ended = supervisor.Supervisor(launch).run()
-        return self._conclude(launch, ended, retry_of)
+            running = supervisor.Supervisor(launch)
+            interruptions = stack.enter_context(Interruptions(lambda: running.over))
+            ended = running.run()
+            return self._conclude(launch, ended, retry_of, interruptions)
 
-    def _conclude(self, launch: Launch, ended: Ended, retry_of: Path | None) -> Attempt:
+    def _conclude(
+        self, launch: Launch, ended: Ended, retry_of: Path | None, interruptions: Interruptions
+    ) -> Attempt:
         """Write and show the report; the failure's own words come last."""
         from zerokit.launcher.verdict import report as verdict_report
 
@@ -283,11 +294,16 @@ class _Session:
         if retry_of is not None:
             report = report.model_copy(update={"retry_of": str(retry_of)})
         following, not_written = None, _write(run_dir, report)
+        interruptions.exit_code = ended.verdict.exit_code
         if report.outcome == "oom":  # planning takes a while: the report is there already
-            following, report = self._explain_memory(launch, report)
+            following, report = self._explain_memory(launch, report, interruptions)
             not_written = _write(run_dir, report)
         elif self.rehearsals is not None and _is_of_another_job(report):
-            again = self.rehearsals.of_job(launch, report, self.say)
+            try:
+                with interruptions.skippable():
+                    again = self.rehearsals.of_job(launch, report, self.say)
+            except KeyboardInterrupt:
+                again = PredictedAgain(why_not="its rehearsal was interrupted")
             report = verdict_report.with_prediction(report, launch.plan, again)
             not_written = _write(run_dir, report)
         self.listener.show(report)
@@ -299,8 +315,9 @@ class _Session:
             failed = ended.verdict.exit_code and not ended.verdict.reports_missing
             exit_code = ended.verdict.exit_code if failed else not_written.exit_code
         return Attempt(
-            launch=launch, report=report, exit_code=exit_code, next=following, logs=ended.files.logs
-        )
+            launch=launch, report=report, exit_code=exit_code, next=following, logs=ended.files.logs,
+            told_to_end=interruptions.told_to_end,
+        )  # fmt: skip
 
     def _tell_end(self, ended: Ended, run_dir: Path) -> None:
         from zerokit.launcher.build_locks import stale_locks
@@ -320,17 +337,22 @@ class _Session:
             self.say(f"warning: {lock.description}; remove it: {lock.command}")
 
     def _explain_memory(
-        self, launch: Launch, report: RunReport
+        self, launch: Launch, report: RunReport, interruptions: Interruptions
     ) -> tuple[SmallerPlan | NoNextPlan, RunReport]:
         """Put the next plan that would fit into the report of an out-of-memory, or why there is none."""
         following: SmallerPlan | NoNextPlan
         try:
-            following = replan.next_plan(launch, report.first_failure, self.plan_again)
+            with interruptions.skippable():
+                following = replan.next_plan(launch, report.first_failure, self.plan_again)
             changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}
         except NoNextPlan as error:
             following, changed = error, {"no_next_plan": as_options(str(error))}
+        except KeyboardInterrupt:
+            following = NoNextPlan("planning again was interrupted")
+            changed = {"no_next_plan": str(following)}
         if self.rehearsals is not None:
-            changed["rehearsed"] = self.rehearsals.of_oom(launch, report, self.say)
+            with suppress(KeyboardInterrupt), interruptions.skippable():
+                changed["rehearsed"] = self.rehearsals.of_oom(launch, report, self.say)
         if report.first_failure is not None:
             failure = report.first_failure.model_copy(update=changed)
             report = report.model_copy(update={"first_failure": failure})

@@ -79,11 +79,11 @@ class LaunchRehearsals:
         if not self.seconds:
             why_not: str | None = as_options("the command was not rehearsed: ⟨rehearsal_seconds⟩ is 0")
             return PredictedAgain(why_not=why_not, command=command)
-        say(
-            f"{report.outcome}; the run did another job than its plan's: rehearsing the command to predict "
-            f"it, {self.seconds:g} s at most (Ctrl-C skips it)"
-        )
         try:
+            say(
+                f"{report.outcome}; the run did another job than its plan's: rehearsing the command to "
+                f"predict it, {self.seconds:g} s at most (Ctrl-C skips it)"
+            )
             step_time = report.gpu_measured
             done = rehearse(_request(launch, gpu, predicted.rank, self.seconds, step_time=step_time))
             why_not = _why_unlike(done, report)
