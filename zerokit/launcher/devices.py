@@ -24,12 +24,17 @@ _LISTING_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What the ranks run on: physical GPU indexes, or a number of CPU ranks; and why."""
+    """What the ranks run on: physical GPU indexes, or a number of CPU ranks; and why.
+
+    Attributes:
+        warning: that they are not what the plan is for, though nobody asked for these.
+    """
 
     kind: str
     ranks: int
     gpu_indexes: tuple[int, ...]
     why: str
+    warning: str | None = None
 
 
 def visible_gpus(listing: Listing, environment: Mapping[str, str]) -> tuple[tuple[FoundGpu, ...], str]:
@@ -65,10 +70,15 @@ def resolve(
     *,
     num_ranks: int | None,
     planned_ranks: int | None,
+    planned_gpu: str | None = None,
     environment: Mapping[str, str] | None = None,
     nodes: int = 1,
 ) -> Devices:
     """Choose the devices of this machine: as many as asked for, as planned, or all there are.
+
+    Args:
+        planned_gpu: what the plan's ranks are to run on, ``cpu`` among it; None: there is no plan, or it
+            does not say.
 
     Raises:
         InputError: an unknown kind, or no sensible number of ranks.
@@ -85,20 +95,34 @@ def resolve(
         if device == "cuda" or gpus:
             return _on_gpus(gpus, listing, mask, num_ranks, planned_ranks)
         why = "no GPU is visible" if listing.gpus else "no GPU was found"
+        warning = _instead_of_gpus(planned_gpu, mask if listing.gpus else listing.reason)
     else:
-        why = "⟨device⟩ cpu"
+        why, warning = "⟨device⟩ cpu", None
     ranks = num_ranks or planned_ranks or DEFAULT_CPU_RANKS
     if ranks > _MOST_CPU_RANKS:
         raise InputError(
             f"{ranks} ranks on the CPU of one machine: use ⟨num_ranks⟩ {_MOST_CPU_RANKS} or fewer, "
             "or run on the GPUs"
         )
-    source = "asked for" if num_ranks else "as planned" if planned_ranks else "the default"
+    planned = "as planned" if planned_gpu in (None, "cpu") else "as many as the plan has GPUs"
+    source = "asked for" if num_ranks else planned if planned_ranks else "the default"
     return Devices(
         kind="cpu",
         ranks=ranks,
         gpu_indexes=(),
         why=f"{ranks} CPU rank{'s' if ranks != 1 else ''} ({source}): {why}",
+        warning=warning,
+    )
+
+
+def _instead_of_gpus(planned_gpu: str | None, reason: str) -> str | None:
+    """What to say of a plan for GPUs that CPU ranks run because there are none."""
+    if planned_gpu in (None, "cpu"):
+        return None
+    return (
+        f"the plan is for {planned_gpu} GPUs and no GPU can be used here ({reason}), so the script trains on "
+        "the CPU: far slower, and without any figure of GPU memory; `zerokit doctor` shows what is missing, "
+        "⟨device⟩ cuda stops instead, ⟨device⟩ cpu says that CPU ranks are meant"
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.errors import InputError
+from zerokit.fields import as_options
 from zerokit.launcher import devices as device_module
 from zerokit.launcher import ports, preflight, run_folder
 from zerokit.launcher.nodes import cluster, hostfile
@@ -44,6 +45,11 @@ class Placement:
         return self.devices.ranks * (len(self.slurm.nodes) if self.slurm else 1)
 
     @property
+    def problems(self) -> list[str]:
+        """What the report is to say of it, too."""
+        return [] if self.devices.warning is None else [as_options(self.devices.warning)]
+
+    @property
     def local_ranks(self) -> int:
         """How many of them run here, where the guard sees them."""
         on_one = self.hosts is None and (self.slurm is None or len(self.slurm.nodes) == 1)
@@ -66,9 +72,17 @@ class Placement:
 
 
 def decide_placement(
-    options: LaunchOptions, run_dir: Path, planned_ranks: int | None, stack: ExitStack
+    options: LaunchOptions,
+    run_dir: Path,
+    planned_ranks: int | None,
+    stack: ExitStack,
+    *,
+    planned_gpu: str | None = None,
 ) -> Placement:
     """Choose machines, devices and a port, which stays reserved until ``stack`` is closed.
+
+    Args:
+        planned_gpu: what the plan's ranks are to run on, ``cpu`` among it.
 
     Raises:
         InputError: bad input. NodeUnusable: a device, node or port cannot be used.
@@ -77,11 +91,12 @@ def decide_placement(
     slurm = cluster.slurm_job() if hosts is None else None
     node_count = len(hosts) if hosts else len(slurm.nodes) if slurm else 1
     devices = device_module.resolve(
-        options.device, num_ranks=options.num_ranks, planned_ranks=planned_ranks, nodes=node_count
-    )
+        options.device, num_ranks=options.num_ranks, planned_ranks=planned_ranks, planned_gpu=planned_gpu,
+        nodes=node_count,
+    )  # fmt: skip
     port = stack.enter_context(ports.reserve(options.master_port))
     unshared: tuple[str, ...] = ()
-    notes = [devices.why]
+    notes = [devices.why, *([f"warning: {devices.warning}"] if devices.warning else [])]
     if hosts:
         preflight.check_pdsh()
         unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)

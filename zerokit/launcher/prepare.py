@@ -70,7 +70,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
     plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
         config = _read_config(Path(options.deepspeed))
-    placement = decide_placement(options, run_dir, plan.world_size if plan is not None else None, stack)
+    planned_ranks = plan.world_size if plan is not None else None
+    placement = decide_placement(options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan))
     notes = list(placement.notes)
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
@@ -106,7 +107,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
         config=configured.config,
         plan=_content(plan, target) if plan is not None else None,
         plan_file=plan.path if plan is not None else None,
-        planned_ranks=plan.world_size if plan is not None else None,
+        planned_ranks=planned_ranks,
         held_to=configured.held_to,
         predicted_peak_bytes=_predicted(plan, placement.devices.kind),
         style=style,
@@ -194,6 +195,11 @@ def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
     if not isinstance(rehearsed, dict) or rehearsed.get("command") == target.digest:
         return None
     return str(rehearsed.get("script"))
+
+
+def _planned_gpu(plan: PlanFile | None) -> str | None:
+    named = _mapping(plan.cluster).get("gpu") if plan is not None else None
+    return str(named) if named else None
 
 
 def _mapping(value: object) -> dict[str, object]:

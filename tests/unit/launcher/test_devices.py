@@ -87,6 +87,26 @@ def test_a_plan_for_gpus_on_the_cpu(four_gpus: None) -> None:
     assert resolve("cpu").ranks == 2
 
 
+@pytest.mark.parametrize(
+    ("wanted", "gpu", "source", "warned"),
+    [
+        ("auto", "h200", "as many as the plan has GPUs", True),
+        ("cpu", "h200", "as many as the plan has GPUs", False),  # asked for
+        ("auto", "cpu", "as planned", False),
+    ],
+)
+def test_a_plan_for_gpus_where_there_are_none_is_never_as_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, gpu: str, source: str, warned: bool
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    chosen = devices.resolve(wanted, num_ranks=None, planned_ranks=2, planned_gpu=gpu, environment={})
+    assert chosen.why.startswith(f"2 CPU ranks ({source}): ")
+    assert (chosen.warning is not None) is warned
+    if chosen.warning is not None:
+        assert "for h200 GPUs" in chosen.warning and "nvidia-smi is not on the PATH" in chosen.warning
+        assert "⟨device⟩ cuda stops" in chosen.warning
+
+
 def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert resolve().kind == "cpu"
