@@ -46,6 +46,19 @@ _FALCON = {
     "num_attention_heads": 16, "multi_query": True, "parallel_attn": True, "bias": False,
 }  # fmt: skip
 
+_QWEN2_VL = {
+    "model_type": "qwen2_vl", "image_token_id": 6, "video_token_id": 7, "vision_start_token_id": 4,
+    "vision_end_token_id": 5,
+    "text_config": {
+        "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 2,
+        "pad_token_id": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+    },
+    "vision_config": {"depth": 4, "embed_dim": 640, "hidden_size": 1024, "num_heads": 8, "patch_size": 14},
+}  # fmt: skip
+_VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "bert-base-uncased": (_BERT, "BertForMaskedLM"),
     "distilbert-base-uncased": (_DISTILBERT, "DistilBertForMaskedLM"),
@@ -59,6 +72,7 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "clip": (_CLIP, "CLIPModel"),
     "qwen2_moe": (_QWEN2_MOE, "Qwen2MoeForCausalLM"),
     "falcon": (_FALCON, "FalconForCausalLM"),
+    "qwen2_vl": (_QWEN2_VL, "Qwen2VLForConditionalGeneration"),
 }
 
 _METRIC = """import datasets
@@ -108,13 +122,16 @@ def add(inputs: EntryPointInputs) -> None:
         {"prompt": [{"role": "user", "content": text(60)}], "privileged_context": text(80)} for _ in range(64)
     ]
     _file(folder / "chat-privileged" / "train.jsonl", advised)
+    (folder / "sentences.txt").write_text("\n".join(text(20) for _ in range(12_000)))
     options = {f"ending{n}": text(12) for n in range(4)}
     choices = [{"sent1": text(30), "sent2": text(4), **options, "label": n % 4} for n in range(96)]
     _file(folder / "choices.json", choices)
     _file(folder / "plain-prompts" / "train.jsonl", [{"prompt": text(40)} for _ in range(160)])
     (folder / "answers.json").write_text(json.dumps({"data": [_question(n, text) for n in range(96)]}))
+    _vision_model(folder / "qwen2_vl")
     pictures = sorted((folder / "pictures" / "train").rglob("*.png"))
     _file(folder / "captions.json", [{"image": str(path), "caption": text(20)} for path in pictures * 2])
+    _seen(folder / "seen", pictures, text)
 
 
 def _tokenizers(folder: Path) -> None:
@@ -127,6 +144,52 @@ def _tokenizers(folder: Path) -> None:
         kind = {"image_processor_type": "ViTImageProcessor", "size": {"height": side, "width": side}}
         statistics = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
         (folder / name / "preprocessor_config.json").write_text(json.dumps({**kind, **statistics}))
+
+
+def _vision_model(folder: Path) -> None:
+    """A tokenizer and the files of a processor: an image's tokens stand before the words."""
+    words = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    for number, name in enumerate(_VISION_TOKENS, start=4):
+        displaced = next(word for word, index in vocabulary.items() if index == number)
+        vocabulary[displaced], vocabulary[name] = len(vocabulary), number
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        words["added_tokens"].append({"id": number, "content": name, **flags})
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    settings = folder / "tokenizer_config.json"
+    said = json.loads(settings.read_text()) | {"processor_class": "Qwen2VLProcessor"}
+    settings.write_text(json.dumps(said))
+    template = (
+        "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }} {% else %}"
+        "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|> "
+        "{% else %}{{ c['text'] }} {% endif %}{% endfor %}{% endif %}{% endfor %}"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    kind = {
+        "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor",
+        "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2,
+        "merge_size": 2, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25],
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(kind))
+
+
+def _seen(folder: Path, pictures: list[Path], text: Any) -> None:
+    """Conversations about a picture each, as TRL's scripts for images and text take them."""
+    from datasets import Dataset, Image, Sequence
+
+    rows = [
+        {
+            "images": [str(picture)],
+            "messages": [
+                {"role": "user", "content": text(60)},
+                {"role": "assistant", "content": text(100)},
+            ],
+        }
+        for picture in pictures
+    ]
+    folder.mkdir()
+    seen = Dataset.from_list(rows).cast_column("images", Sequence(Image()))
+    seen.to_parquet(str(folder / "train.parquet"))
 
 
 def _question(number: int, text: Any) -> dict[str, Any]:
