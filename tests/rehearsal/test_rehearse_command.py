@@ -134,7 +134,7 @@ def test_barriers_keep_a_block_and_bf16_gradients_have_no_scaler(tmp_path: Path)
         tmp_path, "--gpu", "h200", "--gpus", "2", "--launcher", "torchrun", str(SCRIPTS / "bf16_scaler.py")
     )
     assert (code, said["complete"]) == (14, False)
-    assert said["stopped"]["location"].endswith("bf16_scaler.py:18")
+    assert said["stopped"]["location"].endswith("bf16_scaler.py:36")
     assert "not implemented for 'BFloat16'" in said["stopped"]["reason"]
 
 

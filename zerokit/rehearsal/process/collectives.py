@@ -140,6 +140,12 @@ class HeldWork:
         self._machine.saw_runtime(operators.JOIN, "wait", handle=self._number)
         return True
 
+    def get_future(self) -> Any:
+        """Done, with the collective's tensors, as DDP's hooks for communication read them."""
+        future: Any = torch.futures.Future()
+        future.set_result(self._tensors or [])
+        return future
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import distributed
 
 from zerokit.rehearsal.process.context import Context
@@ -20,9 +22,10 @@ class _SilentLogger:
 
 
 def data_parallel(context: Context) -> None:
-    """Every rank's gradients are ours: the reducer's buckets come back as they are."""
+    """Every rank's gradients are ours: the reducer's buckets come back as they are, or as the script's own
+    hook makes them."""
     cls = distributed.DistributedDataParallel
-    original = cls.__init__
+    original, register = cls.__init__, cls.register_comm_hook
 
     def done(buffer: Any) -> Any:
         context.machine.saw_reduction(buffer)
@@ -30,13 +33,34 @@ def data_parallel(context: Context) -> None:
         future.set_result(buffer)
         return future
 
+    def reduced(module: Any, bucket: Any) -> Any:
+        if not module._comm_hooks[1:]:
+            return done(bucket.buffer())
+        hook, state = module._comm_hooks[-1]
+        return hook(state, bucket)
+
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        itself = weakref.proxy(self)
         # a lambda has no annotations, which register_comm_hook would hold to its own types
-        self.register_comm_hook(None, lambda state, bucket: done(bucket.buffer()))
+        register(self, None, lambda state, bucket: reduced(itself, bucket))
         self.logger = _SilentLogger()
 
+    @functools.wraps(register)
+    def register_another(self: Any, state: object, hook: Callable[..., Any]) -> None:
+        """PyTorch has one: the first is ours, and calls a second."""
+        if self._comm_hooks[1:]:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._check_comm_hook(hook)
+        self._comm_hooks.append((hook, state))
+
+    def register_builtin(self: Any, kind: Any) -> None:
+        if kind == torch.distributed.BuiltinCommHookType.FP16_COMPRESS:
+            register_another(self, None, default_hooks.fp16_compress_hook)
+
     cls.__init__ = init
+    cls.register_comm_hook = register_another
+    cls._register_builtin_comm_hook = register_builtin
     # counts iterations, from the first of which the reducer times them with CUDA events (reducer.cpp)
     torch.distributed.Reducer.prepare_for_forward = lambda self: None
