@@ -110,8 +110,8 @@ def add(inputs: EntryPointInputs) -> None:
     _tokenizers(folder)
     pairs = [{"sentence1": text(30), "sentence2": text(40), "label": n % 2, "idx": n} for n in range(256)]
     _splits(folder / "nyu-mll/glue", "mrpc", {"train": pairs, "validation": pairs[:64], "test": pairs[:64]})
-    sentences = [{"text": text(300)} for _ in range(320)]
-    wiki = {"train": sentences, "validation": sentences[:32], "test": sentences[:32]}
+    sentences = [{"text": text(300)} for _ in range(500)]
+    wiki = {"train": sentences, "validation": sentences, "test": sentences[:32]}
     _splits(folder / "Salesforce/wikitext", "wikitext-2-v1", wiki)
     nli = [{"premise": text(25), "hypothesis": text(12), "label": n % 3} for n in range(10_000)]
     triplets = [{"anchor": text(20), "positive": text(12), "negative": text(12)} for _ in range(10_000)]
