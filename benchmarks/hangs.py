@@ -5,8 +5,9 @@
     python -m benchmarks.hangs OUT.jsonl --device cuda --kinds public --public finetune_llama.py
 
 Each is a launch of tests/scripts/hanging.py in which the last rank does something that the others do not.
-``public`` runs DeepSpeedExamples' DeepSpeed-ZenFlow/finetuning/finetune_llama.py unmodified, on a small
-Llama and a data set of our own: at its end it saves on rank 0 only. ``late_seconds`` is from the last step
+``ten`` are ten causes as unlike as can be. ``public`` runs DeepSpeedExamples'
+DeepSpeed-ZenFlow/finetuning/finetune_llama.py unmodified, on a small Llama and a data set of our own: at its
+end it saves on rank 0 only. ``late_seconds`` is from the last step
 that rank 0 printed to the words "likely cause", less the heartbeat: it holds the time in which the ranks
 came to a stop.
 """
@@ -48,12 +49,17 @@ CAUSES: dict[str, tuple[frozenset[str], str]] = {
     "lock": (frozenset({"lock"}), "rank {last} waits for a lock"),
     "compile": (frozenset({"child_process"}), "rank {last} waits for a process"),
     "two-locks": (frozenset({"lock"}), "flusher"),
+    "network": (frozenset({"network"}), "no data moves"),
     "public": (frozenset({"save_on_some_ranks"}), "rank 0 saves alone (save_checkpoint"),
 }
+OWN_NETWORK = ("unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+"""A namespace whose only interface the script takes down; takes root."""
 SETS = {
     "cpu": ("module", "expert", "uneven", "save", "save-last", "stopped", "loader", "lock", "compile",
             "operation", "group", "two-locks", "uneven-gone", "save-last-gone", "shapes", "dead", "oom",
-            "evaluate"),
+            "evaluate", "network"),
+    "ten": ("module", "uneven", "save", "oom", "loader", "compile", "shapes", "network", "group",
+            "two-locks"),
     "nccl": ("module", "expert", "uneven", "uneven-gone", "save", "save-last-gone", "shapes", "operation",
              "group", "evaluate", "dead", "oom", "loader"),
     "public": ("public",),
@@ -79,7 +85,8 @@ class Case:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1",
                        "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}  # fmt: skip
         process = subprocess.Popen(
-            [sys.executable, "-m", "zerokit", "launch", *options, *script], cwd=self.folder,
+            [*(OWN_NETWORK if self.kind == "network" else ()), sys.executable, "-m", "zerokit", "launch",
+             *options, *script], cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
