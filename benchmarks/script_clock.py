@@ -2,7 +2,8 @@
 
 Loaded by a ``sitecustomize`` beside the script where ``STEP_TIMES_TO`` names a file: that rank's step times
 and probe rounds are written there. Before its first forward pass the script waits for the file ``go`` in the
-same folder, so that imports and data preparation of many scripts can overlap.
+same folder, so that imports and data preparation of many scripts can overlap. ``STEP_TRACE_AFTER``: after so
+many steps, the next three are traced (``script_trace``) in place of being timed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.script_trace import PHASE, TRACED_STEPS, Trace
 from zerokit.instrument.post_import import PostImport
+from zerokit.timing.host_speed import MODEL
 
+_CALLS = 10_000
+"""Of a small Python function, timed in every round beside the probe's model."""
 _SETTLED_STEPS = 2
 """Kernels are chosen and ZeRO-3's order is learnt before the first step that is timed."""
 
@@ -31,8 +36,10 @@ class Clock:
         self._steps = 0
         self._began = 0.0
         self._probe: Any = None
+        self._trace: Trace | None = None
+        self._trace_after = int(os.environ.get("STEP_TRACE_AFTER", 0))
         self.seconds: list[float] = []
-        self.rounds: list[float] = []
+        self.rounds: dict[str, list[float]] = {"first": [], "second": [], "python": []}
 
     def wait(self) -> None:
         """Before a forward pass: for the script's turn, once."""
@@ -45,7 +52,13 @@ class Clock:
             time.sleep(0.2)
 
     def tick(self) -> None:
-        """After an optimizer step: its seconds, then a round of the probe on every rank at once."""
+        """After an optimizer step: its seconds, then rounds of the probe on every rank at once."""
+        if self._trace is not None:
+            self._steps += 1
+            if self._steps == self._trace_after + TRACED_STEPS:
+                _settle()
+                self._trace.stop({"rank": int(os.environ.get("RANK", "0")), "steps": TRACED_STEPS})
+            return
         _settle()
         now = time.perf_counter()
         self._steps += 1
@@ -54,17 +67,28 @@ class Clock:
         self._meet()
         took = self._round()
         if self._steps >= _SETTLED_STEPS:
-            self.rounds.append(float(f"{took:.4g}"))
+            for name, seconds in took.items():
+                self.rounds[name].append(float(f"{seconds:.4g}"))
         self._meet()
         _settle()
+        if self._trace_after and self._steps == self._trace_after:
+            place = self._place.with_name(f"trace.{os.environ.get('RANK', '0')}")
+            self._trace = Trace(place)
         self._began = time.perf_counter()
 
-    def _round(self) -> float:
-        from zerokit.timing.host_speed import MODEL
-
+    def _round(self) -> dict[str, float]:
+        """The model twice: what it needs came out of the caches during the step, and is there the second
+        time; then calls of a small Python function.
+        """
         if self._probe is None:
             self._probe = _probe()
-        return float(self._probe.round()[MODEL])
+        first, second = (float(self._probe.round()[MODEL]) for _ in range(2))
+        return {"first": first, "second": second, "python": _python()}
+
+    @property
+    def tracing(self) -> bool:
+        """Whether steps are being traced."""
+        return self._trace is not None
 
     def _meet(self) -> None:
         import torch
@@ -79,11 +103,29 @@ class Clock:
             return
         found = {
             "step_seconds": self.seconds,
-            "rounds": self.rounds[: len(self.seconds)],
+            "rounds": {name: took[: len(self.seconds)] for name, took in self.rounds.items()},
             "allocated": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),
         }
         self._place.with_name(f"times.{os.environ.get('RANK', '0')}").write_text(json.dumps(found))
+
+
+class _Node:
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = {}
+
+    def visit(self, number: int) -> int:
+        self.seen[number & 255] = number
+        return len(self.seen)
+
+
+def _python() -> float:
+    """Seconds of a call of a small Python function."""
+    visit = _Node().visit
+    began = time.perf_counter()
+    for number in range(_CALLS):
+        visit(number)
+    return (time.perf_counter() - began) / _CALLS
 
 
 def _settle() -> None:
@@ -110,6 +152,21 @@ def _probe() -> Any:
         integration._hf_deepspeed_config_weak_ref = kept
 
 
+def _marked(clock: Clock, name: str, function: Any) -> Any:
+    """The function, which a trace shows as a phase."""
+
+    @functools.wraps(function)
+    def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not clock.tracing:
+            return function(self, *args, **kwargs)
+        import torch
+
+        with torch.profiler.record_function(PHASE + name):
+            return function(self, *args, **kwargs)
+
+    return marked
+
+
 def install() -> None:
     """Watch DeepSpeed's engine as soon as it is imported."""
     clock = Clock(Path(os.environ["STEP_TIMES_TO"]))
@@ -130,6 +187,8 @@ def install() -> None:
             return result
 
         engine.forward, engine._take_model_step = waiting, timed
+        for name in ("forward", "backward", "step"):
+            setattr(engine, name, _marked(clock, name, getattr(engine, name)))
 
     PostImport({"deepspeed.runtime.engine": watch}).install()
     atexit.register(clock.write)

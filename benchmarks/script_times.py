@@ -1,6 +1,6 @@
 """Step times of TRL's scripts, unmodified, one at a time on their host, the host's probe between their steps.
 
-    python -m benchmarks.script_times -o ROWS.jsonl [--second] [--gpus 1] [--only small.z2] [--steps 24]
+    python -m benchmarks.script_times -o ROWS.jsonl [--list second] [--gpus 1] [--only small.z2] [--steps 24]
     python -m benchmarks.script_times --cases CASES.jsonl          # the rows without their measurements
 
 Rows have the form of ``tests/data/h200/h200-script-times.jsonl`` with ``host_factor`` and the probe's rounds:
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rehearsal.inputs import Inputs
+from benchmarks.script_trace import TRACED_STEPS
 from zerokit.timing.host_speed import MODEL, speed_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,6 +113,21 @@ SECOND = (
          micro_batch=8),
 )  # fmt: skip
 """To be predicted before they are measured; the first ones were in part."""
+_KNOWN = {case.name: case for case in (*CASES, *SECOND)}
+TRACED = ("qwen.dpo", "medium.offload", "qwen.sft.z3", "medium.z3.two")
+THIRD = (
+    *(_KNOWN[name] for name in TRACED),
+    _KNOWN["large.offload"],
+    _KNOWN["qwen.dpo.two"],
+    Case(name="qwen.reward", model="qwen", script="reward", data="dpo", micro_batch=1, length=2304),
+    _KNOWN["medium.offload.two"],
+    Case(name="small.lora.z3", model="small", peft=True, zero=3, length=1024, micro_batch=2),
+    _KNOWN["medium.reward.two"],
+    Case(name="small.kto", model="small", script="kto", data="dpo", micro_batch=2, accumulation=2),
+    _KNOWN["small.z3.two"],
+)
+"""Those of :data:`TRACED` again; the others are predicted before they are measured."""
+LISTS = {"first": CASES, "second": SECOND, "third": THIRD}
 
 
 def row_of(case: Case, steps: int) -> dict[str, Any]:
@@ -166,7 +183,9 @@ def with_weights(folder: Path) -> None:
 class Started:
     """A script that was started and waits before its first forward pass."""
 
-    def __init__(self, row: dict[str, Any], number: int, inputs: Inputs, folder: Path) -> None:
+    def __init__(
+        self, row: dict[str, Any], number: int, inputs: Inputs, folder: Path, trace_after: int
+    ) -> None:
         import trl
 
         self.row = row
@@ -189,6 +208,7 @@ class Started:
         environment = dict(os.environ) | {
             "PYTHONPATH": os.pathsep.join(path),
             "STEP_TIMES_TO": str(work / "times"),
+            "STEP_TRACE_AFTER": str(trace_after),
             "CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in range(row["gpus"])),
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // row["gpus"])),  # CPU Adam's cores
             "HF_HUB_OFFLINE": "1",
@@ -214,7 +234,7 @@ class Started:
         if len(read) < self.row["gpus"]:
             return {**self.row, "error": (self.work / "log").read_text()[-6000:]}
         seconds = read[0]["step_seconds"]
-        speed = speed_of({MODEL: [took for each in read for took in each["rounds"]]}, "probe")
+        speed = speed_of({MODEL: [took for each in read for took in each["rounds"]["first"]]}, "probe")
         return {
             **self.row,
             "alone_on_host": True,
@@ -227,6 +247,12 @@ class Started:
             "host_rounds": [each["rounds"] for each in read],
             "versions": _versions(),
         }
+
+    def keep_traces(self, place: Path) -> None:
+        """Append the ranks' traces, a line each."""
+        with gzip.open(place, "at", encoding="utf-8") as kept:
+            for path in sorted(self.work.glob("trace.*")):
+                kept.write(json.dumps({"name": self.row["name"], **json.loads(path.read_text())}) + "\n")
 
     def stop(self) -> None:
         """End what still runs: torchrun asks its ranks first."""
@@ -263,7 +289,8 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--cases", type=Path, help="write the rows without measurements there, and end")
     parser.add_argument("--gpus", type=int, choices=(1, 2), help="only the cases with so many")
-    parser.add_argument("--second", action="store_true", help="the second twelve cases")
+    parser.add_argument("--list", choices=tuple(LISTS), default="first", help="of cases")
+    parser.add_argument("--traces", type=Path, help="trace the last steps of traced cases there (.jsonl.gz)")
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=1e9, help="everything ends after that")
@@ -271,7 +298,7 @@ def main() -> int:
     options = parser.parse_args()
     cases = [
         row_of(case, options.steps)
-        for case in (SECOND if options.second else CASES)
+        for case in LISTS[options.list]
         if (not options.only or case.name in options.only) and options.gpus in (None, case.gpus)
     ]
     if options.cases:
@@ -281,7 +308,11 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="zerokit-times-") as folder:
         inputs = Inputs(Path(folder) / "inputs")
-        started = [Started(row, at, inputs, Path(folder)) for at, row in enumerate(cases)]
+        after = options.steps - TRACED_STEPS if options.traces else 0
+        started = [
+            Started(row, at, inputs, Path(folder), after if row["name"] in TRACED else 0)
+            for at, row in enumerate(cases)
+        ]
         try:
             _wait(started, min(START_SECONDS, options.seconds))
             print(f"all wait after {time.monotonic() - began:.0f} s", flush=True)
@@ -293,6 +324,8 @@ def main() -> int:
                 failed += "error" in done
                 with options.output.open("a") as output:
                     output.write(json.dumps(done) + "\n")
+                if options.traces:
+                    each.keep_traces(options.traces)
                 said = done.get("step_seconds_median") or done["error"][-600:]
                 print(f"{done['name']:24} host {done.get('host_factor')}  {said}", flush=True)
         finally:
