@@ -1,14 +1,17 @@
 """What host and GPU do during a few steps of a script: PyTorch's profiler, kept small.
 
 ``benchmarks.script_clock`` starts it inside the script, ``benchmarks.script_times --traces`` collects it: one
-line a rank, JSON, compressed.
+line a rank, JSON, compressed. ``python -m benchmarks.script_trace TRACES.jsonl.gz`` summarises them.
 """
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import json
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +39,10 @@ class Trace:
         os.close(handle)
         try:
             self._profile.export_chrome_trace(name)
-            with open(name, encoding="utf-8") as file:
+            with Path(name).open(encoding="utf-8") as file:
                 kept = compact(json.load(file))
         finally:
-            os.unlink(name)
+            Path(name).unlink()
         self._place.write_text(json.dumps({**about, **kept}), encoding="utf-8")
 
 
@@ -71,3 +74,94 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
             int(arguments.get("correlation", 0)),
         ])  # fmt: skip
     return {"names": list(names), "lanes": [list(each) for each in lanes], "events": events}
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The traces of a file that ``script_times`` wrote."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def spans(trace: dict[str, Any]) -> tuple[list[Span], dict[str, list[tuple[float, float]]]]:
+    """What each thread did outermost, and when the engine's calls ran. Seconds from the trace's begin.
+
+    A span's ``runtime`` is the part of it in the CUDA runtime; what lies between spans of a thread is Python.
+    """
+    names, lanes = trace["names"], trace["lanes"]
+    phases: dict[str, list[tuple[float, float]]] = {}
+    outermost: dict[int, Span] = {}
+    found: list[Span] = []
+    for kind, name, lane, begin, length, _ in trace["events"]:
+        first, last = begin / 1e7, (begin + length) / 1e7
+        called = names[name]
+        if KINDS[kind] == "user_annotation":
+            if called.startswith(PHASE):
+                phases.setdefault(called.removeprefix(PHASE), []).append((first, last))
+            continue
+        if lanes[lane][0] != "thread":
+            found.append(Span("gpu", called, lane, first, last - first))
+            continue
+        runtime = KINDS[kind].startswith("cuda_")
+        outer = outermost.get(lane)
+        if outer is not None and first < outer.begin + outer.seconds:
+            if runtime:
+                outer.runtime += last - first
+                outer.calls += 1
+            continue
+        outermost[lane] = span = Span("runtime" if runtime else "operator", called, lane, first, last - first)
+        found.append(span)
+    return found, phases
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that one lane did. ``kind``: ``operator``, ``runtime`` or ``gpu``; seconds."""
+
+    kind: str
+    name: str
+    lane: int
+    begin: float
+    seconds: float
+    runtime: float = 0.0
+    calls: int = 0
+
+
+def summary(trace: dict[str, Any]) -> dict[str, Any]:
+    """Seconds a step: of each thread in operators, the runtime and Python between them; of the GPU."""
+    found, phases = spans(trace)
+    ends = sorted(last for _, last in phases.get("step", ()))
+    began, ended = (ends[0], ends[-1]) if len(ends) > 1 else (0.0, max(each.begin for each in found))
+    steps = max(1, len(ends) - 1)
+    inside = [each for each in found if began <= each.begin < ended]
+    lanes: dict[str, Any] = {}
+    for lane in dict.fromkeys(each.lane for each in inside):
+        mine = [each for each in inside if each.lane == lane]
+        kind, number = trace["lanes"][lane]
+        kinds: dict[str, list[float]] = {}
+        for each in mine:
+            counted = kinds.setdefault(f"{each.kind} {each.name}", [0, 0.0, 0.0, 0])
+            counted[0] += 1
+            counted[1] += each.seconds
+            counted[2] += each.runtime
+            counted[3] += each.calls
+        largest = sorted(kinds.items(), key=lambda item: -item[1][1])[:25]
+        lanes[f"{kind} {number}"] = {
+            "spans": len(mine) / steps,
+            "busy": sum(each.seconds for each in mine) / steps,
+            "largest": {name: [each / steps for each in counted] for name, counted in largest},
+        }
+    took = {name: sum(b - a for a, b in each if began <= a < ended) / steps for name, each in phases.items()}
+    return {"name": trace.get("name"), "rank": trace.get("rank"), "step": (ended - began) / steps,
+            "phases": took, "lanes": lanes}  # fmt: skip
+
+
+def main() -> None:
+    """Print the summary of each trace of a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", type=Path)
+    for trace in read(parser.parse_args().traces):
+        print(json.dumps(summary(trace), indent=1))
+
+
+if __name__ == "__main__":
+    main()

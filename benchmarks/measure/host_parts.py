@@ -1,4 +1,4 @@
-"""What this host takes for each kind of work that a training script gives it: Python, operators, memory, Adam.
+"""What this host takes for each kind of work of a training script: Python, operators, memory, CPU Adam.
 
     python -m benchmarks.measure.host_parts -o PARTS.json [--seconds 30] [--device cuda]
 

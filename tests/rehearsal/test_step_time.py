@@ -29,6 +29,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(6):
     total = sum(range(10)) + len([float(number) for number in range(50)])
     batch = torch.randn(BATCH, WIDTH, device="cuda")
+    torch.empty(100_000, dtype=torch.bfloat16).copy_(torch.ones(100_000))
     loss = model(batch).square().mean()
     loss.backward()
     optimizer.step()
@@ -64,6 +65,12 @@ def test_one_step_is_recorded_with_its_arithmetic(recorded):
     assert weight.bytes_written == 4 * 512 * 4096
     waits = Counter(event.name for event in events if event.synchronizes)
     assert waits == {"_local_scalar_dense": 1}
+
+
+def test_a_copy_on_the_host_reads_its_source_alone(recorded):
+    _, _, events = recorded
+    (copied,) = (event for event in events if event.kind == operators.HOST and event.name == "copy_")
+    assert (copied.bytes_read, copied.bytes_written) == (400_000, 200_000)
 
 
 def test_python_between_operators_is_counted(recorded):

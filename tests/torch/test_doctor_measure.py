@@ -33,6 +33,7 @@ def test_two_cpu_ranks_measure_for_real_and_the_command_keeps_it(tmp_path: Path)
     assert 1e9 < answer["matmul_flops"] < 1e14
     assert 1e8 < answer["memory_copy_bytes_per_second"] < 1e13
     assert 1e6 < answer["cpu_adam_parameters_per_second"] < 1e12
+    assert 1e8 < answer["host_memory_bytes_per_second"] < 1e13
     assert {point["operation"] for point in answer["collectives"]} == {"all_reduce"}
     kept, reason = measured.load(measured.path(environment))
     assert kept is not None and kept.as_dict() == {**answer, "collectives": kept.as_dict()["collectives"]}

@@ -69,6 +69,10 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
         )
     per_billion = 1e9 / measured.cpu_adam_parameters_per_second
     lines.append(f"  CPU Adam ({measured.cpu_adam_kind}): {per_billion:.3g} s per 1e9 parameters and step")
+    if measured.host_memory_bytes_per_second is not None:
+        lines.append(
+            f"  host memory: {measured.host_memory_bytes_per_second / 1e9:.3g} GB/s, all ranks together"
+        )
     if measured.host_factor is not None:
         lines.append(
             f"  host: {measured.host_factor:.2f} times the reference host's seconds to issue operators"

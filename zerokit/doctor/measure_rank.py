@@ -147,6 +147,17 @@ def collectives(rank: Rank) -> list[dict[str, Any]]:
     return points
 
 
+def host_memory(rank: Rank) -> float:
+    """Bytes per second, read and written, of all ranks' elementwise work in host memory together."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // rank.world))
+    size = 256 * MIB
+    values = torch.ones(size // 4)
+    seconds = rank.mean(rank.seconds(lambda: values.mul_(1.0)))
+    torch.set_num_threads(threads)
+    return rank.world * 2 * size / seconds
+
+
 def cpu_adam(parameters: int) -> tuple[float, str]:
     """Parameters per second of one fp32 Adam step on all cores, and whose Adam it was."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -185,6 +196,7 @@ def main() -> None:
     copied = memory_copy(rank)
     to_device, to_host = pinned_copies(rank)
     points = collectives(rank)
+    memory = host_memory(rank)
     host = host_speed(rank)
     rank.together()
     dist.destroy_process_group()
@@ -204,6 +216,7 @@ def main() -> None:
         "cpu_adam_parameters_per_second": adam,
         "cpu_adam_kind": kind,
         "collectives": points,
+        "host_memory_bytes_per_second": memory,
         "host_factor": host.factor if host else None,
         "host_factor_low": host.low if host else None,
         "host_factor_high": host.high if host else None,

@@ -52,6 +52,7 @@ def rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
         host_to_device_bytes_per_second=up * found.ranks if up else None,
         device_to_host_bytes_per_second=down * found.ranks if down else None,
         cpu_adam_parameters_per_second=found.cpu_adam_parameters_per_second,
+        host_memory_bytes_per_second=found.host_memory_bytes_per_second,
         host_factor=found.host_factor,
         host_factor_low=found.host_factor_low,
         host_factor_high=found.host_factor_high,

@@ -298,6 +298,7 @@ class Calibration:
     Attributes:
         matmul_flops: largest 16-bit matmul rate.
         allreduce_bytes_per_second: bus bandwidth inside a node for large messages.
+        host_memory_bytes_per_second: of the node: elementwise work on host tensors, read and written.
         layer_factors: measured layers; they speak for layers of nearly the same sizes only.
         host_factor: the host's seconds to issue operators over the reference host's (``host_speed``).
         host_factor_low, host_factor_high: between them are nine tenths of its probe's rounds.
@@ -312,6 +313,7 @@ class Calibration:
     device_to_host_bytes_per_second: float | None = None
     cpu_adam_parameters_per_second: float | None = None
     nvme_bytes_per_second: float | None = None
+    host_memory_bytes_per_second: float | None = None
     host_factor: float | None = None
     host_factor_low: float | None = None
     host_factor_high: float | None = None

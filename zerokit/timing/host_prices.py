@@ -57,18 +57,18 @@ class HostPrices:
 REFERENCE = HostPrices()
 
 
-def seconds(event: IssuedOperator, prices: HostPrices = REFERENCE) -> float:
-    """To issue one event, on the reference host, the Python before it included."""
+def issue_seconds(event: IssuedOperator, prices: HostPrices = REFERENCE) -> float:
+    """To issue one event, on the reference host, the Python before it included; not to move its bytes."""
     calls = event.python_calls + prices.c_call_share * event.c_calls
-    return calls * prices.python_call + prices.in_a_model * _itself(event, prices) + _moved(event, prices)
+    return calls * prices.python_call + prices.in_a_model * _itself(event, prices)
 
 
-def _moved(event: IssuedOperator, prices: HostPrices) -> float:
-    """Through the host's memory."""
+def moved_bytes(event: IssuedOperator) -> float:
+    """Read and written in the host's memory."""
     if event.kind == operators.HOST:
-        return event.bytes / prices.bytes_per_second
+        return event.bytes
     staged = event.kind in (operators.TO_DEVICE, operators.TO_HOST) and event.layout == PAGEABLE
-    return event.bytes_read / prices.bytes_per_second if staged else 0.0
+    return event.bytes_read if staged else 0.0
 
 
 def _itself(event: IssuedOperator, prices: HostPrices) -> float:

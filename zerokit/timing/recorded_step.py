@@ -65,8 +65,12 @@ def step_time(
     """
     longer = _with_repeated(events) if more_micro_steps else events
 
-    known_adam = calibration is not None and calibration.cpu_adam_parameters_per_second is not None
-    guessed = not known_adam and any(event.kind == operators.CPU_ADAM for event in events)
+    offloaded = any(event.kind == operators.CPU_ADAM for event in events)
+    guessed = offloaded and not (
+        calibration
+        and calibration.cpu_adam_parameters_per_second
+        and calibration.host_memory_bytes_per_second
+    )
 
     def at(factor: float, node: str = "") -> lanes.Played:
         priced = prices(gpu, ranks, factor, calibration, node=node if guessed else "")
@@ -155,15 +159,18 @@ def prices(
         host_factor: its host's seconds over the reference host's.
         node: ``fast`` or ``slow`` where its CPU Adam and memory are not known; else the usual ones.
     """
-    if node:
-        adam = _ADAM_RATES[node]
-        calibration = replace(calibration or Calibration(), cpu_adam_parameters_per_second=adam)
+    known = calibration or Calibration()
+    if node and known.cpu_adam_parameters_per_second is None:
+        known = replace(known, cpu_adam_parameters_per_second=_ADAM_RATES[node])
     memory = host_prices.REFERENCE.bytes_per_second * _MEMORY.get(node, 1.0)
-    host = replace(host_prices.REFERENCE, bytes_per_second=memory)
-    rate = kernel_prices.rates(gpu, calibration.matmul_flops if calibration else None)
-    links = _Links(gpu, ranks, calibration)
+    if known.host_memory_bytes_per_second is not None:
+        memory = known.host_memory_bytes_per_second / max(1, min(ranks, gpu.max_gpus_per_node))
+    rate = kernel_prices.rates(gpu, known.matmul_flops)
+    links = _Links(gpu, ranks, known)
     return lanes.Prices(
-        host=lambda event: host_factor * host_prices.seconds(event, host),
+        host=lambda event: (
+            host_factor * host_prices.issue_seconds(event) + host_prices.moved_bytes(event) / memory
+        ),
         kernel=lambda event: kernel_prices.seconds(event, rate),
         collective=lambda event: links.collective(event, rate.vectorized),
         copy=links.copy,

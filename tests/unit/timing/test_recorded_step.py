@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zerokit.catalog import gpus
@@ -66,6 +68,20 @@ def test_offloaded_states_widen_the_range_until_the_host_is_measured():
     found = step_time(events, gpus.load("h200"), 1, host=host)
     assert found.low < 0.7 * found.seconds and found.high > 1.2 * found.seconds
     assert "offloaded" in found.note
-    rates = Calibration(cpu_adam_parameters_per_second=3e9)
+    adam = Calibration(cpu_adam_parameters_per_second=3e9)
+    half_known = step_time(events, gpus.load("h200"), 1, host=host, calibration=adam)
+    assert half_known.low < half_known.seconds < half_known.high
+    rates = replace(adam, host_memory_bytes_per_second=60e9)
     measured = step_time(events, gpus.load("h200"), 1, host=host, calibration=rates)
     assert measured.low == measured.high == measured.seconds
+    slower = step_time(
+        events, gpus.load("h200"), 1, host=host, calibration=replace(rates, host_memory_bytes_per_second=20e9)
+    )
+    assert slower.seconds - measured.seconds == pytest.approx(6 / 20 - 6 / 60)
+
+
+def test_ranks_of_a_node_share_its_memory():
+    event = IssuedOperator(operators.HOST, "mul_", bytes_read=10**9, bytes_written=10**9)
+    rates = Calibration(host_memory_bytes_per_second=80e9)
+    took = [prices(gpus.load("h200"), ranks, calibration=rates).host(event) for ranks in (1, 8)]
+    assert took[1] - took[0] == pytest.approx(2 / 10 - 2 / 80)

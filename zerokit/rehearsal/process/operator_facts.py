@@ -90,6 +90,16 @@ def tensors_in(value: Any, result: list[torch.Tensor]) -> list[torch.Tensor]:
     return result
 
 
+def host_bytes(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> tuple[int, int]:
+    """Bytes that an operator without a kernel reads and writes; what it only writes to is not read."""
+    read = total(tensors_in([args, kwargs], []))
+    if name in _WRITE_ONLY:
+        read -= total(_changed(func, args, kwargs))
+    return read, total(tensors_in(result, []))
+
+
 def facts(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Facts:
     """Of an operator with tensors on the GPU."""
     inputs = [tensor for tensor in tensors_in([args, kwargs], []) if on_gpu(tensor)]
@@ -229,7 +239,7 @@ def _traffic(
     new_outputs = [tensor for tensor in outputs if not any(tensor is argument for argument in inputs)]
     read, written_bytes = total(inputs), total(new_outputs)
     if func._schema.is_mutable:
-        changed = _changed(func, args, kwargs)
+        changed = [tensor for tensor in _changed(func, args, kwargs) if on_gpu(tensor)]
         written_bytes += total(changed)
         if name in _WRITE_ONLY:
             read -= total(changed)
@@ -241,7 +251,7 @@ def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             tensors_in(kwargs.get(argument.name, args[index] if index < len(args) else None), tensors)
-    return [tensor for tensor in tensors if on_gpu(tensor)]
+    return tensors
 
 
 def _launches(name: str, args: Any, inputs: list[Any]) -> int:

@@ -202,7 +202,8 @@ class Recorder:
         elif _is_view(func) or name in operator_facts.WITHOUT_KERNEL:
             self._add(kinds.VIEW, name)
         elif not any(on_gpu(tensor) for tensor in (*inputs, *outputs)):
-            self._add(kinds.HOST, name, bytes_read=total(inputs), bytes_written=total(outputs))
+            read, written = operator_facts.host_bytes(func, name, args, kwargs, result)
+            self._add(kinds.HOST, name, bytes_read=read, bytes_written=written)
         elif name in ("_to_copy", "copy_") and self._crosses(name, args, kwargs, outputs):
             return
         else:
@@ -286,8 +287,8 @@ class Recorder:
         if _is_view(func) or name in operator_facts.WITHOUT_KERNEL or name in operator_facts.EMPTY:
             self._add(kinds.VIEW, name)
             return
-        inputs, outputs = tensors_in([args, kwargs], []), tensors_in(result, [])
-        self._add(kinds.HOST, name, bytes_read=total(inputs), bytes_written=total(outputs))
+        read, written = operator_facts.host_bytes(func, name, args, kwargs, result)
+        self._add(kinds.HOST, name, bytes_read=read, bytes_written=written)
 
     def kernel(self, name: str, tensors: Any, outputs: Any = (), launches: int = 1) -> None:
         """A compiled kernel that was stood in for: it reads ``tensors`` and writes ``outputs``."""
