@@ -140,7 +140,7 @@ def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate
         folder=folder, command=secrets.argv(meta[_WORDS]), script=secrets.argv(meta.get(_SCRIPT) or ()),
         program=program(), written_at=time.time(),
     )  # fmt: skip
-    write_page(path, plan_page(result, page, others=alternatives))
+    write_page(path, plan_page(result, page, alternatives=alternatives))
 
 
 def _target(words: tuple[str, ...]) -> Target:

@@ -170,7 +170,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     Args:
         script: the words of the script that was planned for, with its arguments.
     """
-    planned, body = result.chosen, result.to_dict(whole=False)
+    planned, body = result.chosen, result.to_dict(detailed=False)
     lines = _answer(planned, f"Plan for {result.model_name} on {cluster_words(result.cluster)}")
     if planned.estimate.basis != "rehearsed":  # else the script does it
         lines += _todo(planned)

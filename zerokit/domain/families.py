@@ -217,7 +217,7 @@ def _stacks(config: _Config) -> tuple[Stack, ...]:
         biased = 0 if family.gated else sum(gemm.n * gemm.copies for gemm in (*attention, *mlp))
         return Stack(
             layers=count, gemms=(*attention, *mlp), hidden=hidden, ffn=ffn, attention_width=width,
-            kv_width=kv_width, causal=causal, other=2 * hidden + biased, fixed_tokens=fixed,
+            kv_width=kv_width, causal=causal, other_parameters=2 * hidden + biased, fixed_tokens=fixed,
             kernels=_kernels(config),
         )  # fmt: skip
 
@@ -319,8 +319,8 @@ def _t5_stacks(config: _Config) -> tuple[Stack, ...]:
             if count:
                 stacks.append(Stack(
                     layers=count, gemms=(*attention, *mlp), hidden=hidden, ffn=ffn, attention_width=inner,
-                    kv_width=2 * inner, causal=is_decoder, cross_attention=is_decoder, other=3 * hidden,
-                    kernels=_kernels(config, is_decoder),
+                    kv_width=2 * inner, causal=is_decoder, cross_attention=is_decoder,
+                    other_parameters=3 * hidden, kernels=_kernels(config, is_decoder),
                 ))  # fmt: skip
     return tuple(stacks)
 
@@ -340,8 +340,8 @@ def _bart_stacks(config: _Config) -> tuple[Stack, ...]:
         stacks.append(Stack(
             layers=config.count(f"{side}_layers", default=12), gemms=gemms, hidden=hidden, ffn=ffn,
             attention_width=hidden, kv_width=2 * hidden, causal=is_decoder, cross_attention=is_decoder,
-            other=6 * hidden + sum(gemm.n for gemm in gemms), fixed_tokens=None if is_decoder else frames,
-            kernels=_kernels(config, is_decoder),
+            other_parameters=6 * hidden + sum(gemm.n for gemm in gemms),
+            fixed_tokens=None if is_decoder else frames, kernels=_kernels(config, is_decoder),
         ))  # fmt: skip
     return tuple(stacks)
 

@@ -60,14 +60,14 @@ class Stack:
     kv_width: int
     causal: bool
     cross_attention: bool = False
-    other: int = 0
+    other_parameters: int = 0
     fixed_tokens: int | None = None
     kernels: float = 38.0
 
     @property
     def layer_parameters(self) -> int:
         """Elements of one layer."""
-        return sum(gemm.parameters for gemm in self.gemms) + self.other
+        return sum(gemm.parameters for gemm in self.gemms) + self.other_parameters
 
     @property
     def layer_active(self) -> float:
@@ -174,7 +174,7 @@ def scaled(shape: ModelShape, parameters: int) -> ModelShape:
         ffn=round(stack.ffn * ratio),
         attention_width=round(stack.attention_width * ratio),
         kv_width=round(stack.kv_width * ratio),
-        other=round(stack.other * ratio),
+        other_parameters=round(stack.other_parameters * ratio),
     )
     tables = round(vocab * hidden * (1 if shape.tied else 2))
     layers = max(1, round((parameters - tables) / layer.layer_parameters))

@@ -49,12 +49,12 @@ class Detected:
         """
         if not self.gpus:
             return None, self.gpu_reason
-        known = [(gpu, *_catalog_entry(gpu)) for gpu in self.gpus]
-        for _, entry, reason in known:
+        entries = [(gpu, *_catalog_entry(gpu)) for gpu in self.gpus]
+        for _, entry, reason in entries:
             if entry is None:
                 return None, reason
         kinds = sorted({gpu.name for gpu in self.gpus})
-        _, smallest, reason = min(known, key=lambda item: item[1].vram_bytes if item[1] else 0)
+        _, smallest, reason = min(entries, key=lambda item: item[1].vram_bytes if item[1] else 0)
         if len(kinds) > 1:
             reason = f"unlike GPUs ({', '.join(kinds)}): planned for the one with the least memory; {reason}"
         return smallest, reason
@@ -75,10 +75,10 @@ def detect(
     """
     environment = dict(os.environ if environment is None else environment)
     listing = list_gpus(environment, root=root, timeout_seconds=timeout_seconds)
-    shown, why = visible(listing.gpus, environment, VISIBILITY.get(listing.vendor or "", ()))
+    visible_gpus, why = visible(listing.gpus, environment, VISIBILITY.get(listing.vendor or "", ()))
     return Detected(
-        gpus=shown,
-        hidden_gpus=len(listing.gpus) - len(shown),
+        gpus=visible_gpus,
+        hidden_gpus=len(listing.gpus) - len(visible_gpus),
         gpu_reason=listing.reason + why,
         driver_version=listing.driver_version,
         vendor=listing.vendor,
@@ -132,29 +132,29 @@ def _nvidia(environment: Mapping[str, str], root: Path, timeout_seconds: float) 
     answer = ask(argv, environment, timeout_seconds)
     if answer.text is None:
         return _none(answer.problem + _driver_without_tool(root))
-    found, driver = parse_nvidia(answer.text)
-    if not found:
+    gpus, driver = parse_nvidia(answer.text)
+    if not gpus:
         return _none("nvidia-smi lists no GPU")
-    reason = f"nvidia-smi lists {len(found)}"
-    return Listing(gpus=found, vendor="nvidia", driver_version=driver, reason=reason)
+    reason = f"nvidia-smi lists {len(gpus)}"
+    return Listing(gpus=gpus, vendor="nvidia", driver_version=driver, reason=reason)
 
 
 def parse_nvidia(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
     """GPUs and driver version from nvidia-smi's CSV; lines that are no GPU are passed over."""
-    found: list[FoundGpu] = []
+    gpus: list[FoundGpu] = []
     driver: str | None = None
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) != 6 or not parts[0].isdigit():
             continue
         total, used = (_mib(part) for part in parts[3:5])
-        found.append(
+        gpus.append(
             FoundGpu(
                 index=int(parts[0]), uuid=parts[1], name=parts[2], driver_vram_bytes=total, used_bytes=used
             )
         )
         driver = parts[5] if parts[5][:1].isdigit() else driver
-    return tuple(found), driver
+    return tuple(gpus), driver
 
 
 def _mib(text: str) -> int | None:
@@ -176,10 +176,10 @@ def _amd(environment: Mapping[str, str], timeout_seconds: float) -> Listing:
     problems = []
     for argv, parse in ((rocm, parse_rocm_smi), (["amd-smi", "static", "--json"], parse_amd_smi)):
         answer = ask(argv, environment, timeout_seconds)
-        found, driver = parse(answer.text or "")
-        if found:
-            reason = f"{argv[0]} lists {len(found)}"
-            return Listing(gpus=found, vendor="amd", driver_version=driver, reason=reason)
+        gpus, driver = parse(answer.text or "")
+        if gpus:
+            reason = f"{argv[0]} lists {len(gpus)}"
+            return Listing(gpus=gpus, vendor="amd", driver_version=driver, reason=reason)
         problems.append(answer.problem if answer.text is None else f"{argv[0]} lists no GPU")
     return _none("; ".join(problems))
 
@@ -197,7 +197,7 @@ def parse_rocm_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
     cards = _json(text)
     if not isinstance(cards, dict):
         return (), None
-    found = []
+    gpus = []
     for card, values in cards.items():
         if not (card.startswith("card") and card[4:].isdigit() and isinstance(values, dict)):
             continue
@@ -205,7 +205,7 @@ def parse_rocm_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
         names = (lower.get("card series", ""), lower.get("card model", ""), lower.get("device name", ""))
         name = next((name for name in names if name and not name.startswith("0x")), "AMD GPU")
         total, used = lower.get("vram total memory (b)", ""), lower.get("vram total used memory (b)", "")
-        found.append(
+        gpus.append(
             FoundGpu(
                 index=int(card[4:]),
                 uuid=lower.get("unique id", ""),
@@ -216,7 +216,7 @@ def parse_rocm_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
         )
     system = cards.get("system")
     driver = system.get("Driver version") if isinstance(system, dict) else None
-    return tuple(sorted(found, key=lambda gpu: gpu.index)), driver if isinstance(driver, str) else None
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index)), driver if isinstance(driver, str) else None
 
 
 def parse_amd_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
@@ -226,14 +226,14 @@ def parse_amd_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
         cards = cards.get("gpu_data")
     if not isinstance(cards, list):
         return (), None
-    found, driver = [], None
+    gpus, driver = [], None
     for card in cards:
         if not (isinstance(card, dict) and isinstance(card.get("gpu"), int)):
             continue
         asic, vram, drivers = (_mapping(card.get(key)) for key in ("asic", "vram", "driver"))
         size = _mapping(vram.get("size"))
         value = size.get("value")
-        found.append(
+        gpus.append(
             FoundGpu(
                 index=card["gpu"],
                 uuid=str(asic.get("asic_serial", "")),
@@ -243,7 +243,7 @@ def parse_amd_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
             )
         )
         driver = drivers.get("version", driver)
-    return tuple(found), driver if isinstance(driver, str) else None
+    return tuple(gpus), driver if isinstance(driver, str) else None
 
 
 def _mapping(value: Any) -> dict[str, Any]:

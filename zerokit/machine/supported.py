@@ -56,9 +56,9 @@ SUPPORTED = (
 
 def refusal(*packages: str) -> str | None:
     """Why these packages cannot be used as they are installed here; None: they can, or are not installed."""
-    for each in SUPPORTED:
-        version = installed(each.package) if each.package in packages else None
-        if version is not None and (problem := each.problem(version)) is not None:
+    for supported in SUPPORTED:
+        version = installed(supported.package) if supported.package in packages else None
+        if version is not None and (problem := supported.problem(version)) is not None:
             return problem
     return None
 

@@ -53,8 +53,8 @@ def ask(
         return Answer(text=None, problem=f"{name} did not answer within {timeout_seconds:g} s")
     text = output.decode("utf-8", "replace")
     if process.returncode != 0:
-        said = (errors.decode("utf-8", "replace").strip() or text.strip()).splitlines()
-        detail = f": {said[0][:200]}" if said else ""
+        lines = (errors.decode("utf-8", "replace").strip() or text.strip()).splitlines()
+        detail = f": {lines[0][:200]}" if lines else ""
         return Answer(text=None, problem=f"{name} ended with exit code {process.returncode}{detail}")
     return Answer(text=text)
 

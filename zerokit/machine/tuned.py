@@ -33,8 +33,8 @@ _NAMES = frozenset(field.name for field in fields(Observation))
 
 def path(environment: Mapping[str, str] | None = None, host: str | None = None) -> Path:
     """Where this machine's tuned step times are kept."""
-    beside = measured.path(environment, host)
-    return beside.parent.parent / "tuned" / beside.name
+    measured_path = measured.path(environment, host)
+    return measured_path.parent.parent / "tuned" / measured_path.name
 
 
 def load(at: Path | None = None) -> tuple[tuple[Observation, ...], str | None]:
@@ -105,15 +105,19 @@ def save(observations: Sequence[Observation], at: Path | None = None) -> tuple[P
     at = at or path()
     at.parent.mkdir(parents=True, exist_ok=True)
     with _locked(at.with_suffix(".lock")):
-        kept, warning = load(at)
+        stored, warning = load(at)
         note = None
         if warning is not None:
             aside = at.with_suffix(".unusable.json")
             at.replace(aside)
             note = f"{warning.removeprefix('warning: ').partition(_NOT_USED)[0]}; put aside as {aside.name}"
-        merged = {each.key: each for each in (*kept, *observations)}
-        newest = sorted(merged.values(), key=lambda each: each.measured_at)[-_MOST:]
-        body = {"schema": SCHEMA, "zerokit": __version__, "observations": [asdict(each) for each in newest]}
+        merged = {observation.key: observation for observation in (*stored, *observations)}
+        newest = sorted(merged.values(), key=lambda observation: observation.measured_at)[-_MOST:]
+        body = {
+            "schema": SCHEMA,
+            "zerokit": __version__,
+            "observations": [asdict(observation) for observation in newest],
+        }
         write_whole(at, json.dumps(body, indent=1, allow_nan=False) + "\n", through_links=True)
     return at, note
 

@@ -49,10 +49,10 @@ def installed(name: str) -> str | None:
 
 def deepspeed_note() -> tuple[str, ...]:
     """A line to show when the installed DeepSpeed may allocate otherwise than predicted."""
-    found = installed("deepspeed")
-    if found is None or found == DEEPSPEED_VERSION:
+    version = installed("deepspeed")
+    if version is None or version == DEEPSPEED_VERSION:
         return ()
     return (
-        f"DeepSpeed {found} is installed; what it allocates is predicted as of {DEEPSPEED_VERSION}, "
+        f"DeepSpeed {version} is installed; what it allocates is predicted as of {DEEPSPEED_VERSION}, "
         "the version that the tables were read from",
     )

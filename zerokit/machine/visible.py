@@ -25,10 +25,10 @@ class FoundGpu:
 
 
 def visible(
-    found: Sequence[FoundGpu], environment: Mapping[str, str], variables: Sequence[str]
+    gpus: Sequence[FoundGpu], environment: Mapping[str, str], variables: Sequence[str]
 ) -> tuple[tuple[FoundGpu, ...], str]:
     """Those that the environment leaves visible, in its order, and a remark that says so."""
-    shown = tuple(found)
+    selected = tuple(gpus)
     remarks = []
     for variable in variables:
         value = environment.get(variable)
@@ -36,9 +36,9 @@ def visible(
             continue
         if "MIG-" in value:
             return (), f", but {variable} names MIG slices, whose size it does not tell: give ⟨vram⟩ SIZE"
-        shown, _ = chosen(shown, value)
-        remarks.append(f"{variable}={value} leaves {len(shown)}")
-    return shown, "".join(f", {remark}" for remark in remarks)
+        selected, _ = chosen(selected, value)
+        remarks.append(f"{variable}={value} leaves {len(selected)}")
+    return selected, "".join(f", {remark}" for remark in remarks)
 
 
 def chosen(gpus: Sequence[FoundGpu], value: str) -> tuple[tuple[FoundGpu, ...], str]:
@@ -68,6 +68,6 @@ def chosen(gpus: Sequence[FoundGpu], value: str) -> tuple[tuple[FoundGpu, ...], 
 
 def _same_uuid(uuid: str, part: str) -> bool:
     # rocm-smi prints the unique id as 0x…, the variable takes GPU-…
-    plain = uuid.lower().removeprefix("gpu-").removeprefix("0x")
-    wanted = part.lower().removeprefix("gpu-").removeprefix("0x")
-    return bool(wanted) and plain.startswith(wanted)
+    full = uuid.lower().removeprefix("gpu-").removeprefix("0x")
+    start = part.lower().removeprefix("gpu-").removeprefix("0x")
+    return bool(start) and full.startswith(start)

@@ -45,7 +45,7 @@ class Exchange:
         context: what attention gives; as large as q.
         positions: of all ranks, gathered one by one and then side by side.
         batched: a micro-batch has several sequences.
-        apart: output and input of the output projection are two tensors anyway.
+        separate: output and input of the output projection are two tensors anyway.
         joined: a rank has several heads, which are joined in a copy of the output.
     """
 
@@ -54,7 +54,7 @@ class Exchange:
     context: int
     positions: int
     batched: bool
-    apart: bool
+    separate: bool
     joined: bool
 
     @property
@@ -65,11 +65,11 @@ class Exchange:
     @property
     def saved(self) -> int:
         """More until the layer's backward pass."""
-        return self.repeated + (0 if self.apart else self.context)
+        return self.repeated + (0 if self.separate else self.context)
 
     def at_its_end(self, saving: bool) -> int:
         """More when the attention's result is there, which itself counts without exchanges too."""
-        contexts = 2 + self.batched + (self.joined - self.apart if saving else 0)
+        contexts = 2 + self.batched + (self.joined - self.separate if saving else 0)
         return self.core + contexts * self.context
 
 
@@ -102,7 +102,7 @@ def _exchange(profile: ModelProfile, degree: int, element_bytes: int, batched: b
         context=query,
         positions=2 * degree * POSITION_BYTES,
         batched=batched,
-        apart=_rotated_in_part(profile.hf_config),
+        separate=_rotated_in_part(profile.hf_config),
         joined=shape.heads > degree,
     )
 

@@ -57,17 +57,17 @@ def plan(
     from zerokit.planner.request import resolve
     from zerokit.search.plan import make_plan, make_space
 
-    asked = merged(recipe, options, overrides) if recipe is not None else options
-    resolved = resolve(asked, say=say or silent)
+    requested = merged(recipe, options, overrides) if recipe is not None else options
+    resolved = resolve(requested, say=say or silent)
     request = resolved.request
-    found = make_plan(request, top=top)
-    notes = unread(asked, [found.chosen.strategy])
-    found = replace(found, assumptions=(*found.assumptions, *notes))
+    planned = make_plan(request, top=top)
+    notes = unread(requested, [planned.chosen.strategy])
+    planned = replace(planned, assumptions=(*planned.assumptions, *notes))
     result = PlanResult(
-        request=resolved.given,
-        plan=found,
+        request=resolved.options,
+        plan=planned,
         job=make_space(request)[0].job,
-        cluster=found.cluster,
+        cluster=planned.cluster,
         model_name=resolved.model_name,
         parameters=request.shape.parameters,
         timed=request.timed,

@@ -24,11 +24,11 @@ def fits(planned: PlannedStrategy) -> str:
     """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``."""
     required = planned.candidate.memory.min_vram_bytes
     available = planned.cluster.gpu.driver_vram_bytes
-    what = "CPU rank" if planned.on_cpu else "GPU"
+    device = "CPU rank" if planned.on_cpu else "GPU"
     if planned.fits is None:
-        return f"{format_gib(required, 1)} required per {what}; no GPU memory was named"
+        return f"{format_gib(required, 1)} required per {device}; no GPU memory was named"
     room = available - required
-    amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {what}"
+    amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {device}"
     if planned.fits:
         return f"Fits: {amounts}, {format_gib(room, 1)} headroom"
     short = f", {format_gib(-room, 1)} too much" if room < 0 else "; the host's memory does not suffice"
@@ -56,10 +56,10 @@ def measured_on_no_machine(estimate: Estimate) -> str:
 
 def _range(estimate: Estimate) -> str:
     """`` (12.0 to 19.0 s)``, where host or network may make so much of a difference."""
-    found = estimate.step_seconds_range
-    if found is None or found[1] < (1 + SURE) * found[0]:
+    seconds = estimate.step_seconds_range
+    if seconds is None or seconds[1] < (1 + SURE) * seconds[0]:
         return ""
-    return f" ({format_seconds(found[0])} to {format_seconds(found[1])})"
+    return f" ({format_seconds(seconds[0])} to {format_seconds(seconds[1])})"
 
 
 def trains(job: Job) -> str:
@@ -70,9 +70,9 @@ def trains(job: Job) -> str:
     if job.lora is None:
         return "all weights"
     targets = job.lora.targets
-    where = "all linear layers" if targets == ("all-linear",) else ", ".join(targets)
+    layers = "all linear layers" if targets == ("all-linear",) else ", ".join(targets)
     base = "; base weights in 4 bits (NF4)" if job.method == "qlora" else "; base weights frozen"
-    return f"LoRA adapters of rank {job.lora.rank} on {where}{base}"
+    return f"LoRA adapters of rank {job.lora.rank} on {layers}{base}"
 
 
 def strategy(chosen: Strategy) -> str:
@@ -93,13 +93,13 @@ def strategy(chosen: Strategy) -> str:
     return ", ".join([*words, f"{kind} checkpointing", chosen.settings.precision])
 
 
-def batch(chosen: Strategy, job: Job, what: str = "GPU") -> str:
+def batch(chosen: Strategy, job: Job, device: str = "GPU") -> str:
     """``2 per GPU × 4 accumulation × 8 GPUs = 64 sequences of 4,096 tokens``."""
     settings, ranks = chosen.settings, chosen.data_parallel
-    whole = chosen.world_size == ranks
-    many = f"{ranks} {what}{'s' if ranks != 1 else ''}" if whole else f"{ranks} data parallel"
+    is_all = chosen.world_size == ranks
+    devices = f"{ranks} {device}{'s' if ranks != 1 else ''}" if is_all else f"{ranks} data parallel"
     return (
-        f"{settings.micro_batch} per {what} × {settings.gradient_accumulation} accumulation × {many} = "
+        f"{settings.micro_batch} per {device} × {settings.gradient_accumulation} accumulation × {devices} = "
         f"{chosen.global_batch} × {job.seq_len:,} tokens"
     )
 
@@ -108,11 +108,11 @@ def memory(planned: PlannedStrategy) -> str:
     """``peak 20.2 GiB in backward: activations 11.3, frozen parameters 5.3, loss 2.9, others 0.7 GiB``."""
     worst = planned.candidate.memory.worst
     parts = sorted(worst.components.items(), key=lambda item: -item[1])
-    shown = [(label(name), size) for name, size in parts[:_MOST_PARTS]]
+    largest = [(label(name), size) for name, size in parts[:_MOST_PARTS]]
     rest = sum(size for _, size in parts[_MOST_PARTS:])
-    shown += [("others", rest)] if rest else []
+    largest += [("others", rest)] if rest else []
     unit, unit_name = shown_unit(worst.peak_allocated_bytes / 10)  # the parts are smaller
-    words = ", ".join(f"{name} {size / unit:.1f}" for name, size in shown if size >= unit / 20)
+    words = ", ".join(f"{name} {size / unit:.1f}" for name, size in largest if size >= unit / 20)
     return f"peak {format_gib(worst.peak_allocated_bytes, 1)} in {worst.peak_phase}: {words} {unit_name}"
 
 

@@ -37,25 +37,25 @@ def rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
     """Rates of the very kind of GPU (by the names that drivers give it), and a note."""
     from zerokit.machine import measured as store
 
-    found, reason = store.load()
-    if found is None:
+    stored, reason = store.load()
+    if stored is None:
         return None, reason if "measure again" in reason else None
-    if found.device != "cuda" or found.device_name not in gpu_titles:
-        return None, f"rates of {found.device_name} were measured here, and are not used for another GPU"
-    reductions = [point for point in found.collectives if point.operation == "all_reduce"]
+    if stored.device != "cuda" or stored.device_name not in gpu_titles:
+        return None, f"rates of {stored.device_name} were measured here, and are not used for another GPU"
+    reductions = [point for point in stored.collectives if point.operation == "all_reduce"]
     largest = max(reductions, key=lambda point: point.message_bytes, default=None)
-    up, down = found.host_to_device_bytes_per_second, found.device_to_host_bytes_per_second
+    up, down = stored.host_to_device_bytes_per_second, stored.device_to_host_bytes_per_second
     calibration = Calibration(
-        matmul_flops=found.matmul_flops if found.matmul_precision in ("bf16", "fp16") else None,
+        matmul_flops=stored.matmul_flops if stored.matmul_precision in ("bf16", "fp16") else None,
         allreduce_bytes_per_second=largest.bus_bytes_per_second if largest else None,
         # measured per GPU with all copying at once; the model divides the node's rate
-        host_to_device_bytes_per_second=up * found.ranks if up else None,
-        device_to_host_bytes_per_second=down * found.ranks if down else None,
-        cpu_adam_parameters_per_second=found.cpu_adam_parameters_per_second,
-        host_memory_bytes_per_second=found.host_memory_bytes_per_second,
-        host_factor=found.host_factor,
-        host_factor_low=found.host_factor_low,
-        host_factor_high=found.host_factor_high,
+        host_to_device_bytes_per_second=up * stored.ranks if up else None,
+        device_to_host_bytes_per_second=down * stored.ranks if down else None,
+        cpu_adam_parameters_per_second=stored.cpu_adam_parameters_per_second,
+        host_memory_bytes_per_second=stored.host_memory_bytes_per_second,
+        host_factor=stored.host_factor,
+        host_factor_low=stored.host_factor_low,
+        host_factor_high=stored.host_factor_high,
         source=reason,
     )
     return calibration, f"rates of this machine: {reason}"
@@ -77,16 +77,16 @@ def _tuned(
     calibration, used = calibrate(rates, observations, shape, job, cluster)
     if not used:
         return None, ()
-    newest = max(each.measured_at for each in used)
+    newest = max(observation.measured_at for observation in used)
     count = f"{len(used)} strateg{'y' if len(used) == 1 else 'ies'}"
     if calibration.tuned is None:
-        what = f"layer times corrected by {count} of other jobs of this width"
+        note = f"layer times corrected by {count} of other jobs of this width"
     else:
-        what = f"{'ranked by' if on_cpu else 'step times from'} the measured steps of {count} of this job"
-    return calibration, (f"{what}, tuned here at {newest} ({at}); {OPTION} ignores them",)
+        note = f"{'ranked by' if on_cpu else 'step times from'} the measured steps of {count} of this job"
+    return calibration, (f"{note}, tuned here at {newest} ({at}); {OPTION} ignores them",)
 
 
-def keep(request: Request, job: Job, ran: Sequence[tuple[Strategy, float]]) -> tuple[Path, str | None]:
+def keep(request: Request, job: Job, measured: Sequence[tuple[Strategy, float]]) -> tuple[Path, str | None]:
     """Keep measured seconds of a step for later plans; returns the file, and a note where one was damaged.
 
     Raises:
@@ -103,4 +103,4 @@ def keep(request: Request, job: Job, ran: Sequence[tuple[Strategy, float]]) -> t
         return time_model(replace(request, calibration=calibration), job).estimate(strategy)
 
     at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return tuned.save(observe(request.shape, job, request.cluster, ran, estimate, rates, at))
+    return tuned.save(observe(request.shape, job, request.cluster, measured, estimate, rates, at))

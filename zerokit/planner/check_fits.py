@@ -29,19 +29,22 @@ def why_it_does_not_fit(
     Raises:
         InputError: an option that cannot be.
     """
-    asked = _asked(path, options, world_size)
-    answer = _lack(path, asked, say)
+    estimate_options = _estimate_options(path, options, world_size)
+    answer = _lack(path, estimate_options, say)
     if answer is None:
         return None
-    if "checkpointing" not in asked and _lack(path, {**asked, "checkpointing": "full"}, say) is None:
+    if (
+        "checkpointing" not in estimate_options
+        and _lack(path, {**estimate_options, "checkpointing": "full"}, say) is None
+    ):
         return "warning", f"{answer} without activation checkpointing; it fits if the script turns that on"
     return "error", answer
 
 
-def _lack(path: str, asked: Mapping[str, str], say: Say) -> str | None:
+def _lack(path: str, estimate_options: Mapping[str, str], say: Say) -> str | None:
     """What is lacking, in a sentence; None where nothing is."""
     try:
-        answer = planner.estimate(asked, deepspeed=path, say=say)
+        answer = planner.estimate(estimate_options, deepspeed=path, say=say)
     except NothingFits as error:
         return as_options(error.marked)
     if answer.fits is not False:
@@ -52,15 +55,15 @@ def _lack(path: str, asked: Mapping[str, str], say: Say) -> str | None:
     )
 
 
-def _asked(path: str, options: Mapping[str, Any], world_size: int | str | None) -> dict[str, str]:
+def _estimate_options(path: str, options: Mapping[str, Any], world_size: int | str | None) -> dict[str, str]:
     """The options of the estimate."""
-    given = {option.name: options.get(option.name) for option in OPTIONS if option.in_check is not None}
-    if world_size and not given["gpus"]:
-        given["gpus"] = world_size
+    values = {option.name: options.get(option.name) for option in OPTIONS if option.in_check is not None}
+    if world_size and not values["gpus"]:
+        values["gpus"] = world_size
     planned = _of_plan_beside(Path(path))
-    if given["method"] not in (None, planned.get("method")):  # the plan's adapters are of another method
+    if values["method"] not in (None, planned.get("method")):  # the plan's adapters are of another method
         planned = {name: value for name, value in planned.items() if not name.startswith("lora_")}
-    return planned | {name: str(value) for name, value in given.items() if value}
+    return planned | {name: str(value) for name, value in values.items() if value}
 
 
 def _of_plan_beside(path: Path) -> dict[str, str]:
@@ -76,7 +79,7 @@ def _of_plan_beside(path: Path) -> dict[str, str]:
         return {}
     if path.name not in plan.files.values():
         return {}
-    found = {
+    decided = {
         name.replace("-", "_"): str(plan.request[name]) for name in _OF_THE_JOB if plan.request.get(name)
     }
-    return found | {"checkpointing": str(plan.chosen.get("activation_checkpointing", "none"))}
+    return decided | {"checkpointing": str(plan.chosen.get("activation_checkpointing", "none"))}

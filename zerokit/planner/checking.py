@@ -139,9 +139,9 @@ def _checked(
     paths: Sequence[str], options: Mapping[str, Any], settings: CheckSettings, say: Say
 ) -> CheckResult:
     context = _context(options, settings, say)
-    files, found = files_of(paths, exclude=settings.exclude)
+    files, discovered = files_of(paths, exclude=settings.exclude)
     read = functools.partial(
-        check_files, files, context, kind=settings.kind, ignore=settings.ignore, discovered=found
+        check_files, files, context, kind=settings.kind, ignore=settings.ignore, discovered=discovered
     )
     checked = read()
     fixed: list[Finding] = []
@@ -164,9 +164,9 @@ def _checked(
 
 
 def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> Context:
-    given = {"world_size": settings.world_size, **{name: options.get(name) for name in ("gpus", "nodes")}}
+    texts = {"world_size": settings.world_size, **{name: options.get(name) for name in ("gpus", "nodes")}}
     numbers = {
-        name: parse_positive_int(value, f"⟨{name}⟩") if value else None for name, value in given.items()
+        name: parse_positive_int(value, f"⟨{name}⟩") if value else None for name, value in texts.items()
     }
     fitting = ("vram", "seq_len", "method", "lora_rank", "checkpointing")
     unasked = [f"⟨{name}⟩" for name in fitting if options.get(name)]
@@ -297,12 +297,12 @@ def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bo
     from zerokit.linter.deepspeed.deep import DeepCase, run_deep
     from zerokit.linter.deepspeed.file import degree
 
-    asked: list[tuple[CheckedFile, DeepCase]] = []
+    cases: list[tuple[CheckedFile, DeepCase]] = []
     for file in checked:
         if file.document is None or not isinstance(file.document.value, dict):
             continue
         if file.kind == "accelerate":
-            asked.append((file, DeepCase(mode="accelerate", path=file.path)))
+            cases.append((file, DeepCase(mode="accelerate", path=file.path)))
         elif file.kind == "deepspeed":
             tensor_parallel = degree(file.document.value)
             case = DeepCase(
@@ -312,21 +312,21 @@ def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bo
                 tensor_parallel=tensor_parallel,
                 key_value_heads=context.key_value_heads,
             )
-            asked.append((file, case))
-    for (file, case), result in zip(asked, run_deep([case for _, case in asked]), strict=True):
+            cases.append((file, case))
+    for (file, case), result in zip(cases, run_deep([case for _, case in cases]), strict=True):
         if result.error is None or file.document is None:
             continue
-        who = "Accelerate" if case.mode == "accelerate" else "DeepSpeed"
+        reader = "Accelerate" if case.mode == "accelerate" else "DeepSpeed"
         ranks = f" (ranks {', '.join(map(str, result.ranks_failed))} of {case.world_size})" if deep else ""
         file.findings.append(
             Finding(
                 path=file.path,
                 location=file.document.location(()),
-                rule="accelerate-says" if who == "Accelerate" else "deepspeed-says",
+                rule="accelerate-says" if reader == "Accelerate" else "deepspeed-says",
                 severity="error",
-                message=f"{who} refuses it{ranks}: {result.error}",
+                message=f"{reader} refuses it{ranks}: {result.error}",
                 fix="",
-                source=f"the installed {who}",
+                source=f"the installed {reader}",
             )
         )
 

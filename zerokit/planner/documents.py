@@ -152,15 +152,15 @@ class PlannedStrategy:
     @property
     def _rehearsed(self) -> dict[str, Any] | None:
         """Which command was rehearsed with this strategy; None: none was."""
-        known = None if self.script is None else self.script.of(self.strategy)
-        if known is None or self.script is None:
+        rehearsed = None if self.script is None else self.script.of(self.strategy)
+        if rehearsed is None or self.script is None:
             return None
         return {
             "script": self.script.name,
             "command": self.script.command,
             "step_seconds_range": None
-            if known.step_seconds_range is None
-            else list(known.step_seconds_range),
+            if rehearsed.step_seconds_range is None
+            else list(rehearsed.step_seconds_range),
         }
 
     @property

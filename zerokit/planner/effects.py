@@ -23,7 +23,7 @@ IN_FILE = (
 """What a DeepSpeed file decides, and is refused beside one."""
 
 
-def given(options: Options, name: str) -> bool:
+def is_given(options: Options, name: str) -> bool:
     """Whether an option was given a value that asks for something; ``auto`` asks for nothing."""
     return options.get(name) not in (None, False, "auto")
 
@@ -38,10 +38,10 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
         InputError: names the option and what it needs.
     """
     rules: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (
-        (_OF_TRAINING, lambda: given(options, "inference"), "not with ⟨inference⟩, which does not train"),
+        (_OF_TRAINING, lambda: is_given(options, "inference"), "not with ⟨inference⟩, which does not train"),
         (
             ("zero",),
-            lambda: given(options, "inference") and str(options.get("zero")) in ("1", "2"),
+            lambda: is_given(options, "inference") and str(options.get("zero")) in ("1", "2"),
             "stages 1 and 2 divide what only training has; ⟨inference⟩ takes 0 or 3",
         ),
         (_BUCKETS, lambda: _stage(options, single, file) == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
@@ -52,7 +52,7 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
     )
     for names, idle, why in rules:
         for name in names:
-            if given(options, name) and idle():
+            if is_given(options, name) and idle():
                 raise InputError(f"{_as_written(options, name)}: {why}")
 
 
@@ -76,7 +76,7 @@ def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
         for names, idle, why in rules
         if idle
         for name in names
-        if given(options, name)
+        if is_given(options, name)
     )
 
 
@@ -86,15 +86,15 @@ def refuse_beside_file(options: Options, config: Mapping[str, Any]) -> None:
     Raises:
         InputError: names the option, and the key of the file.
     """
-    held = {
+    unread = {
         "micro_batch": config.get("train_micro_batch_size_per_gpu"),
         "global_batch": config.get("train_batch_size"),
         "optimizer": (config.get("optimizer") or {}).get("type")
         if isinstance(config.get("optimizer"), dict)
         else None,
     }
-    for name in (*IN_FILE, *(name for name, value in held.items() if value not in (None, "auto"))):
-        if given(options, name):
+    for name in (*IN_FILE, *(name for name, value in unread.items() if value not in (None, "auto"))):
+        if is_given(options, name):
             raise InputError(f"⟨{name}⟩: the file of ⟨deepspeed⟩ decides it; leave it out")
 
 

@@ -29,52 +29,52 @@ class FewestGpus:
     """The fewest GPUs of one kind that can do the job with one method, with or without offload.
 
     Attributes:
-        found: what the search found.
+        size: what the search found.
         price_per_gpu_hour: as it was given; None where it was not.
     """
 
-    found: Size
+    size: Size
     price_per_gpu_hour: float | None = None
 
     @property
     def gpu(self) -> str:
         """The kind of GPU, as the catalogue names it."""
-        return self.found.gpu.name
+        return self.size.gpu.name
 
     @property
     def method(self) -> str:
         """``full``, ``lora`` or ``qlora``."""
-        return self.found.method
+        return self.size.method
 
     @property
     def offload_allowed(self) -> bool:
         """Whether states and weights may leave the GPUs."""
-        return self.found.offload
+        return self.size.offload
 
     @property
     def gpus(self) -> int | None:
         """How many are needed; None where none of the numbers tried is enough."""
-        return self.found.gpus or None
+        return self.size.gpus or None
 
     @property
     def nodes(self) -> int | None:
         """The nodes that they are on."""
-        return self.found.nodes or None
+        return self.size.nodes or None
 
     @property
     def seconds_per_1e9_tokens(self) -> float | None:
         """Wall time to train on 1e9 tokens."""
-        return self.found.seconds_per_billion_tokens
+        return self.size.seconds_per_billion_tokens
 
     @property
     def measured_on_no_machine(self) -> tuple[str, ...]:
         """Of the hardware, what no step time was ever compared on: the GPU's name, ``several nodes``."""
-        return () if self.found.candidate is None else self.found.candidate.time.measured_on_no_machine
+        return () if self.size.candidate is None else self.size.candidate.time.measured_on_no_machine
 
     @property
     def gpu_hours_per_1e9_tokens(self) -> float | None:
         """GPU-hours to train on 1e9 tokens."""
-        return self.found.gpu_hours_per_billion_tokens
+        return self.size.gpu_hours_per_billion_tokens
 
     @property
     def cost_per_1e9_tokens(self) -> float | None:
@@ -89,8 +89,8 @@ class FewestGpus:
 
     @property
     def _why(self) -> str:
-        candidate = self.found.candidate
-        return self.found.why if candidate is None else strategy_words(candidate.strategy)
+        candidate = self.size.candidate
+        return self.size.why if candidate is None else strategy_words(candidate.strategy)
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``sizes``."""
@@ -104,7 +104,7 @@ class FewestGpus:
             "gpu_hours_per_1e9_tokens": self.gpu_hours_per_1e9_tokens,
             "cost_per_1e9_tokens": self.cost_per_1e9_tokens,
         }
-        candidate = self.found.candidate
+        candidate = self.size.candidate
         if candidate is None:
             return {**row, "strategy": None, "why": as_options(self._why)}
         return {
@@ -164,7 +164,7 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
     Raises:
         InputError: an argument that cannot be; names it and the fix.
     """
-    from zerokit.planner.options import given
+    from zerokit.planner.options import given_options
     from zerokit.search.sizing import sizes
 
     _refuse(options)
@@ -174,17 +174,17 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
     prices = _prices(price, [gpu.name for gpu in kinds])
     methods = (request.job.method,) if options.get("method") or request.job.inference else METHODS
     most = integer(options, "gpus") or _MOST_GPUS
-    found = list(sizes(request, kinds, methods, most))
-    if all(size.refused for size in found):
-        raise InputError(found[-1].why)
+    results = list(sizes(request, kinds, methods, most))
+    if all(size.refused for size in results):
+        raise InputError(results[-1].why)
     return SizeResult(
         model_name=resolved.model_name,
-        request=given(options),
-        sizes=tuple(FewestGpus(found=size, price_per_gpu_hour=prices.get(size.gpu.name)) for size in found),
+        request=given_options(options),
+        sizes=tuple(FewestGpus(size=size, price_per_gpu_hour=prices.get(size.gpu.name)) for size in results),
         notes=(
             *(note for note in request.assumptions if "GPU" not in note),
             *_host_notes(options),
-            *_unread(options, found),
+            *_unread(options, results),
         ),
         most_gpus=most,
     )
@@ -247,7 +247,7 @@ def _prices(text: str | None, names: Sequence[str]) -> dict[str, float]:
         return {}
     from zerokit.catalog import gpus as catalog
 
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for part in text.split(","):
         name, equals, amount = part.rpartition("=")
         targets = [name.strip()] if equals else names
@@ -265,5 +265,5 @@ def _prices(text: str | None, names: Sequence[str]) -> dict[str, float]:
                 raise InputError(
                     f"⟨price⟩ {part.strip()}: {target} is not asked about; {', '.join(names)} are"
                 )
-            found[target] = value
-    return found
+            prices[target] = value
+    return prices

@@ -40,7 +40,7 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     host_ram = parse_bytes(options["host_ram"], "⟨host_ram⟩") if options.get("host_ram") else None
     if device == "cpu":
         return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: ⟨device⟩ cpu is given",), options)
-    gpu, notes, found, named = _gpu(options)
+    gpu, notes, detected, named = _gpu(options)
     assumed = gpu is None
     if gpu is None:
         if device == "local":
@@ -53,21 +53,21 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
             "name yours: ⟨gpus⟩ N ⟨gpu⟩ NAME; ⟨device⟩ cpu plans for CPU ranks",
         )
     if gpus is None:
-        gpus = found or 1
+        gpus = detected or 1
         notes = (
             *notes,
             f"{gpus} GPU{'s' if gpus > 1 else ''}: "
-            + ("all that are visible" if found else "⟨gpus⟩ not given"),
+            + ("all that are visible" if detected else "⟨gpus⟩ not given"),
         )
     if nodes is None:
         nodes = _fewest_nodes(gpus, gpu.max_gpus_per_node)
         if nodes > 1:
             notes = (*notes, f"{nodes} nodes of {gpus // nodes} GPUs: ⟨nodes⟩ not given")
-    if found and host_ram is None and nodes == 1 and gpus <= found:
+    if detected and host_ram is None and nodes == 1 and gpus <= detected:
         host_ram, note = _this_host()
         notes = (*notes, note) if note else notes
     network = parse_bytes(options["network"], "⟨network⟩") if options.get("network") else None
-    if nodes == 1 and network is not None and (found or options.get("gpus")):
+    if nodes == 1 and network is not None and (detected or options.get("gpus")):
         notes = (*notes, f"⟨network⟩ {options['network']}: not used, one node sends nothing over it")
     if nodes > 1 and network is None:
         notes = (*notes, _assumed_network(gpu, gpus // nodes))
@@ -80,7 +80,7 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         nvme_path=options.get("nvme"),
         gpu_assumed=assumed,
     )
-    return Hardware(cluster=cluster, notes=notes, named=named, found_here=found > 0)
+    return Hardware(cluster=cluster, notes=notes, named=named, found_here=detected > 0)
 
 
 _NUMBER_AND_NAME = re.compile(r"\s*(\d+)\s*[x×*]\s*([A-Za-z0-9].*)")
@@ -94,9 +94,9 @@ def _refuse_number_with_name(options: Mapping[str, Any]) -> None:
     """
     for option in ("gpus", "gpu"):
         text = str(options.get(option) or "")
-        found = _NUMBER_AND_NAME.fullmatch(text)
-        if found is not None:
-            raise InputError(f"⟨{option}⟩ {text}: write ⟨gpus⟩ {found[1]} ⟨gpu⟩ {_catalogue_name(found[2])}")
+        match = _NUMBER_AND_NAME.fullmatch(text)
+        if match is not None:
+            raise InputError(f"⟨{option}⟩ {text}: write ⟨gpus⟩ {match[1]} ⟨gpu⟩ {_catalogue_name(match[2])}")
 
 
 def _catalogue_name(text: str) -> str:
@@ -146,12 +146,12 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
     from zerokit.machine.detect import detect
 
     machine = detect()
-    found, reason = machine.catalog_gpu()
-    if found is None and machine.gpus:
+    entry, reason = machine.catalog_gpu()
+    if entry is None and machine.gpus:
         raise InputError(f"this machine's GPUs cannot be planned for: {reason}")
-    if found is None:
+    if entry is None:
         return None, (reason,), 0, False
-    return found, (f"this machine: {reason}",), len(machine.gpus), True
+    return entry, (f"this machine: {reason}",), len(machine.gpus), True
 
 
 def _fewest_nodes(gpus: int, most: int) -> int:

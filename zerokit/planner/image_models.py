@@ -47,9 +47,9 @@ def requested_images(options: Mapping[str, Any]) -> RequestedImages | None:
         return None
     if size is None:
         raise InputError(f"⟨images⟩ {count}: give their size too, ⟨image_size⟩ WxH")
-    for name, what in _NOT_WITH:
+    for name, method in _NOT_WITH:
         if str(options.get(name)) not in ("None", "False", "1"):
-            raise InputError(f"⟨{name}⟩: {what} of a model with a vision tower is not modelled")
+            raise InputError(f"⟨{name}⟩: {method} of a model with a vision tower is not modelled")
     if options.get("attention") == "eager":
         raise InputError("⟨attention⟩ eager: not modelled with ⟨images⟩; use sdpa or flash_attention_2")
     width, height = parse_image_size(size, "⟨image_size⟩")
@@ -70,23 +70,23 @@ def built_with_images(
         )
     from zerokit.trace.shape import complete_config, shape_of
 
-    found = images_of(
+    images_found = images_of(
         complete_config(config), processor, count=images.count, width=images.width, height=images.height,
         tower=images.tower,
     )  # fmt: skip
-    shape = shape_of(config, name, "image-text", found)
+    shape = shape_of(config, name, "image-text", images_found)
     published = "" if processor else ", with the published processor's bounds"
-    each = f"{found.tiles} tiles of " if found.tiles > 1 else ""
+    tiles = f"{images_found.tiles} tiles of " if images_found.tiles > 1 else ""
     notes = [
         f"{name}: {format_count(shape.parameters)} parameters with the vision tower, as transformers "
         "builds it",
         f"{images.count} image{'s' if images.count > 1 else ''} of {images.width}x{images.height} in each "
-        f"sequence: {each}"
-        f"{found.width}x{found.height} pixels and {found.tokens:,} tokens each{published}",
+        f"sequence: {tiles}{images_found.width}x{images_found.height} pixels and {images_found.tokens:,} "
+        f"tokens each{published}",
     ]
-    if found.tower == "frozen":
+    if images_found.tower == "frozen":
         notes.append("the step time counts the frozen vision tower as a trained one, so it is too long")
-    return shape, found, tuple(notes)
+    return shape, images_found, tuple(notes)
 
 
 def processor_of(config_file: Path) -> Mapping[str, Any]:
@@ -97,12 +97,12 @@ def processor_of(config_file: Path) -> Mapping[str, Any]:
     """
     from zerokit.strictload import load_json
 
-    place = config_file.parent / "preprocessor_config.json"
-    if config_file.name != "config.json" or not place.is_file():
+    file = config_file.parent / "preprocessor_config.json"
+    if config_file.name != "config.json" or not file.is_file():
         return {}
-    value = load_json(place, strict=False).value
+    value = load_json(file, strict=False).value
     if not isinstance(value, dict):
-        raise InputError(f"{place}: expected a JSON object")
+        raise InputError(f"{file}: expected a JSON object")
     return value
 
 

@@ -70,10 +70,10 @@ class Source:
         Raises:
             InputError: names the module and those that there are.
         """
-        known = self.profile or self.other_version
-        if known is None or job.lora is None or job.lora.targets == ("all-linear",):
+        profile = self.profile or self.other_version
+        if profile is None or job.lora is None or job.lora.targets == ("all-linear",):
             return
-        modules = [p.name.rpartition(".")[0] for p in known.parameters if len(p.shape) == 2]
+        modules = [p.name.rpartition(".")[0] for p in profile.parameters if len(p.shape) == 2]
         for target in job.lora.targets:
             if not any(f".{module}".endswith(f".{target}") for module in modules):
                 names = dict.fromkeys(module.rpartition(".")[2] for module in modules)
@@ -105,9 +105,11 @@ class Source:
         from zerokit.trace import store
         from zerokit.trace.on_demand import cached
 
-        kept = cached(self.hf_config, self.head, self.say)
-        if kept is not None:
-            self.profile = kept if self.profile is None else store.merged([self.profile, kept])
+        cached_profile = cached(self.hf_config, self.head, self.say)
+        if cached_profile is not None:
+            self.profile = (
+                cached_profile if self.profile is None else store.merged([self.profile, cached_profile])
+            )
         self.notes["estimate"] = "for traced memory, run `zerokit estimate` with these options once"
 
     def _knows(self, profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
@@ -125,8 +127,8 @@ class Source:
         if job.inference and not traceable(job, strategy):
             return False
         if self.trace == "some":
-            known = 0 if self.profile is None else len(self.profile.traces)
-            if strategy.tensor_parallel > 1 or known >= _MOST_TRACED_IN_A_SEARCH:
+            trace_count = 0 if self.profile is None else len(self.profile.traces)
+            if strategy.tensor_parallel > 1 or trace_count >= _MOST_TRACED_IN_A_SEARCH:
                 return False
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
             self.given_up.add(key)
@@ -143,8 +145,8 @@ class Source:
 
         key = variants_of(job, strategy, self.head)[0].key
         assert self.hf_config is not None
-        kept = cached(self.hf_config, self.head, self.say)
-        if kept is None or not kept.has_all(job, strategy):
+        cached_profile = cached(self.hf_config, self.head, self.say)
+        if cached_profile is None or not cached_profile.has_all(job, strategy):
             self.say(f"tracing {self.name} ({key}); later runs use the cached trace")
         try:
             self.profile = complete(
@@ -202,11 +204,17 @@ def without_cublas(estimate: MemoryEstimate) -> MemoryEstimate:
 
     def rank_without(rank: RankEstimate) -> RankEstimate:
         workspace = rank.components.get(Component.CUBLAS_WORKSPACE, 0)
-        held = {"forward": min(workspace, FORWARD_WORKSPACE_BYTES), "backward": workspace, "step": workspace}
+        workspaces = {
+            "forward": min(workspace, FORWARD_WORKSPACE_BYTES),
+            "backward": workspace,
+            "step": workspace,
+        }
 
         def phase_held(name: str) -> int:
             """What a trace counts in the phase; the closed form does not say."""
-            return rank.phase_components.get(name, {}).get(Component.CUBLAS_WORKSPACE, held.get(name, 0))
+            return rank.phase_components.get(name, {}).get(
+                Component.CUBLAS_WORKSPACE, workspaces.get(name, 0)
+            )
 
         return replace(
             rank,

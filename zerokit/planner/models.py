@@ -119,18 +119,20 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
     """
     from zerokit.catalog.transformers_releases import alike
 
-    found, profile = installed("transformers"), source.profile
-    if profile is None or found is None or _release(found) == _release(profile.transformers_version):
+    version, profile = installed("transformers"), source.profile
+    if profile is None or version is None or _release(version) == _release(profile.transformers_version):
         return ()
-    said = f"Transformers {found} is installed, the catalogue's traces are of {profile.transformers_version}"
+    mismatch = (
+        f"Transformers {version} is installed, the catalogue's traces are of {profile.transformers_version}"
+    )
     if source.trace == "always":
         source.other_version, source.profile, source.catalogued = profile, None, False
-        return (f"{said}: traced anew where the installed one can be traced",)
-    if alike(str((source.hf_config or {}).get("model_type")), found, profile.transformers_version):
-        return (f"{said}, with the same result (a sweep of releases)",)
+        return (f"{mismatch}: traced anew where the installed one can be traced",)
+    if alike(str((source.hf_config or {}).get("model_type")), version, profile.transformers_version):
+        return (f"{mismatch}, with the same result (a sweep of releases)",)
     return (
-        f"{said}, and versions may keep more or less for backward; `zerokit estimate --model {source.name}` "
-        "traces with the installed one",
+        f"{mismatch}, and versions may keep more or less for backward; "
+        f"`zerokit estimate --model {source.name}` traces with the installed one",
     )
 
 
@@ -175,13 +177,13 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
 
 
 def _of_built(
-    config: Mapping[str, Any], name: str, where: str, notes: tuple[str, ...], single: bool, say: Say
+    config: Mapping[str, Any], name: str, source: str, notes: tuple[str, ...], single: bool, say: Say
 ) -> Chosen:
-    """The model as Transformers builds it; ``where`` is named in errors."""
-    found = _shape(config, where)
+    """The model as Transformers builds it; ``source`` is named in errors."""
+    shape = _shape(config, source)
     return _chosen(
-        config, name, None, (*notes, *found.notes), trace="always" if single else "some", head=found.head,
-        shape=replace(found.shape, name=name), closed_form=found.closed_form, say=say,
+        config, name, None, (*notes, *shape.notes), trace="always" if single else "some", head=shape.head,
+        shape=replace(shape.shape, name=name), closed_form=shape.closed_form, say=say,
     )  # fmt: skip
 
 
@@ -194,12 +196,12 @@ def _of_images(
     single: bool,
     say: Say,
 ) -> Chosen:
-    shape, found, said = built_with_images(config, name, processor, images)
+    shape, sequence_images, note = built_with_images(config, name, processor, images)
     chosen = _chosen(
-        config, name, None, (*notes, *said, _ROUGH[False]), head=shape.head, shape=shape, closed_form=False,
+        config, name, None, (*notes, *note, _ROUGH[False]), head=shape.head, shape=shape, closed_form=False,
         trace="always" if single else "some", say=say,
     )  # fmt: skip
-    return replace(chosen, images=found)
+    return replace(chosen, images=sequence_images)
 
 
 def _from_file(
@@ -217,10 +219,10 @@ def _from_file(
     check_modelled(config, str(path), images is not None)
     packed = config.get("quantization_config")
     if packed:
-        how = packed.get("quant_method") if isinstance(packed, dict) else None
+        method = packed.get("quant_method") if isinstance(packed, dict) else None
         raise document.error(
             ("quantization_config",),
-            f"the weights are packed ({how or 'quantization_config'}), and their bytes are not modelled; "
+            f"the weights are packed ({method or 'quantization_config'}), and their bytes are not modelled; "
             "name the model that they were made of (⟨method⟩ qlora trains adapters on its weights in 4 "
             "bits), or take this key out of a copy to count them in 16 bits",
         )
@@ -248,10 +250,10 @@ def _shape(config: Mapping[str, Any], path: str) -> _Read:
     Raises:
         InputError: Transformers cannot build it; or it is not here, and the family's shape is not known.
     """
-    known = str(config.get("model_type")) in FAMILIES and not has_other_layers(config)
+    is_modelled = str(config.get("model_type")) in FAMILIES and not has_other_layers(config)
     if find_spec("torch") is None or find_spec("transformers") is None:
         head = named_head(config)
-        if not known:
+        if not is_modelled:
             raise InputError(
                 f"{path}: model_type {config.get('model_type')!r} is counted and traced by Transformers, "
                 "which is not installed here; install torch and transformers, or give ⟨params⟩"
@@ -267,7 +269,7 @@ def _shape(config: Mapping[str, Any], path: str) -> _Read:
 
     _check_classes(config, path)
     # what its keys do not say is an error with the key's name here, before Transformers speaks
-    table = from_config(config, name=path, head=named_head(config)) if known else None
+    table = from_config(config, name=path, head=named_head(config)) if is_modelled else None
     try:
         built = shape_of(config, path)
     except InputError as error:
@@ -325,17 +327,17 @@ def _check_classes(config: Mapping[str, Any], path: str) -> None:
 def _sized(params: str, single: bool, say: Say) -> Chosen:
     from zerokit.catalog import models
 
-    wanted = parse_count(params, "⟨params⟩")
-    entry = models.nearest(wanted)
-    digits = len(str(wanted).rstrip("0"))
+    count = parse_count(params, "⟨params⟩")
+    entry = models.nearest(count)
+    digits = len(str(count).rstrip("0"))
     reach = _SAME_SIZE[digits] if digits < len(_SAME_SIZE) else 0.0
-    if abs(entry.parameters / wanted - 1) <= reach:
+    if abs(entry.parameters / count - 1) <= reach:
         note = f"⟨params⟩ {params}: taken as {entry.name}, {entry.parameters:,} parameters"
         return _chosen(
             entry.hf_config, entry.name, entry.parameters, (note,), head=entry.head, catalogued=True,
             trace="always" if single else "never", say=say,
         )  # fmt: skip
-    shape = scaled(from_config(entry.hf_config, name=entry.name, parameters=entry.parameters), wanted)
+    shape = scaled(from_config(entry.hf_config, name=entry.name, parameters=entry.parameters), count)
     note = (
         f"⟨params⟩ {params}: a model built like {entry.name} ({format_count(entry.parameters)}), scaled to "
         f"{shape.layers} layers of width {shape.hidden}; ⟨model⟩ names a real one"

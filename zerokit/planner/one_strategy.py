@@ -113,10 +113,12 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
             checkpointing=checkpointing,
         )
         return strategy, notes
-    return _plain(request, layout, checkpointing)
+    return _default_strategy(request, layout, checkpointing)
 
 
-def _plain(request: Request, layout: Layout, checkpointing: str) -> tuple[Strategy, tuple[str, ...]]:
+def _default_strategy(
+    request: Request, layout: Layout, checkpointing: str
+) -> tuple[Strategy, tuple[str, ...]]:
     """Plain values where nothing was given."""
     pins = request.pins
     precision, why = choose_precision(request.precision, request.cluster, request.on_cpu)
@@ -141,15 +143,15 @@ def _batch(request: Request, ranks: int) -> tuple[int, int]:
         return micro or 1, steps or 1
     if batch % ranks:
         raise InputError(f"⟨global_batch⟩ {batch} is not a multiple of {ranks} data-parallel ranks")
-    each = batch // ranks
+    per_rank = batch // ranks
     if micro is None:
-        micro = each // (steps or each)  # not given: one sequence at a time
+        micro = per_rank // (steps or per_rank)  # not given: one sequence at a time
         micro = micro or 1
-    if each % micro or (steps is not None and micro * steps != each):
+    if per_rank % micro or (steps is not None and micro * steps != per_rank):
         raise InputError(
             f"⟨global_batch⟩ {batch} is not micro-batch {micro} × accumulation × {ranks} data-parallel ranks"
         )
-    return micro, each // micro
+    return micro, per_rank // micro
 
 
 def _with_batch(

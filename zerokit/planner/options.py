@@ -100,10 +100,10 @@ def parse_image_size(value: object, name: str) -> tuple[int, int]:
     Raises:
         InputError: it is something else.
     """
-    found = re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", str(value).strip().lower())
-    if found is None or "0" in (found[1].lstrip("0") or "0", found[2].lstrip("0") or "0"):
+    match = re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", str(value).strip().lower())
+    if match is None or "0" in (match[1].lstrip("0") or "0", match[2].lstrip("0") or "0"):
         raise InputError(f"{name}: {value!r}; expected width x height in pixels, for example 1280x720")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 _WHETHER = "for whether it fits."
@@ -255,14 +255,14 @@ class PlanOptions(TypedDict, total=False):
     pipeline_module: bool
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given, by long name without dashes in front: what ``plan.yaml`` keeps."""
-    found = {}
+    result = {}
     for option in (*(o for o in OPTIONS if o.name != "device"), BY_NAME["device"]):
         value = options.get(option.name)
         if value not in (None, False) and not (option.name == "device" and value == "auto"):
-            found[option.name.replace("_", "-")] = value
-    return found
+            result[option.name.replace("_", "-")] = value
+    return result
 
 
 def as_text(value: object) -> str:
@@ -282,7 +282,7 @@ def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         option = BY_NAME.get(name)
         if option is None:
-            raise InputError(f"{name}: no such argument; {meant(name)}")
+            raise InputError(f"{name}: no such argument; {suggestion(name)}")
         if value is None or (option.is_flag and value is False):
             continue
         if option.is_flag:
@@ -292,7 +292,7 @@ def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def meant(name: str, *more: str) -> str:
+def suggestion(name: str, *more: str) -> str:
     """The key that was meant, or all there are."""
     from zerokit.planner.other_names import OTHER_NAMES
     from zerokit.suggest import misspelt

@@ -94,7 +94,7 @@ OTHER_NAMES: Mapping[str, str] = {
 """Name elsewhere, with underscores → what to write, arguments marked (:mod:`zerokit.fields`)."""
 
 
-def instead(name: str, known: Iterable[str]) -> str | None:
+def instead(name: str, candidates: Iterable[str]) -> str | None:
     """What to write instead of an argument that does not exist here; None where nothing is near.
 
     Args:
@@ -106,6 +106,6 @@ def instead(name: str, known: Iterable[str]) -> str | None:
     key = name.strip("-").replace("-", "_").lower()
     if key in OTHER_NAMES:
         return OTHER_NAMES[key]
-    names = list(known)
+    names = list(candidates)
     close = misspelt(key, names, most=2) if len(key) > 2 else []
     return f"did you mean {' or '.join(f'⟨{name}⟩' for name in close)}?" if close else None

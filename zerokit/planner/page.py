@@ -45,8 +45,8 @@ class PlanPage:
     written_at: float
 
 
-def plan_page(result: PlanResult, page: PlanPage, *, others: Sequence[Candidate]) -> str:
-    """The page. ``others``: strategies that fit as well, fastest first."""
+def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Candidate]) -> str:
+    """The page. ``alternatives``: strategies that fit as well, fastest first."""
     planned, job, strategy = result.chosen, result.job, result.chosen.strategy
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
     unit = "rank" if result.on_cpu else "GPU"
@@ -70,10 +70,10 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Sequence[Candidate]
         components=_components(result),
         phases=_phases(result),
         times=_times(result),
-        frontier=_frontier(result, others) if result.timed and others else None,
-        frontier_note=f"The choice and the {len(others)} other strategies that fit, each with its fastest "
-        "settings.",
-        alternatives=[as_options(other.candidate.why) for other in result.alternatives],
+        frontier=_frontier(result, alternatives) if result.timed and alternatives else None,
+        frontier_note=f"The choice and the {len(alternatives)} other strategies that fit, each with its "
+        "fastest settings.",
+        alternatives=[as_options(alternative.candidate.why) for alternative in result.alternatives],
         rejected=[(as_options(reason), f"{count:,}") for reason, count in result.plan.rejected.items()],
         assumptions=all_as_options(result.plan.assumptions),
         advice=all_as_options((*result.plan.advice, *result.plan.faster_with)),
@@ -91,8 +91,8 @@ _BASES = {
 def _origin(page: PlanPage) -> list[tuple[str, str]]:
     """Which command made the plan, when, and for which versions."""
     rows = [("command", shlex.join((page.program, *page.command)))] if page.command else []
-    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(page.written_at))
-    return [*rows, ("made", made), ("zerokit", __version__), ("DeepSpeed", DEEPSPEED_VERSION)]
+    written_at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(page.written_at))
+    return [*rows, ("made", written_at), ("zerokit", __version__), ("DeepSpeed", DEEPSPEED_VERSION)]
 
 
 def _times(result: PlanResult) -> Markup | None:
@@ -109,23 +109,23 @@ def _times(result: PlanResult) -> Markup | None:
 
 def _components(result: PlanResult) -> Markup:
     worst = result.chosen.candidate.memory.worst
-    shown = component_parts.stacked(worst.components, component_parts.styles(_by_phase(worst)))
+    parts = component_parts.stacked(worst.components, component_parts.styles(_by_phase(worst)))
     required = result.chosen.candidate.memory.min_vram_bytes
     around = max(0, required - worst.peak_allocated_bytes)
-    what = "CPU rank" if result.on_cpu else "GPU"
+    device = "CPU rank" if result.on_cpu else "GPU"
     rows = [
-        charts.Bar(label="at the peak", parts=shown, note=f"in {worst.peak_phase}"),
+        charts.Bar(label="at the peak", parts=parts, note=f"in {worst.peak_phase}"),
         charts.Bar(
             label="required",
             parts=[
                 ("peak allocated", float(worst.peak_allocated_bytes), "m0"),
                 ("around it", float(around), "m1"),
             ],
-            note=f"per {what}",
+            note=f"per {device}",
         ),
     ]
     available = result.cluster.gpu.driver_vram_bytes
-    limit = charts.Level(label=f"available per {what}", value=available, style="limit")
+    limit = charts.Level(label=f"available per {device}", value=available, style="limit")
     return charts.bars("Predicted, worst rank", rows, limit=limit)
 
 
@@ -148,9 +148,12 @@ def _phases(result: PlanResult) -> Markup:
     return charts.bars("Predicted peak by phase", rows)
 
 
-def _frontier(result: PlanResult, others: Sequence[Candidate]) -> Markup:
+def _frontier(result: PlanResult, alternatives: Sequence[Candidate]) -> Markup:
     chosen = result.plan.chosen
-    dots = [(other.time.step_seconds, float(other.memory.min_vram_bytes), "others") for other in others]
+    dots = [
+        (alternative.time.step_seconds, float(alternative.memory.min_vram_bytes), "others")
+        for alternative in alternatives
+    ]
     least = min(((memory, seconds) for seconds, memory, _ in dots), default=None)
     dots = [
         (seconds, memory, "better" if (memory, seconds) == least else style)
@@ -163,10 +166,10 @@ def _frontier(result: PlanResult, others: Sequence[Candidate]) -> Markup:
 
 def _settings(result: PlanResult) -> list[tuple[str, str, str]]:
     emitted = emit_deepspeed(result.chosen.strategy, result.job)
-    found = []
+    rows = []
     for key, why in emitted.reasons.items():
         value: object = emitted.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
-        found.append((key, json.dumps(value), why))
-    return found
+        rows.append((key, json.dumps(value), why))
+    return rows

@@ -21,13 +21,13 @@ def check_folder(folder: Path) -> None:
         InputError: names what is in the way.
     """
     try:
-        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     except OSError as error:
         raise InputError(f"⟨out⟩ {folder}: cannot be written: {error.strerror or error}") from None
-    if not there.is_dir():
-        raise InputError(f"⟨out⟩ {folder}: cannot be written: {there} is a file; name a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"⟨out⟩ {folder}: cannot be written: {there} is read-only here; name another")
+    if not existing.is_dir():
+        raise InputError(f"⟨out⟩ {folder}: cannot be written: {existing} is a file; name a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"⟨out⟩ {folder}: cannot be written: {existing} is read-only here; name another")
 
 
 def write_plan(

@@ -89,7 +89,7 @@ class PlanResult:
     @cached_property
     def alternatives(self) -> tuple[PlannedStrategy, ...]:
         """The next best, fastest first."""
-        return tuple(self._planned(other) for other in self.plan.alternatives)
+        return tuple(self._planned(candidate) for candidate in self.plan.alternatives)
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -141,8 +141,8 @@ class PlanResult:
 
         return write_plan(Path(folder), self.chosen, self.request, assumptions=self.plan.assumptions)
 
-    def to_dict(self, *, whole: bool = True) -> dict[str, Any]:
-        """What ``plan --json`` prints. Not ``whole``: of the alternatives only why they come next."""
+    def to_dict(self, *, detailed: bool = True) -> dict[str, Any]:
+        """What ``plan --json`` prints. Not ``detailed``: of the alternatives only why they come next."""
         from zerokit.planner.answer import script_must
 
         plan = self.plan
@@ -151,8 +151,10 @@ class PlanResult:
             "request": dict(self.request),
             "chosen": self.chosen.to_dict(),
             "alternatives": [
-                other.to_dict(by_phase=False) if whole else {"why": as_options(other.candidate.why)}
-                for other in self.alternatives
+                alternative.to_dict(by_phase=False)
+                if detailed
+                else {"why": as_options(alternative.candidate.why)}
+                for alternative in self.alternatives
             ],
             "rejected": {as_options(reason): count for reason, count in plan.rejected.items()},
             "search": {"candidates": plan.candidates, "seconds": plan.seconds},
@@ -169,6 +171,6 @@ class PlanResult:
         if self.script is None:
             return {}
         return {
-            "rehearsals": [each.to_dict() for each in self.rehearsals],
+            "rehearsals": [rehearsal.to_dict() for rehearsal in self.rehearsals],
             "added_arguments": list(self.added_arguments),
         }

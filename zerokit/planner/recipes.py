@@ -18,7 +18,7 @@ from zerokit import resources
 from zerokit.emit import plan_file
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
-from zerokit.planner.options import BY_NAME, as_text, meant
+from zerokit.planner.options import BY_NAME, as_text, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
 from zerokit.suggest import alike
 from zerokit.values import frozen_dataclass
@@ -45,19 +45,19 @@ class Recipe:
 
     def options(self) -> dict[str, Any]:
         """The request as :func:`zerokit.planner.plan` takes it."""
-        known = {key: value for key, value in self.request.items() if value is not None}
-        return {key: bool(value) if BY_NAME[key].is_flag else as_text(value) for key, value in known.items()}
+        values = {key: value for key, value in self.request.items() if value is not None}
+        return {key: bool(value) if BY_NAME[key].is_flag else as_text(value) for key, value in values.items()}
 
     def arguments(self) -> list[str]:
         """The request as arguments of ``zerokit plan``."""
-        found: list[str] = []
+        words: list[str] = []
         for key, value in self.request.items():
             option = BY_NAME[key].option
             if BY_NAME[key].is_flag:
-                found += [option] if value else []
+                words += [option] if value else []
             elif value is not None:
-                found += [option, as_text(value)]
-        return found
+                words += [option, as_text(value)]
+        return words
 
     def to_dict(self) -> dict[str, Any]:
         """What ``recipes show --json`` prints."""
@@ -106,19 +106,19 @@ def committed_path(name: str) -> pathlib.Path:
     Raises:
         InputError: the name breaks the rule, or there is no such recipe.
     """
-    wanted = name.removesuffix(".yaml")
-    if len(name) > _MAX_NAME or not NAME.fullmatch(wanted):
+    stem = name.removesuffix(".yaml")
+    if len(name) > _MAX_NAME or not NAME.fullmatch(stem):
         raise InputError(
             f"recipe {name[:60]!r}: a name has lower-case letters, digits, dots, hyphens and underscores; "
             "`zerokit recipes list` shows them"
         )
-    if wanted not in (known := names()):
-        close = alike(wanted, known, most=3)
+    if stem not in (committed := names()):
+        close = alike(stem, committed, most=3)
         hint = f"did you mean {', '.join(close)}?" if close else "`zerokit recipes list` shows them"
         raise InputError(f"there is no recipe {name!r}; {hint}")
-    path = resources.folder("recipes") / f"{wanted}.yaml"
+    path = resources.folder("recipes") / f"{stem}.yaml"
     if path.is_symlink():
-        raise InputError(f"recipe {wanted!r} is a symbolic link; recipes are plain files")
+        raise InputError(f"recipe {stem!r} is a symbolic link; recipes are plain files")
     return path
 
 
@@ -188,7 +188,7 @@ def parse_recipe(document: Document) -> Recipe:
 def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
     for key, value in request.items():
         if key not in BY_NAME:
-            hint = meant(str(key).replace("-", "_"), *_ABOUT)
+            hint = suggestion(str(key).replace("-", "_"), *_ABOUT)
             raise document.error((*prefix, key), f"unknown key {key!r}; {hint}")
         try:
             BY_NAME[key].valid(value, key)
@@ -206,13 +206,13 @@ def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple
 def _check_expect(document: Document, expect: object) -> None:
     if not isinstance(expect, dict):
         raise document.error(("expect",), "expect must be a mapping with strategy and prediction")
-    for part, known in (("strategy", EXPECTED_STRATEGY), ("prediction", tuple(EXPECTED_PREDICTION))):
+    for part, allowed in (("strategy", EXPECTED_STRATEGY), ("prediction", tuple(EXPECTED_PREDICTION))):
         block = expect.get(part, {})
         if not isinstance(block, dict):
             raise document.error(("expect", part), f"{part} must be a mapping")
         for key, value in block.items():
-            if key not in known:
-                raise document.error(("expect", part, key), f"unknown key {key!r}; use {', '.join(known)}")
+            if key not in allowed:
+                raise document.error(("expect", part, key), f"unknown key {key!r}; use {', '.join(allowed)}")
             if part == "prediction" and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise document.error(("expect", part, key), f"{key} must be a number")
     extra = set(expect) - {"strategy", "prediction"}
@@ -236,11 +236,11 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         if not separator:
             raise InputError(f"override {text!r}: write KEY=VALUE, or KEY= to remove it")
         if key not in BY_NAME:
-            raise InputError(f"override {text!r}: unknown key {key!r}; {meant(key)}")
+            raise InputError(f"override {text!r}: unknown key {key!r}; {suggestion(key)}")
         for partner in ({"model", "params"}, {"gpu", "vram"}):
             if key in partner:
-                for other in partner - {key}:
-                    request.pop(other, None)
+                for conflicting in partner - {key}:
+                    request.pop(conflicting, None)
         if not value.strip():
             request.pop(key, None)
             continue
@@ -299,16 +299,16 @@ def copy(name: str, destination: str | pathlib.Path) -> pathlib.Path:
 
 def differences(recipe: Recipe, chosen: Mapping[str, Any]) -> list[str]:
     """Where a chosen strategy (STRATEGY of ``plan --json``) is not what the recipe expects."""
-    found = []
-    for key, wanted in dict(recipe.expect.get("strategy", {})).items():
-        if chosen.get(key) != wanted:
-            found.append(f"{key}: expected {wanted}, the plan has {chosen.get(key)}")
+    result = []
+    for key, expected in dict(recipe.expect.get("strategy", {})).items():
+        if chosen.get(key) != expected:
+            result.append(f"{key}: expected {expected}, the plan has {chosen.get(key)}")
     figures = prediction_of(chosen)
-    for key, wanted in dict(recipe.expect.get("prediction", {})).items():
+    for key, expected in dict(recipe.expect.get("prediction", {})).items():
         value = figures.get(key)
-        if value is None or abs(value - wanted) > EXPECTED_PREDICTION[key] * max(abs(wanted), 1e-9):
-            found.append(f"{key}: expected {wanted}, the plan has {value}")
-    return found
+        if value is None or abs(value - expected) > EXPECTED_PREDICTION[key] * max(abs(expected), 1e-9):
+            result.append(f"{key}: expected {expected}, the plan has {value}")
+    return result
 
 
 def prediction_of(chosen: Mapping[str, Any]) -> dict[str, float]:

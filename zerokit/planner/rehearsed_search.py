@@ -34,7 +34,7 @@ class RehearsalOutcome(Protocol):
     """What a rehearsal came to."""
 
     @property
-    def found(self) -> RehearsedStrategy | None:
+    def rehearsed(self) -> RehearsedStrategy | None:
         """What the planner takes of it; None where it did not go to the end."""
 
     @property
@@ -79,31 +79,31 @@ class RehearsedSearch(Generic[Outcome]):
     def rehearse(self, request: Request, strategy: Strategy) -> Outcome:
         """Rehearse one strategy, and keep what it shows."""
         began = time.monotonic()
-        left = max(0.0, self.seconds - (began - self._began))
+        seconds_left = max(0.0, self.seconds - (began - self._began))
         self.say(
             f"rehearsal {len(self.records) + 1} of at most {MOST_REHEARSALS} "
-            f"({format_seconds(left)} left of ⟨rehearsal_seconds⟩): {strategy_words(strategy)}"
+            f"({format_seconds(seconds_left)} left of ⟨rehearsal_seconds⟩): {strategy_words(strategy)}"
         )
-        done = self.run(request, strategy, max(left, _LEAST_LIMIT_SECONDS))
-        took, found = time.monotonic() - began, done.found
-        if found is None:
+        done = self.run(request, strategy, max(seconds_left, _LEAST_LIMIT_SECONDS))
+        took, rehearsed = time.monotonic() - began, done.rehearsed
+        if rehearsed is None:
             self.failed.append(strategy)
             self.say(f"  {self.profile.name}: {done.why_not}")
         else:
-            self.profile = self.profile.with_rehearsed(found)
-            step = f", {format_seconds(found.step_seconds)} a step" if found.step_seconds else ""
+            self.profile = self.profile.with_rehearsed(rehearsed)
+            step = f", {format_seconds(rehearsed.step_seconds)} a step" if rehearsed.step_seconds else ""
             self.say(
-                f"  peak {format_gib(found.peak_allocated_bytes)}, "
-                f"{format_gib(found.min_vram_bytes)} required{step}; took {format_seconds(took)}"
+                f"  peak {format_gib(rehearsed.peak_allocated_bytes)}, "
+                f"{format_gib(rehearsed.min_vram_bytes)} required{step}; took {format_seconds(took)}"
             )
         self.records.append(
             RehearsalRecord(
                 strategy=strategy,
                 seconds=took,
-                peak_allocated_bytes=found.peak_allocated_bytes if found else None,
-                min_vram_bytes=found.min_vram_bytes if found else None,
-                step_seconds=found.step_seconds if found else None,
-                stopped=None if found else done.why_not,
+                peak_allocated_bytes=rehearsed.peak_allocated_bytes if rehearsed else None,
+                min_vram_bytes=rehearsed.min_vram_bytes if rehearsed else None,
+                step_seconds=rehearsed.step_seconds if rehearsed else None,
+                stopped=None if rehearsed else done.why_not,
             )
         )
         return done
@@ -120,30 +120,32 @@ class RehearsedSearch(Generic[Outcome]):
         """
         while True:
             try:
-                made = make_plan(self.informed(request), top=max(top, self.best * LOOKED_THROUGH))
+                plan = make_plan(self.informed(request), top=max(top, self.best * LOOKED_THROUGH))
             except NothingFits as error:
                 raise NothingFits(
                     f"{error.marked}\n{self._so_far} of {self.profile.name} led to this"
                 ) from None
-            failed = {same_memory(each) for each in self.failed}
+            failed = {same_memory(candidate) for candidate in self.failed}
             usable = [
-                each for each in (made.chosen, *made.alternatives) if same_memory(each.strategy) not in failed
+                candidate
+                for candidate in (plan.chosen, *plan.alternatives)
+                if same_memory(candidate.strategy) not in failed
             ]
             if not usable:
                 raise InputError(
                     f"{self.profile.name} failed with every plan that would fit: "
-                    f"{next((each.stopped for each in self.records if each.stopped), '')}"
+                    f"{next((candidate.stopped for candidate in self.records if candidate.stopped), '')}"
                 )
             best = distinct(usable, self.best) if self.time_is_left else usable[:1]
             waiting = list(self._not_rehearsed(best))
             if not waiting or len(self.records) >= MOST_REHEARSALS:
-                return made, usable
+                return plan, usable
             self.rehearse(request, waiting[0].strategy)
 
     def _not_rehearsed(self, best: list[Candidate]) -> Iterator[Candidate]:
-        for each in best:
-            if self.profile.of(each.strategy) is None:
-                yield each
+        for candidate in best:
+            if self.profile.of(candidate.strategy) is None:
+                yield candidate
 
     def informed(self, request: Request) -> Request:
         """The request with what the rehearsals say of memory and time."""
@@ -161,14 +163,14 @@ class RehearsedSearch(Generic[Outcome]):
     def _calibration(self, request: Request) -> Calibration | None:
         """Rehearsed over predicted step times, as factors; what was measured here goes before them."""
         ratios: dict[tuple[object, ...], float] = {}
-        for each in self.profile.rehearsed:
-            if each.step_seconds is None:
+        for rehearsed in self.profile.rehearsed:
+            if rehearsed.step_seconds is None:
                 return request.calibration
-            job = replace(make_space(request)[0].job, global_batch=each.strategy.global_batch)
-            predicted = time_model(request, job).estimate(each.strategy).step_seconds
-            ratios[each.strategy.family] = each.step_seconds / predicted
+            job = replace(make_space(request)[0].job, global_batch=rehearsed.strategy.global_batch)
+            predicted = time_model(request, job).estimate(rehearsed.strategy).step_seconds
+            ratios[rehearsed.strategy.family] = rehearsed.step_seconds / predicted
         if not ratios:
             return request.calibration
-        others = sorted(ratios.values())[len(ratios) // 2]
+        median = sorted(ratios.values())[len(ratios) // 2]
         calibration = request.calibration or Calibration()
-        return replace(calibration, rehearsed=JobFactors(tried=ratios, others=others))
+        return replace(calibration, rehearsed=JobFactors(by_family=ratios, otherwise=median))

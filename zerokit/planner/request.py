@@ -21,7 +21,7 @@ from zerokit.planner.hardware import Hardware, hardware
 from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
-from zerokit.planner.options import given
+from zerokit.planner.options import given_options
 from zerokit.planner.values import MAX_GPUS, choice, count, integer
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
@@ -36,7 +36,7 @@ class ResolvedRequest:
     """What the options ask for: the request, and what was decided on the way (shown to the user).
 
     Attributes:
-        given: the options as they were given, as ``plan.yaml`` keeps them.
+        options: those that were given, as ``plan.yaml`` keeps them.
         vram_named: whether the memory per GPU is known rather than assumed.
         found_here: whether the GPUs are this machine's.
     """
@@ -44,11 +44,11 @@ class ResolvedRequest:
     request: Request
     vram_named: bool
     model_name: str
-    given: Mapping[str, Any]
+    options: Mapping[str, Any]
     found_here: bool = False
 
 
-def _refuse_attention(job: Job, found: Hardware) -> None:
+def _refuse_attention(job: Job, hardware: Hardware) -> None:
     """Refuse FlashAttention-2 on a GPU older than Ampere, which it came with as bf16 did.
 
     Source: the README of Dao-AILab/flash-attention, "NVIDIA CUDA Support".
@@ -56,10 +56,14 @@ def _refuse_attention(job: Job, found: Hardware) -> None:
     Raises:
         InputError: the GPU is older.
     """
-    if job.attention == "flash_attention_2" and not found.on_cpu and not found.cluster.gpu.supports("bf16"):
+    if (
+        job.attention == "flash_attention_2"
+        and not hardware.on_cpu
+        and not hardware.cluster.gpu.supports("bf16")
+    ):
         raise InputError(
             f"⟨attention⟩ flash_attention_2: FlashAttention-2 needs an Ampere GPU or a newer one, which "
-            f"{found.cluster.gpu.name} is not; use sdpa"
+            f"{hardware.cluster.gpu.name} is not; use sdpa"
         )
 
 
@@ -84,20 +88,20 @@ def resolve(
         options.get("params"), options.get("model"), single=single, say=say, images=requested_images(options)
     )
     job, notes = _job(options, chosen)
-    found = hardware(options)
-    _refuse_attention(job, found)
+    machine = hardware(options)
+    _refuse_attention(job, machine)
     calibration, measured = None, tuple[str, ...]()
-    if (found.found_here or found.on_cpu) and not options.get("no_calibration"):
+    if (machine.found_here or machine.on_cpu) and not options.get("no_calibration"):
         from zerokit.planner.calibration import of_this_machine
 
-        calibration, measured = of_this_machine(found.cluster, chosen.shape, job, on_cpu=found.on_cpu)
-    pins = _pins(options, found.on_cpu)
+        calibration, measured = of_this_machine(machine.cluster, chosen.shape, job, on_cpu=machine.on_cpu)
+    pins = _pins(options, machine.on_cpu)
     if (pins.pipeline_parallel or 1) > 1 and not pins.pipeline_module:
         notes = (*notes, "the script builds a DeepSpeed PipelineModule: ⟨pp⟩ says so")
     request = Request(
         shape=chosen.shape,
         job=job,
-        cluster=found.cluster,
+        cluster=machine.cluster,
         memory=chosen.memory(job),
         least_vram=chosen.memory(job).least_vram_bytes,
         exact_memory=chosen.memory(job).detailed(),
@@ -105,11 +109,11 @@ def resolve(
         precision=choice(options, "precision", ("auto", *PRECISIONS)) or "auto",
         calibration=calibration,
         all_gpus=bool(options.get("all_gpus")),
-        timed=not found.on_cpu,
-        on_cpu=found.on_cpu,
+        timed=not machine.on_cpu,
+        on_cpu=machine.on_cpu,
         assumptions=(
             *chosen.assumptions,
-            *found.notes,
+            *machine.notes,
             *notes,
             *measured,
             *deepspeed_note(),
@@ -117,10 +121,10 @@ def resolve(
     )
     return ResolvedRequest(
         request=request,
-        given=given(options),
-        vram_named=found.named,
+        options=given_options(options),
+        vram_named=machine.named,
         model_name=chosen.shape.name,
-        found_here=found.found_here,
+        found_here=machine.found_here,
     )
 
 
@@ -157,8 +161,8 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
     if not names:
         raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
-    optimizer, taken = resolve_optimizer(options.get("optimizer"))
-    notes += taken
+    optimizer, optimizer_notes = resolve_optimizer(options.get("optimizer"))
+    notes += optimizer_notes
     attention = choice(options, "attention", ATTENTIONS) or "sdpa"
     if attention == "flash_attention_2":
         notes.append(
@@ -200,8 +204,8 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
         )
     if name in TAKEN_AS:
         return TAKEN_AS[name], [f"⟨optimizer⟩ {name}: its states are those of {TAKEN_AS[name]}"]
-    if (made := client_optimizer(name)) is not None:
-        return name, _of_client_optimizer(name, made)
+    if (client := client_optimizer(name)) is not None:
+        return name, _of_client_optimizer(name, client)
     details = rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
     if isinstance(details, Mapping):
         right = str(details["instead"])
@@ -210,12 +214,12 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
     return name, []
 
 
-def _of_client_optimizer(name: str, made: ClientOptimizer) -> list[str]:
+def _of_client_optimizer(name: str, client: ClientOptimizer) -> list[str]:
     notes = [
-        f"⟨optimizer⟩ {name}: the script makes it, from {made.package} (a Trainer does with optim={name}); "
+        f"⟨optimizer⟩ {name}: the script makes it, from {client.package} (a Trainer does with optim={name}); "
         "its step is timed as AdamW's"
     ]
-    if made.paged:
+    if client.paged:
         notes.append(
             "paged optimizer states are CUDA managed memory, which the figures of GPU memory leave out: they "
             "lie on the GPU while it has room and else in host memory, where all of them are counted; the "

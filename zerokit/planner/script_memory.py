@@ -41,9 +41,9 @@ class ScriptMemory:
 
     def __call__(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         replayed = self._replay(job, strategy, cluster)
-        known = self.script.of(strategy)
-        if known is not None:
-            return _rehearsed(known, replayed, self.script.name)
+        rehearsed = self.script.of(strategy)
+        if rehearsed is not None:
+            return _rehearsed(rehearsed, replayed, self.script.name)
         extra = self._extra(job, strategy, cluster)
         return replayed if extra is None else _with_extra(replayed, extra, self.script.name)
 
@@ -51,12 +51,12 @@ class ScriptMemory:
         """A bound from below, given one for the replay."""
 
         def least_vram(job: Job, strategy: Strategy, cluster: Cluster) -> int:
-            known = self.script.of(strategy)
-            if known is not None:
-                return known.min_vram_bytes
-            found = bound(job, strategy, cluster)
+            rehearsed = self.script.of(strategy)
+            if rehearsed is not None:
+                return rehearsed.min_vram_bytes
+            least = bound(job, strategy, cluster)
             extra = self._extra(job, strategy, cluster) or {}
-            return max(0, found + min(0, *extra.values(), 0))
+            return max(0, least + min(0, *extra.values(), 0))
 
         return least_vram
 
@@ -70,12 +70,12 @@ class ScriptMemory:
 
     def _extra(self, job: Job, strategy: Strategy, cluster: Cluster) -> dict[str, int] | None:
         """Bytes by the script's phases that a strategy takes above the replay; None: not known."""
-        near = self._nearest(strategy)
-        if near is None:
+        nearest = self._nearest(strategy)
+        if nearest is None:
             return None
-        start = self._observed(job, near, cluster)
-        slope = self._per_sequence(job, near, cluster)
-        more = strategy.settings.micro_batch - near.strategy.settings.micro_batch
+        start = self._observed(job, nearest, cluster)
+        slope = self._per_sequence(job, nearest, cluster)
+        more = strategy.settings.micro_batch - nearest.strategy.settings.micro_batch
         return {phase: round(size + more * slope.get(phase, 0.0)) for phase, size in start.items()}
 
     def _nearest(self, strategy: Strategy) -> RehearsedStrategy | None:
@@ -83,30 +83,30 @@ class ScriptMemory:
         stage, micro = strategy.settings.zero.stage, strategy.settings.micro_batch
         offload = strategy.settings.zero.offload_optimizer.device
 
-        def unlike(each: RehearsedStrategy) -> tuple[object, ...]:
-            other = each.strategy
-            zero = other.settings.zero
+        def unlike(rehearsed: RehearsedStrategy) -> tuple[object, ...]:
+            own = rehearsed.strategy
+            zero = own.settings.zero
             return (
-                other.checkpointing != strategy.checkpointing,
-                other.tensor_parallel != strategy.tensor_parallel,
+                own.checkpointing != strategy.checkpointing,
+                own.tensor_parallel != strategy.tensor_parallel,
                 (zero.stage == 3) != (stage == 3),
                 zero.stage != stage,
                 zero.offload_optimizer.device != offload,
-                abs(other.settings.micro_batch - micro),
+                abs(own.settings.micro_batch - micro),
             )
 
         return min(self.script.rehearsed, key=unlike, default=None)
 
-    def _per_sequence(self, job: Job, near: RehearsedStrategy, cluster: Cluster) -> dict[str, float]:
+    def _per_sequence(self, job: Job, nearest: RehearsedStrategy, cluster: Cluster) -> dict[str, float]:
         """Bytes by phase for one more sequence, of two rehearsals that differ in nothing else."""
         for same_checkpointing in (True, False):
             for one in reversed(self.script.rehearsed):
-                if same_checkpointing and one.strategy.checkpointing != near.strategy.checkpointing:
+                if same_checkpointing and one.strategy.checkpointing != nearest.strategy.checkpointing:
                     continue
-                for other in self.script.rehearsed:
-                    more = one.strategy.settings.micro_batch - other.strategy.settings.micro_batch
-                    if more > 0 and _but_batch(one.strategy) == _but_batch(other.strategy):
-                        high, low = self._observed(job, one, cluster), self._observed(job, other, cluster)
+                for rehearsed in self.script.rehearsed:
+                    more = one.strategy.settings.micro_batch - rehearsed.strategy.settings.micro_batch
+                    if more > 0 and _but_batch(one.strategy) == _but_batch(rehearsed.strategy):
+                        high, low = self._observed(job, one, cluster), self._observed(job, rehearsed, cluster)
                         return {name: (high[name] - low[name]) / more for name in high if name in low}
         return {}
 
@@ -120,32 +120,32 @@ def _but_batch(strategy: Strategy) -> Strategy:
     return replace(strategy, settings=replace(strategy.settings, micro_batch=1, gradient_accumulation=1))
 
 
-def _rehearsed(known: RehearsedStrategy, replayed: MemoryEstimate, name: str) -> MemoryEstimate:
+def _rehearsed(rehearsed: RehearsedStrategy, replayed: MemoryEstimate, name: str) -> MemoryEstimate:
     """Rank 0 as rehearsed; the others differ from it as they do in the replay."""
     first = replayed.ranks[0]
     ranks = []
     for rank in replayed.ranks:
         phases = {
             phase: size + rank.phases[_REPLAYED[phase]] - first.phases[_REPLAYED[phase]]
-            for phase, size in known.phases.items()
+            for phase, size in rehearsed.phases.items()
         }
         worst = max(phases, key=phases.__getitem__)
-        parts = dict(known.components)
-        rest = phases[worst] - known.peak_allocated_bytes
+        parts = dict(rehearsed.components)
+        rest = phases[worst] - rehearsed.peak_allocated_bytes
         if rest > 0:
             parts["other_ranks_share"] = rest
         elif rest < 0:
             parts = _less(parts, -rest)
         ranks.append(_rank(rank, phases, parts))
     worst_rank = max(rank.peak_allocated_bytes for rank in ranks)
-    more = max(0, worst_rank - known.peak_allocated_bytes)
+    more = max(0, worst_rank - rehearsed.peak_allocated_bytes)
     note = f"memory rehearsed: {name} ran with this very strategy on a simulated GPU, as rank 0"
-    if known.not_modelled:
-        note += f"; it takes at least this: {', '.join(known.not_modelled)} is not modelled"
+    if rehearsed.not_modelled:
+        note += f"; it takes at least this: {', '.join(rehearsed.not_modelled)} is not modelled"
     return replace(
         replayed,
         ranks=tuple(ranks),
-        min_vram_bytes=known.min_vram_bytes + more,
+        min_vram_bytes=rehearsed.min_vram_bytes + more,
         basis=REHEARSED,
         assumptions=(note,),
     )
@@ -153,12 +153,12 @@ def _rehearsed(known: RehearsedStrategy, replayed: MemoryEstimate, name: str) ->
 
 def _less(parts: Mapping[str, int], size: int) -> dict[str, int]:
     """The parts with so many bytes fewer, taken from the largest first."""
-    kept = dict(parts)
-    for key in sorted(kept, key=kept.__getitem__, reverse=True):
-        taken = min(size, kept[key])
-        kept[key] -= taken
-        size -= taken
-    return {key: value for key, value in kept.items() if value}
+    remaining = dict(parts)
+    for key in sorted(remaining, key=remaining.__getitem__, reverse=True):
+        removed = min(size, remaining[key])
+        remaining[key] -= removed
+        size -= removed
+    return {key: value for key, value in remaining.items() if value}
 
 
 def _with_extra(replayed: MemoryEstimate, extra: Mapping[str, int], name: str) -> MemoryEstimate:

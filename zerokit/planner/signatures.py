@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def shows_options(function: F) -> F:
     """What ``help()`` and tab completion show: the options by name, as the table has them."""
     signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     kinds = PlanOptions.__annotations__
     named = [
         inspect.Parameter(
@@ -25,5 +25,5 @@ def shows_options(function: F) -> F:
         )
         for option in OPTIONS
     ]
-    function.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
+    function.__signature__ = signature.replace(parameters=[*parameters, *named])  # type: ignore[attr-defined]
     return function

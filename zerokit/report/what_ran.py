@@ -231,7 +231,7 @@ def _of_trained(engine: Facts, request: Facts) -> list[Difference]:
     if method == "full":
         return [] if is_full else _of_frozen(engine, trained, all_)
     lora, unlike = Lora.read(engine.get("adapters")), engine.get("adapters_unlike_lora")
-    requested = _asked(request)
+    requested = _requested_lora(request)
     if unlike is not None and not (method == "qlora" and unlike == PACKED_LORA):
         text = f"adapters: {unlike}, but the plan has {_METHODS.get(method, method)}"
         return _unlike(_TRAINED, method, unlike, None, text)
@@ -254,7 +254,7 @@ def _of_frozen(engine: Facts, trained: int, all_: int) -> list[Difference]:
     return _unlike(_TRAINED, "all", str(lora or trained), "method", text, lora)
 
 
-def _asked(request: Facts) -> Lora | None:
+def _requested_lora(request: Facts) -> Lora | None:
     """The adapters of a plan's request; None where it does not say them readably."""
     words = {name.replace("-", "_"): value for name, value in request.items()}
     rank = _count(words.get("lora_rank") or Lora().rank)

@@ -67,8 +67,8 @@ def rule(rule_id: str) -> Rule:
 def violations(setup: Setup) -> list[Violation]:
     """Every rule that ``setup`` breaks: those of scope ``file`` only when there is a file, those of scope
     ``layout`` only when the model is known."""
-    known = {"strategy": True, "file": setup.raw is not None, "layout": setup.model is not None}
-    return list(_broken((candidate for candidate in RULES if known[candidate.scope]), setup))
+    available = {"strategy": True, "file": setup.raw is not None, "layout": setup.model is not None}
+    return list(_broken((candidate for candidate in RULES if available[candidate.scope]), setup))
 
 
 def layout_violations(setup: Setup) -> Iterator[Violation]:

@@ -13,16 +13,16 @@ _KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 
 def _numbers(setup: Setup) -> list[int | None] | None:
     """The three sizes, ``None`` where absent; nothing at all when one is auto or not a whole number."""
-    found: list[int | None] = []
+    numbers: list[int | None] = []
     for key in _KEYS:
         value = setup.get(key)
         if value is None:
-            found.append(None)
+            numbers.append(None)
         elif isinstance(value, bool) or not isinstance(value, int | float) or not _is_whole(value):
             return None
         else:
-            found.append(int(value))
-    return found
+            numbers.append(int(value))
+    return numbers
 
 
 def _is_whole(value: float) -> bool:
@@ -30,8 +30,8 @@ def _is_whole(value: float) -> bool:
 
 
 def _none_given(setup: Setup) -> bool:
-    given = any(setup.get(key) is not None for key in _KEYS[:2])
-    return not given and not _left_to_a_framework(setup)
+    has_size = any(setup.get(key) is not None for key in _KEYS[:2])
+    return not has_size and not _left_to_a_framework(setup)
 
 
 def _left_to_a_framework(setup: Setup) -> bool:

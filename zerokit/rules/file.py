@@ -108,12 +108,12 @@ def _stage_key_ignored(setup: Setup) -> bool | Mapping[str, Any]:
 
 
 def _precision_mismatch(setup: Setup) -> bool | Mapping[str, Any]:
-    wanted = setup.get("data_types.param_dtype")
-    if not isinstance(wanted, str) or "auto" in (setup.get("bf16.enabled"), setup.get("fp16.enabled")):
+    param_dtype = setup.get("data_types.param_dtype")
+    if not isinstance(param_dtype, str) or "auto" in (setup.get("bf16.enabled"), setup.get("fp16.enabled")):
         return False
-    if _DTYPES.get(wanted) in (None, setup.settings.precision):
+    if _DTYPES.get(param_dtype) in (None, setup.settings.precision):
         return False
-    return {"wanted": wanted, "precision": setup.settings.precision}
+    return {"wanted": param_dtype, "precision": setup.settings.precision}
 
 
 def _norm_off(setup: Setup) -> bool | Mapping[str, Any]:

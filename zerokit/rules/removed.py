@@ -33,7 +33,7 @@ _ZERO: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _present(key: str, what: str, fix: str, source: str) -> Rule:
+def _present(key: str, change: str, fix: str, source: str) -> Rule:
     return Rule(
         id=f"removed-{key.rpartition('.')[2].replace('_', '-')}",
         since=(0, 19),
@@ -41,7 +41,7 @@ def _present(key: str, what: str, fix: str, source: str) -> Rule:
         silent=False,
         source=source,
         key=key,
-        message=f"{what} was removed from DeepSpeed: the key is refused, even when the feature is off",
+        message=f"{change} was removed from DeepSpeed: the key is refused, even when the feature is off",
         fix=fix,
         broken=lambda setup: setup.has(key),
         scope="file",

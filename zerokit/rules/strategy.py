@@ -78,10 +78,10 @@ def _low_precision_master(setup: Setup) -> bool:
 
 def _accumulation_dtype_at_stage_0(setup: Setup) -> bool | Mapping[str, Any]:
     settings = setup.settings
-    wanted = settings.grad_accum_dtype
-    if settings.zero.stage != 0 or wanted is None or wanted == settings.precision:
+    dtype = settings.grad_accum_dtype
+    if settings.zero.stage != 0 or dtype is None or dtype == settings.precision:
         return False
-    return {"dtype": wanted, "precision": settings.precision}
+    return {"dtype": dtype, "precision": settings.precision}
 
 
 def _pipeline_stage(setup: Setup) -> bool:

@@ -15,34 +15,34 @@ def _unknown_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
     name = setup.get("scheduler.type")
     if not isinstance(name, str) or name in SCHEDULERS:
         return False
-    plain = setup.settings.zero.stage == 0 and setup.settings.precision == "fp32"
-    if name in TORCH_SCHEDULERS and plain:  # DeepSpeed's wrappers are no torch optimizers
+    without_zero = setup.settings.zero.stage == 0 and setup.settings.precision == "fp32"
+    if name in TORCH_SCHEDULERS and without_zero:  # DeepSpeed's wrappers are no torch optimizers
         return False
-    right = next((known for known in SCHEDULERS if known.lower() == name.lower()), None)
+    right = next((scheduler for scheduler in SCHEDULERS if scheduler.lower() == name.lower()), None)
     return {"name": name, "instead": f"write {right}" if right else f"use {', '.join(sorted(SCHEDULERS))}"}
 
 
 def _scheduler_parameter(setup: Setup, name: str) -> bool:
     kind = setup.get("scheduler.type")
-    needs = {"total_num_steps": ("WarmupDecayLR", "WarmupCosineLR")}
-    given = isinstance(setup.get("scheduler.params"), Mapping)
-    return kind in needs[name] and given and not setup.has(f"scheduler.params.{name}")
+    takers = {"total_num_steps": ("WarmupDecayLR", "WarmupCosineLR")}
+    has_params = isinstance(setup.get("scheduler.params"), Mapping)
+    return kind in takers[name] and has_params and not setup.has(f"scheduler.params.{name}")
 
 
 def _no_parameters(setup: Setup) -> bool:
     kind = setup.get("scheduler.type")
-    known = isinstance(kind, str) and (kind in SCHEDULERS or kind in TORCH_SCHEDULERS)
-    return known and setup.get("scheduler.params") is None
+    is_known = isinstance(kind, str) and (kind in SCHEDULERS or kind in TORCH_SCHEDULERS)
+    return is_known and setup.get("scheduler.params") is None
 
 
 def _torch_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
-    name, given = setup.get("scheduler.type"), setup.get("scheduler.params")
-    plain = setup.settings.zero.stage == 0 and setup.settings.precision == "fp32"
+    name, params = setup.get("scheduler.type"), setup.get("scheduler.params")
+    without_zero = setup.settings.zero.stage == 0 and setup.settings.precision == "fp32"
     if (
-        not plain
+        not without_zero
         or not isinstance(name, str)
         or name not in TORCH_SCHEDULERS
-        or not isinstance(given, Mapping)
+        or not isinstance(params, Mapping)
     ):
         return False
     required, optional = TORCH_SCHEDULERS[name]
@@ -52,15 +52,17 @@ def _torch_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
             "why": "needs objects that no JSON can hold",
             "instead": "build it in the script",
         }
-    missing = [key for key in required if key not in given]
+    missing = [key for key in required if key not in params]
     if missing:
         listed = " and ".join(missing)
         return {"name": name, "why": f"needs {listed}", "instead": f"add {listed} to params"}
-    unknown = next((key for key in given if key not in (*required, *optional, "last_epoch", "verbose")), None)
+    unknown = next(
+        (key for key in params if key not in (*required, *optional, "last_epoch", "verbose")), None
+    )
     if unknown is None:
         return False
-    known = ", ".join((*required, *optional))
-    return {"name": name, "why": f"takes no parameter {unknown!r}", "instead": f"use {known}"}
+    accepted = ", ".join((*required, *optional))
+    return {"name": name, "why": f"takes no parameter {unknown!r}", "instead": f"use {accepted}"}
 
 
 _RANDOM_LTD = "data_efficiency.data_routing.random_ltd"

@@ -82,11 +82,12 @@ def _another_length(options: ScriptOptions, planned: int) -> list[str]:
     longest = options.longest_sequence
     if longest is None or longest[0] == planned:
         return []
-    tokens, where = longest
+    tokens, location = longest
     compared = "more" if tokens > planned else "less"
     return [
-        f"warning: the script cuts sequences at {tokens:,} tokens ({where}), but the plan has {planned:,}: "
-        f"it may take {compared} memory and time than predicted; plan again with ⟨seq_len⟩ {tokens}"
+        f"warning: the script cuts sequences at {tokens:,} tokens ({location}), but the plan has "
+        f"{planned:,}: it may take {compared} memory and time than predicted; plan again with ⟨seq_len⟩ "
+        f"{tokens}"
     ]
 
 
@@ -108,11 +109,11 @@ def _clipping(config: Mapping[str, Any]) -> float | None:
 def _own_configuration(facts: ScriptFacts, style: str) -> list[str]:
     """A configuration that the script makes itself and the plan's exclude each other (deepspeed/__init__.py,
     ``initialize``)."""
-    where = facts.own_configuration
-    if where is None or style not in ("raw", "none"):
+    location = facts.own_configuration
+    if location is None or style not in ("raw", "none"):
         return []
     return [
-        f"{where}: it gives deepspeed.initialize a configuration of its own, so another cannot reach it "
+        f"{location}: it gives deepspeed.initialize a configuration of its own, so another cannot reach it "
         "(DeepSpeed refuses both): remove that argument and let the script take --deepspeed_config "
         "(deepspeed.add_config_arguments)"
     ]
@@ -126,15 +127,17 @@ def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Pa
     from zerokit.strictload import load_json
 
     try:
-        own = load_json(Path(name)).value
+        own_config = load_json(Path(name)).value
     except InputError as error:
         return [f"--deepspeed {name}: {error}"]
     differing = [
-        f"{label} {theirs}, but the plan has {ours}"
-        for (label, theirs), (_, ours) in zip(_strategy(own), _strategy(config), strict=True)
-        if theirs != ours and theirs != "auto"
+        f"{label} {own_value}, but the plan has {planned_value}"
+        for (label, own_value), (_, planned_value) in zip(
+            _strategy(own_config), _strategy(config), strict=True
+        )
+        if own_value != planned_value and own_value != "auto"
     ]
-    return [f"--deepspeed {name}: {each}" for each in differing]
+    return [f"--deepspeed {name}: {difference}" for difference in differing]
 
 
 def _strategy(config: Any) -> Sequence[tuple[str, object]]:
@@ -166,7 +169,9 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
         )
     warnings = [f"warning: {line}" for line in deepspeed_note()]
     if writes_here:
-        warnings += disk_space.warnings(chosen, options.given, options.file.values if options.file else None)
+        warnings += disk_space.warnings(
+            chosen, options.user_arguments, options.file.values if options.file else None
+        )
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
         warnings.append(
             "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "

@@ -101,16 +101,17 @@ class ScriptOptions:
 
     facts: ScriptFacts
     style: str
-    given: tuple[str, ...]
+    user_arguments: tuple[str, ...]
     file: ArgumentFile | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, facts: ScriptFacts, style: str, given: tuple[str, ...]) -> ScriptOptions:
+    def read(cls, facts: ScriptFacts, style: str, arguments: tuple[str, ...]) -> ScriptOptions:
         """With the files that the arguments name (InputError: one is not there), and the installed class."""
-        file = argument_file(given, facts)
-        defaults = installed_values(facts, given) if style == "trainer" and not (file and file.alone) else {}
-        return cls(facts=facts, style=style, given=given, file=file, defaults=defaults)
+        file = argument_file(arguments, facts)
+        takes_defaults = style == "trainer" and not (file and file.replaces_options)
+        defaults = installed_values(facts, arguments) if takes_defaults else {}
+        return cls(facts=facts, style=style, user_arguments=arguments, file=file, defaults=defaults)
 
     @property
     def _tool(self) -> Tool:
@@ -118,7 +119,7 @@ class ScriptOptions:
 
     @property
     def _is_file_alone(self) -> bool:
-        return self.file is not None and self.file.alone
+        return self.file is not None and self.file.replaces_options
 
     @property
     def _takes_trainer_options(self) -> bool:
@@ -140,9 +141,9 @@ class ScriptOptions:
         spelt = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         negated = {f"--no_{name}" for name in names} | {f"--no-{name.replace('_', '-')}" for name in names}
         by_argparse = self.facts.options or self.facts.parses_training_arguments
-        known = (*self.facts.options, *(f"--{name}" for name in (*_TRAINERS_OWN, *self.defaults)))
-        exact = frozenset(known) if by_argparse else None
-        for index, argument in enumerate(self.given):
+        known_options = (*self.facts.options, *(f"--{name}" for name in (*_TRAINERS_OWN, *self.defaults)))
+        exact = frozenset(known_options) if by_argparse else None
+        for index, argument in enumerate(self.user_arguments):
             option, equals, value = argument.partition("=")
             if option in negated:
                 return "false", option
@@ -150,25 +151,25 @@ class ScriptOptions:
             if not means(option, spelt, exact) and not (self._is_file_alone and equals and option in names):
                 continue
             if not equals:
-                following = self.given[index + 1] if index + 1 < len(self.given) else "--"
+                following = self.user_arguments[index + 1] if index + 1 < len(self.user_arguments) else "--"
                 value = "true" if following.startswith("--") else following
             return value, f"{option} {value}"
         return None
 
-    def _said_by_user(self, names: tuple[str, ...]) -> tuple[object, str] | None:
+    def _user_value(self, names: tuple[str, ...]) -> tuple[object, str] | None:
         """The value in the user's arguments or in the file that they name, and where it stands."""
-        if (given := self._value_given(names)) is not None:
-            return given
+        if (value := self._value_given(names)) is not None:
+            return value
         if self.file is not None:
             for name in names:
                 if name in self.file.values:
                     return self.file.values[name], f"{self.file.path}: {name}: {self.file.values[name]}"
-        return self._opposite_said(names)
+        return self._opposite_value(names)
 
-    def _opposite_said(self, names: tuple[str, ...]) -> tuple[object, str] | None:
+    def _opposite_value(self, names: tuple[str, ...]) -> tuple[object, str] | None:
         opposite = next((self._tool.negated[name] for name in names if name in self._tool.negated), None)
-        said = self._said_by_user((opposite,)) if opposite is not None else None
-        return None if said is None else (_truth(said[0]) is False, said[1])
+        opposite_value = self._user_value((opposite,)) if opposite is not None else None
+        return None if opposite_value is None else (_truth(opposite_value[0]) is False, opposite_value[1])
 
     # ---------------------------------------------------------------- what is fixed
 
@@ -182,8 +183,8 @@ class ScriptOptions:
             pins = replace(pins, search_tensor=True)
         if pins.checkpointing is None and (mode := self._fixed_checkpointing()) is not None:
             pins = replace(pins, checkpointing=mode)
-            how = "leaves it off" if mode == "none" else "turns it on"
-            notes.append(f"checkpointing {mode}: the script {how}, and has no option for it that is known")
+            effect = "leaves it off" if mode == "none" else "turns it on"
+            notes.append(f"checkpointing {mode}: the script {effect}, and has no option for it that is known")
         micro, steps = pins.micro_batch, pins.gradient_accumulation
         if micro is None and (micro := self._fixed_number(_MICRO_BATCH, "{micro_batch}")) is not None:
             notes.append(f"micro-batch {micro}: the script decides it")
@@ -195,22 +196,22 @@ class ScriptOptions:
         pins = replace(pins, micro_batch=micro, gradient_accumulation=steps)
         return pins, tuple(notes)
 
-    def precision(self, asked: str) -> tuple[str, tuple[str, ...]]:
+    def precision(self, requested: str) -> tuple[str, tuple[str, ...]]:
         """The precision to plan for, and a note where the script decides it.
 
         A Trainer trains in what its TrainingArguments say, 32 bits unless they say otherwise.
         """
-        said = {name: self._said_by_user((name,)) for name in ("bf16", "fp16")}
+        by_user = {name: self._user_value((name,)) for name in ("bf16", "fp16")}
         if (
-            asked != "auto"
+            requested != "auto"
             or self.style != "trainer"
-            or (self._takes_trainer_options and not any(said.values()))
+            or (self._takes_trainer_options and not any(by_user.values()))
         ):
-            return asked, ()
-        for name, given in said.items():
-            value = _truth(given[0]) if given is not None else self._of_script(name)
+            return requested, ()
+        for name, setting in by_user.items():
+            value = _truth(setting[0]) if setting is not None else self._of_script(name)
             if value is None:  # computed: only the run will tell
-                return asked, ()
+                return requested, ()
             if value is True:
                 return name, (f"precision {name}: the script decides it",)
         return "fp32", ("precision fp32: the script's TrainingArguments name neither bf16 nor fp16",)
@@ -222,12 +223,12 @@ class ScriptOptions:
         if name in self.defaults:
             return self.facts.field_defaults.get(name, self.defaults[name])
         if self.facts.parses_training_arguments:
-            own = self.facts.field_defaults.get(name, _TRAINERS_OWN.get(name))
-            return None if self._has_other_class else own
-        own = (
+            default = self.facts.field_defaults.get(name, _TRAINERS_OWN.get(name))
+            return None if self._has_other_class else default
+        default = (
             _TRAINERS_OWN.get(name) if self.facts.spells_out_arguments and not self._has_other_class else None
         )
-        return self.facts.batch_arguments.get(name, own)
+        return self.facts.batch_arguments.get(name, default)
 
     @property
     def _has_other_class(self) -> bool:
@@ -235,11 +236,11 @@ class ScriptOptions:
         return any(not name.startswith("transformers.") for name in self.facts.argument_classes)
 
     def _fixed_checkpointing(self) -> str | None:
-        if "{checkpointing}" in " ".join(self.given):
+        if "{checkpointing}" in " ".join(self.user_arguments):
             return None
-        said = self._said_by_user(_CHECKPOINTING)
-        if said is not None:
-            return "none" if _truth(said[0]) is False else "full"
+        by_user = self._user_value(_CHECKPOINTING)
+        if by_user is not None:
+            return "none" if _truth(by_user[0]) is False else "full"
         if self._takes_trainer_options or self._declared(_CHECKPOINTING) in self.facts.flags:
             return None
         literal = self.facts.batch_arguments.get("gradient_checkpointing")
@@ -252,8 +253,8 @@ class ScriptOptions:
         """The DeepSpeed file that a Trainer's script takes by itself."""
         if self.style != "trainer":
             return None
-        said = self._said_by_user(("deepspeed",))
-        value = said[0] if said is not None else self.facts.batch_arguments.get("deepspeed")
+        by_user = self._user_value(("deepspeed",))
+        value = by_user[0] if by_user is not None else self.facts.batch_arguments.get("deepspeed")
         return value if isinstance(value, str) and value.lower() not in (*_NO, "true") else None
 
     @property
@@ -264,11 +265,11 @@ class ScriptOptions:
     def _fixed_number(self, names: tuple[str, ...], placeholder: str) -> int | None:
         """A number that the user's arguments or the script's source fix; None: it can be given, or is
         not known (then the run tells)."""
-        if placeholder in " ".join(self.given):
+        if placeholder in " ".join(self.user_arguments):
             return None
-        said = self._said_by_user(names)
-        if said is not None:
-            return _number(said[0])
+        by_user = self._user_value(names)
+        if by_user is not None:
+            return _number(by_user[0])
         if self.style != "trainer" or self._declared(names) is not None:
             return None
         return _number(self._of_script(names[0]))
@@ -280,7 +281,7 @@ class ScriptOptions:
         settings = strategy.settings
         full = strategy.checkpointing == "full"
         values = (str(settings.micro_batch), str(settings.gradient_accumulation), "true" if full else "false")
-        filled = list(self.given)
+        filled = list(self.user_arguments)
         for placeholder, value in zip(PLACEHOLDERS, values, strict=True):
             filled = [argument.replace(placeholder, value) for argument in filled]
         added = self.additions(PlannedValues.of(strategy))
@@ -294,12 +295,12 @@ class ScriptOptions:
             for name, value in planned.trainer_values().items():
                 names = _SPELLINGS.get(name, (name,))
                 if (
-                    self._said_by_user(names) is None
+                    self._user_value(names) is None
                     and not self._said(name)
                     and self._of_script(name) != value
                 ):
                     added += self._spelt(name, value)
-            if planned.on_cpu and planned.precision == "bf16" and self._said_by_user(("use_cpu",)) is None:
+            if planned.on_cpu and planned.precision == "bf16" and self._user_value(("use_cpu",)) is None:
                 added += self._spelt("use_cpu", True)  # or TrainingArguments refuse bf16 without a GPU
             return tuple(added)
         for names, value in (
@@ -307,7 +308,7 @@ class ScriptOptions:
             (_ACCUMULATION, planned.gradient_accumulation),
         ):
             option = self._declared(names)
-            if option is not None and not self._said(names[0]) and self._said_by_user(names) is None:
+            if option is not None and not self._said(names[0]) and self._user_value(names) is None:
                 added += [option, str(value)]
         return (*added, *self._checkpointing_flag(planned.checkpointing == "full"))
 
@@ -322,7 +323,7 @@ class ScriptOptions:
         option = self._declared(_CHECKPOINTING)
         if option is None or option not in self.facts.flags or self._said("gradient_checkpointing"):
             return []
-        return [option] if full and self._said_by_user(_CHECKPOINTING) is None else []
+        return [option] if full and self._user_value(_CHECKPOINTING) is None else []
 
     def _said(self, name: str) -> bool:
         """Whether a placeholder in the user's arguments says it already."""
@@ -331,7 +332,7 @@ class ScriptOptions:
             "gradient_accumulation_steps": "{gradient_accumulation}",
             "gradient_checkpointing": "{checkpointing}",
         }
-        return name in stands_for and stands_for[name] in " ".join(self.given)
+        return name in stands_for and stands_for[name] in " ".join(self.user_arguments)
 
     def conflicts(self, planned: PlannedValues, *, added: bool) -> list[str]:
         """Where the script would do something else than the plan: both values, one sentence each.
@@ -340,32 +341,32 @@ class ScriptOptions:
             planned: the plan's values.
             added: whether :meth:`additions` reach the script.
         """
-        wanted = planned.trainer_values()
+        planned_values = planned.trainer_values()
         if self.style != "trainer":  # the others' precision is DeepSpeed's matter
-            wanted = {name: wanted[name] for name in _SPELLINGS if name in wanted}
-        found = []
-        for name, value in wanted.items():
+            planned_values = {name: planned_values[name] for name in _SPELLINGS if name in planned_values}
+        result = []
+        for name, value in planned_values.items():
             if name in _ONLY_TOLD or self._said(name):
                 continue
-            said = self._said_by_user(_SPELLINGS.get(name, (name,)))
-            if said is not None:
-                actual, where = said
+            by_user = self._user_value(_SPELLINGS.get(name, (name,)))
+            if by_user is not None:
+                actual, location = by_user
             elif (added and self._takes_trainer_options) or self.style != "trainer":
                 continue
             else:
-                actual, where = self._of_script(name), self._where(name)
+                actual, location = self._of_script(name), self._where(name)
             if _differs(actual, value):
-                found.append(f"{where}, but the plan has {name} {value}")
-        return found
+                result.append(f"{location}, but the plan has {name} {value}")
+        return result
 
     @property
     def longest_sequence(self) -> tuple[int, str] | None:
         """At how many tokens the script cuts a sequence, and where that stands; None: not known."""
-        said = self._said_by_user(_LENGTHS)
-        if said is None and "max_length" in self.defaults:
-            said = self.defaults["max_length"], f"max_length is {self.defaults['max_length']} by default"
-        number = _number(said[0]) if said is not None else None
-        return None if said is None or number is None else (number, said[1])
+        by_user = self._user_value(_LENGTHS)
+        if by_user is None and "max_length" in self.defaults:
+            by_user = self.defaults["max_length"], f"max_length is {self.defaults['max_length']} by default"
+        number = _number(by_user[0]) if by_user is not None else None
+        return None if by_user is None or number is None else (number, by_user[1])
 
     def _where(self, name: str) -> str:
         value = self._of_script(name)

@@ -26,25 +26,25 @@ def warnings(
         values: of the file that the arguments name, where they name none themselves.
     """
     estimate = chosen.get("estimate")
-    takes = estimate.get("saving") if isinstance(estimate, Mapping) else None
-    if not isinstance(takes, Mapping):
+    saving = estimate.get("saving") if isinstance(estimate, Mapping) else None
+    if not isinstance(saving, Mapping):
         return []
-    weights, checkpoint = (takes.get(f"{kind}_bytes") for kind in ("weights", "checkpoint"))
+    weights, checkpoint = (saving.get(f"{kind}_bytes") for kind in ("weights", "checkpoint"))
     if not isinstance(weights, int) or not isinstance(checkpoint, int):
         return []
     folder = output_folder(arguments, values or {})
     try:
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        free = shutil.disk_usage(there).free
+        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        free = shutil.disk_usage(existing).free
     except (OSError, StopIteration):
         return []
     if free >= weights + checkpoint:
         return []
-    where = "the working directory" if folder == Path() else str(folder)
-    what = "the weights alone do not" if free < weights else "the weights and a checkpoint do not"
+    folder_name = "the working directory" if folder == Path() else str(folder)
+    shortage = "the weights alone do not" if free < weights else "the weights and a checkpoint do not"
     return [
-        f"warning: {what} fit {where}: {format_gib(free, 1)} are free there; a DeepSpeed checkpoint takes "
-        f"{format_gib(checkpoint, 1)}, the weights {format_gib(weights, 1)}"
+        f"warning: {shortage} fit {folder_name}: {format_gib(free, 1)} are free there; a DeepSpeed "
+        f"checkpoint takes {format_gib(checkpoint, 1)}, the weights {format_gib(weights, 1)}"
     ]
 
 

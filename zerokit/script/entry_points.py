@@ -86,8 +86,8 @@ def resolve(word: str, arguments: tuple[str, ...]) -> Resolved:
             subcommand trains nothing; a program that is no Python.
     """
     path = Path(word)
-    here = (path / "__main__.py").is_file() if path.is_dir() else path.exists()
-    if here or "/" in word or word.endswith((".py", ".zip", ".pyz")):
+    exists = (path / "__main__.py").is_file() if path.is_dir() else path.exists()
+    if exists or "/" in word or word.endswith((".py", ".zip", ".pyz")):
         return Resolved(target=Target(script=word, module=None, arguments=arguments))
     if word in _LAUNCHERS:
         raise InputError(_without_launcher(word, arguments))
@@ -134,11 +134,11 @@ def _trl(word: str, arguments: tuple[str, ...]) -> Resolved:
     scripts = _package("trl", word) / "scripts"
     name = arguments[0] if arguments else ""
     script = scripts / f"{name.replace('-', '_')}.py"
-    known = sorted(
+    subcommands = sorted(
         path.stem for path in scripts.glob("*.py") if _has(path, "def make_parser") and _has(path, "Trainer(")
     )
-    if script.stem not in known:
-        raise InputError(f"trl {name}: does not train; these commands do: {', '.join(known)}")
+    if script.stem not in subcommands:
+        raise InputError(f"trl {name}: does not train; these commands do: {', '.join(subcommands)}")
     _refuse_options(f"trl {name}", arguments, ("--accelerate_config",))
     target = Target(script=str(script), module=None, arguments=arguments[1:])
     return Resolved(
@@ -152,8 +152,8 @@ def _axolotl(word: str, arguments: tuple[str, ...]) -> Resolved:
     if arguments[:1] != ("train",):
         raise InputError("axolotl: only `axolotl train FILE.yaml` trains")
     _refuse_options("axolotl train", arguments, ("--launcher", "--num-processes", "--main-process-port"))
-    kept = tuple(a for a in arguments[1:] if a not in ("--accelerate", "--no-accelerate"))
-    target = Target(script=None, module="axolotl.cli.train", arguments=kept)
+    remaining = tuple(a for a in arguments[1:] if a not in ("--accelerate", "--no-accelerate"))
+    target = Target(script=None, module="axolotl.cli.train", arguments=remaining)
     note = "axolotl train runs -m axolotl.cli.train in each rank; its own launcher is left out"
     return Resolved(target=target, note=note)
 
@@ -199,10 +199,10 @@ def _refuse_options(command: str, arguments: tuple[str, ...], options: tuple[str
 
 def _console(word: str, arguments: tuple[str, ...]) -> Resolved:
     """The program that pip made for an entry point: a Python file, run as it is."""
-    beside = Path(sys.executable).with_name(word)
-    program = beside if beside.is_file() else Path(shutil.which(word) or beside)
+    sibling = Path(sys.executable).with_name(word)
+    program = sibling if sibling.is_file() else Path(shutil.which(word) or sibling)
     entries = importlib.metadata.entry_points(group="console_scripts")
-    entry = next((each for each in entries if each.name == word), None)
+    entry = next((candidate for candidate in entries if candidate.name == word), None)
     if entry is None or not program.is_file():
         raise InputError(
             f"script {word}: there is no such file, and no console command of that name among the packages "

@@ -41,10 +41,20 @@ def parse(order: dict[str, Any]) -> dict[str, Any]:
 
     # here no GPU is to be seen; whether the ranks' GPUs can is theirs to say
     training_args.is_torch_bf16_gpu_available = lambda: True
-    found = [each for name in order["classes"] if isinstance(each := _class(name), type)]
-    found = [each for each in dict.fromkeys(found) if issubclass(each, TrainingArguments)]
+    classes = [
+        argument_class for name in order["classes"] if isinstance(argument_class := _class(name), type)
+    ]
+    classes = [
+        argument_class
+        for argument_class in dict.fromkeys(classes)
+        if issubclass(argument_class, TrainingArguments)
+    ]
     derived = [
-        each for each in found if not any(each is not other and issubclass(other, each) for other in found)
+        argument_class
+        for argument_class in classes
+        if not any(
+            argument_class is not subclass and issubclass(subclass, argument_class) for subclass in classes
+        )
     ]
     if len(derived) != 1:
         raise LookupError(f"{len(derived)} classes of training arguments")
@@ -67,10 +77,10 @@ def parse(order: dict[str, Any]) -> dict[str, Any]:
         values = vars(derived[0](**values))
     except Exception as error:  # what the options themselves say is still known
         print(f"{derived[0].__name__}: {error}", file=sys.stderr)
-    plain = {name: values[name] for name in FIELDS if name in values}
+    parsed = {name: values[name] for name in FIELDS if name in values}
     return {
         "class": derived[0].__name__,
-        "values": {n: v for n, v in plain.items() if isinstance(v, bool | int | float | str | None)},
+        "values": {n: v for n, v in parsed.items() if isinstance(v, bool | int | float | str | None)},
     }
 
 

@@ -22,28 +22,28 @@ class PlannedFor:
     decided: dict[str, str]
 
     @classmethod
-    def of(cls, asked: Request, script: ScriptOptions) -> PlannedFor:
+    def of(cls, requested: Request, script: ScriptOptions) -> PlannedFor:
         """Of what the user asks for and what the script leaves open."""
-        pins, notes = script.pins(asked.pins)
-        precision, more = script.precision(asked.precision)
+        pins, notes = script.pins(requested.pins)
+        precision, more = script.precision(requested.precision)
         request = replace(
-            asked, pins=pins, precision=precision, assumptions=(*asked.assumptions, *notes, *more)
+            requested, pins=pins, precision=precision, assumptions=(*requested.assumptions, *notes, *more)
         )
-        return cls(request=request, decided=_decided(asked, request))
+        return cls(request=request, decided=_decided(requested, request))
 
-    def told(self, made: Plan) -> Plan:
+    def with_own_reasons(self, plan: Plan) -> Plan:
         """A plan of the request without the note that the user gave what the script decides."""
         if "precision" not in self.decided:
-            return made
-        given = f"precision {self.request.precision}: given"
-        return replace(made, assumptions=tuple(note for note in made.assumptions if note != given))
+            return plan
+        reason = f"precision {self.request.precision}: given"
+        return replace(plan, assumptions=tuple(note for note in plan.assumptions if note != reason))
 
 
-def _decided(asked: Request, decided: Request) -> dict[str, str]:
+def _decided(requested: Request, decided: Request) -> dict[str, str]:
     pairs: list[tuple[str, object, object]] = [
-        ("precision", asked.precision, decided.precision),
-        ("micro-batch", asked.pins.micro_batch, decided.pins.micro_batch),
-        ("gradient-accumulation", asked.pins.gradient_accumulation, decided.pins.gradient_accumulation),
-        ("checkpointing", asked.pins.checkpointing, decided.pins.checkpointing),
+        ("precision", requested.precision, decided.precision),
+        ("micro-batch", requested.pins.micro_batch, decided.pins.micro_batch),
+        ("gradient-accumulation", requested.pins.gradient_accumulation, decided.pins.gradient_accumulation),
+        ("checkpointing", requested.pins.checkpointing, decided.pins.checkpointing),
     ]
     return {option: str(value) for option, before, value in pairs if value != before}

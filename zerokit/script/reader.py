@@ -87,8 +87,10 @@ class ScriptFacts:
     @property
     def style(self) -> str:
         """The best guess; ``raw`` wins where a script does its own ``deepspeed.initialize``."""
-        takes = self.adds_deepspeed_arguments or "--deepspeed_config" in self.options
-        if takes and (self.calls_initialize or not (self.uses_trainer or self.uses_accelerator)):
+        takes_deepspeed_config = self.adds_deepspeed_arguments or "--deepspeed_config" in self.options
+        if takes_deepspeed_config and (
+            self.calls_initialize or not (self.uses_trainer or self.uses_accelerator)
+        ):
             return "raw"
         if self.uses_trainer:
             return "trainer"
@@ -110,12 +112,12 @@ class ScriptFacts:
         if self.unreadable:
             return self.unreadable
         if self.style == "raw":
-            how = (
+            reason = (
                 "deepspeed.add_config_arguments"
                 if self.adds_deepspeed_arguments
                 else "its own argument parser"
             )
-            return f"it takes --deepspeed_config through {how}"
+            return f"it takes --deepspeed_config through {reason}"
         if self.style == "none" and self.own_configuration:
             return f"it gives deepspeed.initialize one of its own ({self.own_configuration})"
         return {
@@ -176,12 +178,12 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         root = package.parent if package else root
         waiting.append(start)
     facts.package = package.name if package else None
-    seen: set[Path] = set()
-    while waiting and len(seen) < _MOST_FILES:
+    read: set[Path] = set()
+    while waiting and len(read) < _MOST_FILES:
         current = waiting.popleft()
-        if current in seen:
+        if current in read:
             continue
-        seen.add(current)
+        read.add(current)
         tree = _parse(current, facts)
         if tree is not None:
             _Reader(facts, current).visit(tree)
@@ -199,8 +201,8 @@ def _installed_package(path: Path) -> Path | None:
 
 def _find_module(module: str) -> Path:
     parts = module.split(".")
-    beside = Path.cwd().joinpath(*parts)
-    for candidate in (beside.with_suffix(".py"), beside / "__main__.py"):
+    relative = Path.cwd().joinpath(*parts)
+    for candidate in (relative.with_suffix(".py"), relative / "__main__.py"):
         if candidate.is_file():
             return candidate
     try:
@@ -226,7 +228,7 @@ def _parse(path: Path, facts: ScriptFacts) -> ast.Module | None:
         return None
 
 
-def _own_modules(tree: ast.Module, root: Path, here: Path, package: str | None) -> Iterator[Path]:
+def _own_modules(tree: ast.Module, root: Path, folder: Path, package: str | None) -> Iterator[Path]:
     """Files that the module imports from ``root`` (there, of ``package`` alone), or relatively."""
     for node in ast.walk(tree):
         names: list[tuple[Path, str]] = []
@@ -235,7 +237,7 @@ def _own_modules(tree: ast.Module, root: Path, here: Path, package: str | None) 
             names = [(root, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             level = node.level
-            base = root if level == 0 else here
+            base = root if level == 0 else folder
             for _ in range(node.level - 1):
                 base = base.parent
             prefix = f"{node.module}." if node.module else ""
@@ -254,8 +256,8 @@ def _own_modules(tree: ast.Module, root: Path, here: Path, package: str | None) 
 
 def _module_file(base: Path, name: str) -> Path | None:
     candidate = base.joinpath(*name.split("."))
-    found = (candidate.with_suffix(".py"), candidate / "__init__.py")
-    return next((path for path in found if path.is_file()), None)
+    candidates = (candidate.with_suffix(".py"), candidate / "__init__.py")
+    return next((path for path in candidates if path.is_file()), None)
 
 
 _LIBRARIES = frozenset(
@@ -340,7 +342,7 @@ class _Reader(ast.NodeVisitor):
         elif name == "add_subparsers":
             self.facts.has_subcommands = True
         elif name.endswith(("TrainingArguments", "Config")):
-            made_here = any(known.endswith(f".{name}") for known in self.facts.argument_classes)
+            made_here = any(class_name.endswith(f".{name}") for class_name in self.facts.argument_classes)
             self.facts.spells_out_arguments |= made_here and all(k.arg for k in node.keywords)
         self.facts.reads_micro_batch |= any(k.arg == "training_data" for k in node.keywords)
         self.facts.keywords |= {keyword.arg for keyword in node.keywords if keyword.arg}
@@ -357,8 +359,8 @@ class _Reader(ast.NodeVisitor):
         for keyword in node.keywords:
             if keyword.arg in ("config", "config_params"):
                 text = ast.unparse(keyword.value)
-                shown = text if len(text) <= 40 else "…"
-                self.facts.own_configurations.append(f"{self.path}:{node.lineno}: {keyword.arg}={shown}")
+                quoted = text if len(text) <= 40 else "…"
+                self.facts.own_configurations.append(f"{self.path}:{node.lineno}: {keyword.arg}={quoted}")
 
     def _mention(self, name: str, package: str) -> None:
         self.facts.mentions.add(name)

@@ -25,11 +25,11 @@ class ArgumentFile:
     """A JSON or YAML file with the values of options.
 
     Attributes:
-        alone: it stands in the place of all options, so none can be added beside it.
+        replaces_options: it stands in the place of all options, so none can be added beside it.
     """
 
     path: str
-    alone: bool
+    replaces_options: bool
     values: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -43,22 +43,22 @@ def argument_file(arguments: Sequence[str], facts: ScriptFacts) -> ArgumentFile 
     first = arguments[0] if arguments else ""
     if first.endswith(ARGUMENT_FILES) and not first.startswith("-") and parses:
         _check_exists(first, facts, first)
-        return ArgumentFile(path=first, alone=True, values=_read(first))
+        return ArgumentFile(path=first, replaces_options=True, values=_read(first))
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name == "--config" and (equals or index + 1 < len(arguments)):
             path = value if equals else arguments[index + 1]
             if path.endswith(ARGUMENT_FILES):
                 _check_exists(path, facts, f"--config {path}")
-                return ArgumentFile(path=path, alone=False, values=_read(path))
+                return ArgumentFile(path=path, replaces_options=False, values=_read(path))
     return None
 
 
-def _check_exists(path: str, facts: ScriptFacts, given: str) -> None:
+def _check_exists(path: str, facts: ScriptFacts, option: str) -> None:
     """Other scripts may look for it in a folder of their own, and some tools take an address."""
     if facts.parses_training_arguments and "://" not in path and not Path(path).exists():
         raise InputError(
-            f"{given}: the script's arguments file {Path(path).absolute()} does not exist; correct the path"
+            f"{option}: the script's arguments file {Path(path).absolute()} does not exist; correct the path"
         )
 
 

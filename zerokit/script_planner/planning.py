@@ -89,7 +89,7 @@ class ScriptPlanning:
             self._check(facts.style, facts.why)
             read = self._probed()
         except _CannotRehearse as why:
-            return self._without(str(why), top)
+            return self._plan_unrehearsed(str(why), top)
         return self._result(read, self._searched(read.request, top))
 
     # ---------------------------------------------------------------- before the search
@@ -107,12 +107,12 @@ class ScriptPlanning:
 
     def _resolved(self) -> ResolvedRequest:
         """The request, with what the script decides, as far as is known."""
-        asked = {**self.options, **self._kept}
-        if not asked.get("model") and not asked.get("params"):
-            asked["params"] = _STAND_IN
-        read = resolve(asked, say=self.say)
+        options = {**self.options, **self._kept}
+        if not options.get("model") and not options.get("params"):
+            options["params"] = _STAND_IN
+        read = resolve(options, say=self.say)
         self._planned = PlannedFor.of(read.request, self._script)
-        return replace(read, request=self._planned.request, given={**read.given, **self._planned.decided})
+        return replace(read, request=self._planned.request, options={**read.options, **self._planned.decided})
 
     def _probed(self) -> ResolvedRequest:
         """Rehearse at two batch sizes, without and with checkpointing where the script can do both.
@@ -136,7 +136,7 @@ class ScriptPlanning:
         why = ""
         for batch in batches:
             done = self.search.rehearse(read.request, self._probe(read.request, batch, modes[0]))
-            if done.found is None:
+            if done.rehearsed is None:
                 why = why or done.why_not
                 if worked:
                     break
@@ -159,7 +159,7 @@ class ScriptPlanning:
         probes have the same buckets, those that the search tries first."""
         pins = request.pins
         stage = pins.zero_stage if pins.zero_stage is not None else 2 if request.cluster.gpus > 1 else 0
-        asked = replace(
+        probe_request = replace(
             request,
             job=replace(request.job, global_batch=None),
             pins=replace(
@@ -171,24 +171,24 @@ class ScriptPlanning:
             ),
         )
         if self._sizes is None:
-            self._sizes = knobs(stage, pins, make_space(asked)[0].timing.trainable)[0]
+            self._sizes = knobs(stage, pins, make_space(probe_request)[0].timing.trainable)[0]
         sized = replace(
-            asked.pins,
+            probe_request.pins,
             reduce_bucket_size=self._sizes.reduce_bucket_size,
             prefetch_bucket_size=self._sizes.prefetch_bucket_size,
             persistence_threshold=self._sizes.persistence_threshold,
             sub_group_size=self._sizes.sub_group_size,
         )
-        return one_strategy(replace(asked, pins=sized))[0]
+        return one_strategy(replace(probe_request, pins=sized))[0]
 
     def _probe_batches(self, request: Request) -> tuple[int, ...]:
         micro = request.pins.micro_batch
         return (micro,) if micro is not None else _BATCHES
 
     def _with_model(self, done: Rehearsal, read: ResolvedRequest, named: bool) -> ResolvedRequest:
-        found, notes = options_of(done, self.options)
-        if found:
-            self._kept |= found
+        model_options, notes = options_of(done, self.options)
+        if model_options:
+            self._kept |= model_options
             self.notes += notes
             read = self._resolved()
         if named:
@@ -202,42 +202,42 @@ class ScriptPlanning:
     # ---------------------------------------------------------------- the search
 
     def _searched(self, request: Request, top: int) -> Plan:
-        made, usable = self.search.search(request, top)
-        return self._chosen(made, usable, request, top)
+        plan, usable = self.search.search(request, top)
+        return self._chosen(plan, usable, request, top)
 
-    def _chosen(self, made: Plan, usable: list[Candidate], request: Request, top: int) -> Plan:
+    def _chosen(self, plan: Plan, usable: list[Candidate], request: Request, top: int) -> Plan:
         chosen = usable[0]
         if chosen.memory.basis != REHEARSED:
             self.notes.append(
                 f"this plan itself was not rehearsed: after {len(self.search.records)} rehearsals others "
                 "came first"
             )
-        known = self.search.profile.of(chosen.strategy)
-        if known is not None and known.step_seconds_range is not None:
+        rehearsed = self.search.profile.of(chosen.strategy)
+        if rehearsed is not None and rehearsed.step_seconds_range is not None:
             probed = request.calibration is not None and request.calibration.host_factor is not None
-            self.notes.append(_time_note(known.step_seconds_range, probed=probed))
-        assumptions = (*made.assumptions, *self.notes)
-        alternatives = tuple(each for each in usable if each is not chosen)[: max(0, top - 1)]
-        return replace(made, chosen=chosen, alternatives=alternatives, assumptions=assumptions)
+            self.notes.append(_time_note(rehearsed.step_seconds_range, probed=probed))
+        assumptions = (*plan.assumptions, *self.notes)
+        alternatives = tuple(candidate for candidate in usable if candidate is not chosen)[: max(0, top - 1)]
+        return replace(plan, chosen=chosen, alternatives=alternatives, assumptions=assumptions)
 
     # ---------------------------------------------------------------- the result
 
-    def _result(self, read: ResolvedRequest, made: Plan) -> PlanResult:
+    def _result(self, read: ResolvedRequest, plan: Plan) -> PlanResult:
         request = read.request
-        told = self._planned.told(made)
-        notes = unread(self.options, [made.chosen.strategy])
+        explained = self._planned.with_own_reasons(plan)
+        notes = unread(self.options, [plan.chosen.strategy])
         return PlanResult(
-            request=read.given,
-            plan=replace(told, assumptions=(*told.assumptions, *notes)),
+            request=read.options,
+            plan=replace(explained, assumptions=(*explained.assumptions, *notes)),
             job=make_space(request)[0].job,
-            cluster=made.cluster,
+            cluster=plan.cluster,
             model_name=self._model_name(read),
             parameters=request.shape.parameters,
             timed=request.timed,
             on_cpu=request.on_cpu,
             script=self.search.profile,
             rehearsals=tuple(self.search.records),
-            added_arguments=self._script.additions(PlannedValues.of(made.chosen.strategy)),
+            added_arguments=self._script.additions(PlannedValues.of(plan.chosen.strategy)),
         )
 
     def _model_name(self, read: ResolvedRequest) -> str:
@@ -247,20 +247,20 @@ class ScriptPlanning:
         shape = read.request.shape
         return f"{self.search.profile.name} ({shape.family}, {format_count(shape.parameters)} parameters)"
 
-    def _without(self, why: str, top: int) -> PlanResult:
+    def _plan_unrehearsed(self, why: str, top: int) -> PlanResult:
         """Plan as if there were no script, and say so.
 
         Raises:
             InputError: no model was named either.
         """
-        said = f"{self.search.profile.name} could not be rehearsed: {why}"
-        self.say(said)
+        failure = f"{self.search.profile.name} could not be rehearsed: {why}"
+        self.say(failure)
         if not self.options.get("model") and not self.options.get("params"):
-            raise InputError(f"{said}; name the model with ⟨model⟩ or ⟨params⟩ to plan without it")
+            raise InputError(f"{failure}; name the model with ⟨model⟩ or ⟨params⟩ to plan without it")
         read = self._resolved()
-        made = make_plan(read.request, top=top)
-        note = f"{said}; memory and time are those of a plain training loop of the model"
-        return self._result(read, replace(made, assumptions=(*made.assumptions, note)))
+        plan = make_plan(read.request, top=top)
+        note = f"{failure}; memory and time are those of a plain training loop of the model"
+        return self._result(read, replace(plan, assumptions=(*plan.assumptions, note)))
 
 
 def _time_note(between: tuple[float, float], *, probed: bool) -> str:

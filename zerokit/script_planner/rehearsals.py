@@ -25,7 +25,7 @@ class RehearsedScript:
 
     strategy: Strategy
     done: Rehearsal
-    found: RehearsedStrategy | None
+    rehearsed: RehearsedStrategy | None
 
     @property
     def why_not(self) -> str:
@@ -68,20 +68,20 @@ def rehearse_strategy(
         )
     rank = done.ranks[0]
     if not done.complete or not done.steps or not rank.phases or done.min_vram_bytes is None:
-        return RehearsedScript(strategy=strategy, done=done, found=None)
+        return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
     parts: Counter[str] = Counter()
     for row in rank.at_peak:
         parts[row.what.replace(" ", "_")] += row.bytes
-    found = RehearsedStrategy(
+    rehearsed = RehearsedStrategy(
         strategy=strategy,
         phases=rank.phases,
         min_vram_bytes=done.min_vram_bytes,
         components=dict(parts),
-        not_modelled=tuple(sorted({what for some in rank.lower_bounds.values() for what in some})),
+        not_modelled=tuple(sorted({reason for some in rank.lower_bounds.values() for reason in some})),
         step_seconds=done.step_seconds,
         step_seconds_range=done.step_seconds_range,
     )
-    return RehearsedScript(strategy=strategy, done=done, found=found)
+    return RehearsedScript(strategy=strategy, done=done, rehearsed=rehearsed)
 
 
 def _write(folder: Path, request: Request, strategy: Strategy) -> None:

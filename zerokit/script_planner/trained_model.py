@@ -15,31 +15,31 @@ _SAME_PARAMETERS = 0.02
 _SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
-def options_of(done: Rehearsal, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def options_of(done: Rehearsal, options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Arguments of a plan that the script decides and nobody gave, and a note for each.
 
     Raises:
         InputError: the script trains no model of Transformers, and none was named.
     """
     model, engine = done.model or {}, done.engine or {}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     notes: list[str] = []
-    if not given.get("model") and not given.get("params"):
-        found["model"] = _model(model.get("config"), engine)
-        notes.append(f"model {found['model']}: the script trains it")
+    if not options.get("model") and not options.get("params"):
+        result["model"] = _model(model.get("config"), engine)
+        notes.append(f"model {result['model']}: the script trains it")
     method = model.get("method", "full")
-    if not given.get("method") and method != "full":
-        found["method"] = method
+    if not options.get("method") and method != "full":
+        result["method"] = method
         notes.append(f"⟨method⟩ {method}: the script trains adapters")
-        if not given.get("lora_rank") and model.get("lora_rank"):
-            found["lora_rank"] = str(model["lora_rank"])
-        if not given.get("lora_targets") and model.get("lora_targets"):
-            found["lora_targets"] = ",".join(model["lora_targets"])
+        if not options.get("lora_rank") and model.get("lora_rank"):
+            result["lora_rank"] = str(model["lora_rank"])
+        if not options.get("lora_targets") and model.get("lora_targets"):
+            result["lora_targets"] = ",".join(model["lora_targets"])
     length = sequence_tokens(engine)
-    if not given.get("seq_len") and length:
-        found["seq_len"] = str(length)
+    if not options.get("seq_len") and length:
+        result["seq_len"] = str(length)
         notes.append(f"sequences of {length} tokens: the longest that the script fed its model")
-    return found, tuple(notes)
+    return result, tuple(notes)
 
 
 def sequence_tokens(engine: Mapping[str, Any]) -> int | None:
@@ -53,13 +53,13 @@ def sequence_tokens(engine: Mapping[str, Any]) -> int | None:
 def contradiction(done: Rehearsal, parameters: int, method: str) -> str | None:
     """Why the model that was named is not the one that the script trains."""
     engine = done.engine or {}
-    ran, trained = engine.get("parameters"), engine.get("trainable_parameters")
-    if not ran or not trained or method == "qlora":  # packed weights count half
+    total, trained = engine.get("parameters"), engine.get("trainable_parameters")
+    if not total or not trained or method == "qlora":  # packed weights count half
         return None
-    ran -= trained if trained < ran and method == "lora" else 0
-    if abs(ran / parameters - 1) <= _SAME_PARAMETERS:
+    total -= trained if trained < total and method == "lora" else 0
+    if abs(total / parameters - 1) <= _SAME_PARAMETERS:
         return None
-    return f"the script trains a model of {ran:,} parameters, the one named has {parameters:,}"
+    return f"the script trains a model of {total:,} parameters, the one named has {parameters:,}"
 
 
 def _model(config: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> str:
@@ -73,9 +73,9 @@ def _model(config: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> str:
             "the script's model is not one of Transformers, so its configuration is not known: "
             "name one of its size with ⟨model⟩ or ⟨params⟩"
         )
-    known = _catalogued(config, engine)
-    if known is not None:
-        return known
+    entry = _catalogued(config, engine)
+    if entry is not None:
+        return entry
     text = json.dumps(config, indent=1, sort_keys=True)
     name = f"{config.get('model_type', 'model')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
     path = cache_folder() / "script-models" / name

@@ -119,7 +119,7 @@ class _Reader:
         return value
 
     def read_object(self, path: Path, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         self.at += 1
         self.skip()
         while self.peek() != "}":
@@ -127,9 +127,9 @@ class _Reader:
             if self.peek() != '"':
                 raise self.error(self.key_message())
             key = self.read_string()
-            here = (*path, key)
-            if key in found:
-                first = self.document.keys[here].line
+            key_path = (*path, key)
+            if key in result:
+                first = self.document.keys[key_path].line
                 self.note(
                     "duplicate-key",
                     start,
@@ -137,17 +137,17 @@ class _Reader:
                     "Accelerate and the Trainer silently take the last",
                     "keep one",
                 )
-            self.document.keys[here] = location_of(self.text, start)
+            self.document.keys[key_path] = location_of(self.text, start)
             self.skip()
             if self.peek() != ":":
                 raise self.error(f"expected ':' after the key {key!r}")
             self.at += 1
             self.skip()
-            found[key] = self.read_value(here, depth + 1)
+            result[key] = self.read_value(key_path, depth + 1)
             if not self.next_item("}"):
                 break
         self.at += 1
-        return found
+        return result
 
     def key_message(self) -> str:
         if not self.peek():
@@ -159,17 +159,17 @@ class _Reader:
         return f"expected a key or '}}', found {self.peek()!r}"
 
     def read_array(self, path: Path, depth: int) -> list[Any]:
-        found: list[Any] = []
+        items: list[Any] = []
         self.at += 1
         self.skip()
         while self.peek() != "]":
-            here = (*path, len(found))
-            self.document.keys[here] = location_of(self.text, self.at)
-            found.append(self.read_value(here, depth + 1))
+            item_path = (*path, len(items))
+            self.document.keys[item_path] = location_of(self.text, self.at)
+            items.append(self.read_value(item_path, depth + 1))
             if not self.next_item("]"):
                 break
         self.at += 1
-        return found
+        return items
 
     def next_item(self, end: str) -> bool:
         """Pass the comma between items; false when the container ends."""
@@ -178,10 +178,10 @@ class _Reader:
         if self.peek() == end:
             return False
         if self.peek() != ",":
-            what = "the file ends" if not self.peek() else f"found {self.peek()!r}"
+            actual = "the file ends" if not self.peek() else f"found {self.peek()!r}"
             # a comma is missed where it should stand, not where the next line begins
             at = before if self.peek() and "\n" in self.text[before : self.at] else None
-            raise self.error(f"expected ',' or {end!r}, {what}; is a comma missing?", at)
+            raise self.error(f"expected ',' or {end!r}, {actual}; is a comma missing?", at)
         comma = self.at
         self.at += 1
         self.skip()
@@ -235,9 +235,9 @@ class _Reader:
         start = self.at
         match = _WORD.match(self.text, self.at)
         if match is None:
-            shown = "the file ends" if not self.peek() else f"found {self.peek()!r}"
+            actual = "the file ends" if not self.peek() else f"found {self.peek()!r}"
             hint = "; JSON strings take double quotes" if self.peek() == "'" else ""
-            raise self.error(f"expected a value, {shown}{hint}")
+            raise self.error(f"expected a value, {actual}{hint}")
         word = match.group()
         if word in _CONSTANTS:
             self.at = match.end()

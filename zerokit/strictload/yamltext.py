@@ -159,16 +159,16 @@ class _Reader:
 
     def key(self, event: Any) -> None:
         top, name = self.stack[-1], event.value
-        here = (*top.path, name)
+        key_path = (*top.path, name)
         merging = name == "<<" and event.style in (None, "")
         if name in top.value or (merging and top.merges):
-            first = self.document.keys[here].line
+            first = self.document.keys[key_path].line
             raise self.error(event, f"duplicate key {name!r} (first in line {first}); keep one")
         top.key, top.merging = name, merging
         if not merging:
             # reserve the key so that a duplicate is seen, whatever its value
             top.value[name] = None
-        self.document.keys[here] = Location(event.start_mark.line + 1, event.start_mark.column + 1)
+        self.document.keys[key_path] = Location(event.start_mark.line + 1, event.start_mark.column + 1)
 
     def alias(self, event: Any) -> None:
         if self.expects_key():
@@ -240,13 +240,13 @@ class _Reader:
     def note_text_elsewhere(self, event: Any, number: float) -> None:
         """Note a number that PyYAML, and so Accelerate, reads as text."""
         mark = event.start_mark
-        shown = int(number) if number == int(number) and abs(number) < 1e15 else number
+        rounded = int(number) if number == int(number) and abs(number) < 1e15 else number
         self.document.problems.append(
             Problem(
                 rule="yaml-number-as-text",
                 location=Location(mark.line + 1, mark.column + 1),
                 message=f"{event.value}: without a point and a signed exponent, Accelerate reads text",
-                fix=f"write {shown}",
+                fix=f"write {rounded}",
             )
         )
 

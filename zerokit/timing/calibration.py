@@ -223,7 +223,7 @@ def calibrate(
             ratios[observation.strategy_key].append(math.log(observation.ratio))
         ratio_of = {key: math.exp(_mean(values)) for key, values in ratios.items()}
         mean = math.exp(_mean([math.log(ratio) for ratio in ratio_of.values()]))
-        return replace(rates, tuned=JobFactors(tried=ratio_of, others=mean)), same_job
+        return replace(rates, tuned=JobFactors(by_family=ratio_of, otherwise=mean)), same_job
     wide = [
         observation
         for observation in on_this_gpu

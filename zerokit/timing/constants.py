@@ -271,16 +271,16 @@ class JobFactors:
     """Measured over predicted step time of one job's strategies.
 
     Attributes:
-        tried: ``Strategy.family`` of those that ran -> factor.
-        others: the factor of all that did not.
+        by_family: ``Strategy.family`` of those that ran -> factor.
+        otherwise: the factor of all that did not.
     """
 
-    tried: Mapping[tuple[object, ...], float]
-    others: float
+    by_family: Mapping[tuple[object, ...], float]
+    otherwise: float
 
     def of(self, family: tuple[object, ...]) -> float:
         """The factor of a strategy's family."""
-        return self.tried.get(family, self.others)
+        return self.by_family.get(family, self.otherwise)
 
 
 _REACH_OCTAVES = 0.35

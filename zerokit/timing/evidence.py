@@ -18,7 +18,7 @@ def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, .
     Nothing where the very strategy ran on this machine; its GPU is known where its products were measured.
     """
     cluster, calibration = model.cluster, model.calibration
-    if calibration.tuned is not None and strategy.family in calibration.tuned.tried:
+    if calibration.tuned is not None and strategy.family in calibration.tuned.by_family:
         return ()
     name = cluster.gpu.name
     parts = []

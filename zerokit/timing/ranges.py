@@ -86,7 +86,7 @@ def step_range(model: TimeModel, strategy: Strategy, memory: MemoryEstimate) -> 
     None where the very strategy ran here, or its script was rehearsed: that measured what it depends on.
     """
     calibrated = model.calibration.tuned or model.calibration.rehearsed
-    if calibrated is not None and strategy.family in calibrated.tried:
+    if calibrated is not None and strategy.family in calibrated.by_family:
         return None
     fast = slow = model.calibration
     for part in unmeasured(model, strategy):

@@ -131,7 +131,7 @@ class TimeModel:
     def retry_seconds(self, strategy: Strategy, headroom: int) -> float:
         """Of a step, with so many bytes left beyond the peak."""
         tuned = self.calibration.tuned
-        if tuned is not None and strategy.family in tuned.tried:
+        if tuned is not None and strategy.family in tuned.by_family:
             return 0.0  # it ran: its factor holds them
         owned = self.traffic.owned(strategy)
         return retry_seconds(self.shape, self.job, strategy, self.cluster, self.constants, owned, headroom)

@@ -47,8 +47,8 @@ def complete(
         TraceMismatch: its sizes are not polynomials in batch and sequence.
     """
     path = store.cache_path(hf_config, head)
-    known = [p for p in (profile, cached(hf_config, head)) if p is not None]
-    merged = store.merged(known) if known else None
+    profiles = [p for p in (profile, cached(hf_config, head)) if p is not None]
+    merged = store.merged(profiles) if profiles else None
     if merged is not None and merged.has_all(job, strategy):
         return merged
     added = _traced(hf_config, job, strategy, name, head)

@@ -32,8 +32,8 @@ def windows(hf_config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _lengths_by_regime(built: BuiltModel, taken: int = 0) -> list[tuple[tuple[int, ...], int | None]]:
-    """Sequence lengths to trace, and up to which length what they show holds; ``taken``: tokens of images,
+def _lengths_by_regime(built: BuiltModel, offset: int = 0) -> list[tuple[tuple[int, ...], int | None]]:
+    """Sequence lengths to trace, and up to which length what they show holds; ``offset``: tokens of images,
     which every sequence has."""
     config = built.config
     if built.head == "image-classification":
@@ -43,14 +43,14 @@ def _lengths_by_regime(built: BuiltModel, taken: int = 0) -> list[tuple[tuple[in
     if limit < max(_LENGTHS):
         return [((limit // 4, limit // 2, limit - limit % 2), None)]
     window = windows(config.to_dict())
-    lengths = tuple(taken + length for length in _LENGTHS)
+    lengths = tuple(offset + length for length in _LENGTHS)
     if window is None:
         return [(lengths, None)]
-    if taken:
-        above = tuple(max(window, taken) + extra for extra in _LENGTHS)
-        room = window - taken
-        return [*([(tuple(taken + room * part // 8 for part in (2, 4, 6)), window - 1)] if room > 64 else []),
-                (above, None)]  # fmt: skip
+    if offset:
+        above = tuple(max(window, offset) + extra for extra in _LENGTHS)
+        room = window - offset
+        below = tuple(offset + room * part // 8 for part in (2, 4, 6))
+        return [*([(below, window - 1)] if room > 64 else []), (above, None)]
     below = tuple(max(8, window * part // 8) for part in (2, 4, 6))
     above = tuple(window + extra for extra in (128, 256, 512))
     return [(below, window - 1), (above, None)]
@@ -58,12 +58,12 @@ def _lengths_by_regime(built: BuiltModel, taken: int = 0) -> list[tuple[tuple[in
 
 def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
     traces = []
-    taken = variant.images.sequence_tokens if variant.images is not None else 0
-    for lengths, limit in _lengths_by_regime(built, taken):
+    offset = variant.images.sequence_tokens if variant.images is not None else 0
+    for lengths, limit in _lengths_by_regime(built, offset):
         if variant.phase == "train":
             events, plain = record(built, variant, points(lengths), plain_point(lengths))
             traces.append(fit(events, lengths, built.stacks, limit, autocast=variant.autocast, plain=plain,
-                              min_seq_len=taken))  # fmt: skip
+                              min_seq_len=offset))  # fmt: skip
         else:
             events, kept = record_serving(built, variant, points(lengths))
             traces.append(fit(events, lengths, built.stacks, limit, kept))
@@ -168,9 +168,9 @@ def profile_from_config(
     variants = list(variants)
     unchanged = Variant(images=variants[0].images if variants else None)
     if all(_own_parameters(v) for v in variants):
-        plain = build(hf_config, Variant(attention="eager", images=variants[0].images), head=head)
-        parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in plain.parameters)
-        ties = plain.ties
+        eager_model = build(hf_config, Variant(attention="eager", images=variants[0].images), head=head)
+        parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in eager_model.parameters)
+        ties = eager_model.ties
     for variant in variants:
         built = _attention(hf_config, head, variant)
         head = built.head

@@ -104,10 +104,10 @@ def _with_tower(shape: ModelShape, model: nn.Module, images: SequenceImages) -> 
     width = _widest_input(tower)
     pictures = images.count * images.tiles
     layers = _stacks(model, width, (width, 2 * width), 1.0, False, tower=True)
-    seen = (
+    tower_modules = (
         replace(s, attention_width=s.attention_width // pictures, fixed_tokens=images.patches) for s in layers
     )
-    return replace(shape, stacks=(*seen, *text))
+    return replace(shape, stacks=(*tower_modules, *text))
 
 
 def _widths(shape: ModelShape) -> tuple[int, int]:
@@ -139,8 +139,8 @@ def _call(model: Any, name: str) -> Any:
 
 
 def _widest(model: nn.Module) -> int:
-    found = next((m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding)), None)
-    return int(found) if found else max(parameter.shape[-1] for parameter in model.parameters())
+    embedding = next((m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding)), None)
+    return int(embedding) if embedding else max(parameter.shape[-1] for parameter in model.parameters())
 
 
 def _outputs(head_module: Any, config: Any, text: Mapping[str, Any], head: str) -> int:
@@ -164,15 +164,15 @@ def _stacks(
 ) -> Iterator[Stack]:
     """One for each kind of layer in the outermost lists of layers; ``tower``: the vision tower's or the
     others'."""
-    taken: list[str] = []
+    paths: list[str] = []
     for path, layers in model.named_modules():
         if tower is not None and vision_tower.is_inside(f"{path}.0") is not tower:
             continue
-        if not isinstance(layers, nn.ModuleList) or any(path.startswith(f"{other}.") for other in taken):
+        if not isinstance(layers, nn.ModuleList) or any(path.startswith(f"{parent}.") for parent in paths):
             continue
         if not any(True for _ in layers.parameters()):
             continue
-        taken.append(path)
+        paths.append(path)
         counts: dict[tuple[Any, ...], int] = {}
         kinds: dict[tuple[Any, ...], Stack] = {}
         for layer in layers:
@@ -187,12 +187,12 @@ def _stacks(
 def _stack(layer: nn.Module, hidden: int, widths: tuple[int, int], active: float, causal: bool) -> Stack:
     gemms = tuple(_gemms(layer, hidden, active))
     attends = any(_ATTENTION.search(type(module).__name__) for module in layer.modules())
-    own = sum(parameter.numel() for parameter in layer.parameters())
+    parameters = sum(parameter.numel() for parameter in layer.parameters())
     ffn = max((g.k for g in gemms if g.kind == "mlp" and g.split == "row"), default=hidden)
     return Stack(
         layers=1, gemms=gemms, hidden=hidden, ffn=ffn, attention_width=widths[0] if attends else 0,
         kv_width=widths[1] if attends else 0, causal=causal,
-        other=max(0, own - sum(gemm.parameters for gemm in gemms)),
+        other_parameters=max(0, parameters - sum(gemm.parameters for gemm in gemms)),
     )  # fmt: skip
 
 
@@ -200,22 +200,22 @@ def _gemms(layer: nn.Module, hidden: int, active: float) -> Iterator[Gemm]:
     """The products of a layer: of linear modules, and of experts, stacked or in a list."""
     from transformers.pytorch_utils import Conv1D
 
-    found: dict[tuple[str, int, int], int] = {}
+    counts: dict[tuple[str, int, int], int] = {}
     for path, module in layer.named_modules():
         if isinstance(module, nn.Linear | Conv1D):
             rows, columns = module.weight.shape
             n, k = (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
             pattern = _NUMBERED.sub(".*", f".{path}")
-            found[pattern, n, k] = found.get((pattern, n, k), 0) + 1
+            counts[pattern, n, k] = counts.get((pattern, n, k), 0) + 1
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() == 3 and parameter.shape[0] > 1 and "conv" not in path:
                 copies, n, k = parameter.shape
-                found[f".{path}.{name}.*", n, k] = copies
-    for (pattern, n, k), copies in found.items():
-        many = copies > 1 and "*" in pattern
+                counts[f".{path}.{name}.*", n, k] = copies
+    for (pattern, n, k), copies in counts.items():
+        is_per_expert = copies > 1 and "*" in pattern
         yield Gemm(
             n=n, k=k, split="row" if n == hidden else "column", copies=copies,
-            active=min(active, copies) if many else float(copies),
+            active=min(active, copies) if is_per_expert else float(copies),
             kind="attention" if _ATTENTION.search(pattern) else "mlp",
         )  # fmt: skip

@@ -61,8 +61,8 @@ def read(path: Path) -> ModelProfile | None:
         DamagedProfile: there is a file, and it is not what :func:`keep` wrote.
     """
     try:
-        held = _read_regular(path)
-        header, _, data = held.partition(b"\n")
+        content = _read_regular(path)
+        header, _, data = content.partition(b"\n")
         if header + b"\n" != _header(data, path):
             raise DamagedProfile("its checksum does not match")
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
@@ -92,13 +92,13 @@ def _read_regular(path: Path) -> bytes:
 
 def _traces(profiles: Sequence[ModelProfile]) -> dict[str, tuple[ActivationTrace, ...]]:
     """Of each variant the last profile's; but those that hold for one length stand side by side."""
-    found: dict[str, dict[tuple[int, int | None], ActivationTrace]] = {}
+    by_key: dict[str, dict[tuple[int, int | None], ActivationTrace]] = {}
     for profile in profiles:
         for key in profile.traces:
             traces = {(one.min_seq_len, one.max_seq_len): one for one in profile.traces[key]}
-            keep = found.get(key, {}) if all(start for start, _ in traces) else {}
-            found[key] = {**keep, **traces}
-    return {key: tuple(traces.values()) for key, traces in found.items()}
+            keep = by_key.get(key, {}) if all(start for start, _ in traces) else {}
+            by_key[key] = {**keep, **traces}
+    return {key: tuple(traces.values()) for key, traces in by_key.items()}
 
 
 def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:

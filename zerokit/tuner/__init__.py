@@ -41,8 +41,8 @@ def tune(
     from zerokit.tuner.tuning import Tuning
 
     started = time.monotonic()
-    asked = merged(recipe, options) if recipe is not None else options
-    tuning = Tuning.prepare(target, asked, settings, say, rehearse, body)
+    requested = merged(recipe, options) if recipe is not None else options
+    tuning = Tuning.prepare(target, requested, settings, say, rehearse, body)
     if dry_run:
         return TuneResult(tuning=tuning)
     tuning.run(run_dir)

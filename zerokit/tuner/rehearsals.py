@@ -31,7 +31,7 @@ class _Refused:
     """A rehearsal that could not be started."""
 
     why_not: str
-    found: RehearsedStrategy | None = None
+    rehearsed: RehearsedStrategy | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,13 +77,13 @@ class TrialRehearsals:
             profile=ScriptProfile(name=name, command=self.target.digest),
         )  # fmt: skip
         first = search.rehearse(self.request, planned[0].strategy)
-        if first.found is None:
+        if first.rehearsed is None:
             self.why_none = f"{name} could not be rehearsed: {first.why_not}"
             return planned
-        if fits(self._memory(first.found.strategy), self.request.cluster) is not None:
-            self._rehearse_one_sequence(search, first.found.strategy)
+        if fits(self._memory(first.rehearsed.strategy), self.request.cluster) is not None:
+            self._rehearse_one_sequence(search, first.rehearsed.strategy)
         _, usable = search.search(self.request, self.count)
-        chosen = [self._estimated(each) for each in distinct(usable, self.count)]
+        chosen = [self._estimated(candidate) for candidate in distinct(usable, self.count)]
         for text in self.not_tried(chosen):
             self.say(f"not tried: {text}")
         return chosen
@@ -133,11 +133,11 @@ class TrialRehearsals:
 
     def not_tried(self, chosen: list[Candidate]) -> list[str]:
         """The rehearsed plans that are not among those to try, each with the reason, in a sentence."""
-        tried = {same_memory(each.strategy) for each in chosen}
+        memory_keys = {same_memory(candidate.strategy) for candidate in chosen}
         return [
             f"{strategy_words(record.strategy)}: {self._why_not(record)}"
             for record in self._records
-            if same_memory(record.strategy) not in tried
+            if same_memory(record.strategy) not in memory_keys
         ]
 
     def _why_not(self, record: RehearsalRecord) -> str:

@@ -37,7 +37,7 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "model": tuning.read.model_name,
         "gpu": cluster.gpu.name,
         "gpus": cluster.gpus,
-        "request": tuning.given,
+        "request": tuning.options,
         "script": tuning.target.name,
         "steps": tuning.launch_options.stop_after_steps,
         "trials": [_row(trial, tuning) for trial in tuning.trials],
@@ -49,7 +49,7 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "folder": str(tuning.folder) if tuning.folder is not None else None,
         "files": tuning.files,
         "calibration": _shown(tuning.calibration),
-        "assumptions": list(all_as_options(tuning.made.assumptions)),
+        "assumptions": list(all_as_options(tuning.plan.assumptions)),
         "next": _next(tuning, best) if best is not None and tuning.files else None,
     }
 
@@ -68,12 +68,12 @@ def _why_none(tuning: Tuning) -> str | None:
 
 def _rehearsed(trial: Trial, tuning: Tuning) -> dict[str, Any] | None:
     """What the rehearsal with this plan says; None: there was none."""
-    found = tuning.rehearsals.of(trial.candidate.strategy)
-    if found is None:
+    rehearsed = tuning.rehearsals.of(trial.candidate.strategy)
+    if rehearsed is None:
         return None
     candidate = trial.candidate
-    itself = found.strategy == candidate.strategy  # and not with more micro-batches a step
-    step = found.step_seconds
+    itself = rehearsed.strategy == candidate.strategy  # and not with more micro-batches a step
+    step = rehearsed.step_seconds
     if step is not None and not itself:
         step = candidate.time.step_seconds
     return {
@@ -81,12 +81,12 @@ def _rehearsed(trial: Trial, tuning: Tuning) -> dict[str, Any] | None:
         "peak_phase": candidate.memory.worst.peak_phase,
         "min_vram_bytes": candidate.memory.min_vram_bytes,
         "step_seconds": step,
-        "step_seconds_range": found.step_seconds_range if itself else None,
+        "step_seconds_range": rehearsed.step_seconds_range if itself else None,
     }
 
 
 def _row(trial: Trial, tuning: Tuning) -> dict[str, Any]:
-    found, planned = trial.measured, trial.planned
+    measured, planned = trial.measured, trial.planned
     rehearsed = _rehearsed(trial, tuning)
     row: dict[str, Any] = {
         "trial": trial.number,
@@ -97,28 +97,28 @@ def _row(trial: Trial, tuning: Tuning) -> dict[str, Any]:
         "predicted_peak_bytes": planned.memory.worst.peak_allocated_bytes,
         "rehearsed": rehearsed,
     }
-    if found is None:
+    if measured is None:
         return {**row, "outcome": "not_run", "counts": False}
-    if found.predicted_peak_bytes is not None and rehearsed is None:
-        row["predicted_peak_bytes"] = found.predicted_peak_bytes
+    if measured.predicted_peak_bytes is not None and rehearsed is None:
+        row["predicted_peak_bytes"] = measured.predicted_peak_bytes
     return {
         **row,
-        "outcome": found.outcome,
-        "counts": found.counts,
-        "problem": found.problem,
-        "differences": list(found.differences),
-        "steps": found.steps,
-        "measured_step_seconds": found.step_seconds,
-        "measured_peak_bytes": found.peak_bytes,
-        "memory": found.memory,
-        "run_dir": str(found.run_dir),
+        "outcome": measured.outcome,
+        "counts": measured.counts,
+        "problem": measured.problem,
+        "differences": list(measured.differences),
+        "steps": measured.steps,
+        "measured_step_seconds": measured.step_seconds,
+        "measured_peak_bytes": measured.peak_bytes,
+        "memory": measured.memory,
+        "run_dir": str(measured.run_dir),
     }
 
 
 def _next(tuning: Tuning, best: Trial) -> str:
     """How to run the plan that was kept."""
     target = tuning.target
-    where = ["-m", str(target.module)] if target.script is None else [target.script]
+    target_words = ["-m", str(target.module)] if target.script is None else [target.script]
     device = ["--device", "cpu"] if tuning.request.on_cpu else []
     style = (
         []
@@ -126,7 +126,7 @@ def _next(tuning: Tuning, best: Trial) -> str:
         else ["--style", tuning.launch_options.style]
     )
     arguments = Secrets(os.environ, best.arguments).argv(best.arguments)
-    return shlex.join(["zerokit", "launch", "--plan", tuning.out, *device, *style, *where, *arguments])
+    return shlex.join(["zerokit", "launch", "--plan", tuning.out, *device, *style, *target_words, *arguments])
 
 
 def _style_found(tuning: Tuning) -> str:
@@ -176,21 +176,21 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``tune --json`` prints."""
-        found = body(self.tuning)
-        return found if self.seconds is None else {**found, "seconds": round(self.seconds, 3)}
+        result = body(self.tuning)
+        return result if self.seconds is None else {**result, "seconds": round(self.seconds, 3)}
 
 
 def _none_counts(trials: list[Trial]) -> ZerokitError:
     """The error when no trial counts."""
-    found = [(trial.number, trial.measured) for trial in trials if trial.measured is not None]
-    failed = [measured for _, measured in found if measured.problem is not None and measured.exit_code]
+    measurements = [(trial.number, trial.measured) for trial in trials if trial.measured is not None]
+    failed = [measured for _, measured in measurements if measured.problem is not None and measured.exit_code]
     lines = [
         f"  trial {number}: {measured.problem or '; '.join(measured.differences)}"
-        for number, measured in found
+        for number, measured in measurements
     ]
     text = "\n".join(["none of the plans could be timed:", *lines])
     if not failed:
-        if any(measured.differences for _, measured in found):
+        if any(measured.differences for _, measured in measurements):
             text += f"\nGive the script what it decides itself: {', '.join(PLACEHOLDERS)} in its arguments"
         return InputError(text)
     if all(measured.outcome == "oom" for measured in failed):

@@ -133,19 +133,21 @@ def _step_seconds(ranks: list[dict[str, Any]]) -> float | None:
     timed = [(rank.get("timed") or {}).get("step_seconds") for rank in ranks]
     if not ranks or None in timed:
         timed = [rank["median_step_seconds"] if rank["steps"] >= FEWEST_STEPS else None for rank in ranks]
-    known = [seconds for seconds in timed if seconds]
-    return max(known) if known and len(known) == len(ranks) else None
+    measured = [seconds for seconds in timed if seconds]
+    return max(measured) if measured and len(measured) == len(ranks) else None
 
 
 def _failure(report: Mapping[str, Any]) -> str:
     """The failure in one line."""
     first = report.get("first_failure") or {}
     text = str(first.get("error") or report.get("why") or report["outcome"])
-    where = f" in {first['phase']}, step {first['step']}" if first.get("phase") and first.get("step") else ""
-    return text.strip().splitlines()[0][:300] + where if text.strip() else str(report["outcome"])
+    location = (
+        f" in {first['phase']}, step {first['step']}" if first.get("phase") and first.get("step") else ""
+    )
+    return text.strip().splitlines()[0][:300] + location if text.strip() else str(report["outcome"])
 
 
 def differences(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
     """Where what ran is not what was planned; a fact that is not known is no difference."""
-    found = what_ran.of_engine(chosen, engine)
-    return [difference.text for difference in found if difference.what in _DECISIVE]
+    result = what_ran.of_engine(chosen, engine)
+    return [difference.text for difference in result if difference.what in _DECISIVE]

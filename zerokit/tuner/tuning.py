@@ -77,8 +77,8 @@ class Tuning:
 
     target: Target
     read: ResolvedRequest
-    given: dict[str, Any]
-    made: Plan
+    options: dict[str, Any]
+    plan: Plan
     job: Job
     trials: list[Trial]
     launch_options: LaunchOptions
@@ -129,12 +129,14 @@ class Tuning:
         script_options = ScriptOptions.read(facts, style, arguments)
         planned = PlannedFor.of(request, script_options)
         request = planned.request
-        made = planned.told(make_plan(replace(request, all_gpus=True), top=settings.top * LOOKED_THROUGH))
+        plan = planned.with_own_reasons(
+            make_plan(replace(request, all_gpus=True), top=settings.top * LOOKED_THROUGH)
+        )
         job = make_space(request)[0].job
         memory = request.exact_memory or request.memory
         candidates = [
-            replace(each, memory=memory(job, each.strategy, request.cluster))
-            for each in distinct([made.chosen, *made.alternatives], settings.top)
+            replace(candidate, memory=memory(job, candidate.strategy, request.cluster))
+            for candidate in distinct([plan.chosen, *plan.alternatives], settings.top)
         ]
         launch_options = LaunchOptions(
             target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings.launcher,
@@ -144,16 +146,16 @@ class Tuning:
         )  # fmt: skip
         return cls(
             target=target, read=replace(read, request=request),
-            given={**read.given, **planned.decided}, script=script_options,
+            options={**read.options, **planned.decided}, script=script_options,
             rehearsals=TrialRehearsals(
                 target=target, script=script_options, request=request, job=job, count=settings.top,
                 seconds=settings.rehearsal_seconds, rehearse=rehearse, say=say,
             ),
-            made=made, job=job, launch_options=launch_options, out=settings.out, say=say,
+            plan=plan, job=job, launch_options=launch_options, out=settings.out, say=say,
             describe=describe, trials=[
-                Trial(number=number, candidate=each, planned=each,
-                      arguments=script_options.arguments(each.strategy))
-                for number, each in enumerate(candidates, 1)
+                Trial(number=number, candidate=candidate, planned=candidate,
+                      arguments=script_options.arguments(candidate.strategy))
+                for number, candidate in enumerate(candidates, 1)
             ],
         )  # fmt: skip
 
@@ -208,10 +210,12 @@ class Tuning:
             return
         self.trials = [
             Trial(
-                number=number, candidate=each, planned=estimate_strategy(self.request, each.strategy)[0],
-                arguments=self.script.arguments(each.strategy),
+                number=number,
+                candidate=candidate,
+                planned=estimate_strategy(self.request, candidate.strategy)[0],
+                arguments=self.script.arguments(candidate.strategy),
             )
-            for number, each in enumerate(chosen, 1)
+            for number, candidate in enumerate(chosen, 1)
         ]  # fmt: skip
 
     def _run(self, trial: Trial) -> None:
@@ -227,30 +231,30 @@ class Tuning:
             name = str(self.folder / f"trial-{trial.number}")
             self._run_in(folder.make_run_folder(name, self.target.name, locks), trial)
 
-    def _run_in(self, place: Path, trial: Trial) -> None:
-        self._write_plan(trial, place / "plan")
+    def _run_in(self, folder: Path, trial: Trial) -> None:
+        self._write_plan(trial, folder / "plan")
         launch_options = replace(
             self.launch_options,
             target=replace(self.target, arguments=trial.arguments),
-            plan=str(place / "plan"),
-            run_dir=str(place),
+            plan=str(folder / "plan"),
+            run_dir=str(folder),
         )
         first = trial.number == 1
         say = self.say if first else lambda note: None
-        trial.measured = found = attempt(launch_options, place, say, self.job.seq_len)
-        if found.outcome == "interrupted":
-            self.interrupted = found.exit_code
-        self.say(f"trial {trial.number}: {_result(found)}")
+        trial.measured = measurement = attempt(launch_options, folder, say, self.job.seq_len)
+        if measurement.outcome == "interrupted":
+            self.interrupted = measurement.exit_code
+        self.say(f"trial {trial.number}: {_result(measurement)}")
 
     def _write_plan(
-        self, trial: Trial, place: Path, measured: dict[str, Any] | None = None
+        self, trial: Trial, folder: Path, measured: dict[str, Any] | None = None
     ) -> dict[str, str]:
         planned = PlannedStrategy(
             candidate=trial.candidate, job=self.job, cluster=self.request.cluster,
-            notes=self.made.assumptions, timed=self.request.timed, on_cpu=self.request.on_cpu,
+            notes=self.plan.assumptions, timed=self.request.timed, on_cpu=self.request.on_cpu,
             script=self.rehearsals.profile(trial.arguments),
         )  # fmt: skip
-        return write_plan(place, planned, self.given, assumptions=self.made.assumptions, measured=measured)
+        return write_plan(folder, planned, self.options, assumptions=self.plan.assumptions, measured=measured)
 
     @property
     def fastest(self) -> Trial | None:
@@ -259,13 +263,16 @@ class Tuning:
 
     def _write(self, best: Trial) -> None:
         """The fastest as the plan, as ``zerokit plan`` writes it, with what was measured."""
-        found = best.measured
-        assert found is not None and found.step_seconds is not None
-        seconds, tried = format_seconds(found.step_seconds), sum(t.measured is not None for t in self.trials)
-        why = f"{best.words}: {seconds} a step measured here, the fastest of {tried} tried"
+        measurement = best.measured
+        assert measurement is not None and measurement.step_seconds is not None
+        seconds, trial_count = (
+            format_seconds(measurement.step_seconds),
+            sum(t.measured is not None for t in self.trials),
+        )
+        why = f"{best.words}: {seconds} a step measured here, the fastest of {trial_count} tried"
         best.candidate = replace(best.candidate, why=why)
-        measured = {"step_seconds": found.step_seconds, "peak_bytes": found.peak_bytes,
-                    "memory": found.memory, "run_dir": str(found.run_dir)}  # fmt: skip
+        measured = {"step_seconds": measurement.step_seconds, "peak_bytes": measurement.peak_bytes,
+                    "memory": measurement.memory, "run_dir": str(measurement.run_dir)}  # fmt: skip
         self.files = self._write_plan(best, Path(self.out), measured)
 
     # ---------------------------------------------------------------- what is kept
@@ -283,27 +290,27 @@ class Tuning:
         from zerokit.machine import tuned
         from zerokit.planner.calibration import keep
 
-        ran = [(t.candidate.strategy, t.seconds) for t in self.trials if t.counts]
-        if not ran:
+        measured = [(t.candidate.strategy, t.seconds) for t in self.trials if t.counts]
+        if not measured:
             return
         why = self._other_job()
         if why is not None:
             self.calibration = {"file": None, "kept": 0, "why": why}
             return
         try:
-            place, note = keep(self.request, self.job, ran)
+            path, note = keep(self.request, self.job, measured)
         except OSError as error:
             why = f"{error.filename or tuned.path()}: {error.strerror}"
             self.calibration = {"file": None, "kept": 0, "why": why}
             return
-        self.calibration = {"file": str(place), "kept": len(ran), "why": note}
+        self.calibration = {"file": str(path), "kept": len(measured), "why": note}
 
     def _other_job(self) -> str | None:
         """Why the script's job is not the one that was planned for."""
         trial = next((t for t in self.trials if t.counts), None)
-        if trial is None or (found := trial.measured) is None:
+        if trial is None or (measured := trial.measured) is None:
             return None
-        length, planned = found.batch_columns, self.job.seq_len
+        length, planned = measured.batch_columns, self.job.seq_len
         if length is not None:
             length *= trial.candidate.strategy.sequence_parallel
         if self.request.shape.head == "causal" and length is not None and length != planned:
@@ -311,26 +318,26 @@ class Tuning:
                 f"the script's sequences have {length} tokens, planned for {planned}: give ⟨seq_len⟩ {length}"
             )
         strategies = [t.candidate.strategy for t in self.trials]
-        whole = self.job.method == "full" and all(
+        is_full = self.job.method == "full" and all(
             s.tensor_parallel * s.pipeline_parallel == 1 for s in strategies
         )
         expected = self.request.shape.parameters
-        if whole and found.parameters and abs(found.parameters / expected - 1) > _SAME_PARAMETERS:
+        if is_full and measured.parameters and abs(measured.parameters / expected - 1) > _SAME_PARAMETERS:
             return (
-                f"the script's model has {found.parameters:,} parameters, planned for {expected:,}: "
+                f"the script's model has {measured.parameters:,} parameters, planned for {expected:,}: "
                 "name it with ⟨model⟩ or ⟨params⟩"
             )
         return None
 
 
-def _result(found: TrialMeasurement) -> str:
-    if found.problem is not None:
-        return f"{found.outcome}: {found.problem}"
-    if found.differences:
-        return f"does not count: {'; '.join(found.differences)}"
-    kind = "host" if found.memory == "host" else "GPU"
-    memory = f", {format_gib(found.peak_bytes)} {kind} memory" if found.peak_bytes else ""
-    return f"{format_seconds(found.step_seconds or 0.0)} a step{memory}"
+def _result(measured: TrialMeasurement) -> str:
+    if measured.problem is not None:
+        return f"{measured.outcome}: {measured.problem}"
+    if measured.differences:
+        return f"does not count: {'; '.join(measured.differences)}"
+    kind = "host" if measured.memory == "host" else "GPU"
+    memory = f", {format_gib(measured.peak_bytes)} {kind} memory" if measured.peak_bytes else ""
+    return f"{format_seconds(measured.step_seconds or 0.0)} a step{memory}"
 
 
 def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -348,19 +355,21 @@ def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:
     from zerokit.catalog import gpus
     from zerokit.machine.detect import detect
 
-    here, reason = detect().catalog_gpu()
-    wanted = gpus.lookup(str(options["gpu"]))
-    if here is None or here.name != wanted.name:
-        raise InputError(f"⟨gpu⟩ {wanted.name}: tune runs on this machine's GPUs ({reason}); leave it out")
+    detected, reason = detect().catalog_gpu()
+    requested = gpus.lookup(str(options["gpu"]))
+    if detected is None or detected.name != requested.name:
+        raise InputError(f"⟨gpu⟩ {requested.name}: tune runs on this machine's GPUs ({reason}); leave it out")
     return {**options, "gpu": None}
 
 
 def _refuse_own_configuration(style: str, why: str, arguments: tuple[str, ...]) -> None:
-    given = {argument.partition("=")[0] for argument in arguments}
+    option_names = {argument.partition("=")[0] for argument in arguments}
     if style == "none":
         raise InputError(
             f"no plan reaches this script: {why}; if it takes a DeepSpeed configuration, say how with ⟨style⟩"
         )
-    own = "--deepspeed_config" if style == "raw" else "--deepspeed" if style == "trainer" else None
-    if own in given:
-        raise InputError(f"{own}: the script's own configuration would decide, not the plans; leave it out")
+    own_option = "--deepspeed_config" if style == "raw" else "--deepspeed" if style == "trainer" else None
+    if own_option in option_names:
+        raise InputError(
+            f"{own_option}: the script's own configuration would decide, not the plans; leave it out"
+        )

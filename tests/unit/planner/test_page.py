@@ -40,9 +40,9 @@ def test_the_users_script_stands_in_the_next_command() -> None:
     page = PlanPage(
         folder="a folder", script=("my train.py", "--lr", "1"), program="./launch.sh", written_at=0.0
     )
-    text = text_of(plan_page(result, page, others=()))
+    text = text_of(plan_page(result, page, alternatives=()))
     assert "./launch.sh launch --plan &#39;a folder&#39; &#39;my train.py&#39; --lr 1" in text
     assert "made 1970-01-01 00:00 UTC" in text and "The script must" not in text
     parts = result.chosen.estimate.time_parts
     assert "Where time goes" in text and all(name in text for name in parts)
-    assert "train.py" in text_of(plan_page(result, PlanPage(folder="x", written_at=0.0), others=()))
+    assert "train.py" in text_of(plan_page(result, PlanPage(folder="x", written_at=0.0), alternatives=()))

@@ -36,7 +36,7 @@ def test_what_the_user_gives_is_fixed_and_not_given_twice(tmp_path: Path) -> Non
     found = options(tmp_path, RAW, "--gradient-checkpointing", "--micro-batch-size=2")
     pins, notes = found.pins(Pins())
     assert (pins.checkpointing, pins.micro_batch) == ("full", 2) and len(notes) == 2
-    assert found.arguments(strategy()) == found.given
+    assert found.arguments(strategy()) == found.user_arguments
 
 
 def test_placeholders_are_filled_in(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_file_of_arguments_that_does_not_exist_is_named(tmp_path: Path, given:
     with pytest.raises(InputError, match=rf"{' '.join(given).replace('=', ' ')}: .*/no\.\w+ does not exist"):
         options(tmp_path, TRAINER, *given)
     # a loop of the user's own may look for it elsewhere
-    assert options(tmp_path, RAW, *given).given == given
+    assert options(tmp_path, RAW, *given).user_arguments == given
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).parents[2] / "faults" / "programs" / "tuned.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    found: RehearsedStrategy | None
+    rehearsed: RehearsedStrategy | None
     why_not: str = ""
 
 
@@ -46,7 +46,7 @@ def holds(extra: Callable[[Strategy], int]) -> Callable[..., Outcome]:
             components={"teacher": plain.worst.peak_allocated_bytes + more},
             step_seconds=1.0,
         )
-        return Outcome(found=found)
+        return Outcome(rehearsed=found)
 
     return rehearse
 
@@ -97,7 +97,9 @@ def test_a_script_that_fits_no_card_is_not_tried_at_all() -> None:
 
 def test_a_script_that_cannot_be_rehearsed_is_tried_as_planned() -> None:
     said: list[str] = []
-    tuned = rehearsals(lambda *_: Outcome(found=None, why_not="it stopped at a.py:3: no such operator"), said)
+    tuned = rehearsals(
+        lambda *_: Outcome(rehearsed=None, why_not="it stopped at a.py:3: no such operator"), said
+    )
     before = planned(tuned)
     assert tuned.choose(before) == before
     assert tuned.why_none == "tuned.py could not be rehearsed: it stopped at a.py:3: no such operator"

@@ -24,7 +24,7 @@ class BucketedGradients(GradientReduction):
     Attributes:
         contiguous: gradients are copied into a buffer for the bucket; otherwise the bucket is a list of them.
         compact: gradients of this rank's partition are added up in fp32, in one buffer of their own.
-        apart: every gradient is held in fp32 beside the 16-bit model (stage 1 only).
+        accumulates_apart: every gradient is held in fp32 beside the 16-bit model (stage 1 only).
     """
 
     def __init__(
@@ -35,8 +35,10 @@ class BucketedGradients(GradientReduction):
         self.contiguous = self.zero.contiguous_gradients or self.offload
         # get_flat_partition keeps an fp32 partition when accumulation is wider than the model
         self.compact = self.element_bytes.compact
-        self.apart = self._accumulates_apart()
-        self.gradient = self.element_bytes.accumulation if self.apart else self.element_bytes.gradient
+        self.accumulates_apart = self._accumulates_apart()
+        self.gradient = (
+            self.element_bytes.accumulation if self.accumulates_apart else self.element_bytes.gradient
+        )
         # torch_autocast: a bucket for each precision in which gradients travel (ipg_buckets), of the
         # gradients' own precision (setup_buckets)
         self.comm_bytes = (self.element_bytes.gradient,) * len(model.trainable)
@@ -68,7 +70,7 @@ class BucketedGradients(GradientReduction):
 
     def backward(self, boundary: bool, first: bool) -> Overlay:
         """Every gradient in the order of the backward pass."""
-        if self.apart or self._in_hook(boundary):
+        if self.accumulates_apart or self._in_hook(boundary):
             return self._as_they_come(boundary, first)
         return self._held(first)
 
@@ -214,7 +216,7 @@ class BucketedGradients(GradientReduction):
             self.ledger.burst(Component.OFFLOAD_COPY, fragment * FP64)
             if not self.compact:
                 self.ledger.burst(Component.OFFLOAD_COPY, fragment * self.element_bytes.master)
-        elif (self.compact and not self.apart) or not self.contiguous:
+        elif (self.compact and not self.accumulates_apart) or not self.contiguous:
             return  # held until the end of backward at least
         elif not self.compact and not self.copied:  # copy_grads_in_partition: whole parameters
             self.ledger.add(Component.GRADIENT_PARTITION, self.part.whole * self.gradient)
@@ -228,7 +230,7 @@ class BucketedGradients(GradientReduction):
         """``independent_gradient_partition_epilogue``: what is left in the buckets."""
         self.flush(boundary)
         self.reduced = 0
-        if self.apart:
+        if self.accumulates_apart:
             return
         # all_grad_tensors: this rank's gradients are held as they came unless they were copied; those of
         # later micro-steps are added into them
@@ -249,7 +251,7 @@ class BucketedGradients(GradientReduction):
         ledger, part = self.ledger, self.part
         largest = max(part.fragments.values(), default=0)
         ledger.burst(Component.GRADIENT_NORM, largest * FP64)
-        if self.apart:  # free_grad_in_param_list
+        if self.accumulates_apart:  # free_grad_in_param_list
             ledger.set(Component.GRADIENTS, 0)
             ledger.set(Component.GRADIENT_BUCKET, 0)
         if not self.compact:
@@ -279,7 +281,7 @@ class Stage1Gradients(BucketedGradients):
         return bool(self.zero.overlap_comm) and boundary
 
     def _only_fills_buckets(self, first: bool) -> bool:
-        return self.contiguous and first and not self.apart
+        return self.contiguous and first and not self.accumulates_apart
 
     def _release(self, size: int) -> None:
         """They are cleared at the end of backward."""
@@ -287,7 +289,7 @@ class Stage1Gradients(BucketedGradients):
     def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
         """``process_gradients``; what was accumulated so far goes into the bucket at the boundary."""
         size = self.sizes[index] * self.gradient
-        if self.apart:
+        if self.accumulates_apart:
             self._open_buckets()
             if first:
                 self.ledger.add(Component.GRADIENTS, size)
@@ -308,7 +310,7 @@ class Stage1Gradients(BucketedGradients):
         if not self.zero.overlap_comm:
             self._kept_into_buckets(boundary)
         self._reduce_rest(boundary)
-        if self.apart:  # others' gradients stay: those in a bucket keep it
+        if self.accumulates_apart:  # others' gradients stay: those in a bucket keep it
             room = self.zero.reduce_bucket_size
             if all(i in self.part.fragments or size > room for i, size in enumerate(self.sizes)):
                 self.ledger.set(Component.GRADIENT_BUCKET, 0)

@@ -35,7 +35,7 @@ class Gradients:
             comm_bytes: [] for comm_bytes in model.bucket_element_bytes(settings)
         }
         self.elements = dict.fromkeys(self.buckets, 0)
-        self.apart = dict.fromkeys(self.buckets, 0)  # bytes of gradients that are in no buffer
+        self.unbuffered_bytes = dict.fromkeys(self.buckets, 0)  # bytes of gradients that are in no buffer
 
     def gradient_ready(self, index: int, boundary: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads`` and ``__add_grad_to_ipg_bucket``."""
@@ -48,7 +48,7 @@ class Gradients:
         )
         if not fits:
             self.ledger.adopt(Component.GRADIENTS, size * self.trained_bytes)
-            self.apart[comm_bytes] += size * self.trained_bytes
+            self.unbuffered_bytes[comm_bytes] += size * self.trained_bytes
         self.buckets[comm_bytes].append(index)
         self.elements[comm_bytes] += size
 
@@ -65,8 +65,8 @@ class Gradients:
         sizes = [self.modules.sizes[i] for i in bucket]
         shares = [-(-size // self.ranks) for size in sizes]
         converted = interleaved = 0
-        apart = not self.zero.contiguous_gradients or sum(sizes) > self.zero.reduce_bucket_size
-        if apart and comm_bytes != self.trained_bytes:  # the bucket's precision is this already
+        is_unbuffered = not self.zero.contiguous_gradients or sum(sizes) > self.zero.reduce_bucket_size
+        if is_unbuffered and comm_bytes != self.trained_bytes:  # the bucket's precision is this already
             converted = sum(sizes) * comm_bytes
         if len(sizes) > 1 or sizes[0] % self.ranks:  # reduce_scatter_coalesced interleaves
             interleaved = sum(shares) * self.ranks * comm_bytes
@@ -85,8 +85,8 @@ class Gradients:
             self.ledger.burst(Component.OFFLOAD_COPY, max(norm, share * self.element_bytes.master))
             self.ledger.add(Component.OFFLOAD_COPY, -share * self.element_bytes.accumulation)
         self.ledger.set(Component.REDUCE_COPY, 0)
-        self.ledger.add(Component.GRADIENTS, -self.apart[comm_bytes])
-        self.apart[comm_bytes] = self.elements[comm_bytes] = 0
+        self.ledger.add(Component.GRADIENTS, -self.unbuffered_bytes[comm_bytes])
+        self.unbuffered_bytes[comm_bytes] = self.elements[comm_bytes] = 0
         bucket.clear()
 
     def step(self) -> None:

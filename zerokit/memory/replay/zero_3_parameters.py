@@ -30,7 +30,9 @@ class _Group:
     parameters: list[int]
     flat_bytes: int
     waiting: int
-    alone: bool  # one parameter by itself: the buffer is the parameter, but for one that travels converted
+    is_single: (
+        bool  # one parameter by itself: the buffer is the parameter, but for one that travels converted
+    )
     copied_bytes: int = 0  # of a share, offloaded or converted, until waited for
     arrived: bool = False
 
@@ -113,9 +115,9 @@ class Parameters:
         absent.sort()
         self.available += sum(self.modules.sizes[i] for i in absent)
         converted = [self.gathered_element_bytes[i] != self.element_bytes[i] for i in absent]
-        alone = len(absent) == 1 and not converted[0]
+        is_single = len(absent) == 1 and not converted[0]
         flat = self._flat_bytes(absent) if self.ranks > 1 else []
-        group = _Group(absent, sum(flat), len(absent), alone)
+        group = _Group(absent, sum(flat), len(absent), is_single)
         for index in absent:
             self.status[index] = FLYING
             self.group[index] = group
@@ -128,7 +130,7 @@ class Parameters:
                 self.ledger.add(
                     Component.GATHER_COPY, copied
                 )  # the collective holds its input until waited for
-            if alone:
+            if is_single:
                 self._hold(absent[0], size)
             else:
                 self.ledger.add(Component.GATHER_BUFFERS, size)
@@ -166,12 +168,12 @@ class Parameters:
             group.arrived = True
             for other in group.parameters:
                 self.status[other] = HERE
-                if self.ranks > 1 and not group.alone:
+                if self.ranks > 1 and not group.is_single:
                     self._copy_out(other, len(group.parameters) > 1)
             self.ledger.add(Component.GATHER_COPY, -group.copied_bytes)
         self.group[index] = None
         group.waiting -= 1
-        if group.waiting == 0 and not group.alone:
+        if group.waiting == 0 and not group.is_single:
             self.ledger.add(Component.GATHER_BUFFERS, -group.flat_bytes)
 
     def _copy_out(self, index: int, coalesced: bool) -> None:

@@ -31,7 +31,7 @@ class LayerList:
 
     path: str
     length: int
-    kept: tuple[int, ...]
+    kept_layers: tuple[int, ...]
     stands_for: tuple[int, ...]  # full index -> position among the kept
 
 
@@ -82,8 +82,8 @@ def read_config(hf_config: Mapping[str, Any]) -> Any:
     try:
         return AutoConfig.for_model(model_type, **_with_infinities(values))
     except Exception as error:  # transformers checks values with classes of its own, one for each mistake
-        what = " ".join(str(error).split())[:300]
-        raise InputError(f"the model's config ({model_type}) is not usable: {what}") from error
+        message = " ".join(str(error).split())[:300]
+        raise InputError(f"the model's config ({model_type}) is not usable: {message}") from error
 
 
 def _with_infinities(value: Any) -> Any:
@@ -141,8 +141,8 @@ def usable() -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        what = " ".join(str(error).split())[:300] or type(error).__name__
-        raise InputError(f"transformers cannot build this model: {what}") from error
+        message = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InputError(f"transformers cannot build this model: {message}") from error
 
 
 def _signature(layer: nn.Module) -> tuple[Any, ...]:
@@ -160,15 +160,15 @@ def _signature(layer: nn.Module) -> tuple[Any, ...]:
 
 def _find_stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     """The outermost module lists of three layers or more."""
-    found: list[tuple[str, nn.ModuleList]] = []
+    stacks: list[tuple[str, nn.ModuleList]] = []
     for name, module in model.named_modules():
         is_list = isinstance(module, nn.ModuleList) and len(module) > KEEP_PER_RUN
         if vision_tower.is_inside(name):  # whole: some of its layers hand their outputs to the text model
             continue
-        if is_list and not any(name.startswith(other + ".") for other, _ in found):
+        if is_list and not any(name.startswith(stack_name + ".") for stack_name, _ in stacks):
             assert isinstance(module, nn.ModuleList)
-            found.append((name, module))
-    return found
+            stacks.append((name, module))
+    return stacks
 
 
 def _cut(path: str, layers: nn.ModuleList) -> LayerList:
@@ -179,40 +179,40 @@ def _cut(path: str, layers: nn.ModuleList) -> LayerList:
             runs[-1].append(index)
         else:
             runs.append([index])
-    kept: list[int] = []
-    seen: set[Any] = set()
+    kept_layers: list[int] = []
+    kinds: set[Any] = set()
     for position, run in enumerate(runs):
         # with the two runs before it: of layers that alternate, the second still has the first one's border
         around = tuple(signatures[runs[p][0]] if p >= 0 else None for p in range(position - 2, position + 1))
-        if around in seen and position != len(runs) - 1:
+        if around in kinds and position != len(runs) - 1:
             continue
-        seen.add(around)
-        kept += run if len(run) <= KEEP_PER_RUN else [*run[: KEEP_PER_RUN - 1], run[-1]]
+        kinds.add(around)
+        kept_layers += run if len(run) <= KEEP_PER_RUN else [*run[: KEEP_PER_RUN - 1], run[-1]]
     first, last = 0, len(layers) - 1
     stands_for = []
     for index, signature in enumerate(signatures):
-        alike = [position for position, k in enumerate(kept) if signatures[k] == signature]
-        if index in kept:
-            stands_for.append(kept.index(index))
+        alike = [position for position, k in enumerate(kept_layers) if signatures[k] == signature]
+        if index in kept_layers:
+            stands_for.append(kept_layers.index(index))
         elif index in (first, last):
             stands_for.append(alike[0 if index == first else -1])
         else:  # an inner one where there is one, so that the ends keep their own borders
-            inner = [p for p in alike if kept[p] not in (first, last)]
+            inner = [p for p in alike if kept_layers[p] not in (first, last)]
             stands_for.append((inner or alike)[-1])
-    return LayerList(path, len(layers), tuple(kept), tuple(stands_for))
+    return LayerList(path, len(layers), tuple(kept_layers), tuple(stands_for))
 
 
 def _shorten(model: nn.Module, config: Any, stack: LayerList) -> None:
     parent_path, _, attribute = stack.path.rpartition(".")
     parent = model.get_submodule(parent_path)
     layers: Any = getattr(parent, attribute)
-    setattr(parent, attribute, nn.ModuleList([layers[i] for i in stack.kept]))
+    setattr(parent, attribute, nn.ModuleList([layers[i] for i in stack.kept_layers]))
     # forwards that loop by index look per-layer settings up in the config
     configs = [config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))]
     for part in configs:
         for key, value in list(vars(part).items()):
             if isinstance(value, list) and len(value) == stack.length:
-                setattr(part, key, [value[i] for i in stack.kept])
+                setattr(part, key, [value[i] for i in stack.kept_layers])
 
 
 def _quantise(model: torch.nn.Module, variant: Variant) -> dict[str, int]:
@@ -292,11 +292,11 @@ def communication_bytes(model: nn.Module) -> dict[int, int]:
     """Identity of each parameter -> bytes an element in which its gradient is reduced: two for those of
     ``LOWER_PRECISION_SAFE_MODULES``, by their exact class (``deepspeed/runtime/torch_autocast.py``)."""
     safe = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    found = {id(p): 4 for p in model.parameters()}
+    sizes = {id(p): 4 for p in model.parameters()}
     for module in model.modules():
         if type(module) in safe:
-            found |= {id(p): 2 for p in module.parameters(recurse=False)}
-    return found
+            sizes |= {id(p): 2 for p in module.parameters(recurse=False)}
+    return sizes
 
 
 @contextmanager

@@ -49,11 +49,11 @@ def quantise(model: nn.Module) -> dict[str, int]:
     Returns:
         Parameter name -> bytes that it and its scales take.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, layer, (rows, columns) in quantisable(model):
         packed = torch.empty(rows, columns, dtype=torch.int8, device=layer.weight.device)
         layer.weight = nn.Parameter(packed, requires_grad=False)
         layer.int8_rows = rows
         layer.forward = MethodType(_forward, layer)
-        found[f"{name}.weight"] = packed.numel() + scales_bytes(rows)
-    return found
+        sizes[f"{name}.weight"] = packed.numel() + scales_bytes(rows)
+    return sizes

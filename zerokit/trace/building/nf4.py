@@ -92,7 +92,7 @@ def quantise(model: nn.Module, phase: str = "train") -> dict[str, int]:
         Parameter name -> bytes that it and its constants take.
     """
     forward = {"train": _forward, "prefill": _serve_prompt, "decode": _serve_token}[phase]
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, layer, shape in quantisable(model):
         weights = layer.weight.numel()
         packed = torch.empty((weights + 1) // 2, 1, dtype=torch.uint8, device=layer.weight.device)
@@ -100,5 +100,5 @@ def quantise(model: nn.Module, phase: str = "train") -> dict[str, int]:
         layer.nf4_shape = shape
         layer.nf4_adapted = name.endswith(".base_layer")
         layer.forward = MethodType(forward, layer)
-        found[f"{name}.weight"] = packed.numel() + constants_bytes(weights, nested=phase == "train")
-    return found
+        sizes[f"{name}.weight"] = packed.numel() + constants_bytes(weights, nested=phase == "train")
+    return sizes

@@ -56,9 +56,9 @@ class _VocabularyLoss(torch.autograd.Function):
         valid = target != IGNORED
         inside = valid & (target < wide.shape[-1])
         local = target.clamp(min=0, max=wide.shape[-1] - 1)
-        found = wide.gather(-1, local.unsqueeze(-1)).squeeze(-1)
-        found = torch.where(inside, found, torch.zeros_like(found))
-        loss = torch.log(total) + highest - found
+        target_logits = wide.gather(-1, local.unsqueeze(-1)).squeeze(-1)
+        target_logits = torch.where(inside, target_logits, torch.zeros_like(target_logits))
+        loss = torch.log(total) + highest - target_logits
         loss = torch.where(valid, loss, torch.zeros_like(loss))
         ctx.save_for_backward(exponentials, total, local, inside, valid)
         ctx.dtype = logits.dtype
@@ -115,8 +115,8 @@ def _shard_head(model: nn.Module, name: str, head: nn.Linear, degree: int) -> No
 def _embed(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
     """``VocabParallelEmbedding``: rows of other ranks are zeroed before the all-reduce."""
     outside = ids >= layer.weight.shape[0]
-    found = torch.nn.functional.embedding(ids.masked_fill(outside, 0), layer.weight)
-    return found.masked_fill(outside.unsqueeze(-1), 0.0)
+    embedded = torch.nn.functional.embedding(ids.masked_fill(outside, 0), layer.weight)
+    return embedded.masked_fill(outside.unsqueeze(-1), 0.0)
 
 
 def shard(model: nn.Module, degree: int) -> None:
@@ -125,12 +125,12 @@ def shard(model: nn.Module, degree: int) -> None:
     Raises:
         InputError: the model has no linear layers that can be cut, or a size does not divide.
     """
-    found = 0
+    count = 0
     for name, module in list(model.named_modules()):
         last = name.rpartition(".")[2]
         if not isinstance(module, nn.Linear) or last in REPLICATED:
             continue
-        found += 1
+        count += 1
         if last in HEADS:
             _shard_head(model, name, module, degree)
             continue
@@ -139,5 +139,5 @@ def shard(model: nn.Module, degree: int) -> None:
         if module.bias is not None and not row:
             _cut(module.bias, 0, degree, name)
         module.forward = MethodType(_matmul, module)
-    if not found:
+    if not count:
         raise InputError(f"⟨tp⟩ {degree}: AutoTP cuts torch.nn.Linear layers, and this model has none")

@@ -92,11 +92,11 @@ class _Flat:
 
 def _align(traces: Sequence[Sequence[TraceEvent]]) -> None:
     first = traces[0]
-    for other in traces[1:]:
-        same = len(other) == len(first) and all(
-            a.kind == b.kind and a.key == b.key for a, b in zip(first, other, strict=True)
+    for trace in traces[1:]:
+        is_aligned = len(trace) == len(first) and all(
+            a.kind == b.kind and a.key == b.key for a, b in zip(first, trace, strict=True)
         )
-        if not same:
+        if not is_aligned:
             raise TraceMismatch(
                 "the model runs different operators at different batch sizes or sequence lengths; "
                 "its activations cannot be given as polynomials"
@@ -192,12 +192,12 @@ def _blocks(
     """Cut a pass into what runs before, in each layer, and after. A mark outside the layers that
     lies between two layers of one stack goes with the earlier."""
     blocks: list[tuple[tuple[str, int] | None, list[_Flat]]] = []
-    seen: set[tuple[str, int]] = set()
+    marks_seen: set[tuple[str, int]] = set()
     owners = [_owner(mark.name, stacks) for mark in marks]
     for position, (mark, owner) in enumerate(zip(marks, owners, strict=True)):
         current = blocks[-1][0] if blocks else None
-        if owner is not None and owner not in seen:
-            seen.add(owner)
+        if owner is not None and owner not in marks_seen:
+            marks_seen.add(owner)
             blocks.append((owner, []))
         elif not blocks:
             blocks.append((None, []))
@@ -307,8 +307,8 @@ def fit(
         cache = _runs(_flatten(traces, polynomials, kept)[0], stacks, segments, _ZERO)
     gradients: tuple[Run, ...] = ()
     if plain:
-        known = _sizes_at(plain_point(lengths), polynomials.values())
-        gradients = _gradients(plain, known, stacks, segments, backward_runs)
+        sizes = _sizes_at(plain_point(lengths), polynomials.values())
+        gradients = _gradients(plain, sizes, stacks, segments, backward_runs)
     return ActivationTrace(
         segments=tuple(segments.numbers),
         forward=forward_runs,
@@ -322,15 +322,15 @@ def fit(
 
 def _sizes_at(point: tuple[int, int], polynomials: Iterable[Polynomial]) -> dict[tuple[int, ...], Polynomial]:
     """A storage's size at one point -> its size anywhere; sizes that two kinds share there left out."""
-    found: dict[tuple[int, ...], set[Polynomial]] = {}
+    by_size: dict[tuple[int, ...], set[Polynomial]] = {}
     for polynomial in polynomials:
-        found.setdefault((round(evaluate(polynomial, *point)),), set()).add(polynomial)
-    return {size: kinds.pop() for size, kinds in found.items() if len(kinds) == 1}
+        by_size.setdefault((round(evaluate(polynomial, *point)),), set()).add(polynomial)
+    return {size: kinds.pop() for size, kinds in by_size.items() if len(kinds) == 1}
 
 
 def _gradients(
     plain: Sequence[TraceEvent],
-    known: Mapping[tuple[int, ...], Polynomial],
+    sizes: Mapping[tuple[int, ...], Polynomial],
     stacks: Sequence[LayerList],
     segments: _Segments,
     backward: Sequence[Run],
@@ -338,12 +338,12 @@ def _gradients(
     """The backward pass without hooks around modules. Empty where a size is not told from another, or where
     layers without a gradient leave no mark to tell them by."""
     try:
-        ahead, marks = _flatten([plain], known)
+        events, marks = _flatten([plain], sizes)
     except KeyError:
         return ()
-    seen = {owner for mark in marks if (owner := _owner(mark.name, stacks)) is not None}
+    layers = {owner for mark in marks if (owner := _owner(mark.name, stacks)) is not None}
     passed = {run.stack for run in backward if run.stack}
     for stack in stacks:
-        if stack.path in passed and any((stack.path, layer) not in seen for layer in set(stack.stands_for)):
+        if stack.path in passed and any((stack.path, layer) not in layers for layer in set(stack.stands_for)):
             return ()
-    return _runs(marks, stacks, segments, ahead[-1].after)
+    return _runs(marks, stacks, segments, events[-1].after)

@@ -25,9 +25,9 @@ def image_inputs(
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     ids = _ids(config, images, micro_batch, seq_len)
     inputs = {"input_ids": ids, "labels": ids.clone()}
-    taken = inspect.signature(_inner(model).forward).parameters
+    parameters = inspect.signature(_inner(model).forward).parameters
     is_image = (ids == _image_token(config)).to(torch.long)
-    inputs |= {name: is_image.clone() for name in _TOKEN_TYPES if name in taken}
+    inputs |= {name: is_image.clone() for name in _TOKEN_TYPES if name in parameters}
     return inputs | _pixels(config, images, micro_batch, dtype)
 
 
@@ -75,10 +75,12 @@ def _pixels(
         grid = torch.tensor([[1, rows, columns]] * (micro_batch * images.count))
         pixels = torch.empty(micro_batch * images.patches, values, dtype=dtype)
         return {"pixel_values": pixels, "image_grid_thw": grid}
-    each = (_CHANNELS, images.height, images.width)
+    pixel_shape = (_CHANNELS, images.height, images.width)
     if images.layout == "images":
-        return {"pixel_values": torch.empty(micro_batch * images.count * images.tiles, *each, dtype=dtype)}
-    shape = (micro_batch, images.count * images.tiles, *each)
-    mask = torch.ones(*shape[:2], *each[1:], dtype=torch.long)
+        return {
+            "pixel_values": torch.empty(micro_batch * images.count * images.tiles, *pixel_shape, dtype=dtype)
+        }
+    shape = (micro_batch, images.count * images.tiles, *pixel_shape)
+    mask = torch.ones(*shape[:2], *pixel_shape[1:], dtype=torch.long)
     # images of zeros would be taken for padding (idefics3/modeling_idefics3.py get_image_features)
     return {"pixel_values": torch.ones(shape, dtype=dtype), "pixel_attention_mask": mask}

@@ -38,8 +38,8 @@ def _like(tensor: torch.Tensor, last: int) -> torch.Tensor:
     """
     shape = (*tensor.shape[:-1], last)
     order = sorted(range(len(shape)), key=lambda dim: -tensor.stride(dim))
-    made = tensor.new_empty([shape[dim] for dim in order])
-    return made.permute([order.index(dim) for dim in range(len(shape))])
+    ordered = tensor.new_empty([shape[dim] for dim in order])
+    return ordered.permute([order.index(dim) for dim in range(len(shape))])
 
 
 class _FlashAttention(torch.autograd.Function):
@@ -58,8 +58,8 @@ class _FlashAttention(torch.autograd.Function):
         dq, dk, dv = _like(query, dim), _like(key, dim), _like(value, value.shape[-1])
         # kept in a list: live together while the kernel runs
         workspace = [
-            query.new_empty(each.shape, dtype=torch.float32 if each.is_fp32 else query.dtype)
-            for each in flash_backward(query.shape, key.shape, value.shape)
+            query.new_empty(shape.shape, dtype=torch.float32 if shape.is_fp32 else query.dtype)
+            for shape in flash_backward(query.shape, key.shape, value.shape)
         ]
         del workspace
         return dq, dk, dv, None
@@ -82,17 +82,17 @@ class _EfficientAttention(torch.autograd.Function):
         dq = query.new_empty(batch, length, heads, dim)
         dk = query.new_empty(batch, key_length, heads, dim)
         dv = query.new_empty(batch, key_length, heads, value.shape[-1])
-        wanted = mask is not None and ctx.needs_input_grad[3]
+        has_mask_gradient = mask is not None and ctx.needs_input_grad[3]
         # a learned position bias: its gradient is made for every sequence and head, then summed
-        whole = query.new_empty(batch, heads, length, key_length) if wanted else None
+        scores = query.new_empty(batch, heads, length, key_length) if has_mask_gradient else None
         workspace = [
             query.new_empty(batch, heads, length, dtype=torch.float32),
             query.new_empty(batch, length, heads, dim, dtype=torch.float32),
         ]
         del workspace
         dmask = None
-        if whole is not None:
-            dmask = whole if mask.shape == whole.shape else torch.empty_like(mask)
+        if scores is not None:
+            dmask = scores if mask.shape == scores.shape else torch.empty_like(mask)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), dmask
 
 

@@ -50,8 +50,10 @@ class KnownValues(TorchDispatchMode):
         self._originals = originals = torch.tensor, FakeTensor.tolist
 
         def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            made = originals[0](tree_map(_number, data) if isinstance(data, list) else data, *args, **kwargs)
-            return made
+            created = originals[0](
+                tree_map(_number, data) if isinstance(data, list) else data, *args, **kwargs
+            )
+            return created
 
         def tolist(self: FakeTensor) -> Any:
             value = value_of(self)
@@ -83,30 +85,30 @@ class KnownValues(TorchDispatchMode):
         if torch.Tag.dynamic_output_shape in func.tags:
             return tree_map(self._made, real)
         result = func(*args, **kwargs)
-        for fake, held in zip(tree_leaves(result), tree_leaves(real), strict=True):
-            if isinstance(fake, FakeTensor) and isinstance(held, torch.Tensor):
-                know(fake, held)
+        for fake, value in zip(tree_leaves(result), tree_leaves(real), strict=True):
+            if isinstance(fake, FakeTensor) and isinstance(value, torch.Tensor):
+                know(fake, value)
         return result
 
     @staticmethod
     def _forget(func: Any, args: tuple[Any, ...]) -> None:
         """What an operator writes into with values that are not known is not known any more."""
-        for argument, given in zip(func._schema.arguments, args, strict=False):
+        for argument, value in zip(func._schema.arguments, args, strict=False):
             if (
                 argument.alias_info is not None
                 and argument.alias_info.is_write
-                and hasattr(given, _ATTRIBUTE)
+                and hasattr(value, _ATTRIBUTE)
             ):
-                delattr(given, _ATTRIBUTE)
+                delattr(value, _ATTRIBUTE)
 
     def _values(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        found = [value_of(leaf) for leaf in leaves]
-        if any(value is None for value in found) or _is_random(func._schema.name):
+        values = [value_of(leaf) for leaf in leaves]
+        if any(value is None for value in values) or _is_random(func._schema.name):
             return None
         if not leaves and not self._is_small(func, args, kwargs):
             return None
-        if sum(value.numel() for value in found if value is not None) > _MOST_ELEMENTS:
+        if sum(value.numel() for value in values if value is not None) > _MOST_ELEMENTS:
             return None
 
         def real(leaf: Any) -> Any:
@@ -119,10 +121,10 @@ class KnownValues(TorchDispatchMode):
         """Of a factory, told by its result on no device."""
         with _disable_current_modes():
             try:
-                made = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": None})
+                output = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": None})
             except (RuntimeError, TypeError):
                 return False
-        return isinstance(made, torch.Tensor) and made.numel() <= _MOST_ELEMENTS
+        return isinstance(output, torch.Tensor) and output.numel() <= _MOST_ELEMENTS
 
     @staticmethod
     def _made(real: Any) -> Any:
@@ -143,16 +145,16 @@ class KnownValues(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _positions(self, indices: Any) -> list[Any]:
-        found: list[Any] = []
+        positions: list[Any] = []
         for index in indices:
             value = value_of(index) if _is_mask(index) else None
             if value is None:
-                found.append(index)
+                positions.append(index)
                 continue
             with _disable_current_modes():
                 columns = value.nonzero().unbind(1)
-            found += [self._made(column.contiguous()) for column in columns]
-        return found
+            positions += [self._made(column.contiguous()) for column in columns]
+        return positions
 
 
 def _is_mask(index: Any) -> bool:

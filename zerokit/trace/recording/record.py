@@ -192,15 +192,15 @@ def materialise(model: nn.Module) -> None:
     ``Module.to_empty`` swaps tensors in place, which fails where something refers weakly to one (an
     embedding with a padding index does).
     """
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     buffers: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                if id(parameter) not in made:
+                if id(parameter) not in parameters:
                     empty = torch.empty_like(parameter, device="cpu", requires_grad=False)
-                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
+                    parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = parameters[id(parameter)]
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 empty = torch.empty_like(buffer, device="cpu")
@@ -259,9 +259,9 @@ def record(
                 inputs = make_inputs(replace_model(built, model), *point, variant)
                 return _step(model, hooks, inputs, variant, point[1])
 
-        plain = [] if variant.zero3_linear else step(plain_point)
+        plain_events = [] if variant.zero3_linear else step(plain_point)
         hooks.hook_modules(model)
-        return [step(point) for point in points], plain
+        return [step(point) for point in points], plain_events
 
 
 def _values_known(variant: Variant) -> AbstractContextManager[object]:
@@ -275,7 +275,7 @@ def saved_views(built: BuiltModel, variant: Variant) -> tuple[str, ...]:
     that a product takes transposed, or one by one, and Falcon's linear layers stay gathered until their
     backward.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         transformers_on_gpu(False),
@@ -283,18 +283,18 @@ def saved_views(built: BuiltModel, variant: Variant) -> tuple[str, ...]:
         zero3_linear(True),
     ):
         _prepare(built, Variant())
-        own = {p.untyped_storage()._cdata: (n, p) for n, p in built.model.named_parameters()}
+        owners = {p.untyped_storage()._cdata: (n, p) for n, p in built.model.named_parameters()}
 
         def pack(saved: torch.Tensor) -> torch.Tensor:
-            name, parameter = own.get(saved.untyped_storage()._cdata, ("", saved))
+            name, parameter = owners.get(saved.untyped_storage()._cdata, ("", saved))
             if (saved.shape, saved.stride()) != (parameter.shape, parameter.stride()):
-                found.add(".".join(name.split(".")[-2:]))
+                names.add(".".join(name.split(".")[-2:]))
             return saved
 
         length = 128 + (variant.images.sequence_tokens if variant.images is not None else 0)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved), _values_known(variant):
             built.model(**make_inputs(built, 2, length, variant))
-    return tuple(sorted(found))
+    return tuple(sorted(names))
 
 
 def _step(

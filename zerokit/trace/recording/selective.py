@@ -43,20 +43,20 @@ def selective_checkpointing(model: nn.Module, **options: Any) -> int:
             f"selective checkpointing: {kind} attention keeps no scores to compute again; load the model "
             'with attn_implementation="eager", or use gradient_checkpointing_enable() for whole layers'
         )
-    found = 0
+    count = 0
     for module in model.modules():
         file = sys.modules.get(type(module).__module__)
         if "Attention" not in type(module).__name__ or not hasattr(file, FUNCTION):
             continue
         _wrap(file)
         setattr(module, _MARK, {"use_reentrant": False} | options)
-        found += 1
-    if not found:
+        count += 1
+    if not count:
         raise InputError(
             f"selective checkpointing: {type(model).__name__} has no attention module that Transformers runs "
             f"through {FUNCTION}; use gradient_checkpointing_enable() for whole layers"
         )
-    return found
+    return count
 
 
 def _wrap(file: Any) -> None:

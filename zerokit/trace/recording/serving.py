@@ -30,17 +30,17 @@ class Generation:
     def __init__(self, model: Any, prompt: torch.Tensor, mask: torch.Tensor, padding: bool) -> None:
         from transformers import DynamicCache
 
-        takes = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
         self.model = model
         self.tokens = prompt
         self.logits: torch.Tensor | None = None
         self.settings: dict[str, Any] = {"attention_mask": mask, "use_cache": True}
-        if "position_ids" in takes:
-            made = model._prepare_position_ids_for_generation(prompt, self.settings)
-            self.settings["position_ids"] = made
+        if "position_ids" in parameters:
+            position_ids = model._prepare_position_ids_for_generation(prompt, self.settings)
+            self.settings["position_ids"] = position_ids
         if not padding and _drops_plain_masks(model):
             self.settings["attention_mask"] = None
-        if "logits_to_keep" in takes:
+        if "logits_to_keep" in parameters:
             self.settings["logits_to_keep"] = 1
         self.cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         self.settings["past_key_values"] = self.cache

@@ -63,8 +63,8 @@ class StorageTracker(TorchDispatchMode):
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         """The storage numbers under which these tensors are in the trace."""
-        found = (self._live.get(tensor.untyped_storage()._cdata, -1) for tensor in tensors)
-        return frozenset(number for number in found if number >= 0)
+        storages = (self._live.get(tensor.untyped_storage()._cdata, -1) for tensor in tensors)
+        return frozenset(number for number in storages if number >= 0)
 
     def mark(self, kind: str, key: Any) -> None:
         """Write a mark at this instant."""
