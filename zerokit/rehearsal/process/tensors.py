@@ -107,8 +107,14 @@ def _patch_host_copies(machine: Machine) -> None:
     FakeTensor.__reduce_ex__ = lambda self, protocol: (factories.empty, (0,))
     real_tensor = torch.tensor
 
-    def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
-        return real_tensor(_plain_values(data), *args, **kwargs)
+    def tensor(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        values = _plain_values(data)
+        if device is None or torch.device(device).type == "cpu":
+            return real_tensor(values, *args, device=device, **kwargs)
+        # inside of a custom function's backward the constructor itself would go past the mode
+        wanted = kwargs.pop("requires_grad", False)
+        made = real_tensor(values, *args, **kwargs).to(device)
+        return made.requires_grad_() if wanted else made
 
     torch.tensor = tensor
     torch.jit._builtins._register_builtin(tensor, "aten::tensor")  # scripted functions call PyTorch's
