@@ -29,7 +29,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import MemoryEstimate, Strategy
-from zerokit.memory.estimate import covers, estimate_traced
+from zerokit.memory.estimate import covers, estimate_traced, timeline_of
 from zerokit.memory.overlay import highest
 from zerokit.memory.rank_model import rank_model
 from zerokit.memory.replay.step import RankBytes, rank_bytes
@@ -142,8 +142,9 @@ def judge(case: Case, profile: ModelProfile) -> Judged:
     variant = Variant.of(case.job, strategy)
     trace = profile.trace(variant, case.job.seq_len)
     assert trace is not None
-    own = rank_bytes(rank_model(profile, variant, trace), strategy.settings, strategy.data_parallel, 0)
-    timeline = trace.timeline(row["micro_batch"], row["seq_len"])
+    model = rank_model(profile, variant, trace, loss=case.job.loss)
+    own = rank_bytes(model, strategy.settings, strategy.data_parallel, 0)
+    timeline = timeline_of(model, case.job, strategy, case.cluster.gpu)
     forward, level, backward = _last_micro_step(own, timeline)
     last = row["last_step_rank0"]
     zero = strategy.settings.zero

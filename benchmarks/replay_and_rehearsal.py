@@ -166,6 +166,7 @@ class Setting:
     loaded: str = "model"
     lora: bool = False
     frozen_tower: bool = False
+    loss: str = "standard"
 
 
 SETTINGS = {
@@ -191,6 +192,12 @@ SETTINGS = {
     "z3.offload-both": Setting(stage=3, offload=("optimizer", "param")),
     "z3.lora": Setting(stage=3, lora=True),
 }
+LOSS_SETTINGS = {
+    f"{setting}.{loss}": replace(SETTINGS[setting], loss=loss)
+    for loss in ("liger", "chunked", "cut")
+    for setting in ("z0", "z2.ck", "z2.lora", "z3", "z3.ck")
+}
+"""Losses of libraries: Liger Kernel, TRL and cut-cross-entropy, each installed."""
 TOWER_SETTINGS = {"z2.frozen": Setting(stage=2, frozen_tower=True)}
 """Of models of images and text, beside :data:`FEW`."""
 WHERE_ALL = "llama"
@@ -200,7 +207,7 @@ FEW = ("z0", "z2.ck", "z3")
 
 def names() -> Iterator[str]:
     """``FAMILY.SETTING`` of every case."""
-    yield from (f"{WHERE_ALL}.{setting}" for setting in SETTINGS)
+    yield from (f"{WHERE_ALL}.{setting}" for setting in (*SETTINGS, *LOSS_SETTINGS))
     yield from (f"{family}.{setting}" for family in FAMILIES if family != WHERE_ALL for setting in FEW)
     yield from (f"{family}.{setting}" for family in IMAGES for setting in TOWER_SETTINGS)
 
@@ -208,7 +215,7 @@ def names() -> Iterator[str]:
 def row_of(name: str) -> dict[str, Any]:
     """A case as a row of ``h200-deepspeed.jsonl``, without measurements."""
     family, _, setting = name.partition(".")
-    chosen = {**SETTINGS, **TOWER_SETTINGS}[setting]
+    chosen = {**SETTINGS, **LOSS_SETTINGS, **TOWER_SETTINGS}[setting]
     zero: dict[str, Any] = {"stage": chosen.stage}
     for part in chosen.offload:
         zero[f"offload_{part}"] = {"device": "cpu", "pin_memory": True}
@@ -225,13 +232,15 @@ def row_of(name: str) -> dict[str, Any]:
     lora = {"r": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} if chosen.lora else None
     frozen = {"frozen": TOWERS[family]} if chosen.frozen_tower else {}
     images = {"images": {**IMAGES[family], **frozen}} if family in IMAGES else {}
+    loss = {} if chosen.loss == "standard" else {"loss": chosen.loss}
     return {
         "id": name, "hf_config": FAMILIES[family], "head": HEADS.get(family, "causal"),
         "world_size": chosen.ranks, "tensor_parallel": 1, "micro_batch": chosen.micro_batch,
         "seq_len": 1536 if images else 512,
         "gradient_accumulation": chosen.accumulation, "activation_checkpointing": chosen.checkpointing,
         "use_reentrant": False, "attention": chosen.attention, "attention_mask_given": chosen.mask,
-        "weights_loaded_as": chosen.loaded, **images, "lora": lora, "deepspeed_config": settings, "ok": True,
+        "weights_loaded_as": chosen.loaded, **images, **loss,
+        "lora": lora, "deepspeed_config": settings, "ok": True,
     }  # fmt: skip
 
 
@@ -281,6 +290,8 @@ def compare(name: str, folder: Path) -> Compared:
         full = complete_config(row["hf_config"])
         images = images_of(full, {}, count=2, width=SIZE[0], height=SIZE[1], tower=tower)
         case = replace(case, job=replace(case.job, images=images))
+    if "loss" in row:
+        case = replace(case, job=replace(case.job, loss=row["loss"]))
     head = _TRACED_HEADS.get(row["head"], row["head"])
     profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=head)
     judged = judge(case, profile)
@@ -303,7 +314,7 @@ def main() -> int:
                 worst.append(name)
                 continue
             if found.problem is not None:
-                print(f"{name:<24} stopped: {found.problem[-160:]}", flush=True)
+                print(f"{name:<24} stopped: {found.problem}", flush=True)
                 worst.append(name)
                 continue
             off = max(map(abs, found.errors().values())) > LIMIT

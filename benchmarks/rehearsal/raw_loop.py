@@ -5,9 +5,11 @@ It measures itself with ``torch.cuda``, exactly as the runs on the GPUs did.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +94,36 @@ def build(row: dict[str, Any]) -> Any:
         )
         if row.get("lora"):
             model.enable_input_require_grads()
+    if row.get("loss"):
+        put_loss(model, row["loss"])
     model.train()
     return model
+
+
+def put_loss(model: Any, kind: str) -> None:
+    """Put a library's own loss in the place of the model's head and cross-entropy: liger, chunked or cut."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if kind == "liger":
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+        others = ("rope", "rms_norm", "swiglu", "cross_entropy")
+        _apply_liger_kernel_to_instance(
+            model=base, fused_linear_cross_entropy=True, **dict.fromkeys(others, False)
+        )
+    elif kind == "chunked":
+        from trl.trainer.utils import add_fused_lm_head
+
+        add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
+        base.forward = functools.partial(base.forward, fused_lm_head=True)
+    else:
+        from cut_cross_entropy import linear_cross_entropy
+        from transformers.modeling_outputs import CausalLMOutput
+
+        def forward(self: Any, labels: Any = None, **batch: Any) -> Any:
+            hidden = self.model(**batch).last_hidden_state
+            return CausalLMOutput(loss=linear_cross_entropy(hidden, self.lm_head.weight, labels, shift=True))
+
+        base.forward = types.MethodType(forward, base)
 
 
 def with_images(row: dict[str, Any], ids: Any, dtype: Any) -> dict[str, Any]:

@@ -11,6 +11,8 @@ PRECISIONS = ("bf16", "fp16", "fp32")
 METHODS = ("full", "lora", "qlora")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 CHECKPOINTINGS = ("none", "selective", "full")
+LOSSES = ("standard", "chunked", "liger", "cut")
+"""The model's own loss, TRL's chunked one, Liger's fused one, cut cross-entropy."""
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
 QUANTIZATIONS = ("none", "int8", "int4")
 
@@ -64,6 +66,7 @@ class Job:
         attention_mask_given: whether batches carry an attention mask with padding.
         optimizer: DeepSpeed optimizer type.
         new_tokens: of ``seq_len``, those that inference generates; ``None``: the prompt may take them all.
+        loss: one of :data:`LOSSES`.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
     """
 
@@ -78,4 +81,5 @@ class Job:
     inference: bool = False
     quantization: str = "none"
     new_tokens: int | None = None
+    loss: str = "standard"
     images: SequenceImages | None = None

@@ -20,6 +20,7 @@ from zerokit.memory.closed_form_activations import (
     logits,
 )
 from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
+from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.host import pinned
 from zerokit.memory.inference import tokens
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
@@ -124,17 +125,17 @@ def estimate_analytic(
     gradients = _gradients(sizes, strategy)
     gathered = _gathered(sizes, strategy)
     base = sum(persistent.values())
-    loss = logits(shape, job, strategy) * bytes_per_logit
+    losses = _losses(shape, job, strategy, cluster, bytes_per_logit)
     forward = {
         **persistent,
         Component.ACTIVATIONS: layers_before + transient,
-        Component.LOSS: loss * LOSS_FORWARD_SHARE,
+        Component.LOSS: losses[0],
     }
     backward = {
         **persistent,
         **gradients,
         Component.ACTIVATIONS: layers_before + transient,
-        Component.LOSS: loss,
+        Component.LOSS: losses[1],
     }
     forward[Component.GATHERED_PARAMETERS] = backward[Component.GATHERED_PARAMETERS] = gathered
     late = {
@@ -152,6 +153,28 @@ def estimate_analytic(
     init = {Component.INITIALISATION: _init(sizes, strategy, base)}
     phases = {"init": init, "forward": forward, "backward": backward, "step": step}
     return _finish(phases, strategy, cluster, job, _host(sizes, strategy), sizes)
+
+
+def _losses(
+    shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster, bytes_per_logit: float
+) -> tuple[float, float]:
+    """Bytes of the loss at the end of forward and at the worst instant of backward."""
+    if job.loss == "standard":
+        loss = logits(shape, job, strategy) * bytes_per_logit
+        return loss * LOSS_FORWARD_SHARE, loss
+    found = fused_loss(
+        job.loss,
+        LossSize(
+            sequences=strategy.settings.micro_batch,
+            seq_len=max(1, job.seq_len // strategy.sequence_parallel),
+            hidden=shape.hidden,
+            vocabulary=shape.vocab,
+            element_bytes=strategy.settings.parameter_bytes,
+            trained=job.method == "full",
+            adds_in_place=cluster.gpu.supports("bf16"),
+        ),
+    )
+    return found.forward, found.backward
 
 
 def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:

@@ -11,12 +11,13 @@ from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Timeline
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, ZeroSettings
-from zerokit.domain.hardware import Cluster
+from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, tokens_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
 from zerokit.memory.components import in_ram, on_nvme
+from zerokit.memory.fused_loss import loss_size, with_loss
 from zerokit.memory.host import host_components
 from zerokit.memory.inference import estimate_serving, serving_traces
 from zerokit.memory.pipeline import can_be_cut, stages
@@ -111,14 +112,14 @@ def estimate_traced(
     variant, trace, adapters = found
     if strategy.sequence_parallel > 1:
         trace = _with_exchanges(profile, trace, strategy)
-    model = rank_model(profile, variant, trace, adapters)
+    model = rank_model(profile, variant, trace, adapters, job.loss)
     # views of experts, saved without checkpointing, add up over all layers
     if strategy.settings.zero.stage == 3 and not (profile.views and model.checkpointing == "none"):
         trace = trace.shortened(_layers_kept(model, strategy.settings.zero))
-        model = rank_model(profile, variant, trace, adapters)
+        model = rank_model(profile, variant, trace, adapters, job.loss)
     if strategy.pipeline_parallel > 1:
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
-    timeline = trace.timeline(strategy.settings.micro_batch, tokens_of_a_rank(job, strategy))
+    timeline = timeline_of(model, job, strategy, cluster.gpu)
     replayed = _replayed_ranks(
         model, _settings_of_replay(strategy, cluster), _Degrees.of(strategy, cluster), every_rank
     )
@@ -136,6 +137,16 @@ def estimate_traced(
         assumptions=notes,
         basis=profile.basis,
     )
+
+
+def timeline_of(model: RankModel, job: Job, strategy: Strategy, gpu: Gpu) -> Timeline:
+    """The activations of one micro-batch, with the job's loss."""
+    sequences, tokens = strategy.settings.micro_batch, tokens_of_a_rank(job, strategy)
+    timeline = model.trace.timeline(sequences, tokens)
+    if model.loss == "standard":
+        return timeline
+    size = loss_size(model, sequences, tokens, strategy.settings.parameter_bytes, gpu.supports("bf16"))
+    return timeline if size is None else with_loss(model, timeline, size)
 
 
 def _with_exchanges(profile: ModelProfile, trace: ActivationTrace, strategy: Strategy) -> ActivationTrace:

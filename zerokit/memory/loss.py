@@ -10,12 +10,27 @@ from functools import lru_cache
 
 from zerokit.domain.activations import Timeline
 from zerokit.memory.rank_model import RankModel
+from zerokit.values import frozen_dataclass
+
+
+@frozen_dataclass
+class HeadMarks:
+    """When the output head runs.
+
+    Attributes:
+        name: of its module.
+        forward: mark of forward at which it begins.
+        backward: mark of backward at which its outputs' gradient is there.
+    """
+
+    name: str
+    forward: int
+    backward: int
 
 
 @lru_cache(maxsize=256)
-def _head_marks(model: RankModel) -> tuple[int, int] | None:
-    """(mark of forward at which the output head begins, mark of backward at which its gradient is there);
-    ``None``: the model, or this stage of a pipeline, ends with no head."""
+def head_marks(model: RankModel) -> HeadMarks | None:
+    """When the output head runs; ``None``: the model, or this stage of a pipeline, ends with no head."""
     weights = {p.name for p in model.parameters} | set(model.profile.ties)
     forward = model.trace.marks_forward
     start, name = max(
@@ -30,7 +45,7 @@ def _head_marks(model: RankModel) -> tuple[int, int] | None:
         return None
     backward = model.trace.marks_backward
     end = next((i for i, (kind, module) in enumerate(backward) if kind == "bwd_pre" and module == name), None)
-    return None if end is None else (start, end)
+    return None if end is None else HeadMarks(name=name, forward=start, backward=end)
 
 
 def loss_bytes(model: RankModel, timeline: Timeline, phase: str, position: int | None, between: bool) -> int:
@@ -42,10 +57,11 @@ def loss_bytes(model: RankModel, timeline: Timeline, phase: str, position: int |
             the first mark of ``timeline.gradients``.
         between: on the way to the mark instead of at it.
     """
-    marks = _head_marks(model)
+    marks = head_marks(model)
     if marks is None:
         return 0
-    start, end = marks
+    # a fused loss works in the head's own backward
+    start, end = marks.forward, marks.backward + (model.loss != "standard")
     forward, backward = timeline.forward, timeline.backward
     before = forward.levels[start]
     if phase == "forward":

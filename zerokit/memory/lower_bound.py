@@ -15,7 +15,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import Strategy
 from zerokit.memory import card
-from zerokit.memory.estimate import usable_trace
+from zerokit.memory.estimate import timeline_of, usable_trace
 from zerokit.memory.inference import estimate_serving
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.replay.optimizers import least_state_bytes
@@ -34,10 +34,13 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     if found is None:
         raise KeyError(Variant.of(job, strategy).key)
     variant, trace, adapters = found
-    model = rank_model(profile, variant, trace, adapters)
+    model = rank_model(profile, variant, trace, adapters, job.loss)
     ranks = strategy.zero_ranks
     states, gradients = _states(model, strategy.settings, ranks)
-    activations = _activation_peak(trace, strategy.settings.micro_batch, tokens)
+    if job.loss == "standard":
+        activations = _activation_peak(trace, strategy.settings.micro_batch, tokens)
+    else:
+        activations = int(timeline_of(model, job, strategy, cluster.gpu).forward_peak)
     return card.min_vram_bytes(cluster.gpu, strategy, states + max(activations, gradients))
 
 

@@ -28,6 +28,7 @@ class RankModel:
         trace: the activations, or ``None`` for a profile without them.
         checkpointing: ``none``, ``full``, ``reentrant`` or ``selective``.
         is_stage: whether it is one stage of a pipeline.
+        loss: one of ``zerokit.domain.job.LOSSES``.
     """
 
     profile: ModelProfile
@@ -35,6 +36,7 @@ class RankModel:
     trace: ActivationTrace
     checkpointing: str = "none"
     is_stage: bool = False
+    loss: str = "standard"
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -223,6 +225,7 @@ def rank_model(
     variant: Variant,
     trace: ActivationTrace,
     ranks_of_adapters: tuple[int, int] | None = None,
+    loss: str = "standard",
 ) -> RankModel:
     """What one rank holds under a variant; cached, so that a search pays once.
 
@@ -231,7 +234,9 @@ def rank_model(
     parameters = profile.parameters_for(variant)
     if ranks_of_adapters is not None:
         parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)
-    return RankModel(profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing)
+    return RankModel(
+        profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing, loss=loss
+    )
 
 
 def _with_rank(parameter: Parameter, traced: int, wanted: int) -> Parameter:

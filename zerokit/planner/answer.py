@@ -128,6 +128,14 @@ def worth_a_look(assumptions: Iterable[str]) -> tuple[str, ...]:
     return tuple(note for note in assumptions if not note.endswith(_REASSURING))
 
 
+_LOSSES = {
+    "chunked": "compute the loss in chunks: TRL's SFTTrainer does (loss_type nll)",
+    "liger": "fuse head and loss: Trainer(use_liger_kernel=True) does, TRL's SFTTrainer does not",
+    "cut": "fuse head and loss: cut_cross_entropy.linear_cross_entropy(hidden, lm_head.weight, labels, "
+    "shift=True)",
+}
+
+
 def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
     """What the figures count on and only the training script can do, each as a sentence with its Python."""
     todo: list[str] = []
@@ -141,6 +149,8 @@ def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
         targets = job.lora.targets
         named = '"all-linear"' if targets == ("all-linear",) else json.dumps(list(targets))
         todo.append(f"add the adapters: peft.LoraConfig(r={job.lora.rank}, target_modules={named})")
+    if job.loss != "standard":
+        todo.append(_LOSSES[job.loss])
     if job.attention != "sdpa" and not job.inference:
         todo.append(f'load the model with attn_implementation="{job.attention}"')
     if strategy.checkpointing == "full":

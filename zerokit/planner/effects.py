@@ -13,7 +13,7 @@ Options = Mapping[str, Any]
 _STAGE_3_SIZES = ("prefetch_bucket", "persistence", "sub_group")
 _BUCKETS = ("reduce_bucket", "overlap_comm")
 _OF_TRAINING = (
-    "optimizer", "gradient_accumulation", "checkpointing", "reduce_bucket", "overlap_comm",
+    "optimizer", "loss", "gradient_accumulation", "checkpointing", "reduce_bucket", "overlap_comm",
     "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
 )  # fmt: skip
 IN_FILE = (

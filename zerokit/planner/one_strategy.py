@@ -14,6 +14,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.planner.effects import refuse_beside_file
+from zerokit.planner.losses import refuse_strategy
 from zerokit.planner.request import resolve_optimizer
 from zerokit.search.plan import choose_precision, make_space
 from zerokit.search.request import Request
@@ -112,6 +113,7 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
             sequence_parallel=sequence,
             checkpointing=checkpointing,
         )
+        refuse_strategy(request.job, strategy)
         return strategy, notes
     return _default_strategy(request, layout, checkpointing)
 
@@ -132,7 +134,9 @@ def _default_strategy(
     chosen = Knobs(overlap_comm=pins.overlap_comm, **pins.sizes())
     job = replace(request.job, global_batch=micro * steps * layout.data)
     space = make_space(replace(request, job=job, precision=precision))[0]
-    return build_strategy(space, layout, placement, checkpointing, micro, steps, chosen), (why,)
+    strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)
+    refuse_strategy(job, strategy)
+    return strategy, (why,)
 
 
 def _batch(request: Request, ranks: int) -> tuple[int, int]:

@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from zerokit.domain.images import TOWERS
-from zerokit.domain.job import ATTENTIONS, CHECKPOINTINGS, METHODS, OFFLOAD_DEVICES, PRECISIONS, QUANTIZATIONS
+from zerokit.domain.job import (
+    ATTENTIONS,
+    CHECKPOINTINGS,
+    LOSSES,
+    METHODS,
+    OFFLOAD_DEVICES,
+    PRECISIONS,
+    QUANTIZATIONS,
+)
 from zerokit.errors import InputError
 from zerokit.units import parse_bytes, parse_count, parse_positive_int
 from zerokit.values import frozen_dataclass
@@ -153,6 +161,9 @@ OPTIONS: tuple[Option, ...] = (
             "DeepSpeed optimizer type, or a Trainer's optim. [default: AdamW]", _text),
     _option("attention", "Job", "|".join(ATTENTIONS), "Attention implementation. [default: sdpa]",
             _one_of(*ATTENTIONS)),
+    _option("loss", "Job", "|".join(LOSSES),
+            "Cross-entropy: the model's own, TRL's chunked, Liger's fused, cut-cross-entropy. [default: "
+            "standard]", _one_of(*LOSSES)),
     _option("quant", "Job", "|".join(QUANTIZATIONS), "Quantised weights when serving.",
             _one_of(*QUANTIZATIONS)),
     _option("new_tokens", "Job", "N",
@@ -231,6 +242,7 @@ class PlanOptions(TypedDict, total=False):
     precision: Literal["auto", "bf16", "fp16", "fp32"] | None
     optimizer: str | None
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None
+    loss: Literal["standard", "chunked", "liger", "cut"] | None
     quant: Literal["none", "int8", "int4"] | None
     new_tokens: int | str | None
     images: int | str | None

@@ -19,6 +19,7 @@ from zerokit.errors import InputError
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import Hardware, hardware
 from zerokit.planner.image_models import requested_images, with_room
+from zerokit.planner.losses import loss_notes, loss_of, refuse_loss
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
@@ -90,6 +91,7 @@ def resolve(
     job, notes = _job(options, chosen)
     machine = hardware(options)
     _refuse_attention(job, machine)
+    refuse_loss(options, job, chosen.shape, machine.cluster)
     calibration, measured = None, tuple[str, ...]()
     if (machine.found_here or machine.on_cpu) and not options.get("no_calibration"):
         from zerokit.planner.calibration import of_this_machine
@@ -169,6 +171,8 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
             "⟨attention⟩ flash_attention_2: memory and time are those of sdpa without padding; what the "
             "flash_attn package's own kernels and copies take is not modelled"
         )
+    loss = loss_of(options)
+    notes += loss_notes(loss)
     return Job(
         seq_len=length,
         global_batch=integer(options, "global_batch"),
@@ -176,6 +180,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         lora=None if method == "full" else Lora(rank=rank or 16, targets=names),
         optimizer=optimizer,
         attention=attention,
+        loss=loss,
         inference=inference,
         quantization=quantization,
         new_tokens=new_tokens,

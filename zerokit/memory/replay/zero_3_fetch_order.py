@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import accumulate
 
+from zerokit.memory.loss import head_marks
 from zerokit.memory.rank_model import RankModel
 
 
@@ -24,6 +25,7 @@ class Modules:
         for alias, name in model.profile.ties.items():
             if name in self.by_name:
                 self._add(alias, self.by_name[name])
+        self._move_head(model)
         for name, index in self.by_name.items():
             # peft asks lora_A for its precision before it runs it (tuners/lora/layer.py): that makes it an
             # external parameter of the layer around it (ZeROOrderedDict, parameter_offload.py:58)
@@ -47,6 +49,14 @@ class Modules:
         self.uses: list[list[int]] = [[] for _ in self.sizes]
         for index, step in self.queue:
             self.uses[index].append(step)
+
+    def _move_head(self, model: RankModel) -> None:
+        """A fused loss reads the head's weight without running the head: that makes it an external parameter
+        of the model around it (ZeROOrderedDict, parameter_offload.py:58)."""
+        marks = head_marks(model) if model.loss != "standard" else None
+        if marks is not None:
+            for index in self.of.pop(marks.name, ()):
+                self._add(f"{marks.name}", index)
 
     def _saved(self, model: RankModel) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
         """Weights that modules save for their backward in such a way that they outlive a release: in forward,

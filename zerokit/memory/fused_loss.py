@@ -1,0 +1,209 @@
+"""Losses that never make the logits of all tokens: what replaces a trace's output head and cross-entropy.
+
+A stored trace has the ordinary loss of a Transformers model. Its layers are the same under any other; so the
+instants of head and loss are taken out and those of the library's own function put in their place. Read from
+
+* ``liger``: Liger Kernel 0.8.5, ops/fused_linear_cross_entropy.py (chunks of tokens whose logits take no more
+  than the hidden states; both gradients are made in forward and kept until backward);
+* ``chunked``: TRL 1.16, kernels/chunked_logprob.py (tiles of 4,096 tokens by 32,768 words, made again in
+  backward, which adds both gradients up in fp32), the loss of its SFT trainer;
+* ``cut``: cut-cross-entropy 25.1, cce.py and cce_backward.py (no logits in memory at all).
+
+Every token counts as a target but the last of each sequence, as in a batch without masked labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from zerokit.domain.activations import Pass, Timeline
+from zerokit.memory.loss import head_marks
+from zerokit.memory.rank_model import RankModel
+from zerokit.values import frozen_dataclass
+
+_TRL_TOKENS, _TRL_WORDS = 4096, 32768
+"""A tile: ``TOKEN_CHUNK_SIZE`` of kernels/chunked_logprob.py, ``_CHUNKED_LOGPROB_CHUNK_SIZE`` of
+trainer/utils.py (TRL 1.16)."""
+_INT64 = 8
+_FP32 = 4
+
+
+@frozen_dataclass
+class LossSize:
+    """What the bytes of a loss depend on.
+
+    Attributes:
+        sequences, seq_len: of a micro-batch on one rank.
+        hidden, vocabulary: columns and rows of the output head.
+        element_bytes: of weights and hidden states.
+        trained: whether the head's weight has a gradient.
+        adds_in_place: whether the GPU adds 16-bit products to a 16-bit gradient (from Ampere on).
+    """
+
+    sequences: int
+    seq_len: int
+    hidden: int
+    vocabulary: int
+    element_bytes: int
+    trained: bool
+    adds_in_place: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch."""
+        return self.sequences * self.seq_len
+
+    @property
+    def targets(self) -> int:
+        """Tokens with a next one."""
+        return self.sequences * max(0, self.seq_len - 1)
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Of the hidden states that the head reads."""
+        return self.tokens * self.hidden * self.element_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of the head's gradient; 0 where it is frozen."""
+        return self.vocabulary * self.hidden * self.element_bytes if self.trained else 0
+
+
+@frozen_dataclass
+class LossBytes:
+    """Bytes above what the layers keep, the hidden states that the head reads among them.
+
+    Attributes:
+        forward: the most while the loss is computed.
+        kept: from then until backward.
+        backward: the most until the hidden states' gradient stands alone, the head's gradient included.
+    """
+
+    forward: int
+    kept: int
+    backward: int
+
+
+def _liger(size: LossSize) -> LossBytes:
+    per_pass = -(-size.vocabulary // size.hidden)
+    rows = min(size.tokens, 1 << (-(-size.tokens // per_pass) - 1).bit_length())
+    logits = rows * size.vocabulary * size.element_bytes
+    added = 0
+    if size.trained and (size.element_bytes == 4 or not size.adds_in_place):
+        # the product, and its fp32 copy where it is in 16 bits
+        added = size.vocabulary * size.hidden * (_FP32 if size.element_bytes == 4 else _FP32 + 2)
+    # losses in fp32, which tokens count, and the shifted labels with what they were padded from
+    vectors = size.tokens * (_FP32 + 1 + 2 * _INT64)
+    gradients = size.hidden_bytes + size.gradient_bytes
+    return LossBytes(
+        forward=size.hidden_bytes + gradients + logits + added + vectors, kept=gradients, backward=gradients
+    )
+
+
+def _chunked(size: LossSize) -> LossBytes:
+    chosen = size.targets * size.hidden * size.element_bytes  # hidden states with a target: a copy
+    tile = min(size.targets, _TRL_TOKENS) * _TRL_WORDS * size.element_bytes  # however few words there are
+    # seven running statistics in fp32; targets, and where they are, in int64; which tokens count
+    vectors = size.targets * (7 * _FP32 + 3 * _INT64) + size.tokens
+    kept = chosen + size.targets * (2 * _FP32 + 3 * _INT64) + size.tokens
+    summed = size.targets * size.hidden * _FP32
+    if size.trained:
+        summed += size.vocabulary * size.hidden * _FP32
+    narrow = 0 if size.element_bytes == 4 else chosen + size.gradient_bytes
+    return LossBytes(
+        forward=size.hidden_bytes + chosen + tile + vectors,
+        kept=kept,
+        backward=kept + summed + tile + narrow,
+    )
+
+
+def _cut(size: LossSize) -> LossBytes:
+    # logsumexp and the target's logit in fp32, valid targets in int64, the mean logit of every word
+    vectors = size.targets * (2 * _FP32 + _INT64) + size.vocabulary * _FP32
+    kept = size.hidden_bytes + size.targets * (_FP32 + _INT64) + size.vocabulary * _FP32
+    order = size.vocabulary * (_FP32 + _INT64 + _FP32)
+    return LossBytes(
+        forward=size.hidden_bytes + vectors,
+        kept=kept,
+        backward=kept + size.hidden_bytes + size.gradient_bytes + order,
+    )
+
+
+_FORMULAS = {"liger": _liger, "chunked": _chunked, "cut": _cut}
+
+
+def loss_size(
+    model: RankModel, sequences: int, seq_len: int, element_bytes: int, adds_in_place: bool
+) -> LossSize | None:
+    """The size of a model's loss; None where the model does not end with an output head."""
+    marks = head_marks(model)
+    if marks is None:
+        return None
+    weight = f"{marks.name}.weight"
+    listed = model.profile.ties.get(weight, weight)
+    parameter = next(p for p in model.parameters if p.name == listed)
+    vocabulary, hidden = parameter.shape
+    return LossSize(
+        sequences=sequences, seq_len=seq_len, hidden=hidden, vocabulary=vocabulary,
+        element_bytes=element_bytes, trained=parameter.trainable, adds_in_place=adds_in_place,
+    )  # fmt: skip
+
+
+def fused_loss(loss: str, size: LossSize) -> LossBytes:
+    """The bytes of a loss of :data:`zerokit.domain.job.LOSSES` other than the standard one."""
+    return _FORMULAS[loss](size)
+
+
+@lru_cache(maxsize=512)
+def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
+    """The timeline with the model's own loss instead of the one traced."""
+    marks = head_marks(model)
+    assert marks is not None
+    found = fused_loss(model.loss, size)
+    base = timeline.forward.levels[marks.forward] - size.hidden_bytes
+    forward = _forward(timeline.forward, marks.forward, base, found, size)
+    backward = _backward(timeline.backward, marks.backward, base, found)
+    first = model.trace.marks_gradients[0][1]
+    complete = (
+        position
+        for position, (kind, name) in enumerate(model.trace.marks_backward)
+        if kind in ("grad", "kept") and name == first
+    )
+    reached = next(complete, marks.backward)
+    # on the way to the first gradient: the loss, and what the layers before it do since
+    later = backward.peaks[marks.backward + 1 : reached + 1]
+    peak = max(base + found.kept, base + found.backward, *later)
+    gradients = timeline.gradients
+    return Timeline(
+        forward=forward,
+        backward=backward,
+        forward_peak=max(forward.peaks),
+        gradients=replace(gradients, peaks=(peak, *gradients.peaks[1:])),
+    )
+
+
+def _forward(traced: Pass, head: int, base: float, found: LossBytes, size: LossSize) -> Pass:
+    """From the head on: the loss at once, then what it keeps, with the hidden states until the end."""
+    more = len(traced.levels) - head - 2
+    held = base + found.kept + size.hidden_bytes
+    return Pass(
+        peaks=(*traced.peaks[: head + 1], base + found.forward, *[held] * more),
+        levels=_ended(traced.levels, head, [held] * more, base + found.kept),
+        afters=_ended(traced.afters, head, [held] * more, base + found.kept),
+    )
+
+
+def _ended(traced: Sequence[float], head: int, held: list[float], last: float) -> tuple[float, ...]:
+    return (*traced[: head + 1], *held, last)
+
+
+def _backward(traced: Pass, head: int, base: float, found: LossBytes) -> Pass:
+    """Up to the head's backward what was kept; then the loss's, to the level that the trace has."""
+    kept = [base + found.kept] * (head + 1)
+    return Pass(
+        peaks=(*kept, base + found.backward, *traced.peaks[head + 2 :]),
+        levels=(*kept, *traced.levels[head + 1 :]),
+        afters=(*kept, *traced.afters[head + 1 :]),
+    )
