@@ -46,13 +46,16 @@ def _text(body: dict[str, Any]) -> str:
 
     lines = [
         f"Fewest GPUs for {body['model']}",
+        *plan_text.bullets(body["answer"]),
         plan_text.heading("Assumed"),
         *plan_text.bullets(body["assumptions"]),
         "",
     ]
     head = f"  {'GPU':<15}{'method':<7}{'offload':<8}{'GPUs':>5}{'per 1e9':>9}{'GPU-hours':>11}"
     lines += [f"{head}{'cost':>9}{'host/node':>11}", f"{'':37}{'tokens':>9}"]
-    for row in body["sizes"]:
+    for before, row in zip([None, *body["sizes"]], body["sizes"], strict=False):
+        if before is not None and row == {**before, "offload_allowed": True}:
+            continue  # it may offload, and need not
         offload = "allowed" if row["offload_allowed"] else "none"
         start = f"  {row['gpu']:<15}{row['method']:<7}{offload:<8}"
         if row["gpus"] is None:
@@ -68,6 +71,8 @@ def _text(body: dict[str, Any]) -> str:
     none = dict.fromkeys(part for row in body["sizes"] for part in row.get("measured_on_no_machine", ()))
     if none:
         lines += ["", *textwrap.wrap(f"times unmeasured: {', '.join(none)}", plan_text.width())]
+    if body["next"]:
+        lines += [plan_text.heading("Next"), f"  {body['next']}"]
     return "\n".join(lines)
 
 

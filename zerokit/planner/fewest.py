@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import resolve
 from zerokit.planner.values import integer
 from zerokit.search.explain import strategy_words
+from zerokit.units import format_gib
 
 if TYPE_CHECKING:
     from zerokit.search.sizing import Size
@@ -140,6 +142,38 @@ class SizeResult:
         return tuple(plain(note) for note in self.notes)
 
     @property
+    def answer(self) -> tuple[str, ...]:
+        """In sentences: the fewest GPUs, the fewest GPU-hours and, with a price, the lowest cost.
+
+        Of each method by itself; a number of GPUs counts without offload where that needs no more of them.
+        """
+        methods = list(dict.fromkeys(size.method for size in self.sizes))
+        return tuple(
+            sentence
+            for method in methods
+            for sentence in _answer(
+                [size for size in self.sizes if size.method == method and size.gpus],
+                f"{method}: " if len(methods) > 1 else "",
+            )
+        )
+
+    @property
+    def next_command(self) -> str | None:
+        """The plan for the fewest GPUs; None where nothing fits, or several methods are compared."""
+        from zerokit.planner.options import as_text
+
+        fitting = [size for size in self.sizes if size.gpus]
+        if not fitting or len({size.method for size in self.sizes}) > 1:
+            return None
+        smallest, _ = _smallest(fitting)
+        words = ["zerokit", "plan"]
+        for name, value in self.request.items():
+            if name not in ("gpu", "gpus"):
+                words += [f"--{name}"] if value is True else [f"--{name}", as_text(value)]
+        kind = [] if "vram" in self.request and "gpu" not in self.request else ["--gpu", smallest.gpu]
+        return shlex.join([*words, "--gpus", str(smallest.gpus), *kind])
+
+    @property
     def nothing_fits(self) -> str | None:
         """That no number of these GPUs will do, in a sentence; None where some will."""
         if any(size.gpus for size in self.sizes):
@@ -153,9 +187,48 @@ class SizeResult:
             "schema": SCHEMA,
             "model": self.model_name,
             "request": dict(self.request),
+            "answer": list(self.answer),
+            "next": self.next_command,
             "sizes": [size.to_dict() for size in self.sizes],
             "assumptions": list(all_as_options(self.notes)),
         }
+
+
+def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:
+    """The fewest GPUs, of the kind with the least memory; and all kinds of which as few are enough."""
+    number = min(size.gpus or 0 for size in sizes)
+    enough = {size.gpu: size for size in reversed(sizes) if size.gpus == number}
+    return min(enough.values(), key=lambda size: size.found.gpu.driver_vram_bytes), enough
+
+
+def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
+    """The sentences of one method. ``sizes``: of those kinds of GPU that some number of is enough."""
+    if not sizes:
+        return []
+    smallest, enough = _smallest(sizes)
+    fewest_gpus = smallest.gpus
+    others = [name for name in dict.fromkeys(size.gpu for size in sizes) if name in enough]
+    others.remove(smallest.gpu)
+    memory = smallest.found.candidate.memory.min_vram_bytes if smallest.found.candidate else 0
+    offload = " and offload to host memory" if smallest.offload_allowed else ""
+    as_well = f"; {fewest_gpus} × {' or '.join(others)} would do as well" if others else ""
+    sentences = [
+        f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu}{offload} ({format_gib(memory, 1)} required of "
+        f"{format_gib(smallest.found.gpu.driver_vram_bytes, 1)} per GPU){as_well}"
+    ]
+    timed = [size for size in sizes if size.gpu_hours_per_1e9_tokens is not None]
+    if len(timed) > 1:
+        least = min(timed, key=lambda size: size.gpu_hours_per_1e9_tokens or 0.0)
+        sentences.append(
+            f"{subject}fewest GPU-hours: {least.gpus} × {least.gpu}, {least.gpu_hours_per_1e9_tokens:,.0f} "
+            f"per 1e9 tokens" + (", not measured on this GPU" if least.measured_on_no_machine else "")
+        )
+    priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
+    if len(priced) > 1:
+        least = min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0)
+        cost = f"{least.cost_per_1e9_tokens:,.0f} per 1e9 tokens"
+        sentences.append(f"{subject}lowest cost: {least.gpus} × {least.gpu}, {cost}")
+    return sentences
 
 
 def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | None = None) -> SizeResult:

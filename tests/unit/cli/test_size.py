@@ -30,6 +30,23 @@ def test_size_counts_gpus_time_and_cost(capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("size", "--model", "qwen2.5-14b", "--method", "lora", "--gpu", "l4,h200,l40s")
+    code, out, _ = call(capsys, *words, "--price", "l40s=1,h200=9")
+    assert code == 0
+    first, _, rest = out.partition("Assumed")
+    assert "fewest GPUs: 1 × l40s (" in first and "1 × h200 would do as well" in " ".join(first.split())
+    assert "fewest GPU-hours: 1 × h200" in first and "lowest cost: 1 × l40s" in first
+    assert rest.count("  l40s") == 1 and rest.count("  l4 ") == 2  # offload changes the answer for l4 alone
+    command = next(line.strip() for line in out.splitlines() if line.startswith("  zerokit plan"))
+    assert command == "zerokit plan --model qwen2.5-14b --method lora --gpus 1 --gpu l40s"
+    assert call(capsys, *command.split()[1:])[0] == 0
+    body = as_json(capsys, *words)
+    assert body["next"] == command and len(body["sizes"]) == 6
+    three = as_json(capsys, "size", "--model", "qwen2.5-14b", "--gpu", "h200")
+    assert three["next"] is None and [line.split(":")[0] for line in three["answer"]][::2][:1] == ["full"]
+
+
 def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(
         capsys, "size", "--model", "llama-3.1-8b", "--gpu", "rtx-4090,h200", "--method", "full"
