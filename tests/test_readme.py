@@ -217,6 +217,18 @@ def test_the_comparison_of_measured_lines(shown: str, output: str, same: bool) -
     assert alike(shown, output, vary=True) == same
 
 
+SCRIPT = re.compile(
+    r"<!-- (?P<path>examples/\S+\.py) -->\n```python\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+def test_scripts_on_pages_are_those_in_the_examples() -> None:
+    shown = {found["path"]: found["text"] for page in PAGES for found in SCRIPT.finditer(page.read_text())}
+    assert shown, "no page shows a script"
+    for path, text in shown.items():
+        assert text == (ROOT / path).read_text(), f"{path}: run python tests/test_readme.py --write"
+
+
 OPTIONS_TABLE = re.compile(r"(?<=<!-- options -->\n).*?(?=<!-- end of options -->)", re.DOTALL)
 
 
@@ -264,7 +276,11 @@ def rewrite_page(page: Path) -> None:
                     print(f"$ {example.command}: write by hand: {missing}", file=sys.stderr)
             return (block["vary"] or "") + "```console\n" + "\n".join(lines) + "\n```"
 
-        page.write_text(BLOCK.sub(fresh, page.read_text()))
+        text = SCRIPT.sub(
+            lambda found: f"<!-- {found['path']} -->\n```python\n{(ROOT / found['path']).read_text()}```",
+            page.read_text(),
+        )
+        page.write_text(BLOCK.sub(fresh, text))
 
 
 if __name__ == "__main__":

@@ -14,14 +14,18 @@ import pytest
 
 from tests.faults.conftest import Run
 from tests.support.plans import write_plan
+from tests.support.tinyjob import make_model
 from zerokit.machine.host import bf16_in_hardware
 
 pytest.importorskip("deepspeed")
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PYTHON = Path(sys.executable)
 
 
-def launch(folder: Path, script: str, *arguments: str, options: tuple[str, ...] = (), **plan: Any) -> Run:
+def launch(
+    folder: Path, script: str | Path, *arguments: str, options: tuple[str, ...] = (), **plan: Any
+) -> Run:
     write_plan(folder / "plan", **plan)
     return Run(PYTHON, folder, ["--plan", "plan", *options, str(SCRIPTS / script), *arguments], {})
 
@@ -80,12 +84,26 @@ def test_a_trainer_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trainer_script_with_adapters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("four_bit", [False, True])
+def test_the_documented_script_with_adapters(tmp_path: Path, four_bit: bool) -> None:
     pytest.importorskip("peft")
-    seen = check_success(launch(tmp_path, "adapters.py", "--steps", "3", options=("--accept-mismatch",)))
-    # r (in + out) of q, k, v, o, gate, up and down in each of two layers
-    each = 8 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
-    assert f"trained {2 * each} parameters on 2 processes" in seen["out"]
+    model, quantized = str(EXAMPLES / "tiny-llama.json"), []
+    if four_bit:
+        pytest.importorskip("bitsandbytes")
+        model, quantized = str(make_model(tmp_path / "model")), ["--four_bit"]
+    script = EXAMPLES / "train_lora.py"
+    check_success(
+        launch(tmp_path, script, "--model", model, *quantized, "--data", str(script), "--seq_len", "64",
+               "--lora_rank", "8", "--max_steps", "3", "--output_dir", "out", "--report_to", "none")
+    )  # fmt: skip
+    from safetensors.torch import load_file
+
+    saved = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    layers, width, inner, grouped = (2, 64, 128, 32) if four_bit else (6, 384, 1024, 384)
+    # r (in + out) of q, k, v, o, gate, up and down in each layer
+    each = 8 * (2 * (width + width) + 2 * (width + grouped) + 3 * (width + inner))
+    assert sum(tensor.numel() for tensor in saved.values()) == layers * each
+    assert any(tensor.any() for name, tensor in saved.items() if "lora_B" in name)  # zeros before training
 
 
 @pytest.mark.slow
