@@ -198,7 +198,7 @@ def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, Fewest
     """The fewest GPUs, of the kind with the least memory; and all kinds of which as few are enough."""
     number = min(size.gpus or 0 for size in sizes)
     enough = {size.gpu: size for size in reversed(sizes) if size.gpus == number}
-    return min(enough.values(), key=lambda size: size.found.gpu.driver_vram_bytes), enough
+    return min(enough.values(), key=lambda size: size.size.gpu.driver_vram_bytes), enough
 
 
 def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
@@ -209,12 +209,12 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     fewest_gpus = smallest.gpus
     others = [name for name in dict.fromkeys(size.gpu for size in sizes) if name in enough]
     others.remove(smallest.gpu)
-    memory = smallest.found.candidate.memory.min_vram_bytes if smallest.found.candidate else 0
+    memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     offload = " and offload to host memory" if smallest.offload_allowed else ""
     as_well = f"; {fewest_gpus} × {' or '.join(others)} would do as well" if others else ""
     sentences = [
         f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu}{offload} ({format_gib(memory, 1)} required of "
-        f"{format_gib(smallest.found.gpu.driver_vram_bytes, 1)} per GPU){as_well}"
+        f"{format_gib(smallest.size.gpu.driver_vram_bytes, 1)} per GPU){as_well}"
     ]
     timed = [size for size in sizes if size.gpu_hours_per_1e9_tokens is not None]
     if len(timed) > 1:

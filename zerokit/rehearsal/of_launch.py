@@ -98,7 +98,9 @@ class LaunchRehearsals:
         chosen = (launch.plan or {}).get("chosen") or {}
         estimate = _estimate(done, launch, on_cpu=not report.on_gpu)
         plan = {**(launch.plan or {}), "chosen": {**chosen, "estimate": estimate}}
-        where = f" on a simulated {gpu.title}" if report.on_gpu else "; a simulated GPU stands for host memory"
+        where = (
+            f" on a simulated {gpu.title}" if report.on_gpu else "; a simulated GPU stands for host memory"
+        )
         note = f"rehearsed: rank {predicted.rank}, {done.steps} optimizer steps{where}"
         return PredictedAgain(by="rehearsal", plan=plan, note=note)
 
