@@ -155,6 +155,22 @@ def _strategy(config: Any) -> Sequence[tuple[str, object]]:
     )
 
 
+def _pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> list[str]:
+    """A script that can build a pipeline, under a plan that has none; whether it does only the run tells."""
+    if "PipelineModule" not in facts.mentions or chosen.get("pipeline_parallel", 1) > 1:
+        return []
+    refused = chosen.get("zero_stage", 0) > 1
+    what = (
+        "DeepSpeed refuses a pipeline under ZeRO-2 and ZeRO-3"
+        if refused
+        else "the stages of a pipeline would share each batch, and DeepSpeed refuses the plan's batch"
+    )
+    return [
+        f"the script can build a pipeline (PipelineModule), and the plan has none: {what}; plan again with "
+        "⟨pp⟩ STAGES, or have the script build none"
+    ]
+
+
 def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writes_here: bool) -> list[str]:
     """Warnings where the plan counts on something that only the script can do.
 
@@ -167,7 +183,7 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
             f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
             "script can; plan again with ⟨sp⟩ 1"
         )
-    warnings = [f"warning: {line}" for line in deepspeed_note()]
+    warnings = [f"warning: {line}" for line in (*deepspeed_note(), *_pipeline(options.facts, chosen))]
     if writes_here:
         warnings += disk_space.warnings(
             chosen, options.user_arguments, options.file.values if options.file else None
