@@ -31,13 +31,13 @@ FEWEST_STEPS = 3
 LOCATED_BYTES = 1 << 20
 """Allocations from this size on are traced to a module and a line."""
 
-_EVERY_STEP = ("forward", "backward", "step")
+EVERY_STEP = ("forward", "backward", "step")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def _of_step(before: dict[str, int], now: dict[str, int]) -> bool:
     """Whether two steps reached the same."""
-    return all(before.get(name) == now.get(name) for name in _EVERY_STEP)
+    return all(before.get(name) == now.get(name) for name in EVERY_STEP)
 
 
 class ModuleStack(threading.local):
@@ -74,6 +74,7 @@ class Phases:
         self.recorder: Recorder | None = None
         self._enough_at = 0
         self._in_backward = 0
+        self._before_eval = ""
         self._whole: list[str] = []
         self._step_peaks: list[dict[str, int]] = []
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
@@ -182,11 +183,15 @@ class Phases:
     def _outermost_call(self) -> None:
         if self.has_engine or self._whole or self._in_backward:
             return
-        self._ledger.enter("forward" if torch.is_grad_enabled() else "eval")
+        if torch.is_grad_enabled():
+            self._ledger.enter("forward")
+        elif self._ledger.phase != "eval":
+            self._before_eval = self._ledger.phase
+            self._ledger.enter("eval")
 
     def _outermost_return(self) -> None:
         if self._ledger.phase == "eval" and not self._whole and not self.has_engine:
-            self._ledger.enter("other")
+            self._ledger.enter(self._before_eval if self._before_eval in EVERY_STEP else "other")
 
     def _wrap_backward(self) -> None:
         phases, backward = self, torch.autograd.backward

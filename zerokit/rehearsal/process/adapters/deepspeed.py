@@ -12,6 +12,7 @@ import torch
 from zerokit.rehearsal.process import model_facts, twins
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.machine import Machine, NotRehearsed
+from zerokit.rehearsal.process.phases import EVERY_STEP, Phases
 from zerokit.timing import operators as kinds
 
 _TENSORS_A_LAUNCH = 36
@@ -90,17 +91,10 @@ def engine(context: Context, module: ModuleType) -> None:
     phases = context.phases
     cls = module.DeepSpeedEngine
 
-    def enter_forward(self: Any) -> None:
-        phases.enter("forward" if self.training and torch.is_grad_enabled() else "eval")
-
-    def leave_forward(self: Any) -> None:
-        if phases.phase == "eval":
-            phases.enter("other")
-
     def step_done(self: Any) -> None:
         phases.step_done()
 
-    _wrap(cls, "forward", enter_forward, leave_forward)
+    _follow_forwards(phases, cls)
     _observe(context, cls)
     _wrap(cls, "backward", lambda self: phases.enter("backward"))
     _wrap(cls, "_backward_prologue", lambda self: phases.enter("backward"))
@@ -109,6 +103,24 @@ def engine(context: Context, module: ModuleType) -> None:
     _inside_init(context, cls)
     for name in ("save_checkpoint", "save_16bit_model", "_zero3_consolidated_16bit_state_dict"):
         _inside(context, cls, name, "save")
+
+
+def _follow_forwards(phases: Phases, cls: Any) -> None:
+    """A reference model's forward within a training step leaves the step's phase going on."""
+    original = cls.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training and torch.is_grad_enabled():
+            phases.enter("forward")
+            return original(self, *args, **kwargs)
+        before = phases.phase
+        phases.enter("eval")
+        result = original(self, *args, **kwargs)
+        phases.enter(before if before in EVERY_STEP else "other")
+        return result
+
+    cls.forward = forward
 
 
 def _wrap(

@@ -1,0 +1,59 @@
+"""A reference model's forward within a training step does not end the step's phase."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+
+from zerokit.rehearsal.process.adapters import deepspeed as adapter  # noqa: E402
+from zerokit.rehearsal.process.allocator import AllocatorSettings  # noqa: E402
+from zerokit.rehearsal.process.ledger import GpuMemory  # noqa: E402
+from zerokit.rehearsal.process.phases import Phases  # noqa: E402
+
+MIB = 1 << 20
+
+
+class Engine:
+    """What the adapter wraps of DeepSpeed's."""
+
+    def __init__(self) -> None:
+        self.training = True
+
+    def forward(self) -> None:
+        """A forward."""
+
+    def backward(self) -> None:
+        """A backward."""
+
+    def step(self) -> None:
+        """A step."""
+
+
+def test_what_follows_a_reference_pass_is_of_the_training_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = GpuMemory(AllocatorSettings())
+    phases = Phases(SimpleNamespace(ledger=ledger), 3)  # type: ignore[arg-type]
+    monkeypatch.setattr(phases.observed, "training_forward", lambda *facts: None)
+    phases.model = {}
+    context: Any = SimpleNamespace(machine=SimpleNamespace(ledger=ledger), phases=phases)
+    adapter.engine(context, SimpleNamespace(DeepSpeedEngine=Engine))  # type: ignore[arg-type]
+    trained, reference = Engine(), Engine()
+    reference.training = False
+    ledger.enter("other")
+    trained.forward()
+    with torch.no_grad():
+        reference.forward()
+    loss = ledger.hold(8 * MIB, "loss")
+    trained.backward()
+    ledger.release(loss)
+    trained.step()
+    with torch.no_grad():
+        reference.forward()  # of an evaluation
+    assert phases.phase == "other"
+    ledger.hold(MIB, "kept")
+    assert ledger.peaks["forward"].allocated_bytes == 8 * MIB
+    assert ledger.peaks["other"].allocated_bytes == MIB
