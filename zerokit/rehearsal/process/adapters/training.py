@@ -74,20 +74,25 @@ def _all_rows(output: Any, loader: Any) -> Any:
     The evaluation saw its first batches only: their rows are repeated.
     """
     rows = len(loader.dataset) if isinstance(loader.dataset, Sized) else 0
-    if not 0 < (output.num_samples or 0) < rows:
+    seen = _rows(output.predictions)
+    if not 0 < seen < rows:
         return output
 
     def repeated(kept: Any) -> Any:
         if isinstance(kept, tuple | list):
-            return type(kept)(repeated(each) for each in kept)
-        if not isinstance(kept, np.ndarray) or kept.ndim == 0 or kept.shape[0] == 0:
-            return kept
-        if kept.nbytes // kept.shape[0] * rows > _MOST_REPEATED_BYTES:
+            return tuple(repeated(each) for each in kept)
+        if _rows(kept) != seen or kept.nbytes // seen * rows > _MOST_REPEATED_BYTES:
             return kept
         return np.resize(kept, (rows, *kept.shape[1:]))
 
-    predictions, labels = repeated(output.predictions), repeated(output.label_ids)
-    return output._replace(predictions=predictions, label_ids=labels, num_samples=rows)
+    return output._replace(predictions=repeated(output.predictions), label_ids=repeated(output.label_ids))
+
+
+def _rows(kept: Any) -> int:
+    """Of the first array; the Trainer's own count is the data set's, however many it saw."""
+    if isinstance(kept, tuple | list):
+        return _rows(kept[0]) if kept else 0
+    return len(kept) if isinstance(kept, np.ndarray) and kept.ndim else 0
 
 
 def generation_phase(context: Context, module: ModuleType) -> None:
