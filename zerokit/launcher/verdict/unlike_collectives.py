@@ -14,6 +14,7 @@ _ALIKE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "all_gath
 _SIZED = _ALIKE - {"all_gather"}  # its lists may differ in size: it is then made of broadcasts
 _STARTS = frozenset({"init_process_group", "new_group"})
 _WITHOUT_TRAINING = frozenset({"eval", "generate"})
+_TRAINING = frozenset({"forward", "backward", "step"})
 _ONE_SIDED = frozenset({"send", "recv"})
 
 
@@ -38,10 +39,27 @@ def _first_difference(records: Sequence[tuple[RankView, Sequence[Call]]]) -> Cau
         for other_view, calls_of_view in others:
             if other_view.groups.get(group) != reference.groups.get(group):
                 continue
-            for count in sorted(reference_calls.keys() & calls_of_view.keys()):
-                cause = _differ(reference, reference_calls[count], other_view, calls_of_view[count])
-                if cause is not None:
-                    return cause
+            cause = _first_unlike(reference, reference_calls, other_view, calls_of_view)
+            if cause is not None:
+                return cause
+    return None
+
+
+def _first_unlike(
+    one: RankView, calls: Mapping[int, Call], other: RankView, other_calls: Mapping[int, Call]
+) -> Cause | None:
+    """Of two ranks: where they began to do unlike things, if that became unlike calls.
+
+    An evaluation on one rank gathers what a training forward does, in the same order: on GPUs the two are
+    matched, and only the backward of the one meets a gather of the other that is not its own.
+    """
+    apart: Cause | None = None
+    for count in sorted(calls.keys() & other_calls.keys()):
+        a, b = calls[count], other_calls[count]
+        apart = apart or _training_apart(one, a, other, b)
+        cause = _differ(one, a, other, b)
+        if cause is not None:
+            return apart or cause
     return None
 
 
@@ -58,14 +76,16 @@ def unlike_sizes(views: Sequence[RankView]) -> str | None:
             if view.groups.get(group) != first.groups.get(group):
                 continue
             calls = _by_count(view.calls, group)
+            apart: Cause | None = None
             for count in sorted(reference_calls.keys() & calls.keys()):
                 a, b = reference_calls[count], calls[count]
+                apart = apart or _training_apart(first, a, view, b)
                 if a.operation == b.operation and a.operation in _SIZED and _elements(a) != _elements(b):
-                    return (
-                        f"rank {first.rank} entered {a}{when(a, first)} and rank {view.rank} {b}: GPUs do "
-                        "not notice, and the result is neither's; make the tensor the same on all ranks "
-                        "(pad it, or gather the sizes first)"
-                    )
+                    what = f"rank {first.rank} entered {a}{when(a, first)} and rank {view.rank} {b}"
+                    fix = "make the tensor the same on all ranks (pad it, or gather the sizes first)"
+                    if apart is not None:
+                        what, fix = apart.what, apart.fix[0].lower() + apart.fix[1:]
+                    return f"{what}: GPUs do not notice, and the result is neither's; {fix}"
     return None
 
 
@@ -78,7 +98,7 @@ def _by_count(calls: Sequence[Call], group: str) -> Mapping[int, Call]:
 
 
 def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
-    if a.phase != b.phase and (cause := _in_other_phase(one, a, other, b)) is not None:
+    if not _alike(a, b) and (cause := _in_other_phase(one, a, other, b)) is not None:
         return cause
     head = f"collective {a.count} of the group: rank {one.rank} entered {a}{when(a, one)}, " \
            f"rank {other.rank} {b}{when(b, other)}"  # fmt: skip
@@ -98,10 +118,17 @@ def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
     return None
 
 
+def _training_apart(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
+    """One trains and the other evaluates or generates, be their calls alike or not."""
+    return _in_other_phase(one, a, other, b) if {a.phase, b.phase} & _TRAINING else None
+
+
+def _alike(a: Call, b: Call) -> bool:
+    return (a.operation, a.shape, a.module) == (b.operation, b.shape, b.module)
+
+
 def _in_other_phase(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
     """One evaluates or generates: on GPUs its collectives are matched with the other's, and it may go on."""
-    if (a.operation, a.shape) == (b.operation, b.shape) and a.module == b.module:
-        return None
     lone, call, others, others_call = (
         (one, a, other, b) if a.phase in _WITHOUT_TRAINING else (other, b, one, a)
     )

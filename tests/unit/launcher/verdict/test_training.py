@@ -102,6 +102,13 @@ def test_a_collective_of_unlike_sizes_that_ended_is_told() -> None:
     """NCCL does not notice: on two H200s such a run ends well as a process."""
     (told,) = training_problems(_calls("all_reduce", [4], [8]))
     assert told.startswith("rank 0 entered all_reduce of [4] float32 (step 4) and rank 1 all_reduce of [8]")
+    logs = _calls("all_gather_into_tensor", [4], [8])
+    assert "make the tensor the same" in training_problems(logs)[0]
+    for rank, phase in enumerate(("forward", "eval")):
+        (logs[rank].last("calls") or {})["calls"][0]["phase"] = phase
+    (told,) = training_problems(logs)
+    assert "rank 1 entered all_gather_into_tensor of [4] float32 in eval" in told
+    assert "let every rank do it" in told
 
 
 @pytest.mark.parametrize(

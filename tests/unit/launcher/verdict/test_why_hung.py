@@ -158,7 +158,30 @@ def test_an_evaluation_that_was_matched_with_training() -> None:
     second = [call(89, gather, module="embed"), call(90, gather, module="visual", shape=[16])]
     cause = explain([rank(0, *first, call(91, inside=True)), rank(1, *second, call(91, inside=True))])
     assert cause is not None and (cause.kind, cause.ranks) == ("eval_on_some_ranks", (0,))
-    assert "rank 0 entered all_gather_into_tensor of [8] float32 for head in eval" in cause.what
+    assert "rank 0 entered all_gather_into_tensor of [4] float32 for embed in eval" in cause.what  # the first
+
+
+def test_an_evaluation_whose_calls_are_those_of_training() -> None:
+    """As two H200s recorded it: alike all through the evaluation, unlike once one rank's backward began."""
+    gather, modules = "all_gather_into_tensor", ("embed", "visual", "head")
+    sizes = {"embed": [8], "visual": [16], "head": [8]}
+
+    def forward(first: int, names: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
+        return [call(first + n, gather, module=m, shape=sizes[m], **more) for n, m in enumerate(names)]
+
+    evaluates = [*forward(87, modules, phase="eval"), *forward(90, ("embed", "visual"))]
+    trains = [*forward(87, modules), *forward(90, ("head", "embed"), phase="backward")]
+    evaluates[-1]["inside"] = trains[-1]["inside"] = True
+    cause = explain([rank(0, *evaluates), rank(1, *trains)])
+    assert cause is not None and (cause.kind, cause.ranks) == ("eval_on_some_ranks", (0,))
+    assert "rank 0 entered all_gather_into_tensor of [8] float32 for embed in eval" in cause.what
+    # the same phases on both: what is unlike is the tensor
+    together = [{**each, "phase": "eval"} if each["count"] < 90 else each for each in trains]
+    assert kind(rank(0, *evaluates), rank(1, *together)) == "different_shapes"
+    # they wait before anything is unlike
+    alike = [dict(each) for each in evaluates[:3]], [dict(each) for each in trains[:3]]
+    alike[0][-1]["inside"] = alike[1][-1]["inside"] = True
+    assert kind(rank(0, *alike[0]), rank(1, *alike[1])) == "eval_on_some_ranks"
 
 
 def test_native_stacks_are_read(tmp_path: Path) -> None:
