@@ -61,7 +61,9 @@ PUBLISHED = {
 def test_each_file_is_read_strictly(path: Path) -> None:
     model = models.read_model(path)
     assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", model.name)
-    assert abs(model.published_parameters / model.parameters - 1) < 0.1
+    # a published count may have towers that are left out here; the file says so then
+    most = 0.2 if model.published_differs else 0.1
+    assert abs(model.published_parameters / model.parameters - 1) < most
     assert len(model.source) > 10 and len(model.licence) >= 3
 
 
@@ -180,7 +182,7 @@ def test_what_was_taken_for_what_is_said(text: str, note: str | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["phi-4-tiny", "gemma-4", "unsloth/Llama-3.1-8B", "gpt2é", "llama-3.18b", "pythia-14b", "gpt 2 xl!"],
+    ["phi-4-tiny", "gemma-5", "unsloth/Llama-3.1-8B", "gpt2é", "llama-3.18b", "pythia-14b", "gpt 2 xl!"],
 )
 def test_another_model_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"neither a file nor in the catalogue; did you mean"):
