@@ -167,6 +167,7 @@ class Setting:
     lora: bool = False
     frozen_tower: bool = False
     loss: str = "standard"
+    int8: bool = False
 
 
 SETTINGS = {
@@ -184,6 +185,8 @@ SETTINGS = {
     "z2.mask": Setting(stage=2, mask=True),
     "z2.loaded-fp32": Setting(stage=2, loaded="fp32"),
     "z2.lora": Setting(stage=2, lora=True),
+    "z2.lora-int8": Setting(stage=2, lora=True, int8=True),
+    "z2.lora-int8.ck": Setting(stage=2, lora=True, int8=True, checkpointing=True, micro_batch=8),
     "z3": Setting(stage=3),
     "z3.w4": Setting(stage=3, ranks=4),
     "z3.g4": Setting(stage=3, accumulation=4),
@@ -232,7 +235,8 @@ def row_of(name: str) -> dict[str, Any]:
     lora = {"r": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} if chosen.lora else None
     frozen = {"frozen": TOWERS[family]} if chosen.frozen_tower else {}
     images = {"images": {**IMAGES[family], **frozen}} if family in IMAGES else {}
-    loss = {} if chosen.loss == "standard" else {"loss": chosen.loss}
+    loss: dict[str, Any] = {} if chosen.loss == "standard" else {"loss": chosen.loss}
+    loss |= {"bits": 8} if chosen.int8 else {}
     return {
         "id": name, "hf_config": FAMILIES[family], "head": HEADS.get(family, "causal"),
         "world_size": chosen.ranks, "tensor_parallel": 1, "micro_batch": chosen.micro_batch,
@@ -292,6 +296,8 @@ def compare(name: str, folder: Path) -> Compared:
         case = replace(case, job=replace(case.job, images=images))
     if "loss" in row:
         case = replace(case, job=replace(case.job, loss=row["loss"]))
+    if row.get("bits") == 8:
+        case = replace(case, job=replace(case.job, quantization="int8"))
     head = _TRACED_HEADS.get(row["head"], row["head"])
     profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=head)
     judged = judge(case, profile)

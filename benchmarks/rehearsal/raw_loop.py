@@ -84,6 +84,8 @@ def build(row: dict[str, Any]) -> Any:
     for name, parameter in model.named_parameters():
         if name.startswith(tuple(row.get("images", {}).get("frozen", ()))):
             parameter.requires_grad_(False)
+    if row.get("bits") == 8:
+        put_in_8_bits(model)
     if row.get("lora"):
         from peft import LoraConfig, get_peft_model
 
@@ -98,6 +100,31 @@ def build(row: dict[str, Any]) -> Any:
         put_loss(model, row["loss"])
     model.train()
     return model
+
+
+def put_in_8_bits(model: Any) -> None:
+    """bitsandbytes' layers in the place of linear ones, as Transformers puts them (``load_in_8bit``)."""
+    import bitsandbytes
+
+    for name, layer in list(model.named_modules()):
+        if not isinstance(layer, torch.nn.Linear) or layer is model.get_output_embeddings():
+            continue
+        parent, _, attribute = name.rpartition(".")
+        packed = bitsandbytes.nn.Linear8bitLt(
+            layer.in_features,
+            layer.out_features,
+            layer.bias is not None,
+            has_fp16_weights=False,
+            threshold=6.0,
+        )
+        packed.weight = bitsandbytes.nn.Int8Params(
+            layer.weight.data, requires_grad=False, has_fp16_weights=False
+        )
+        if layer.bias is not None:
+            packed.bias = layer.bias
+        setattr(model.get_submodule(parent), attribute, packed)
+    model.to("cuda")
+    model.is_loaded_in_8bit = True
 
 
 def put_loss(model: Any, kind: str) -> None:

@@ -66,6 +66,7 @@ class Job:
         attention_mask_given: whether batches carry an attention mask with padding.
         optimizer: DeepSpeed optimizer type.
         new_tokens: of ``seq_len``, those that inference generates; ``None``: the prompt may take them all.
+        quantization: of the weights when serving; of frozen base weights under ``lora`` (``int8``).
         loss: one of :data:`LOSSES`.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
     """
@@ -83,3 +84,10 @@ class Job:
     new_tokens: int | None = None
     loss: str = "standard"
     images: SequenceImages | None = None
+
+    @property
+    def packed_base_bytes(self) -> float | None:
+        """Of a weight of the layers that are quantised under adapters; None: none are."""
+        if self.inference or self.method == "full":
+            return None
+        return NF4_BYTES if self.method == "qlora" else QUANTIZED_BYTES.get(self.quantization)

@@ -35,7 +35,7 @@ class Variant:
             too; told from PyTorch's only where weights are frozen, and under autocast.
         quantized: linear layers in NF4 under adapters (QLoRA).
         phase: ``train``, or of inference ``prefill`` or ``decode``.
-        quantization: of inference: ``none``, ``int8`` or ``int4``.
+        quantization: of inference: ``none``, ``int8`` or ``int4``; under adapters ``none`` or ``int8``.
         autocast: weights in fp32, operators in 16 bits under ``torch.autocast``.
         images: of each sequence, for a model with a vision tower.
     """
@@ -77,6 +77,7 @@ class Variant:
             lora_targets=lora.targets if lora is not None else ("all-linear",),
             zero3_linear=(lora is not None or autocast) and strategy.settings.zero.stage == 3,
             quantized=job.method == "qlora",
+            quantization=job.quantization if job.method == "lora" else "none",
             autocast=autocast,
         )
 

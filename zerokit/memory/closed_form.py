@@ -8,7 +8,7 @@ approximation of the activations of Hugging Face's eager modules. Its results ar
 from __future__ import annotations
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import NF4_BYTES, QUANTIZED_BYTES, Job
+from zerokit.domain.job import QUANTIZED_BYTES, Job
 from zerokit.domain.model_shape import Gemm, ModelShape
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.card import rough_overhead_bytes
@@ -183,8 +183,8 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
     weights = shape.block_parameters / split + tables / (strategy.tensor_parallel if split > 1 else 1)
     trainable = weights if job.method == "full" else trainable_parameters(shape, job) / split
     element_bytes = strategy.settings.parameter_bytes
-    if job.method == "qlora" or (job.inference and job.quantization != "none"):
-        each = NF4_BYTES if job.method == "qlora" else QUANTIZED_BYTES[job.quantization]
+    each = QUANTIZED_BYTES.get(job.quantization) if job.inference else job.packed_base_bytes
+    if each is not None:
         weight_bytes = (
             each * shape.block_parameters / split + element_bytes * tables / strategy.tensor_parallel
         )

@@ -42,7 +42,8 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         return serving_traces(profile, job, strategy) is not None
     if strategy.pipeline_parallel > 1 and strategy.settings.zero.stage > 1:
         return False  # DeepSpeed's pipeline engine has no stage 2 or 3
-    if job.method == "qlora" and (strategy.settings.zero.stage == 3 or strategy.tensor_parallel > 1):
+    packed = job.packed_base_bytes is not None
+    if packed and (strategy.settings.zero.stage == 3 or strategy.tensor_parallel > 1):
         return False  # DeepSpeed divides packed weights otherwise
     if strategy.settings.torch_autocast is not None and not _autocast_covered(job, strategy):
         return False
@@ -57,7 +58,7 @@ def _autocast_covered(job: Job, strategy: Strategy) -> bool:
     alone = strategy.tensor_parallel == strategy.pipeline_parallel == strategy.sequence_parallel == 1
     if zero.stage == 3:
         stays = zero.offload_optimizer.device == zero.offload_param.device == "none"
-        return job.method != "qlora" and alone and (stays or strategy.data_parallel > 1)
+        return job.packed_base_bytes is None and alone and (stays or strategy.data_parallel > 1)
     plain = zero.contiguous_gradients and zero.offload_optimizer.device == "none"
     return job.method == "full" and alone and plain
 

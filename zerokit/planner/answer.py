@@ -71,7 +71,9 @@ def trains(job: Job) -> str:
         return "all weights"
     targets = job.lora.targets
     layers = "all linear layers" if targets == ("all-linear",) else ", ".join(targets)
-    base = "; base weights in 4 bits (NF4)" if job.method == "qlora" else "; base weights frozen"
+    base = "; base weights frozen"
+    if job.packed_base_bytes is not None:
+        base = "; base weights in " + ("4 bits (NF4)" if job.method == "qlora" else "8 bits (LLM.int8)")
     return f"LoRA adapters of rank {job.lora.rank} on {layers}{base}"
 
 
@@ -145,6 +147,8 @@ def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
             'bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
             f"bnb_4bit_compute_dtype=torch.{_TORCH_NAMES[strategy.settings.precision]})"
         )
+    elif job.packed_base_bytes is not None:
+        todo.append("load the base model in 8 bits: BitsAndBytesConfig(load_in_8bit=True)")
     if job.lora is not None:
         targets = job.lora.targets
         named = '"all-linear"' if targets == ("all-linear",) else json.dumps(list(targets))

@@ -164,8 +164,8 @@ OPTIONS: tuple[Option, ...] = (
     _option("loss", "Job", "|".join(LOSSES),
             "Cross-entropy: the model's own, TRL's chunked, Liger's fused, cut-cross-entropy. [default: "
             "standard]", _one_of(*LOSSES)),
-    _option("quant", "Job", "|".join(QUANTIZATIONS), "Quantised weights when serving.",
-            _one_of(*QUANTIZATIONS)),
+    _option("quant", "Job", "|".join(QUANTIZATIONS),
+            "Quantised weights when serving; int8 also of the base under LoRA.", _one_of(*QUANTIZATIONS)),
     _option("new_tokens", "Job", "N",
             "Of ⟨seq_len⟩, tokens that are generated when serving. [default: the prompt may take all]",
             parse_positive_int),

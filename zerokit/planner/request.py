@@ -145,10 +145,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩: only with ⟨method⟩ lora or qlora")
     inference = bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
-    if quantization != "none" and not inference:
-        raise InputError(
-            f"⟨quant⟩ {quantization}: only with ⟨inference⟩; to train on 4-bit weights use ⟨method⟩ qlora"
-        )
+    notes += _refuse_quantization(options, quantization, method)
     new_tokens = integer(options, "new_tokens", 10**8)
     if new_tokens is not None and not inference:
         raise InputError(f"⟨new_tokens⟩ {new_tokens}: only with ⟨inference⟩")
@@ -186,6 +183,30 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         new_tokens=new_tokens,
         images=with_room(chosen.images, length),
     ), tuple(notes)
+
+
+def _refuse_quantization(options: Mapping[str, Any], quantization: str, method: str) -> list[str]:
+    """Refuse quantised weights that cannot be trained around; what to say of the others.
+
+    Raises:
+        InputError: names the argument and the fix.
+    """
+    if quantization == "none" or options.get("inference"):
+        return []
+    if quantization != "int8" or method != "lora":
+        raise InputError(
+            f"⟨quant⟩ {quantization}: only with ⟨inference⟩, and int8 with ⟨method⟩ lora; to train on 4-bit "
+            "weights use ⟨method⟩ qlora"
+        )
+    if str(options.get("zero")) == "3" or options.get("tp") not in (None, "1", 1):
+        raise InputError(
+            "⟨quant⟩ int8: ⟨zero⟩ 3 and ⟨tp⟩ divide weights, which leaves bitsandbytes' scales behind; use "
+            "⟨zero⟩ 0, 1 or 2 without ⟨tp⟩"
+        )
+    return [
+        "base weights in 8 bits as bitsandbytes keeps them (LLM.int8, threshold 6): columns with outliers, "
+        "which depend on the weights, are not counted; the step time is that of 16-bit weights"
+    ]
 
 
 def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:

@@ -85,7 +85,7 @@ def adapters(request: Request, works: Works) -> str | None:
     for method in ("lora", "qlora"):
         if request.job.method == "qlora" or request.job.method == method:
             continue
-        job = replace(request.job, method=method, lora=request.job.lora or Lora())
+        job = replace(request.job, method=method, lora=request.job.lora or Lora(), quantization="none")
         candidate = works(replace(request, job=job))
         if candidate:
             return f"⟨method⟩ {method}: {_words(candidate)}"

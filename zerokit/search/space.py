@@ -155,6 +155,8 @@ def placements(pins: Pins, job: Job, has_nvme: bool) -> list[OffloadChoice]:
                     continue  # without an optimizer stages 1 and 2 are stage 0
                 if client is not None and (optimizer != "none" or (stage == 0 and not client.steps_in_init)):
                     continue  # ``refuse_placement``
+                if stage == 3 and job.packed_base_bytes is not None and job.method == "lora":
+                    continue  # int8: the scales beside the weights are not divided
                 if job.method == "qlora" and parameters != "none" and pins.offload_param is None:
                     continue
                 result.append(OffloadChoice(stage=stage, optimizer=optimizer, parameters=parameters))

@@ -228,7 +228,7 @@ def _quantise(model: torch.nn.Module, variant: Variant) -> dict[str, int]:
     if variant.quantization == "int8":
         from zerokit.trace.building.int8 import quantise as quantise_int8
 
-        return quantise_int8(model)
+        return quantise_int8(model, variant.phase)
     return {}
 
 

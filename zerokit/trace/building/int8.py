@@ -1,6 +1,9 @@
-"""Linear layers in 8 bits as bitsandbytes runs them for inference (LLM.int8, arXiv 2208.07339).
+"""Linear layers in 8 bits as bitsandbytes runs them (LLM.int8, arXiv 2208.07339): for inference, and frozen
+under adapters.
 
-Read from bitsandbytes 0.50.2: ``MatMul8bitLt.forward`` (autograd/_functions.py:101),
+Read from bitsandbytes 0.50.2: ``MatMul8bitLt`` (autograd/_functions.py:101), whose node in the graph holds
+its input apart from what autograd saves, so that checkpointing does not let go of it, and whose backward
+makes the whole weight again in 16 bits;
 ``int8_vectorwise_quant``, ``int8_linear_matmul`` and ``int8_mm_dequant`` (backends/cuda/ops.py:213, 78, 171).
 Transformers quantises every linear layer but the output embedding. Columns with outliers are taken again in
 16 bits; how many there are depends on the weights, and they are few: they are left out.
@@ -9,6 +12,7 @@ Transformers quantises every linear layer but the output embedding. Columns with
 from __future__ import annotations
 
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,8 +47,30 @@ def _forward(layer: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     return output.reshape(*tensor.shape[:-1], layer.int8_rows)
 
 
-def quantise(model: nn.Module) -> dict[str, int]:
-    """Put the linear layers of a model in 8 bits; in place, meta tensors.
+class _Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, layer: Any) -> Any:
+        flat = tensor.reshape(-1, tensor.shape[-1])
+        ctx.tensors, ctx.layer, ctx.shape = flat, layer, tensor.shape
+        return _forward(layer, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        flat = grad.reshape(-1, grad.shape[-1]).contiguous()
+        scales = flat.new_empty(ctx.layer.weight.shape[0], 1, dtype=torch.float32)
+        weight = flat.new_empty(ctx.layer.weight.shape)
+        del scales
+        return torch.matmul(flat, weight).view(ctx.shape), None
+
+
+def _train(layer: nn.Module, tensor: torch.Tensor) -> Any:
+    return _Matmul.apply(tensor, layer)
+
+
+def quantise(model: nn.Module, phase: str = "prefill") -> dict[str, int]:
+    """Put the linear layers of a model, with its adapters if it has any, in 8 bits; in place, meta tensors.
+
+    ``phase``: ``train`` (under adapters), or of inference ``prefill`` or ``decode``.
 
     Returns:
         Parameter name -> bytes that it and its scales take.
@@ -54,6 +80,6 @@ def quantise(model: nn.Module) -> dict[str, int]:
         packed = torch.empty(rows, columns, dtype=torch.int8, device=layer.weight.device)
         layer.weight = nn.Parameter(packed, requires_grad=False)
         layer.int8_rows = rows
-        layer.forward = MethodType(_forward, layer)
+        layer.forward = MethodType(_train if phase == "train" else _forward, layer)
         sizes[f"{name}.weight"] = packed.numel() + scales_bytes(rows)
     return sizes
