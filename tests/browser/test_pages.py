@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from zerokit.cli import run
+from zerokit.rehearsal.html import render_html as render_rehearsal
+from zerokit.rehearsal.result import Change, GuessedValue, HeldAtPeak, RankMemory, Rehearsal
 from zerokit.report.context import RunContext
 from zerokit.report.html import render_comparison, render_html
 from zerokit.report.schema import RunReport
+from zerokit.timing.recorded_step import StepTime
 
 GIB = 1 << 30
 FIELDS = ["uptime_seconds", "phase", "steps", "allocated_bytes", "reserved_bytes", "device_used_bytes",
@@ -120,9 +123,36 @@ PLAN = {
 CONTEXT = RunContext(plan=PLAN, command=("--model", "x" * 300, "--epochs", "1"))
 
 
+LINE = "site-packages/transformers/models/llama/modeling_llama.py:243"
+REHEARSAL = Rehearsal(
+    complete=True, fits=True, min_vram_bytes=52 * GIB, gpu="h200", gpus=8, steps=3, repeats=True,
+    ranks=tuple(
+        RankMemory(
+            rank=number, peak_allocated_bytes=48 * GIB, peak_phase="backward", peak_reserved_bytes=50 * GIB,
+            smallest_reserved_bytes=49 * GIB, host_bytes=3 * GIB, written_bytes=16 * GIB,
+            phases={"load": 15 * GIB, "init": 22 * GIB, "forward": 45 * GIB, "backward": 48 * GIB,
+                    "step": 30 * GIB, "save": 15 * GIB},
+            at_peak=(
+                HeldAtPeak(what="activations", module="module.model.layers.*.self_attn.q_proj",
+                           location=LINE, bytes=20 * GIB),
+                HeldAtPeak(what="optimizer states", module="", location="", bytes=28 * GIB),
+            ),
+            lower_bounds={"generate": ("a cache that grows by the answers' lengths",)} if number else {},
+        )
+        for number in (0, 7)
+    ),
+    guesses=(GuessedValue(location=LINE, what="item of bool", value=False, times=2, decides_sizes=True),),
+    stubbed=("triton kernels of flash-attn",), warnings=("torch 2.11 here, 2.4.0 in requirements.txt",),
+    notes=("rank 0 stands for ranks 1 to 6",), versions={"torch": "2.11.0", "deepspeed": "0.19.8"},
+    step_seconds=1.1,
+    step=StepTime(seconds=1.1, low=1.0, high=1.3, paced_by="host", parts={}, host_factor=None, note=""),
+    changes=(Change(what="activation checkpointing (`--gradient_checkpointing`)", saves_bytes=17 * GIB),),
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One of each kind: a good run, a failed one, two runs, and a plan."""
+    """One of each kind: a good run, a failed one, two runs, a rehearsal, and a plan."""
     folder = tmp_path_factory.mktemp("pages")
     failure = {
         "rank": 3, "host": "node-0", "kind": "oom", "phase": "backward", "step": 7, "at": 1.79e9 + 80,
@@ -133,6 +163,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     texts = {
         "run": render_html(report(8), CONTEXT),
         "failed": render_html(report(8, outcome="oom", exit_code=10, first_failure=failure), CONTEXT),
+        "rehearsal": render_rehearsal(REHEARSAL, "train.py"),
         "two": render_comparison((report(2), report(8)), ("runs/a", "runs/b"), (CONTEXT, RunContext())),
     }
     found = {name: folder / f"{name}.html" for name in (*texts, "plan")}
@@ -163,7 +194,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("name", ["run", "failed", "two", "plan"])
+@pytest.mark.parametrize("name", ["run", "failed", "two", "rehearsal", "plan"])
 def test_a_page_is_readable_everywhere(
     browser: Any, pages: dict[str, Path], name: str, tmp_path: Path
 ) -> None:
@@ -221,7 +252,7 @@ def test_a_large_run_makes_a_small_page() -> None:
     assert text.count('class="chart small"') == 64
 
 
-@pytest.mark.parametrize("name", ["run", "failed", "two", "plan"])
+@pytest.mark.parametrize("name", ["run", "failed", "two", "rehearsal", "plan"])
 def test_a_page_looks_as_it_did(browser: Any, pages: dict[str, Path], name: str) -> None:
     """Coarse enough for another font. The runs are made up for the tests; the plan is a real one."""
     context = browser.new_context(

@@ -9,32 +9,22 @@ from typing import Any
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.rehearsal.result import HeldAtPeak, RankMemory, Rehearsal
-from zerokit.resources import folder
+from zerokit.report import charts
+from zerokit.report.html import fill
 from zerokit.units import format_gib, format_seconds
-
-_TEMPLATE = "rehearsal.html.j2"
 
 
 def render_html(done: Rehearsal, script: str) -> str:
     """The page. It holds its own style, runs no script and loads nothing; every text is escaped."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder("templates")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["gib"] = format_gib
-    environment.filters["seconds"] = format_seconds
-    page: str = environment.get_template(_TEMPLATE).render(
+    return fill(
+        "rehearsal.html.j2",
         done=done,
         script=script,
+        answer=_answer(done),
         ranks=[_rank(rank) for rank in done.ranks],
-        verdict=_verdict(done),
+        changes=[(change.what, format_gib(change.saves_bytes)) for change in done.changes],
+        step_time=_step_time(done),
     )
-    return page
 
 
 def write_html(path: Path, done: Rehearsal, script: str) -> None:
@@ -51,13 +41,55 @@ def write_html(path: Path, done: Rehearsal, script: str) -> None:
 
 
 def _rank(rank: RankMemory) -> dict[str, Any]:
-    most = max(rank.phases.values(), default=0) or 1
+    bars = [
+        charts.Bar(
+            label=name,
+            parts=[("peak allocated", size, "c0")],
+            note="the peak" if name == rank.peak_phase else "",
+        )
+        for name, size in rank.phases.items()
+    ]
+    totals = {
+        "reserved": rank.peak_reserved_bytes,
+        "reserved, on the smallest card": rank.smallest_reserved_bytes,
+        "fragmented: reserved and not allocated": rank.fragmented_bytes,
+        "tensors in host memory": rank.host_bytes,
+        "written to disk": rank.written_bytes,
+    }
+    by_module = summed(rank.at_peak, lambda row: row.module or "outside of modules")
+    by_line = summed(rank.at_peak, lambda row: row.location or "smaller than 1 MiB each")
     return {
         "memory": rank,
-        "phases": [(name, size, 100 * size / most) for name, size in rank.phases.items()],
-        "by_module": summed(rank.at_peak, lambda row: row.module or "outside of modules"),
-        "by_line": summed(rank.at_peak, lambda row: row.location or "smaller than 1 MiB each"),
+        "phases": charts.bars(f"Peak by phase, rank {rank.rank}: GPU memory allocated", bars)
+        if bars
+        else None,
+        "totals": [(name, format_gib(size)) for name, size in totals.items()],
+        "by_module": [(name, format_gib(size)) for name, size in by_module],
+        "by_line": [(name, format_gib(size)) for name, size in by_line],
+        "at_peak": [(row.what, row.module, row.location, format_gib(row.bytes)) for row in rank.at_peak],
     }
+
+
+def _answer(done: Rehearsal) -> list[str]:
+    """What a reader wants first: whether it fits, the peak and where, the time of a step."""
+    lines = [_verdict(done)]
+    if done.ranks and any(rank.phases for rank in done.ranks):
+        rank = max(done.ranks, key=lambda rank: rank.peak_allocated_bytes)
+        lines.append(
+            f"Peak allocated {format_gib(rank.peak_allocated_bytes)} in {rank.peak_phase}, rank {rank.rank}"
+        )
+    if done.step_seconds is not None:
+        lines.append(f"Step: {format_seconds(done.step_seconds)}")
+    return lines
+
+
+def _step_time(done: Rehearsal) -> str | None:
+    step = done.step
+    if step is None:
+        return None
+    low, high = format_seconds(step.low), format_seconds(step.high)
+    found = f"{format_seconds(step.seconds)} ({low} to {high} over hosts), paced by: {step.paced_by}."
+    return f"{found} {step.note}".rstrip()
 
 
 def summed(rows: tuple[HeldAtPeak, ...], key: Callable[[HeldAtPeak], str]) -> list[tuple[str, int]]:
