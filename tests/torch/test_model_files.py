@@ -194,6 +194,43 @@ def test_a_reward_model_and_an_embedding_model_are_traced_as_what_they_are(write
         assert found.to_dict()["peak_allocated_bytes"] < 4 * 16 * 64 * 50_000
 
 
+T5 = {"model_type": "t5", "d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 3,
+      "vocab_size": 1000, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip
+BART = {"model_type": "bart", "d_model": 64, "encoder_layers": 3, "decoder_layers": 3, "vocab_size": 1000,
+        "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "name"), [(T5, "T5"), (BART, "Bart")])
+def test_a_classifier_of_an_encoder_decoder_is_traced_as_what_it_is(
+    write_config: Any, config: dict[str, Any], name: str
+) -> None:
+    """It asks for the values of the ids. Both stacks run over the sequence, as for generation, which was
+    held to measured runs; the vocabulary's logits are not made."""
+    import zerokit
+
+    parts = {}
+    for ending in ("ForConditionalGeneration", "ForSequenceClassification"):
+        path = write_config(config | {"architectures": [name + ending]})
+        found = zerokit.estimate(model=path, gpus=1, gpu="h200", zero=0, micro_batch=8, seq_len=256)
+        assert found.to_dict()["basis"] == "traced"
+        parts[ending] = found.to_dict()["components_by_phase"]["forward"]
+    generating, classifying = parts.values()
+    assert classifying["activations"] == pytest.approx(generating["activations"], rel=0.03)
+    assert classifying.get("loss", 0) < 0.05 * generating["loss"]
+
+
+@pytest.mark.parametrize(
+    "name", ["T5ForSequenceClassification", "T5ForTokenClassification", "T5EncoderModel"]
+)
+def test_without_transformers_other_classes_of_an_encoder_decoder_are_refused(
+    write_config: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("zerokit.planner.models.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="architectures"):
+        choose_model(None, write_config(T5 | {"architectures": [name]}))
+
+
 def test_layers_that_run_token_by_token_are_refused_for_long_sequences(
     capsys: pytest.CaptureFixture[str], write_config: Any
 ) -> None:

@@ -260,6 +260,11 @@ def _shape(config: Mapping[str, Any], path: str) -> _Read:
             )
         _check_names(config, path)
         shape = from_config(config, name=path, head=head)
+        if not _has_family_layers(shape, head):
+            raise InputError(
+                f"{path}: architectures: of encoder-decoders only …ForConditionalGeneration is known without "
+                "transformers, which would build this class; install torch and transformers, or give ⟨params⟩"
+            )
         note = (
             f"{path}: {format_count(shape.parameters)} parameters, counted from the configuration: "
             "transformers, which would build and check the model, is not installed here"
@@ -284,11 +289,19 @@ def _shape(config: Mapping[str, Any], path: str) -> _Read:
         notes.append("…ForPreTraining: taken as the …ForMaskedLM that its checkpoints are fine-tuned with")
     if built.head == "embedding":
         notes.append("a model without a head: traced with a loss of the mean of its last hidden states")
-    if table is not None and abs(table.parameters / built.parameters - 1) <= _CLOSED_FORM_WITHIN:
+    same = table is not None and abs(table.parameters / built.parameters - 1) <= _CLOSED_FORM_WITHIN
+    if table is not None and same and _has_family_layers(table, built.head):
         shape = replace(table, parameters=built.parameters, head=built.head)
         return _Read(shape=shape, head=built.head, closed_form=True, notes=tuple(notes))
     notes.append(_ROUGH[has_other_layers(config)])
     return _Read(shape=built, head=built.head, closed_form=False, notes=tuple(notes))
+
+
+def _has_family_layers(shape: ModelShape, head: str | None) -> bool:
+    """Whether a class has the layers that its family's formulas count: of an encoder-decoder some classes
+    have the encoder or the decoder alone, or run the decoder for its last output."""
+    has_decoder_of_encoder = any(stack.cross_attention for stack in shape.stacks)
+    return not has_decoder_of_encoder or head in (None, "seq2seq", "speech-seq2seq")
 
 
 def _check_names(config: Mapping[str, Any], path: str) -> None:

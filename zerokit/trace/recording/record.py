@@ -168,10 +168,19 @@ def make_inputs(
         dtype = next(built.model.parameters()).dtype
         features = torch.zeros(micro_batch, config.num_mel_bins, frames, dtype=dtype)
         return {"input_features": features, "labels": tokens}
+    if _looks_for_an_end(built):
+        end = torch.full((micro_batch, 1), config.eos_token_id)
+        tokens = torch.cat([tokens[:, 1:], end], dim=1)
     inputs = {"input_ids": tokens, **_labels(built.head, tokens)}
     if padding:
         inputs["attention_mask"] = torch.ones(micro_batch, seq_len, dtype=torch.long)
     return inputs
+
+
+def _looks_for_an_end(built: BuiltModel) -> bool:
+    """Whether the model takes its decoder's output where a sequence ends: BART's and T5's classifiers, whose
+    forward asks for the values of the ids."""
+    return built.head == "sequence-classification" and bool(built.config.is_encoder_decoder)
 
 
 def _labels(head: str, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -255,7 +264,7 @@ def record(
         hooks = Hooks(StorageTracker(), model, modules=False)
 
         def step(point: tuple[int, int]) -> list[TraceEvent]:
-            with _values_known(variant):
+            with _values_known(built, variant):
                 inputs = make_inputs(replace_model(built, model), *point, variant)
                 return _step(model, hooks, inputs, variant, point[1])
 
@@ -264,8 +273,8 @@ def record(
         return [step(point) for point in points], plain_events
 
 
-def _values_known(variant: Variant) -> AbstractContextManager[object]:
-    return nullcontext() if variant.images is None else KnownValues()
+def _values_known(built: BuiltModel, variant: Variant) -> AbstractContextManager[object]:
+    return KnownValues() if variant.images is not None or _looks_for_an_end(built) else nullcontext()
 
 
 def saved_views(built: BuiltModel, variant: Variant) -> tuple[str, ...]:
@@ -292,7 +301,10 @@ def saved_views(built: BuiltModel, variant: Variant) -> tuple[str, ...]:
             return saved
 
         length = 128 + (variant.images.sequence_tokens if variant.images is not None else 0)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved), _values_known(variant):
+        with (
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved),
+            _values_known(built, variant),
+        ):
             built.model(**make_inputs(built, 2, length, variant))
     return tuple(sorted(names))
 
