@@ -10,8 +10,8 @@ from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
-from zerokit.script import adapt_config, disk_space
-from zerokit.script.arguments import PlannedValues, ScriptOptions
+from zerokit.script import adapt_config, assignments, disk_space
+from zerokit.script.arguments import SPELLINGS, PlannedValues, ScriptOptions
 from zerokit.script.reader import ScriptFacts
 
 
@@ -72,9 +72,17 @@ def agree(
             "does, or run it as it is: ⟨accept_mismatch⟩"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
+    notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
     if not isinstance(chosen.get("rehearsed"), Mapping):  # its length is that of the script's own data
         notes += _another_length(options, seq_len)
     return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen, writes_here)))
+
+
+def _by_any_name(planned: PlannedValues) -> dict[str, object]:
+    """What the plan decided, by each name that a script may use for it."""
+    values = planned.trainer_values()
+    values.pop("max_grad_norm", None)  # changes neither memory nor time
+    return {name: value for key, value in values.items() for name in SPELLINGS.get(key, (key,))}
 
 
 def _another_length(options: ScriptOptions, planned: int) -> list[str]:

@@ -79,7 +79,7 @@ class PlannedValues:
         return values
 
 
-_SPELLINGS = {
+SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "per_device_train_batch_size": _MICRO_BATCH,
     "gradient_accumulation_steps": _ACCUMULATION,
     "gradient_checkpointing": _CHECKPOINTING,
@@ -293,7 +293,7 @@ class ScriptOptions:
         added: list[str] = []
         if self._takes_trainer_options:
             for name, value in planned.trainer_values().items():
-                names = _SPELLINGS.get(name, (name,))
+                names = SPELLINGS.get(name, (name,))
                 if (
                     self._user_value(names) is None
                     and not self._said(name)
@@ -343,12 +343,12 @@ class ScriptOptions:
         """
         planned_values = planned.trainer_values()
         if self.style != "trainer":  # the others' precision is DeepSpeed's matter
-            planned_values = {name: planned_values[name] for name in _SPELLINGS if name in planned_values}
+            planned_values = {name: planned_values[name] for name in SPELLINGS if name in planned_values}
         result = []
         for name, value in planned_values.items():
             if name in _ONLY_TOLD or self._said(name):
                 continue
-            by_user = self._user_value(_SPELLINGS.get(name, (name,)))
+            by_user = self._user_value(SPELLINGS.get(name, (name,)))
             if by_user is not None:
                 actual, location = by_user
             elif (added and self._takes_trainer_options) or self.style != "trainer":

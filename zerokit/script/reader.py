@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerokit.errors import InputError
+from zerokit.script.assignments import Assignment, assignments
 
 STYLES = ("raw", "accelerate", "trainer", "none")
 STYLE_WORDS = {
@@ -46,6 +47,7 @@ class ScriptFacts:
         options: option strings given to ``add_argument``.
         flags: those of them that take no value.
         batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
+        assigned: literals that attributes are set to.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
         fields: names annotated in class bodies: what a parser of dataclasses turns into options.
         has_subcommands: its parser has subparsers, before which options mean something else.
@@ -78,6 +80,7 @@ class ScriptFacts:
     uses_accelerator: bool = False
     uses_trainer: bool = False
     batch_arguments: dict[str, object] = field(default_factory=dict)
+    assigned: list[Assignment] = field(default_factory=list)
     mentions: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
     has_subcommands: bool = False
@@ -187,6 +190,7 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         tree = _parse(current, facts)
         if tree is not None:
             _Reader(facts, current).visit(tree)
+            facts.assigned.extend(assignments(tree, current))
             waiting.extend(_own_modules(tree, root, current.parent, package.name if package else None))
     return facts
 
