@@ -21,8 +21,9 @@ def main() -> None:
     for path in measured_paths:
         for measured in map(json.loads, path.read_text().splitlines()):
             said = predicted.get(measured["name"])
-            if measured.get("error") or said is None:
-                why = (measured.get("error") or "no prediction")[-200:]
+            stopped = "stopped in its rehearsal" if said and said.get("complete") is False else None
+            if measured.get("error") or said is None or stopped:
+                why = (measured.get("error") or stopped or "no prediction")[-200:]
                 print(f"{measured['name']:<28} not compared: {why}")
                 continue
             cells = []
