@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from zerokit.catalog import gpus, models
+from zerokit.catalog import gpus, models, profiles
+from zerokit.domain.profile_check import check
 
 
 def _zerokit(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,3 +66,9 @@ def test_a_wrong_name_ends_with_2_and_prints_nothing(arguments: tuple[str, ...],
     done = _zerokit(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_every_committed_profile_holds() -> None:
+    for name in profiles.names():
+        document = profiles.document((profiles.FOLDER / f"{name}.json.gz").read_bytes())
+        check({**document, "parameter_sets": dict(document["parameter_sets"])})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any
 
 import pytest
@@ -93,3 +94,8 @@ def test_models_without_scores_to_compute_again_are_refused() -> None:
         zerokit.selective_checkpointing(model(attention="sdpa"))
     with pytest.raises(InputError, match="has no attention module"):
         zerokit.selective_checkpointing(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+
+
+def test_it_is_documented() -> None:
+    text = inspect.getdoc(zerokit.selective_checkpointing) or ""
+    assert len(text.split("\n\n")) > 1
