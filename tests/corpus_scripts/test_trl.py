@@ -56,12 +56,13 @@ CASES = {
     "reward": Case("reward", preferences, ("--max_length", "256"), stage=3,
                    kind="AutoModelForSequenceClassification"),
     "grpo": Case("grpo", prompts, GENERATES),
+    "grpo rehearsed": Case("grpo", prompts, GENERATES),
     "rloo": Case("rloo", prompts, GENERATES),
 }  # fmt: skip
 GENERATE = ("grpo", "rloo")
-REHEARSED = ("kto", "grpo")
+REHEARSED = ("kto", "grpo rehearsed")
 """A reference model and generation, which no option of a plan says: a rehearsal predicts these runs."""
-IN_CI = ("dpo",)  # grpo runs in tests/faults/test_public_scripts.py
+IN_CI = ("grpo",)  # a Trainer with a reference model, which generates
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
-def launch(folder: Path, model: Path, case: Case) -> Run:
+def launch(folder: Path, model: Path, case: Case, *, rehearsed: bool) -> Run:
     plan = ["plan", "--params", "1m", "--device", "cpu", "--gpus", "2", "--zero", str(case.stage),
             "--precision", "fp32", "--micro-batch", "2", "--gradient-accumulation", "2", "--seq-len", "32",
             "--checkpointing", "none", "--out", str(folder / "plan")]  # fmt: skip
@@ -78,7 +79,7 @@ def launch(folder: Path, model: Path, case: Case) -> Run:
     (folder / "model").symlink_to(model)
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text("import tests.corpus_scripts.rankside\n")
-    seconds = "400" if case.name in REHEARSED else "0"
+    seconds = "400" if rehearsed else "0"
     command = ["--plan", "plan", "--rehearsal-seconds", seconds, "trl", case.name,
                "--model_name_or_path", "model", "--dataset_name", "data", "--output_dir", "out",
                "--max_steps", "2", "--report_to", "none", "--logging_steps", "1", "--save_strategy", "no",
@@ -103,7 +104,7 @@ def load(folder: Path, kind: str) -> Any:
 )
 def test_a_script_gets_the_plan_and_what_it_saves_loads_again(tmp_path: Path, model: Path, name: str) -> None:
     case = CASES[name]
-    run = launch(tmp_path, model, case)
+    run = launch(tmp_path, model, case, rehearsed=name in REHEARSED)
     code, out, err = run.end(500)
     assert code == 0, out + err
     given = "--per_device_train_batch_size 2 --gradient_accumulation_steps 2 --bf16 False"

@@ -48,7 +48,7 @@ def ranks_of(run: Run) -> list[dict[str, Any]]:
     return ranks
 
 
-@pytest.mark.slow  # the Trainer runs in test_real_deepspeed.py, TRL's dpo in tests/corpus_scripts
+@pytest.mark.slow  # TRL's grpo runs in tests/corpus_scripts
 def test_sft(tmp_path: Path, model: Path) -> None:
     make_rows(tmp_path / "data", texts())
     run = launch(
@@ -102,6 +102,7 @@ def length(completions, **kwargs):
 """
 
 
+@pytest.mark.slow  # grpo runs in tests/corpus_scripts; this counts its phases
 def test_grpo_generates(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_rows(tmp_path / "data", prompts())
     (tmp_path / "tiny_rewards.py").write_text(REWARD)
@@ -142,12 +143,13 @@ print(sorted(names))
 """
 
 
+@pytest.mark.slow  # TRL's grpo, in tests/corpus_scripts, is hooked; tests/unit/instrument has the finders
 @pytest.mark.parametrize(
     "first",
     [
         "from transformers import Trainer",
-        pytest.param("import datasets", marks=pytest.mark.slow),
-        pytest.param("importlib.util.find_spec('deepspeed.runtime.engine')", marks=pytest.mark.slow),
+        "import datasets",
+        "importlib.util.find_spec('deepspeed.runtime.engine')",
     ],
 )
 def test_what_trl_imports_first_hides_nothing_from_the_hooks(first: str) -> None:

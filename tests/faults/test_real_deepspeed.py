@@ -49,6 +49,7 @@ def used_config(run: Run) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.slow  # raw.py runs in test_faults_under_deepspeed, the README's raw script to its end
 def test_a_raw_script(tmp_path: Path) -> None:
     run = launch(tmp_path, "raw.py", "--steps", "3", precision="fp16", stage=3)
     seen = check_success(run)
@@ -67,7 +68,7 @@ def test_an_accelerate_script(tmp_path: Path) -> None:
     assert "optimizer" not in used_config(run)
 
 
-def test_a_trainer_script(tmp_path: Path) -> None:
+def test_a_trainer_script_that_contradicts_the_plan_is_refused(tmp_path: Path) -> None:
     run = launch(tmp_path, "trainer.py", "--steps", "3", micro_batch=4)
     code, _, err = run.end(60)
     assert code == 2, err
@@ -75,7 +76,11 @@ def test_a_trainer_script(tmp_path: Path) -> None:
                    "bf16 is False by default, but the plan has bf16 True"):  # fmt: skip
         assert values in err
     assert not run.run_dir.exists() or not (run.run_dir / "report.json").exists()
-    # The plan's micro-batch is not the script's: the Trainer must not stop, and the user must hear.
+
+
+@pytest.mark.slow  # TRL's grpo, in tests/corpus_scripts, is a Trainer too
+def test_a_trainer_script_runs_beside_another_plan(tmp_path: Path) -> None:
+    """The plan's micro-batch is not the script's: the Trainer must not stop, and the user must hear."""
     run = launch(tmp_path, "trainer.py", "--steps", "3", micro_batch=4, options=("--accept-mismatch",))
     seen = check_success(run)
     assert "trained 3 steps on 2 processes" in seen["out"]

@@ -230,7 +230,7 @@ def _ulysses(ranks: int, degree: int) -> list[dict[str, Any]]:
     ]
 
 
-ULYSSES = [_ulysses(2, 2)[1], _ulysses(4, 4)[-1]]
+ULYSSES = [_ulysses(2, 2)[number] for number in (1, 4, -1)]  # one key-value head is repeated
 
 
 @pytest.mark.parametrize("run", ULYSSES, ids=lambda run: run["name"])
