@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 from zerokit.domain.activations import Timeline
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
@@ -14,6 +15,17 @@ from zerokit.memory.loss import loss_bytes
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import RankModel
 from zerokit.memory.replay.step import Instant, RankBytes, compose
+
+
+class _Replayed(NamedTuple):
+    """A rank of ``ranks`` as :func:`rank_estimate` is given it."""
+
+    model: RankModel
+    settings: DeepSpeedSettings
+    ranks: int
+    timeline: Timeline
+    rank: int
+    own: RankBytes
 
 
 def rank_estimate(
@@ -32,7 +44,8 @@ def rank_estimate(
     """
     phases, kinds = _phases(own, timeline)
     worst = max(phases, key=phases.__getitem__)
-    by_phase = LazyMapping(partial(_components, model, settings, ranks, timeline, rank, own, phases, kinds))
+    replayed = _Replayed(model, settings, ranks, timeline, rank, own)
+    by_phase = LazyMapping(partial(_components, replayed, phases, kinds))
     return RankEstimate(
         first=rank,
         last=rank,
@@ -45,36 +58,30 @@ def rank_estimate(
 
 
 def _components(
-    model: RankModel,
-    settings: DeepSpeedSettings,
-    ranks: int,
-    timeline: Timeline,
-    rank: int,
-    own: RankBytes,
-    phases: Mapping[str, int],
-    kinds: Mapping[str, int],
+    replayed: _Replayed, phases: Mapping[str, int], kinds: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
     """What is live at the peak of each phase; sums to it."""
-    instants, losses = _instants(model, timeline, own, kinds, settings.zero.stage)
-    found = compose(model, settings, ranks, rank, {**instants, "step": None})
+    model, settings = replayed.model, replayed.settings
+    instants, losses = _instants(replayed, kinds)
+    composed = compose(model, settings, replayed.ranks, replayed.rank, {**instants, "step": None})
     frozen = model.frozen_bytes(settings.parameter_bytes)
-    for phase, parts in found.items():
+    for phase, parts in composed.items():
         if settings.zero.stage < 3 and frozen and Component.PARAMETERS in parts:
             parts[Component.FROZEN_PARAMETERS] = frozen
             parts[Component.PARAMETERS] -= frozen
         rest = phases[phase] - sum(parts.values())
         parts[Component.LOSS] = min(losses.get(phase, 0), max(0, rest))
         parts[Component.ACTIVATIONS] = rest - parts[Component.LOSS]
-    found["init"] = {Component.INITIALISATION: phases["init"]}
-    return {phase: by_key(found[phase]) for phase in phases}
+    composed["init"] = {Component.INITIALISATION: phases["init"]}
+    return {phase: by_key(composed[phase]) for phase in phases}
 
 
-def _instants(
-    model: RankModel, timeline: Timeline, own: RankBytes, kinds: Mapping[str, int], stage: int
-) -> tuple[dict[str, Instant], dict[str, int]]:
+def _instants(replayed: _Replayed, kinds: Mapping[str, int]) -> tuple[dict[str, Instant], dict[str, int]]:
     """When forward and backward are at their peaks, and the bytes of the loss that are live then."""
-    ahead, back = own.micro_steps[kinds["forward"]], own.micro_steps[kinds["backward"]]
-    forward = where(timeline.forward, ahead.forward) if ahead.forward else None
+    model, timeline, own = replayed.model, replayed.timeline, replayed.own
+    stage = replayed.settings.zero.stage
+    first, back = own.micro_steps[kinds["forward"]], own.micro_steps[kinds["backward"]]
+    forward = where(timeline.forward, first.forward) if first.forward else None
     last = forward or (0, True)
     losses = {"forward": loss_bytes(model, timeline, "forward", forward and forward[0], last[1])}
     activations = timeline.backward if stage == 3 else timeline.gradients
