@@ -34,7 +34,7 @@ def show(done: Rehearsal) -> None:
     for warning in done.warnings:
         _echo(f"warning: {warning}")
     click.echo("")
-    _echo(_verdict(done), indent="")
+    _echo(done.verdict, indent="")
 
 
 def _echo(text: str, indent: str = "  ") -> None:
@@ -107,20 +107,3 @@ def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
     for guess in guesses[:_MOST_GUESSES]:
         times = "once" if guess.times == 1 else f"{guess.times} times"
         _echo(f"{guess.location}: {guess.what}: {guess.value} ({times})")
-
-
-def _verdict(done: Rehearsal) -> str:
-    if done.stopped is not None:
-        location = f" at {done.stopped.location}" if done.stopped.location else ""
-        operator = f" ({done.stopped.operator})" if done.stopped.operator else ""
-        return f"incomplete: stopped{location}{operator}: {done.stopped.reason}"
-    if done.min_vram_bytes is None:
-        return "nothing was allocated on the GPU"
-    required = format_gib(done.min_vram_bytes)
-    if done.fits is None and done.lower_bound:
-        return f"not known whether it fits on {done.gpu}: at least {required} is required (see the phases)"
-    if done.lower_bound:
-        required = f"at least {required}"
-    if done.fits is None:
-        return f"a GPU of {required} is required"
-    return f"{'fits' if done.fits else 'does not fit'}: {required} required on {done.gpu}"

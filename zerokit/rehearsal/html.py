@@ -72,7 +72,7 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
 
 def _answer(done: Rehearsal) -> list[str]:
     """What a reader wants first: whether it fits, the peak and where, the time of a step."""
-    lines = [_verdict(done)]
+    lines = [_sentence(done.verdict)]
     if done.ranks and any(rank.phases for rank in done.ranks):
         rank = max(done.ranks, key=lambda rank: rank.peak_allocated_bytes)
         lines.append(
@@ -88,8 +88,8 @@ def _step_time(done: Rehearsal) -> str | None:
     if step is None:
         return None
     low, high = format_seconds(step.low), format_seconds(step.high)
-    found = f"{format_seconds(step.seconds)} ({low} to {high} over hosts), paced by: {step.paced_by}."
-    return f"{found} {step.note}".rstrip()
+    seconds = f"{format_seconds(step.seconds)} ({low} to {high} over hosts), paced by: {step.paced_by}."
+    return f"{seconds} {step.note}".rstrip()
 
 
 def summed(rows: tuple[HeldAtPeak, ...], key: Callable[[HeldAtPeak], str]) -> list[tuple[str, int]]:
@@ -100,16 +100,5 @@ def summed(rows: tuple[HeldAtPeak, ...], key: Callable[[HeldAtPeak], str]) -> li
     return sorted(totals.items(), key=lambda item: -item[1])
 
 
-def _verdict(done: Rehearsal) -> str:
-    if done.stopped is not None:
-        return f"Incomplete: stopped at {done.stopped.location}: {done.stopped.reason}"
-    if done.min_vram_bytes is None:
-        return "Nothing was allocated on the GPU."
-    required = format_gib(done.min_vram_bytes)
-    if done.fits is None and done.lower_bound:
-        return f"Not known whether it fits on {done.gpu}: at least {required} is required (see the phases)."
-    if done.lower_bound:
-        required = f"at least {required}"
-    if done.fits is None:
-        return f"A GPU of {required} is required."
-    return f"{'Fits' if done.fits else 'Does not fit'}: {required} required on {done.gpu}."
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}" + ("" if words.endswith((".", "?")) else ".")

@@ -8,6 +8,7 @@ from typing import Any
 from zerokit.domain.phases import PHASES
 from zerokit.errors import INCOMPLETE_REHEARSAL, NothingFits
 from zerokit.timing.recorded_step import StepTime
+from zerokit.units import format_gib
 
 SCHEMA = "zerokit.rehearsal/1"
 
@@ -141,6 +142,26 @@ class Rehearsal:
         if self.fits is False:
             return NothingFits.exit_code
         return 0 if self.complete else INCOMPLETE_REHEARSAL
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, or why that is not known, in words."""
+        if self.stopped is not None:
+            location = f" at {self.stopped.location}" if self.stopped.location else ""
+            operator = f" ({self.stopped.operator})" if self.stopped.operator else ""
+            return f"incomplete: stopped{location}{operator}: {self.stopped.reason}"
+        if self.min_vram_bytes is None:
+            return "nothing was allocated on the GPU"
+        required = format_gib(self.min_vram_bytes)
+        if self.fits is None and self.lower_bound:
+            return (
+                f"not known whether it fits on {self.gpu}: at least {required} is required (see the phases)"
+            )
+        if self.lower_bound:
+            required = f"at least {required}"
+        if self.fits is None:
+            return f"a GPU of {required} is required"
+        return f"{'fits' if self.fits else 'does not fit'}: {required} required on {self.gpu}"
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
