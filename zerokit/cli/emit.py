@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,28 +13,59 @@ from zerokit.cli.say import say
 from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 
+if TYPE_CHECKING:
+    from zerokit.launcher.job_files import JobScript
+
 _SCRIPT = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 _plan = click.option(
     "--plan", "folder", metavar="DIR", default=DEFAULT_FOLDER, show_default=True, help="What `plan` wrote."
 )
 _out = click.option("--out", metavar="FILE", help="File to write. [default: standard output]")
-_environment = click.option(
-    "--env", "variables", metavar="NAME=VALUE", multiple=True, help="Also set in the job; may be repeated."
+_OF_JOB = (
+    click.option(
+        "--style",
+        default="auto",
+        metavar="auto|raw|accelerate|trainer|none",
+        help="How the script takes its DeepSpeed configuration; auto reads its source.",
+    ),
+    click.option(
+        "--env",
+        "variables",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Also set in the job; may be repeated.",
+    ),
+    click.option(
+        "--no-arguments", is_flag=True, help="Add nothing from the plan to the script's own arguments."
+    ),
+    click.option(
+        "--accept-mismatch",
+        is_flag=True,
+        help="Write the job of a script that contradicts the plan all the same.",
+    ),
+    _plan,
+    click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…"),
 )
-_style = click.option(
-    "--style",
-    default="auto",
-    metavar="auto|raw|accelerate|trainer|none",
-    help="How the script takes its DeepSpeed configuration; auto reads its source.",
-)
-_no_arguments = click.option(
-    "--no-arguments", is_flag=True, help="Add nothing from the plan to the script's own arguments."
-)
-_accept_mismatch = click.option(
-    "--accept-mismatch",
-    is_flag=True,
-    help="Write the job of a script that contradicts the plan all the same.",
-)
+
+
+def _for_job(function: Callable[..., None]) -> Callable[..., None]:
+    """A command for the script of a job: its options, gathered in the argument ``job``."""
+
+    @functools.wraps(function)
+    def wrapper(
+        script: tuple[str, ...], style: str, variables: tuple[str, ...], no_arguments: bool,
+        accept_mismatch: bool, folder: str, **options: Any,
+    ) -> None:  # fmt: skip
+        from zerokit.launcher.job_files import JobScript
+
+        job = JobScript(folder=folder, script=script, style=style, variables=variables,
+                          no_arguments=no_arguments, accept_mismatch=accept_mismatch)  # fmt: skip
+        function(job, **options)
+
+    command: Callable[..., None] = wrapper
+    for decorate in reversed(_OF_JOB):
+        command = decorate(command)
+    return command
 
 
 @click.group("emit")
@@ -94,26 +128,11 @@ def hostfile_command(hosts: tuple[str, ...], folder: str, out: str | None) -> No
 
 
 @command.command("sbatch", context_settings=_SCRIPT)
-@_style
 @click.option("--job-name", default="zerokit", show_default=True, metavar="NAME")
 @click.option("--time", "time_limit", metavar="LIMIT", help="As Slurm takes it: 12:00:00 or 2-00:00:00.")
-@_environment
-@_no_arguments
-@_accept_mismatch
-@_plan
+@_for_job
 @_out
-@click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…")
-def sbatch_command(
-    script: tuple[str, ...],
-    style: str,
-    job_name: str,
-    time_limit: str | None,
-    variables: tuple[str, ...],
-    no_arguments: bool,
-    accept_mismatch: bool,
-    folder: str,
-    out: str | None,
-) -> None:
+def sbatch_command(job: JobScript, job_name: str, time_limit: str | None, out: str | None) -> None:
     """An sbatch script: one torchrun on each node, through srun.
 
     SCRIPT gets the arguments of the plan that you did not give, as under `zerokit launch`. Submit it
@@ -121,36 +140,16 @@ def sbatch_command(
     """
     from zerokit.launcher import job_files
 
-    text = job_files.sbatch_script(
-        folder, script, style=style, variables=variables, no_arguments=no_arguments,
-        accept_mismatch=accept_mismatch, job_name=job_name, time_limit=time_limit, say=say,
-    )  # fmt: skip
-    _write(text, out)
+    _write(job_files.sbatch_script(job, job_name=job_name, time_limit=time_limit, say=say), out)
 
 
 @command.command("kubernetes", context_settings=_SCRIPT)
 @click.option("--image", required=True, metavar="IMAGE", help="The container image that holds SCRIPT.")
-@_style
 @click.option("--name", default="zerokit", show_default=True, metavar="NAME", help="Of the Job.")
 @click.option("--gpu-resource", default="nvidia.com/gpu", show_default=True, metavar="RESOURCE")
-@_environment
-@_no_arguments
-@_accept_mismatch
-@_plan
+@_for_job
 @_out
-@click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…")
-def kubernetes_command(
-    script: tuple[str, ...],
-    image: str,
-    style: str,
-    name: str,
-    gpu_resource: str,
-    variables: tuple[str, ...],
-    no_arguments: bool,
-    accept_mismatch: bool,
-    folder: str,
-    out: str | None,
-) -> None:
+def kubernetes_command(job: JobScript, image: str, name: str, gpu_resource: str, out: str | None) -> None:
     """A Kubernetes manifest.
 
     It holds the DeepSpeed JSON as a ConfigMap, and an Indexed Job of one pod per node.
@@ -158,10 +157,7 @@ def kubernetes_command(
     """
     from zerokit.launcher import job_files
 
-    text = job_files.kubernetes_manifest(
-        folder, script, image=image, style=style, variables=variables, no_arguments=no_arguments,
-        accept_mismatch=accept_mismatch, name=name, gpu_resource=gpu_resource, say=say,
-    )  # fmt: skip
+    text = job_files.kubernetes_manifest(job, image=image, name=name, gpu_resource=gpu_resource, say=say)
     _write(text, out)
 
 

@@ -26,6 +26,27 @@ Say = Callable[[str], None]
 
 @frozen_dataclass
 class JobScript:
+    """The script that a job runs, as the user names it.
+
+    Attributes:
+        folder: of the plan.
+        script: its path and arguments.
+        style: how it takes its configuration; ``auto`` reads its source.
+        variables: ``NAME=VALUE`` for the job, beside those of the plan.
+        no_arguments: add nothing from the plan to the script's arguments.
+        accept_mismatch: say where the script contradicts the plan instead of stopping.
+    """
+
+    folder: str
+    script: Sequence[str]
+    style: str = "auto"
+    variables: Sequence[str] = ()
+    no_arguments: bool = False
+    accept_mismatch: bool = False
+
+
+@frozen_dataclass
+class ConfiguredScript:
     """The script of a job.
 
     Attributes:
@@ -80,58 +101,30 @@ def hostfile(folder: str, hosts: Sequence[str]) -> str:
     return jobs.hostfile(hosts, plan.strategy(), plan.nodes)
 
 
-def sbatch_script(
-    folder: str,
-    script: Sequence[str],
-    *,
-    style: str = "auto",
-    variables: Sequence[str] = (),
-    no_arguments: bool = False,
-    accept_mismatch: bool = False,
-    job_name: str,
-    time_limit: str | None,
-    say: Say,
-) -> str:
+def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say: Say) -> str:
     """An sbatch script: one torchrun on each node of the plan, through srun.
 
     Args:
-        script: its path and arguments.
-        variables: ``NAME=VALUE`` for the job, beside those of the plan.
-        no_arguments, accept_mismatch: as for :func:`job_script`.
         say: hears how the script is taken.
 
     Raises:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
-    plan = _for_gpus(folder)
-    launched = job_script(
-        plan, script, style=style, no_arguments=no_arguments, accept_mismatch=accept_mismatch, say=say
-    )
+    plan = _for_gpus(job.folder)
+    launched = configure_script(plan, job, say=say)
     return jobs.sbatch_script(
         plan.strategy(),
         plan.nodes,
         launched.command,
         ds_config_path=str(launched.config),
         style=launched.style,
-        environment=_environment(plan, variables),
+        environment=_environment(plan, job.variables),
         job_name=job_name,
         time_limit=time_limit,
     )
 
 
-def kubernetes_manifest(
-    folder: str,
-    script: Sequence[str],
-    *,
-    image: str,
-    style: str = "auto",
-    variables: Sequence[str] = (),
-    no_arguments: bool = False,
-    accept_mismatch: bool = False,
-    name: str,
-    gpu_resource: str,
-    say: Say,
-) -> str:
+def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: str, say: Say) -> str:
     """A manifest: the DeepSpeed JSON as a ConfigMap, and an Indexed Job of one pod per node of the plan.
 
     Arguments as of :func:`sbatch_script`; the script is a path in the image.
@@ -139,11 +132,8 @@ def kubernetes_manifest(
     Raises:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
-    plan = _for_gpus(folder)
-    launched = job_script(
-        plan, script, style=style, no_arguments=no_arguments, accept_mismatch=accept_mismatch,
-        config=Path(jobs.CONFIG_IN_POD), say=say,
-    )  # fmt: skip
+    plan = _for_gpus(job.folder)
+    launched = configure_script(plan, job, config=Path(jobs.CONFIG_IN_POD), say=say)
     variant = launched.style if launched.style in VARIANTS else "raw"
     return jobs.kubernetes_manifest(
         plan.strategy(),
@@ -152,33 +142,24 @@ def kubernetes_manifest(
         image=image,
         ds_config=deepspeed_config(plan.strategy(), Job(), variant=variant),
         style=launched.style,
-        environment=_environment(plan, variables),
+        environment=_environment(plan, job.variables),
         name=name,
         gpu_resource=gpu_resource,
     )
 
 
-def job_script(
-    plan: PlanFile,
-    script: Sequence[str],
-    *,
-    style: str,
-    say: Say,
-    no_arguments: bool = False,
-    accept_mismatch: bool = False,
-    config: Path | None = None,
-) -> JobScript:
+def configure_script(
+    plan: PlanFile, job: JobScript, *, say: Say, config: Path | None = None
+) -> ConfiguredScript:
     """How a script takes its configuration, and its whole command: what ``launch`` would add is added.
 
     Args:
-        style: ``auto`` reads the script's source.
-        no_arguments: add nothing from the plan to the script's arguments.
-        accept_mismatch: say where the script contradicts the plan instead of stopping.
         config: the file that it is given; None: the plan's.
 
     Raises:
         InputError: the script is not here, takes none, contradicts the plan, or cannot run it.
     """
+    script, style = job.script, job.style
     path = Path(script[0])
     facts = _facts(path, style)
     resolved_style = facts.style if style == "auto" else style
@@ -197,8 +178,8 @@ def job_script(
         options = ScriptOptions.read(facts, resolved_style, arguments)
         agreed = agree(
             options, plan.chosen, read_plan(str(plan.folder))[1], seq_len=plan.seq_len,
-            plan_folder=plan.folder, on_cpu=False, no_arguments=no_arguments,
-            accept_mismatch=accept_mismatch, writes_here=config is None,
+            plan_folder=plan.folder, on_cpu=False, no_arguments=job.no_arguments,
+            accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip
         added = agreed.added
         for note in agreed.notes:
@@ -210,7 +191,7 @@ def job_script(
         )
     file = config or _config(plan, resolved_style)
     # a raw script has its options now; the others get theirs by the environment
-    return JobScript(
+    return ConfiguredScript(
         style="none" if resolved_style == "raw" else resolved_style,
         command=[*script, *added, *script_options(resolved_style, facts, arguments, file)],
         config=file,
