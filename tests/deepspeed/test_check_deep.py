@@ -5,29 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from zerokit.cli import run
+from tests.support.check_runs import GOOD, check, write
 
 # not importorskip: DeepSpeed prints when it is imported, into the output under test
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
 )
-GOOD = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
-
-
-def check(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = run(["check", *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def write(folder: Path, name: str, body: str | dict[str, Any]) -> str:
-    path = folder / name
-    path.write_text(body if isinstance(body, str) else json.dumps(body, indent=2))
-    return str(path)
 
 
 @needs_deepspeed

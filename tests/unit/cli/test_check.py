@@ -6,10 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.check_runs import GOOD, check, write
 from zerokit.cli import run
 
 BROKEN = """{
@@ -23,19 +23,6 @@ BROKEN = """{
   "gradient_accumulation_step": 2
 }
 """
-GOOD = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
-
-
-def check(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = run(["check", *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def write(folder: Path, name: str, body: str | dict[str, Any]) -> str:
-    path = folder / name
-    path.write_text(body if isinstance(body, str) else json.dumps(body, indent=2))
-    return str(path)
 
 
 def test_text_names_location_consequence_fix_and_source(
