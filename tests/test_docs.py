@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import html.parser
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import zerokit
-from zerokit.cli import commands
+from zerokit.cli import cli, commands
 from zerokit.linter.explain import examples
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+SH_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(zerokit [a-z][^`]*)`")
+ENDS_A_COMMAND = ("|", ">", "&&", "#")
 
 
 class Page(html.parser.HTMLParser):
@@ -70,6 +78,58 @@ def test_every_command_and_rule_is_documented(site: Path) -> None:
     page = (site / "commands.html").read_text()
     assert all(f'id="zerokit-{name}"' in page for name in commands())
     assert {path.stem for path in (site / "rules").glob("*.html")} == {*examples(), "index"}
+
+
+def shown_commands(text: str) -> list[list[str]]:
+    """The words of every zerokit command in a page's ``sh`` blocks and in its sentences."""
+    lines = [
+        line
+        for block in SH_BLOCK.findall(text)
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith("zerokit ")
+    ]
+    found = []
+    for line in [*lines, *INLINE.findall(SH_BLOCK.sub("", text))]:
+        words = shlex.split(line, comments=True)
+        end = next((at for at, word in enumerate(words) if word in ENDS_A_COMMAND), len(words))
+        found.append(words[1 : end - (words[end - 1] == "…")])
+    return found
+
+
+def parse(words: list[str]) -> None:
+    """Raises click.UsageError for a command, an option or a choice that there is not, or a missing value."""
+    command: click.Command = cli
+    context = click.Context(command)
+    while isinstance(command, click.Group) and words:
+        name, *words = words
+        if name.startswith("-"):
+            return
+        next_command = command.get_command(context, name)
+        if next_command is None:
+            raise click.UsageError(f"there is no command {name}")
+        command = next_command
+        context = click.Context(command, parent=context, **command.context_settings)
+    if isinstance(command, click.Group):
+        return
+    with contextlib.suppress(click.MissingParameter, click.exceptions.Exit):  # a sentence names a part only
+        command.parse_args(context, [word for word in words if word != "-q"])
+
+
+def test_every_command_on_the_pages_is_one_that_there_is() -> None:
+    pages = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    shown = [(page, words) for page in pages for words in shown_commands(page.read_text())]
+    assert len(shown) > 80
+    for page, words in shown:
+        try:
+            parse(words)
+        except click.UsageError as error:
+            pytest.fail(f"{page.relative_to(ROOT)}: zerokit {shlex.join(words)}: {error.format_message()}")
+
+
+@pytest.mark.parametrize("wrong", ["plan --modle x", "lunch train.py", "launch --plan", "emit sbtach"])
+def test_a_wrong_command_on_a_page_would_be_found(wrong: str) -> None:
+    with pytest.raises(click.UsageError):
+        parse(shlex.split(wrong))
 
 
 def test_the_list_for_agents_names_pages_and_commands_that_there_are() -> None:
