@@ -84,6 +84,20 @@ TEMPORARIES: dict[str, Callable[[Arguments], int]] = {
 }
 
 
+def _safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """``aten/src/ATen/native/transformers/attention.cpp``: rows that are masked whole become zeros."""
+    out = torch.softmax(scores, dim, dtype=dtype)
+    lowest = torch.full((), -torch.inf, dtype=out.dtype, device=out.device)
+    masked = scores.eq(lowest)
+    masked_rows = masked.all(dim, keepdim=True)
+    zero = torch.zeros((), dtype=out.dtype, device=out.device)
+    return torch.where(masked_rows, zero, out)
+
+
+OF_OPERATORS: dict[str, Callable[..., Any]] = {"aten::_safe_softmax": _safe_softmax}
+"""Operators that a GPU runs as others."""
+
+
 class Workspaces:
     """cuBLAS's and cublasLt's workspaces: kept for each thread that ever multiplied.
 

@@ -27,7 +27,7 @@ from zerokit.rehearsal.process import (
     reductions,
     twins,
 )
-from zerokit.rehearsal.process.kernels import PRODUCTS, TEMPORARIES
+from zerokit.rehearsal.process.kernels import OF_OPERATORS, PRODUCTS, TEMPORARIES
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.shapes import RULES
 from zerokit.rehearsal.process.twins import twin
@@ -127,7 +127,7 @@ class FakeCuda(TorchDispatchMode):
         self.thread_settings = ThreadSettings()
         self._convolutions = convolutions.Convolutions(machine)
         self._plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, FakeTensor}
-        self.cuda_kernels: dict[str, Any] = {}
+        self.cuda_kernels: dict[str, Any] = dict(OF_OPERATORS)
         """Operators whose CUDA kernel is written in Python (``torch.library.register_kernel``): it runs
         with fake tensors, so that its temporaries count."""
 
@@ -184,7 +184,7 @@ class FakeCuda(TorchDispatchMode):
             for observer in self._machine.observers:
                 observer.host_operator(func, args, kwargs, result)
             return result
-        kernel = self.cuda_kernels.get(full_name(func)) if self.cuda_kernels else None
+        kernel = self.cuda_kernels.get(full_name(func))
         if kernel is not None and any(value.fake_device.type == "cuda" for value in fakes):
             with self:
                 return kernel(*args, **kwargs)
