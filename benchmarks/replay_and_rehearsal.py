@@ -168,6 +168,7 @@ class Setting:
     frozen_tower: bool = False
     loss: str = "standard"
     int8: bool = False
+    offload_activations: bool = False
 
 
 SETTINGS = {
@@ -187,6 +188,9 @@ SETTINGS = {
     "z2.lora": Setting(stage=2, lora=True),
     "z2.lora-int8": Setting(stage=2, lora=True, int8=True),
     "z2.lora-int8.ck": Setting(stage=2, lora=True, int8=True, checkpointing=True, micro_batch=8),
+    "z2.act": Setting(stage=2, offload_activations=True),
+    "z2.act.ck": Setting(stage=2, offload_activations=True, checkpointing=True, micro_batch=8),
+    "z3.act": Setting(stage=3, offload_activations=True),
     "z3": Setting(stage=3),
     "z3.w4": Setting(stage=3, ranks=4),
     "z3.g4": Setting(stage=3, accumulation=4),
@@ -237,6 +241,7 @@ def row_of(name: str) -> dict[str, Any]:
     images = {"images": {**IMAGES[family], **frozen}} if family in IMAGES else {}
     loss: dict[str, Any] = {} if chosen.loss == "standard" else {"loss": chosen.loss}
     loss |= {"bits": 8} if chosen.int8 else {}
+    loss |= {"offload_activations": True} if chosen.offload_activations else {}
     return {
         "id": name, "hf_config": FAMILIES[family], "head": HEADS.get(family, "causal"),
         "world_size": chosen.ranks, "tensor_parallel": 1, "micro_batch": chosen.micro_batch,
@@ -298,6 +303,8 @@ def compare(name: str, folder: Path) -> Compared:
         case = replace(case, job=replace(case.job, loss=row["loss"]))
     if row.get("bits") == 8:
         case = replace(case, job=replace(case.job, quantization="int8"))
+    if row.get("offload_activations"):
+        case = replace(case, job=replace(case.job, offload_activations=True))
     head = _TRACED_HEADS.get(row["head"], row["head"])
     profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=head)
     judged = judge(case, profile)

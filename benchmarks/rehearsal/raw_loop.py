@@ -5,6 +5,7 @@ It measures itself with ``torch.cuda``, exactly as the runs on the GPUs did.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -186,6 +187,11 @@ def main() -> None:
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=settings)
     del model
     meter, record = Meter(), {}
+    moved = contextlib.nullcontext()
+    if row.get("offload_activations"):
+        from trl.models.activation_offloading import get_act_offloading_ctx_manager
+
+        moved = get_act_offloading_ctx_manager(model=engine.module)
     record["after_init_rank0"] = meter.read()
     generator = torch.Generator().manual_seed(1)
     vocabulary = row["hf_config"].get("vocab_size", 32000)
@@ -197,9 +203,10 @@ def main() -> None:
             added = with_images(row, ids, next(engine.module.parameters()).dtype)
             ids = ids.to("cuda")
             mask = {"attention_mask": torch.ones_like(ids)} if row["attention_mask_given"] else {}
-            loss = engine(input_ids=ids, labels=ids, **mask, **added).loss
-            phases["fwd"] = meter.read()
-            engine.backward(loss)
+            with moved:
+                loss = engine(input_ids=ids, labels=ids, **mask, **added).loss
+                phases["fwd"] = meter.read()
+                engine.backward(loss)
             del loss, added  # a Trainer has its batch on the GPU until the optimizer's step
             phases["bwd"] = meter.read()
             engine.step()

@@ -73,7 +73,8 @@ class ActivationTrace:
 
     Of inference there is no backward. In ``decode`` the sequence length is that of the key-value cache
     after the step, and bytes are those above the cache before it; ``cache`` has the marks of ``forward``
-    with nothing counted but the cache that the pass leaves behind.
+    with nothing counted but the cache that the pass leaves behind. Where activations go to the host, it is
+    their copies there, with a mark ``host`` after each.
 
     ``gradients`` is the backward pass below ZeRO-3, one mark a gradient: the autograd functions that ZeRO-3
     puts around every module (runtime/zero/parameter_offload.py:501) keep gradients of inputs longer. Where

@@ -68,6 +68,7 @@ class Job:
         new_tokens: of ``seq_len``, those that inference generates; ``None``: the prompt may take them all.
         quantization: of the weights when serving; of frozen base weights under ``lora`` (``int8``).
         loss: one of :data:`LOSSES`.
+        offload_activations: whether the script moves them to the host, as TRL does.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
     """
 
@@ -83,6 +84,7 @@ class Job:
     quantization: str = "none"
     new_tokens: int | None = None
     loss: str = "standard"
+    offload_activations: bool = False
     images: SequenceImages | None = None
 
     @property

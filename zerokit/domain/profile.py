@@ -37,6 +37,7 @@ class Variant:
         phase: ``train``, or of inference ``prefill`` or ``decode``.
         quantization: of inference: ``none``, ``int8`` or ``int4``; under adapters ``none`` or ``int8``.
         autocast: weights in fp32, operators in 16 bits under ``torch.autocast``.
+        offloaded: activations go to the host in forward.
         images: of each sequence, for a model with a vision tower.
     """
 
@@ -52,6 +53,7 @@ class Variant:
     phase: str = "train"
     quantization: str = "none"
     autocast: bool = False
+    offloaded: bool = False
     images: SequenceImages | None = None
 
     @staticmethod
@@ -79,6 +81,7 @@ class Variant:
             quantized=job.method == "qlora",
             quantization=job.quantization if job.method == "lora" else "none",
             autocast=autocast,
+            offloaded=job.offload_activations,
         )
 
     @property
@@ -103,6 +106,8 @@ class Variant:
             parts.append(self.images.key)
         if self.quantization != "none":
             parts.append(self.quantization)
+        if self.offloaded:
+            parts.append("offloaded")
         return "/".join(parts)
 
 

@@ -100,6 +100,7 @@ class HostComponent(str, Enum):
         "accumulated_gradients",
         "whole parameters' gradients of earlier micro-batches, pinned",
     )
+    ACTIVATIONS = "activations", "activations on their way to backward, pinned"
     STAGING = "staging", "stepped weights on their way back, pinned"
     OFFLOAD_BUFFER = "offload_buffer", "through which gradients come from the GPU, pinned"
     SWAP_BUFFERS = "swap_buffers", "between NVMe and the host's optimizer, pinned"

@@ -16,9 +16,9 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, tokens_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
-from zerokit.memory.components import in_ram, on_nvme
+from zerokit.memory.components import HostComponent, in_ram, on_nvme
 from zerokit.memory.fused_loss import loss_size, with_loss
-from zerokit.memory.host import host_components
+from zerokit.memory.host import activation_copies, host_components
 from zerokit.memory.inference import estimate_serving, serving_traces
 from zerokit.memory.pipeline import can_be_cut, stages
 from zerokit.memory.rank_estimate import rank_estimate
@@ -49,6 +49,8 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         return False
     if strategy.checkpointing == "selective" and job.attention != "eager":
         return False  # no scores are kept
+    if job.offload_activations and strategy.world_size != strategy.data_parallel:
+        return False
     found = usable_trace(profile, job, strategy)
     return found is not None and (strategy.pipeline_parallel == 1 or can_be_cut(profile, found[1]))
 
@@ -129,11 +131,15 @@ def estimate_traced(
     notes = _with_adapters(replayed.assumptions, adapters)
     if strategy.checkpointing == "selective":
         notes = (*notes, SELECTIVE)
+    host = dict(replayed.host)
+    if job.offload_activations:
+        each = activation_copies(found[1], strategy.settings.micro_batch, tokens_of_a_rank(job, strategy))
+        host[HostComponent.ACTIVATIONS.value] = each * replayed.degrees.per_node
     return MemoryEstimate(
         ranks=ranks,
         min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak),
-        host_bytes_per_node=replayed.host_bytes_per_node,
-        host_components=replayed.host,
+        host_bytes_per_node=sum(host.values()),
+        host_components=host,
         nvme_bytes_per_node=replayed.nvme_bytes_per_node,
         assumptions=notes,
         basis=profile.basis,

@@ -6,6 +6,7 @@ rounds every request up to a power of two and never gives it back (``CachingHost
 
 from __future__ import annotations
 
+from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import HostComponent
 from zerokit.memory.rank_model import ElementBytes, RankModel
@@ -120,3 +121,22 @@ def _stage3(
             trainable * element_bytes.accumulation, optimizer.pin_memory
         )
     return found
+
+
+def activation_copies(trace: ActivationTrace, micro_batch: int, seq_len: int) -> int:
+    """Bytes of one rank's activations on the host, each tensor pinned by itself; 0 where none go there.
+
+    Of one micro-batch: the blocks stay cached, and the next takes them again.
+    """
+    levels = trace.cached(micro_batch, seq_len).levels
+    names = (kind for run in trace.cache for _ in range(run.count) for kind in _kinds(trace, run.segment))
+    total, before = 0, 0.0
+    for kind, level in zip(names, levels, strict=True):
+        if kind == "host":
+            total += pinned(round(level - before))
+        before = level
+    return total
+
+
+def _kinds(trace: ActivationTrace, segment: int) -> list[str]:
+    return [mark.kind for mark in trace.segments[segment]]

@@ -157,6 +157,8 @@ def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
         todo.append(_LOSSES[job.loss])
     if job.attention != "sdpa" and not job.inference:
         todo.append(f'load the model with attn_implementation="{job.attention}"')
+    if job.offload_activations:
+        todo.append("move activations to the host: TRL's activation_offloading=True does")
     if strategy.checkpointing == "full":
         todo.append("turn checkpointing on: model.gradient_checkpointing_enable()")
     elif strategy.checkpointing == "selective":

@@ -13,8 +13,8 @@ Options = Mapping[str, Any]
 _STAGE_3_SIZES = ("prefetch_bucket", "persistence", "sub_group")
 _BUCKETS = ("reduce_bucket", "overlap_comm")
 _OF_TRAINING = (
-    "optimizer", "loss", "gradient_accumulation", "checkpointing", "reduce_bucket", "overlap_comm",
-    "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
+    "optimizer", "loss", "offload_activations", "gradient_accumulation", "checkpointing", "reduce_bucket",
+    "overlap_comm", "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
 )  # fmt: skip
 IN_FILE = (
     "zero", "offload_optimizer", "offload_param", "precision", "gradient_accumulation", "nvme",

@@ -1,4 +1,5 @@
-"""Losses other than the model's own: where they are not modelled, and what an answer says of them."""
+"""Losses other than the model's own and activations on the host: where they are not modelled, and what an
+answer says of them."""
 
 from __future__ import annotations
 
@@ -80,3 +81,33 @@ def refuse_strategy(job: Job, strategy: Strategy) -> None:
 def loss_notes(loss: str) -> tuple[str, ...]:
     """What to say of a loss."""
     return () if loss == "standard" else (f"{_NOTES[loss]}; {_TIMED}",)
+
+
+def refuse_offloading(options: Mapping[str, Any], job: Job, cluster: Cluster) -> None:
+    """Refuse activations on the host where their bytes are not known.
+
+    Raises:
+        InputError: names what they are not modelled with.
+    """
+    if not job.offload_activations:
+        return
+    names = ("tp", "pp", "sp", "pipeline_module", "images")
+    with_what = [f"⟨{name}⟩" for name in names if options.get(name) not in (None, False, 1, "1")]
+    if job.loss != "standard":
+        with_what.append(f"⟨loss⟩ {job.loss}")
+    if cluster.gpu.name == "cpu":
+        with_what.append("CPU ranks")
+    if options.get("model") is None:
+        with_what.append("⟨params⟩: its layers are traced, which takes ⟨model⟩")
+    if with_what:
+        raise InputError(f"⟨offload_activations⟩: not modelled with {with_what[0]}; {_REHEARSE}")
+
+
+def offloading_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to say of activations on the host."""
+    if not options.get("offload_activations"):
+        return ()
+    return (
+        "activations on the host as OffloadActivations of TRL 1.16 moves them, each tensor pinned (a power "
+        "of two of bytes); the step time counts no copies",
+    )

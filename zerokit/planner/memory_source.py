@@ -86,7 +86,7 @@ class Source:
         """A profile that covers the strategy, traced now where that is allowed."""
         if self.profile is not None and self._knows(self.profile, job, strategy):
             return self.profile
-        if self.trace == "never":
+        if self.trace == "never" and not (job.offload_activations and self.hf_config is not None):
             self._look_into_cache()
         elif self._may_trace(job, strategy):
             self._trace(job, strategy)
@@ -126,7 +126,7 @@ class Source:
             return False
         if job.inference and not traceable(job, strategy):
             return False
-        if self.trace == "some":
+        if self.trace == "some" and not job.offload_activations:
             trace_count = 0 if self.profile is None else len(self.profile.traces)
             if strategy.tensor_parallel > 1 or trace_count >= _MOST_TRACED_IN_A_SEARCH:
                 return False
@@ -174,6 +174,11 @@ class Model:
         profile = self.source.covering(job, strategy)
         if profile is not None:
             return estimate_traced(profile, job, strategy, cluster, every_rank=self.every_rank)
+        if job.offload_activations:
+            why = next(iter(self.source.notes.values()), "its layers could not be traced")
+            raise InputError(
+                f"⟨offload_activations⟩: {self.source.name}: {why}; `zerokit rehearse` runs the script"
+            )
         if not self.source.closed_form:
             why = next(iter(self.source.notes.values()), "it could not be traced for these options")
             raise InputError(

@@ -191,6 +191,8 @@ OPTIONS: tuple[Option, ...] = (
             _or_auto(parse_positive_int)),
     _option("checkpointing", "Strategy", "|".join(CHECKPOINTINGS), "Activation checkpointing.",
             _one_of("auto", *CHECKPOINTINGS), f"What the script turns on, {_WHETHER}"),
+    _option("offload_activations", "Strategy", "",
+            "The script moves activations to the host, as TRL's activation_offloading does.", _flag),
     _option("reduce_bucket", "Strategy", "ELEMENTS", "DeepSpeed's reduce_bucket_size.", parse_count),
     _option("prefetch_bucket", "Strategy", "ELEMENTS", "DeepSpeed's stage3_prefetch_bucket_size.",
             parse_count),
@@ -255,6 +257,7 @@ class PlanOptions(TypedDict, total=False):
     pp: int | str | None
     sp: int | str | None
     checkpointing: Literal["auto", "none", "full", "selective"] | None
+    offload_activations: bool
     reduce_bucket: Count | None
     prefetch_bucket: Count | None
     persistence: Count | None

@@ -19,7 +19,7 @@ from zerokit.errors import InputError
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import Hardware, hardware
 from zerokit.planner.image_models import requested_images, with_room
-from zerokit.planner.losses import loss_notes, loss_of, refuse_loss
+from zerokit.planner.losses import loss_notes, loss_of, offloading_notes, refuse_loss, refuse_offloading
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
@@ -92,6 +92,7 @@ def resolve(
     machine = hardware(options)
     _refuse_attention(job, machine)
     refuse_loss(options, job, chosen.shape, machine.cluster)
+    refuse_offloading(options, job, machine.cluster)
     calibration, measured = None, tuple[str, ...]()
     if (machine.found_here or machine.on_cpu) and not options.get("no_calibration"):
         from zerokit.planner.calibration import of_this_machine
@@ -169,7 +170,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
             "flash_attn package's own kernels and copies take is not modelled"
         )
     loss = loss_of(options)
-    notes += loss_notes(loss)
+    notes += [*loss_notes(loss), *offloading_notes(options)]
     return Job(
         seq_len=length,
         global_batch=integer(options, "global_batch"),
@@ -178,6 +179,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         optimizer=optimizer,
         attention=attention,
         loss=loss,
+        offload_activations=bool(options.get("offload_activations")),
         inference=inference,
         quantization=quantization,
         new_tokens=new_tokens,

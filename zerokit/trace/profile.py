@@ -14,8 +14,10 @@ from zerokit.domain.profile import ModelProfile, Parameter, Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, build
 from zerokit.trace.recording.fit import MICRO_BATCHES, fit, plain_point, points
+from zerokit.trace.recording.offloading import on_host
 from zerokit.trace.recording.record import leaf_modules, record, saved_views
 from zerokit.trace.recording.serving import record_serving
+from zerokit.trace.recording.storage import TraceEvent
 
 _LENGTHS = (128, 256, 512)
 _SHORT = (16, 80)
@@ -61,13 +63,25 @@ def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
     offset = variant.images.sequence_tokens if variant.images is not None else 0
     for lengths, limit in _lengths_by_regime(built, offset):
         if variant.phase == "train":
-            events, plain = record(built, variant, points(lengths), plain_point(lengths))
-            traces.append(fit(events, lengths, built.stacks, limit, autocast=variant.autocast, plain=plain,
-                              min_seq_len=offset))  # fmt: skip
+            traces.append(_fitted(built, variant, lengths, limit, offset))
         else:
             events, kept = record_serving(built, variant, points(lengths))
             traces.append(fit(events, lengths, built.stacks, limit, kept))
     return tuple(traces)
+
+
+def _fitted(
+    built: BuiltModel, variant: Variant, lengths: tuple[int, ...], limit: int | None, shortest: int
+) -> ActivationTrace:
+    """A training step, recorded at these lengths."""
+    sizes = points(lengths)
+    events, plain = record(built, variant, sizes, sizes[-1] if len(lengths) == 1 else plain_point(lengths))
+    copies: list[list[TraceEvent]] = []
+    if variant.offloaded:
+        plain = on_host(plain)[0]
+        events, copies = map(list, zip(*map(on_host, events), strict=True))
+    return fit(events, lengths, built.stacks, limit, autocast=variant.autocast, plain=plain,
+               min_seq_len=shortest, copies=copies)  # fmt: skip
 
 
 def _of_one_length(
@@ -90,11 +104,7 @@ def _of_one_length(
             f"its layers run one operator after the other over {seq_len:,} tokens, too many to trace "
             f"(some {more:,} allocations)"
         )
-    built, sizes = _attention(hf_config, head, variant), points((seq_len,))
-    events, plain = record(built, variant, sizes, sizes[-1])
-    return fit(
-        events, (seq_len,), built.stacks, seq_len, autocast=variant.autocast, plain=plain, min_seq_len=seq_len
-    )
+    return _fitted(_attention(hf_config, head, variant), variant, (seq_len,), seq_len, seq_len)
 
 
 def _traces(

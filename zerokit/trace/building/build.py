@@ -22,6 +22,10 @@ KEEP_PER_RUN = 4
 """Layers kept of a run of equal ones: what the first two and the last leave alive at their borders
 differs (a loop variable still holds the embedding's output); from the third on it repeats."""
 
+KEPT_ON_THE_WAY = 5
+"""Tensors that stay on the GPU until their copies to the host are done (``max_fwd_stash_size`` of TRL's
+``OffloadActivations``)."""
+
 AUTO_CLASSES = {name: head.auto_class for name, head in HEADS.items()}
 
 
@@ -158,11 +162,11 @@ def _signature(layer: nn.Module) -> tuple[Any, ...]:
     return (type(layer).__name__, shapes, tuple(settings))
 
 
-def _find_stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+def _find_stacks(model: nn.Module, keep: int) -> list[tuple[str, nn.ModuleList]]:
     """The outermost module lists of three layers or more."""
     stacks: list[tuple[str, nn.ModuleList]] = []
     for name, module in model.named_modules():
-        is_list = isinstance(module, nn.ModuleList) and len(module) > KEEP_PER_RUN
+        is_list = isinstance(module, nn.ModuleList) and len(module) > keep
         if vision_tower.is_inside(name):  # whole: some of its layers hand their outputs to the text model
             continue
         if is_list and not any(name.startswith(stack_name + ".") for stack_name, _ in stacks):
@@ -171,7 +175,7 @@ def _find_stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     return stacks
 
 
-def _cut(path: str, layers: nn.ModuleList) -> LayerList:
+def _cut(path: str, layers: nn.ModuleList, keep: int) -> LayerList:
     signatures = [_signature(layer) for layer in layers]
     runs: list[list[int]] = []
     for index, signature in enumerate(signatures):
@@ -187,7 +191,7 @@ def _cut(path: str, layers: nn.ModuleList) -> LayerList:
         if around in kinds and position != len(runs) - 1:
             continue
         kinds.add(around)
-        kept_layers += run if len(run) <= KEEP_PER_RUN else [*run[: KEEP_PER_RUN - 1], run[-1]]
+        kept_layers += run if len(run) <= keep else [*run[: keep - 1], run[-1]]
     first, last = 0, len(layers) - 1
     stands_for = []
     for index, signature in enumerate(signatures):
@@ -282,7 +286,10 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
     every = model.named_parameters(remove_duplicate=False)
     ties = {n: listed[id(p)] for n, p in every if listed[id(p)] != n}
     buffer_bytes = sum(b.numel() * b.element_size() for b in model.buffers())
-    stacks = tuple(_cut(path, layers) for path, layers in _find_stacks(model))
+    keep = KEEP_PER_RUN
+    if variant.offloaded and variant.checkpointing != "none":
+        keep += KEPT_ON_THE_WAY  # one tensor leaves each layer, and the latest are still on the GPU
+    stacks = tuple(_cut(path, layers, keep) for path, layers in _find_stacks(model, keep))
     for stack in stacks:
         _shorten(model, config, stack)
     return BuiltModel(model, config, head, parameters, stacks, ties, buffer_bytes)

@@ -286,12 +286,13 @@ def fit(
     autocast: bool = False,
     plain: Sequence[TraceEvent] = (),
     min_seq_len: int = 0,
+    copies: Sequence[Sequence[TraceEvent]] = (),
 ) -> ActivationTrace:
     """One activation trace from traces at ``points(lengths)``, for the full number of layers.
 
     ``kept``: storages of the key-value cache, whose share is worked out by itself; ``autocast``: weights
     that were cast die when the forward pass ends; ``plain``: the passes at ``plain_point(lengths)`` without
-    ZeRO-3's hooks around modules.
+    ZeRO-3's hooks around modules; ``copies``: of activations on the host, at ``points(lengths)``.
 
     Raises:
         TraceMismatch: the operators differ between the points.
@@ -305,6 +306,8 @@ def fit(
     cache: tuple[Run, ...] = ()
     if kept:
         cache = _runs(_flatten(traces, polynomials, kept)[0], stacks, segments, _ZERO)
+    if copies:
+        cache = _runs(_flatten(copies, _polynomials(copies, lengths))[0], stacks, segments, _ZERO)
     gradients: tuple[Run, ...] = ()
     if plain:
         sizes = _sizes_at(plain_point(lengths), polynomials.values())

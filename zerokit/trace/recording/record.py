@@ -17,6 +17,7 @@ from zerokit.trace.recording.autocast import cuda_lists
 from zerokit.trace.recording.image_inputs import image_inputs, is_known_index
 from zerokit.trace.recording.kernels import cuda_kernels
 from zerokit.trace.recording.known_values import KnownValues
+from zerokit.trace.recording.offloading import offloading
 from zerokit.trace.recording.selective import selective_checkpointing
 from zerokit.trace.recording.storage import StorageTracker, TraceEvent
 
@@ -317,7 +318,7 @@ def _step(
     if variant.images is not None:
         tracker.skipped = is_known_index(seq_len)
     tracker.ignore([*model.parameters(), *model.buffers()])
-    with tracker:
+    with tracker, offloading(model, tracker, variant.offloaded):
         tracker.mark("phase", "forward")
         tracker.count(inputs.values())
         # autocast_if_enabled around the module's forward, engine.py:3006
