@@ -21,6 +21,7 @@ Point = tuple[float, float]
 _WIDTH, _HEIGHT = 1000, 400
 _ROOM = 1.08  # above the highest value
 _FLAG_ROOM = 0.045  # of the width, from one flag to the next: 13 pixels on a phone
+_FLAG_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ def over_time(
     """Bytes over seconds. A level far above everything is named in the legend and not drawn.
 
     Args:
-        marks: the most important first: where two are too close for two flags, the first one has its flag.
+        marks: the most important first: where many are close, not all have room for a flag.
         scale: the value that at least reaches to the top; the same for charts that are compared.
     """
     end = max([line.points[-1][0] for line in lines] + [mark.at for mark in marks], default=0.0) or 1.0
@@ -249,17 +250,20 @@ def _figure(
 
 
 def _flags(marks: Sequence[Mark], end: float) -> str:
-    """A letter above the lines of marks, where there is room for it."""
-    placed: list[float] = []
+    """A letter on the line of each mark, below another one where they are close, while there is room."""
+    rows: list[list[float]] = [[] for _ in range(_FLAG_ROWS)]
     shown = []
     for mark in marks:
         at = min(1.0, mark.at / end)
-        if all(abs(at - other) >= _FLAG_ROOM for other in placed):
-            placed.append(at)
-            shown.append(
-                f'<span class="flag {mark.style}" style="left:{100 * at:.2f}%" title="{escape(mark.title)}">'
-                f"{escape(mark.letter)}</span>"
-            )
+        for number, row in enumerate(rows):
+            if all(abs(at - other) >= _FLAG_ROOM for other in row):
+                row.append(at)
+                place = f"left:{100 * at:.2f}%;top:{1.3 * number:.1f}rem"
+                shown.append(
+                    f'<span class="flag {mark.style}" style="{place}" title="{escape(mark.title)}">'
+                    f"{escape(mark.letter)}</span>"
+                )
+                break
     return f'<div class="flags" aria-hidden="true">{"".join(shown)}</div>' if shown else ""
 
 

@@ -33,8 +33,8 @@ def test_events_are_drawn_with_a_flag_a_line_and_a_legend() -> None:
         ("e-retry", "510.0", "3 allocation retries, after 51.0 s"),
         ("e-save", "500.0", "2 saves, after 50.0 s"),
     ]
-    flags = re.findall(r'<span class="flag (\S+)" style', chart)
-    assert flags == ["e-retry", "e-evaluation"]  # no room for the save's beside the retry's
+    flags = re.findall(r'<span class="flag (\S+)" style="left:[\d.]+%;top:([\d.]+)rem', chart)
+    assert flags == [("e-retry", "0.0"), ("e-save", "1.3"), ("e-evaluation", "0.0")]  # the save's is lower
     assert {"allocation retry", "save", "evaluation"} <= set(re.findall(r"</span>([a-z ]+)</li>", chart))
     assert "evaluation, 1 marked" in chart
 
@@ -74,4 +74,5 @@ def test_a_table_ends_with_what_it_leaves_out_and_unknown_kinds_are_shown() -> N
     rows = run_events.table(found, found.ranks[0])
     assert len(rows) == 101 and rows[-1] == ("…", "", "22 more are in report.json")
     chart = str(run_charts.memory_over_time(found))
+    assert chart.count('<span class="flag e-skipped" style') == 3 * 20  # as many as have room
     assert "<b>" not in chart and "&lt;b&gt;new" in chart
