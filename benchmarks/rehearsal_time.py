@@ -29,16 +29,13 @@ from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.script import PlanUse
 from zerokit.script.entry_points import Target
 from zerokit.timing import operators
+from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
 from zerokit.timing.recorded_step import StepTime, step_time
 
 KERNELS = Path(__file__).resolve().parent / "measure" / "data" / "kernels.jsonl"
 KERNEL_CASE = Path(__file__).resolve().parent / "rehearsal" / "kernel_case.py"
 
-BETWEEN_STEPS = {"ZeRO-3": 0.78, "others": 0.93}
-"""A probe's round between two steps takes longer than one of many in a row, of which the host prices are: by
-1.07 on the host of ``zero-3-pilot.jsonl``; and its ZeRO-3 loops, which are mostly Python, took 0.78 of what a
-rehearsal says at the probe's factor. Known before any row of the second script times was measured."""
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75)
 
 
@@ -141,7 +138,8 @@ class Times:
         if not factor:
             return ""
         host = _host(factor, row, "the row's probe" if given else "--host")
-        found = step_time(events, self.gpu, ranks, host=host)
+        rates = Calibration(**row.row.get("host_rates", {})) if isinstance(row, MeasuredRun) else None
+        found = step_time(events, self.gpu, ranks, host=host, calibration=rates)
         error = found.seconds / measured - 1
         self._known_errors.append(abs(error))
         return f"host {factor:.2f}: {found.seconds:.4f} {100 * error:+.1f} %  "
@@ -195,12 +193,12 @@ class Times:
 
 
 def _host(factor: float, row: Any, source: str) -> HostSpeed:
-    """The host's speed as the prices mean it."""
-    scale = 1.0
-    if isinstance(row, MeasuredRun) and row.row.get("probed") == "between steps":
-        stage = row.deepspeed_config.get("zero_optimization", {}).get("stage", 0)
-        scale = BETWEEN_STEPS["ZeRO-3" if stage == 3 else "others"]
-    return HostSpeed(factor=scale * factor, source=source)
+    """The host's speed, with its spread where the row has one and the factor is its own."""
+    given = row.row if isinstance(row, MeasuredRun) else {}
+    low, high = None, None
+    if factor == given.get("host_factor"):
+        low, high = given.get("host_factor_range") or (None, None)
+    return HostSpeed(factor=factor, source=source, low=low, high=high)
 
 
 def _why(found: StepTime) -> str:

@@ -22,7 +22,7 @@ from zerokit.temporary import temporary_folder
 CPU_RANKS = 2
 LIMIT_SECONDS = 600.0
 _MOST_ADAM_PARAMETERS = 100_000_000
-_ADAM_BYTES_PER_PARAMETER = 16  # fp32 weight, gradient and two moments
+_ADAM_BYTES_PER_PARAMETER = 16  # as in measure_rank, which imports torch
 
 
 def measure(detected: Detected, *, limit_seconds: float = LIMIT_SECONDS) -> Measured:

@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators
 from zerokit.timing.constants import HUGGING_FACE, Calibration
-from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, HostSpeed
+from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, HostSpeed, of_slowest
 from zerokit.timing.operators import IssuedOperator
 
 _PAGEABLE_BYTES_PER_SECOND = 6e9
 """Copies from and to memory that is not pinned go through the driver's staging buffer: not measured."""
 _TWO_PASSES = ("allreduce",)
-_ADAM_RATES = {"fast": 6.0e9, "slow": 2.1e9}
-_MEMORY = {"fast": 4.0, "slow": 0.7}
-"""Of a node: weights that CPU Adam steps a second, and what its memory reaches over ``HostPrices``, which has
-the rate of one of eight busy ranks. An offloaded script alone on an H200's host (``medium.offload`` of
-``script-times-second.jsonl``) needs both to be as fast as this."""
+_ADAM_RATES = {"fast": 6.5e9, "slow": 2.1e9}
+"""Weights that CPU Adam steps a second, of a node; fast: 32 cores of an H200's host (``host-parts.json``)."""
+_MEMORY = {"fast": 460e9, "": 240e9, "slow": 120e9}
+"""Bytes a second, read and written, that elementwise operators on the host reach, of a node. What eight busy
+ranks reached together (``Constants.cast_seconds``: 6 bytes a weight in 0.2 ns for each); fast: 32 cores of an
+H200's host, on memory of both its processors (``host-parts.json``), where gradients that DeepSpeed had
+pinned reached 187 GB/s (the trace of ``medium.offload``). Slow: half, a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,8 @@ def step_time(
             return played
         return _extended(played, lanes.play(longer, priced), more_micro_steps / _REPEATED)
 
-    played = at(host.factor if host else USUAL)
+    slowest = of_slowest(host, ranks) if host else USUAL
+    played = at(slowest)
     if host is None:
         low, high = at(FASTEST, "fast"), at(SLOWEST, "slow")
         note = (
@@ -91,6 +94,8 @@ def step_time(
         high = at(host.high or host.factor, "slow") if host.high or guessed else played
         spread = f", {host.low:.2f} to {host.high:.2f} while it was probed" if host.low and host.high else ""
         note = f"host speed {host.factor:.2f}{spread} ({host.source})"
+        if slowest != host.factor:
+            note += f"; of {ranks} ranks the slowest sets the pace: {slowest:.2f}"
     if guessed:
         note += "; how fast the host steps and copies offloaded states is not known either"
     return StepTime(
@@ -162,9 +167,7 @@ def prices(
     known = calibration or Calibration()
     if node and known.cpu_adam_parameters_per_second is None:
         known = replace(known, cpu_adam_parameters_per_second=_ADAM_RATES[node])
-    memory = host_prices.REFERENCE.bytes_per_second * _MEMORY.get(node, 1.0)
-    if known.host_memory_bytes_per_second is not None:
-        memory = known.host_memory_bytes_per_second / max(1, min(ranks, gpu.max_gpus_per_node))
+    memory = (known.host_memory_bytes_per_second or _MEMORY[node]) / max(1, min(ranks, gpu.max_gpus_per_node))
     rate = kernel_prices.rates(gpu, known.matmul_flops)
     links = _Links(gpu, ranks, known)
     return lanes.Prices(

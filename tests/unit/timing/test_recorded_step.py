@@ -51,6 +51,21 @@ def test_a_step_on_a_probed_host_is_a_figure():
     assert found.seconds == pytest.approx(0.8 * whole)
 
 
+def test_ranks_wait_for_the_slowest_of_them():
+    host = HostSpeed(factor=0.8, source="a probe", low=0.6, high=1.25)
+    took = [step_time(small_kernels(100), gpus.load("h200"), ranks, host=host) for ranks in (1, 2, 4, 512)]
+    reference = step_time(small_kernels(100), gpus.load("h200"), 1, host=HostSpeed(factor=1.0, source=""))
+    factors = [step.seconds / reference.seconds for step in took]
+    # of two draws the larger one has its middle at 0.71, of four at 0.84; half the draws are below 0.8, 0.95
+    # of them below 1.25, and what is above is not known
+    assert factors == pytest.approx([0.8, 0.8 + 0.2071, 0.8 + 0.3409, 1.25], abs=1e-4)
+    assert "slowest" in took[1].note and "slowest" not in took[0].note
+    plain = HostSpeed(factor=0.8, source="--host-speed")
+    assert step_time(small_kernels(100), gpus.load("h200"), 8, host=plain).seconds == pytest.approx(
+        took[0].seconds
+    )
+
+
 def test_gpus_of_a_node_share_its_host_link_and_its_cores():
     gpu = gpus.load("h200")
     copy = IssuedOperator(operators.TO_HOST, "copy_", bytes_read=1 << 30)

@@ -12,6 +12,7 @@ import itertools
 import sys
 import threading
 from array import array
+from inspect import CO_GENERATOR
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -137,6 +138,8 @@ class Recorder:
             else:
                 return
             code = frame.f_code
+            if code.co_flags & CO_GENERATOR and event == "call":  # it goes on: no new frame
+                return
             if not counts(code):
                 return
             if code.co_filename == _CONTEXTS and frame.f_back is not None and not counts(frame.f_back.f_code):
