@@ -1,0 +1,1 @@
+"""Reports of runs: the schema of ``report.json``, predicted beside measured, tables, pages and charts."""

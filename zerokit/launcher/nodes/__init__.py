@@ -1,0 +1,1 @@
+"""Other machines of a run: the hostfile, commands over ssh, and the files that come back."""

@@ -1,0 +1,1 @@
+"""Checks of accelerate YAML, one file for each part of it."""

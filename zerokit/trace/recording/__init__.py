@@ -1,0 +1,1 @@
+"""One step of a model recorded as allocations, and fitted over batch and length."""
