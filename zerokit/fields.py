@@ -37,5 +37,5 @@ def all_as_options(texts: Iterable[str]) -> tuple[str, ...]:
 
 def first(text: str) -> str | None:
     """The first argument that a message names; None where it names none."""
-    found = _MARKED.search(text)
-    return found[1] if found else None
+    match = _MARKED.search(text)
+    return match[1] if match else None

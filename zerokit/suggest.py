@@ -141,13 +141,13 @@ def _may_be(wrong: str, right: str, words: set[str]) -> bool:
 
 def synonym(key: str, known: Mapping[str, Any]) -> str | None:
     """The known key that ``key`` is called elsewhere, if there is one."""
-    meant = _SYNONYMS.get(key.lower())
-    if meant is None and f"stage3_{key}" in known:
-        meant = f"stage3_{key}"
-    return meant if meant in known else None
+    replacement = _SYNONYMS.get(key.lower())
+    if replacement is None and f"stage3_{key}" in known:
+        replacement = f"stage3_{key}"
+    return replacement if replacement in known else None
 
 
-def leaves_no_doubt(wrong: str, right: str, known: Iterable[str]) -> bool:
+def leaves_no_doubt(wrong: str, right: str, names: Iterable[str]) -> bool:
     """Whether ``wrong`` can mean nothing but ``right`` among the known names.
 
     True for another case or other hyphens, for one letter left out, doubled or swapped in a word of
@@ -157,10 +157,10 @@ def leaves_no_doubt(wrong: str, right: str, known: Iterable[str]) -> bool:
     if wrong.lower() in _ONE_MEANING and _SYNONYMS[wrong.lower()] == right:
         return True
     if fold(wrong) == fold(right):
-        return sum(fold(name) == fold(wrong) for name in known) == 1
+        return sum(fold(name) == fold(wrong) for name in names) == 1
     if _DIGITS.findall(wrong) != _DIGITS.findall(right):
         return False
-    if any(name != right and distance(fold(wrong), fold(name)) <= 2 for name in known):
+    if any(name != right and distance(fold(wrong), fold(name)) <= 2 for name in names):
         return False
     wrong_parts, right_parts = wrong.lower().split("_"), right.lower().split("_")
     if len(wrong_parts) != len(right_parts):

@@ -263,7 +263,11 @@ def _words(text: str) -> Words:
 
 
 def _named(words: Words) -> list[Gpu]:
-    return [entry.gpu for entry in _entries() if (plain := entry.plain(words)) and plain in entry.labels]
+    return [
+        entry.gpu
+        for entry in _entries()
+        if (label_words := entry.plain(words)) and label_words in entry.labels
+    ]
 
 
 def _containing(words: Words) -> list[Gpu]:
@@ -272,7 +276,7 @@ def _containing(words: Words) -> list[Gpu]:
     return [
         entry.gpu
         for entry in _entries()
-        if (plain := entry.plain(words)) and any(contains(label, plain) for label in entry.labels)
+        if (label_words := entry.plain(words)) and any(contains(label, label_words) for label in entry.labels)
     ]
 
 

@@ -265,11 +265,11 @@ def _by_words() -> dict[Words, _Label]:
     labels: dict[Words, _Label] = {}
     for model in index():
         owner, _, repository = (model.hub or model.name).rpartition("/")
-        for own, names_of_it in ((True, (model.name, repository)), (False, model.aliases)):
+        for is_own, names_of_it in ((True, (model.name, repository)), (False, model.aliases)):
             for name in names_of_it:
-                labels.setdefault(split(name), _Label(model.name, own))
+                labels.setdefault(split(name), _Label(model.name, is_own))
                 if owner:
-                    labels.setdefault(split(f"{owner}/{name}"), _Label(model.name, own))
+                    labels.setdefault(split(f"{owner}/{name}"), _Label(model.name, is_own))
     return labels
 
 

@@ -94,9 +94,11 @@ def unknown_option(error: click.NoSuchOption) -> str:
     if context is not None and isinstance(context.command, click.Group):
         help_ = "use -V for the version; -v and -q go after a command" if name in ("-v", "-q") else None
         return f"{path}: there is no option {name}; {help_ or f'`{path} --help` lists them'}"
-    known = {parameter.name or "" for parameter in context.command.params} if context is not None else set()
-    hint = instead(name, known)
-    if hint is not None and first_argument(hint) not in {*known, None}:
+    parameter_names = (
+        {parameter.name or "" for parameter in context.command.params} if context is not None else set()
+    )
+    hint = instead(name, parameter_names)
+    if hint is not None and first_argument(hint) not in {*parameter_names, None}:
         hint = None
     if hint is None and key in BY_NAME:
         hint = "it is an option of `zerokit plan`"
@@ -130,10 +132,10 @@ _OTHER_COMMANDS = {
 }
 
 
-def unknown_command(name: str, known: list[str]) -> InputError:
+def unknown_command(name: str, names: list[str]) -> InputError:
     """What to say of a command that there is not."""
     from zerokit.suggest import misspelt
 
-    close = misspelt(name, known)
+    close = misspelt(name, names)
     hint = _OTHER_COMMANDS.get(name) or (f"did you mean `zerokit {close[0]}`?" if close else None)
     return InputError(f"there is no command {name!r}; {hint or '`zerokit help` lists them'}")

@@ -53,18 +53,18 @@ class Rank:
         dist.barrier()
         self.wait()
 
-    def seconds(self, work: Callable[[], Any], *, alone: bool = False) -> float:
+    def seconds(self, work: Callable[[], Any], *, by_itself: bool = False) -> float:
         """Seconds one ``work`` takes: repeated as often on every rank, after a warm-up."""
         for _ in range(_WARM_UP):
             work()
-        if not alone:
+        if not by_itself:
             self.together()
         once = self._timed(work, 1)
         # the slowest rank decides, so that collectives are called equally often
         repeats = torch.tensor(
             [max(2, min(200, round(_SECONDS_PER_RATE / max(once, 1e-6))))], device=self.device
         )
-        if not alone:
+        if not by_itself:
             dist.all_reduce(repeats, op=dist.ReduceOp.MIN)
         return self._timed(work, int(repeats.item()))
 
@@ -183,7 +183,7 @@ def cpu_adam(parameters: int) -> tuple[float, str]:
         kind = "torch"
         optimizer = torch.optim.AdamW([weights], fused=True)
     rank = Rank(0, 1, "cpu")
-    return parameters / rank.seconds(optimizer.step, alone=True), kind
+    return parameters / rank.seconds(optimizer.step, by_itself=True), kind
 
 
 def host_speed(rank: Rank) -> HostSpeed | None:

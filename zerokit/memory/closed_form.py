@@ -162,7 +162,7 @@ def _losses(
     if job.loss == "standard":
         loss = logits(shape, job, strategy) * bytes_per_logit
         return loss * LOSS_FORWARD_SHARE, loss
-    found = fused_loss(
+    fused = fused_loss(
         job.loss,
         LossSize(
             sequences=strategy.settings.micro_batch,
@@ -174,7 +174,7 @@ def _losses(
             adds_in_place=cluster.gpu.supports("bf16"),
         ),
     )
-    return found.forward, found.backward
+    return fused.forward, fused.backward
 
 
 def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
@@ -183,10 +183,10 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
     weights = shape.block_parameters / split + tables / (strategy.tensor_parallel if split > 1 else 1)
     trainable = weights if job.method == "full" else trainable_parameters(shape, job) / split
     element_bytes = strategy.settings.parameter_bytes
-    each = QUANTIZED_BYTES.get(job.quantization) if job.inference else job.packed_base_bytes
-    if each is not None:
+    packed_bytes = QUANTIZED_BYTES.get(job.quantization) if job.inference else job.packed_base_bytes
+    if packed_bytes is not None:
         weight_bytes = (
-            each * shape.block_parameters / split + element_bytes * tables / strategy.tensor_parallel
+            packed_bytes * shape.block_parameters / split + element_bytes * tables / strategy.tensor_parallel
         )
     else:
         weight_bytes = element_bytes * weights
@@ -241,18 +241,22 @@ def _gradients(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
     optimizer_away = _offloads(strategy)[0]
     if zero.stage == 3:
         # offloaded with the optimizer, they leave bucket by bucket
-        kept = 0.0 if optimizer_away else element_bytes * sizes.trainable / sizes.ranks
-        return {Component.GRADIENT_PARTITION: kept, Component.REDUCE_COPY: bucket}
+        kept_bytes = 0.0 if optimizer_away else element_bytes * sizes.trainable / sizes.ranks
+        return {Component.GRADIENT_PARTITION: kept_bytes, Component.REDUCE_COPY: bucket}
     full = element_bytes * sizes.trainable
     if zero.stage == 0:
         return {Component.GRADIENTS: full}
-    held = full if zero.stage == 1 else full / sizes.ranks + element_bytes * sizes.largest
+    held_bytes = full if zero.stage == 1 else full / sizes.ranks + element_bytes * sizes.largest
     if zero.stage == 2 and strategy.settings.gradient_accumulation > 1:
-        held *= 2
+        held_bytes *= 2
     if zero.stage == 2 and optimizer_away:
-        held = 0.0
+        held_bytes = 0.0
     buckets = element_bytes * zero.reduce_bucket_size * (2 if zero.overlaps else 1)
-    return {Component.GRADIENTS: held, Component.GRADIENT_BUCKET: buckets, Component.REDUCE_COPY: bucket}
+    return {
+        Component.GRADIENTS: held_bytes,
+        Component.GRADIENT_BUCKET: buckets,
+        Component.REDUCE_COPY: bucket,
+    }
 
 
 def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
@@ -260,10 +264,10 @@ def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
     if zero.stage != 3 or (sizes.ranks == 1 and not _offloads(strategy)[1]):
         return 0.0
     in_use = max(sizes.layer, sizes.largest)
-    kept = _REUSED_SHARE * min(zero.max_reuse_distance, zero.max_live_parameters)
+    reused = _REUSED_SHARE * min(zero.max_reuse_distance, zero.max_live_parameters)
     if strategy.checkpointing == "none":  # views of them, saved for backward (``Modules._saved``, modules.py)
-        kept += sizes.experts
-    others = min(sizes.weights - sizes.persistent, in_use + 2 * zero.prefetch_bucket_size + kept)
+        reused += sizes.experts
+    others = min(sizes.weights - sizes.persistent, in_use + 2 * zero.prefetch_bucket_size + reused)
     elements = sizes.persistent + others
     return elements * sizes.weight_bytes / max(1.0, sizes.weights)
 
@@ -330,8 +334,8 @@ def _finish(
     host: dict[HostComponent, int],
     sizes: _Sizes,
 ) -> MemoryEstimate:
-    whole = {name: {k: int(v) for k, v in parts.items() if v >= 1} for name, parts in phases.items()}
-    peaks = {name: sum(parts.values()) for name, parts in whole.items()}
+    rounded = {name: {k: int(v) for k, v in parts.items() if v >= 1} for name, parts in phases.items()}
+    peaks = {name: sum(parts.values()) for name, parts in rounded.items()}
     worst = max(peaks, key=lambda name: peaks[name])
     per_node = max(1, strategy.world_size // cluster.nodes)
     on_host = in_ram(host, per_node)
@@ -341,7 +345,7 @@ def _finish(
         peak_allocated_bytes=peaks[worst],
         peak_phase=worst,
         phases=peaks,
-        components=by_key(whole[worst]),
+        components=by_key(rounded[worst]),
     )
     # models below stage 3 are built in host memory by every rank before they move
     loading = 0 if strategy.settings.zero.stage == 3 else int(sizes.weight_bytes) * per_node

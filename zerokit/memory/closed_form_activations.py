@@ -79,7 +79,7 @@ def activation_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[f
         strategy.pipeline_parallel,
     )
     in_flight = min(pp, strategy.settings.gradient_accumulation)  # 1F1B, first stage
-    kept = transient = 0.0
+    saved = transient = 0.0
     for stack in shape.stacks:
         count = stack.layers / pp * in_flight
         stack_tokens = tokens
@@ -88,16 +88,16 @@ def activation_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[f
         full = (_layer_bytes(shape, stack, job, element_bytes) + _score_bytes(shape, job, strategy)) / tp
         experts = _adapted_experts(stack, job, element_bytes) / tp
         if strategy.checkpointing == "full":
-            kept += count * element_bytes * stack.hidden * stack_tokens
+            saved += count * element_bytes * stack.hidden * stack_tokens
             transient = max(transient, full * stack_tokens + experts)
         else:
-            kept += count * (full * stack_tokens + experts)
+            saved += count * (full * stack_tokens + experts)
         widest = max(gemm.n * gemm.active for gemm in stack.gemms) / tp
         if strategy.checkpointing == "full":
             transient += element_bytes * widest * stack_tokens
         else:
             transient = max(transient, 2 * element_bytes * widest * stack_tokens)
-    return kept, transient
+    return saved, transient
 
 
 def logits(shape: ModelShape, job: Job, strategy: Strategy) -> float:

@@ -51,18 +51,18 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         return False  # no scores are kept
     if job.offload_activations and strategy.world_size != strategy.data_parallel:
         return False
-    found = usable_trace(profile, job, strategy)
-    return found is not None and (strategy.pipeline_parallel == 1 or can_be_cut(profile, found[1]))
+    trace = usable_trace(profile, job, strategy)
+    return trace is not None and (strategy.pipeline_parallel == 1 or can_be_cut(profile, trace[1]))
 
 
 def _autocast_covered(job: Job, strategy: Strategy) -> bool:
     zero = strategy.settings.zero
-    alone = strategy.tensor_parallel == strategy.pipeline_parallel == strategy.sequence_parallel == 1
+    is_alone = strategy.tensor_parallel == strategy.pipeline_parallel == strategy.sequence_parallel == 1
     if zero.stage == 3:
         stays = zero.offload_optimizer.device == zero.offload_param.device == "none"
-        return job.packed_base_bytes is None and alone and (stays or strategy.data_parallel > 1)
-    plain = zero.contiguous_gradients and zero.offload_optimizer.device == "none"
-    return job.method == "full" and alone and plain
+        return job.packed_base_bytes is None and is_alone and (stays or strategy.data_parallel > 1)
+    is_plain_zero = zero.contiguous_gradients and zero.offload_optimizer.device == "none"
+    return job.method == "full" and is_alone and is_plain_zero
 
 
 def usable_trace(
@@ -109,10 +109,10 @@ def estimate_traced(
     """
     if job.inference:
         return estimate_serving(profile, job, strategy, cluster)
-    found = usable_trace(profile, job, strategy)
-    if found is None:
+    usable = usable_trace(profile, job, strategy)
+    if usable is None:
         raise KeyError(Variant.of(job, strategy).key)
-    variant, trace, adapters = found
+    variant, trace, adapters = usable
     if strategy.sequence_parallel > 1:
         trace = _with_exchanges(profile, trace, strategy)
     model = rank_model(profile, variant, trace, adapters, job.loss)
@@ -133,7 +133,7 @@ def estimate_traced(
         notes = (*notes, SELECTIVE)
     host = dict(replayed.host)
     if job.offload_activations:
-        each = activation_copies(found[1], strategy.settings.micro_batch, tokens_of_a_rank(job, strategy))
+        each = activation_copies(usable[1], strategy.settings.micro_batch, tokens_of_a_rank(job, strategy))
         host[HostComponent.ACTIVATIONS.value] = each * replayed.degrees.per_node
     return MemoryEstimate(
         ranks=ranks,
@@ -193,8 +193,8 @@ def _pipeline(
             timeline = timeline.raised(flat)
         replayed = _replayed_ranks(stage.model, _settings_of_replay(strategy, cluster), degrees, every_rank)
         offset = stage.index * degrees.world_size
-        found = _ranks(replayed, timeline)
-        ranks += (replace(r, first=r.first + offset, last=r.last + offset) for r in found)
+        estimates = _ranks(replayed, timeline)
+        ranks += (replace(r, first=r.first + offset, last=r.last + offset) for r in estimates)
         host = max(host, replayed.host, key=lambda components: sum(components.values()))
     peak = max(rank.peak_allocated_bytes for rank in ranks)
     described = ", ".join(f"{stage.layers[1] - stage.layers[0]}" for stage in cut)
@@ -287,10 +287,10 @@ def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: _D
         "the training loop keeps only the loss of a forward pass"
     ]
     if degrees.sequence_parallel > 1:
-        known = exchange_of(profile, degrees.sequence_parallel, settings) is not None
+        is_known = exchange_of(profile, degrees.sequence_parallel, settings) is not None
         notes.append(
             "sequence parallel: activations of the sequence's share, Ulysses' exchanges "
-            + ("of q, k, v and context counted" if known else "left out: the model's heads are not known")
+            + ("of q, k, v and context counted" if is_known else "left out: the model's heads are not known")
         )
     return tuple(notes)
 
@@ -315,8 +315,10 @@ def _ranks(replayed: _Replayed, timeline: Timeline) -> tuple[RankEstimate, ...]:
     """Of all GPUs; candidates that differ in nothing that moves memory share them."""
     return _over_all_ranks(
         tuple(
-            rank_estimate(replayed.model, replayed.settings, replayed.degrees.ranks, timeline, rank, own)
-            for rank, own in replayed.ranks
+            rank_estimate(
+                replayed.model, replayed.settings, replayed.degrees.ranks, timeline, rank, replayed_rank
+            )
+            for rank, replayed_rank in replayed.ranks
         ),
         replayed,
     )

@@ -107,27 +107,27 @@ def _chunked(size: LossSize) -> LossBytes:
     tile = min(size.targets, _TRL_TOKENS) * _TRL_WORDS * size.element_bytes  # however few words there are
     # seven running statistics in fp32; targets, and where they are, in int64; which tokens count
     vectors = size.targets * (7 * _FP32 + 3 * _INT64) + size.tokens
-    kept = chosen + size.targets * (2 * _FP32 + 3 * _INT64) + size.tokens
+    kept_bytes = chosen + size.targets * (2 * _FP32 + 3 * _INT64) + size.tokens
     summed = size.targets * size.hidden * _FP32
     if size.trained:
         summed += size.vocabulary * size.hidden * _FP32
     narrow = 0 if size.element_bytes == 4 else chosen + size.gradient_bytes
     return LossBytes(
         forward=size.hidden_bytes + chosen + tile + vectors,
-        kept=kept,
-        backward=kept + summed + tile + narrow,
+        kept=kept_bytes,
+        backward=kept_bytes + summed + tile + narrow,
     )
 
 
 def _cut(size: LossSize) -> LossBytes:
     # logsumexp and the target's logit in fp32, valid targets in int64, the mean logit of every word
     vectors = size.targets * (2 * _FP32 + _INT64) + size.vocabulary * _FP32
-    kept = size.hidden_bytes + size.targets * (_FP32 + _INT64) + size.vocabulary * _FP32
+    kept_bytes = size.hidden_bytes + size.targets * (_FP32 + _INT64) + size.vocabulary * _FP32
     order = size.vocabulary * (_FP32 + _INT64 + _FP32)
     return LossBytes(
         forward=size.hidden_bytes + vectors,
-        kept=kept,
-        backward=kept + size.hidden_bytes + size.gradient_bytes + order,
+        kept=kept_bytes,
+        backward=kept_bytes + size.hidden_bytes + size.gradient_bytes + order,
     )
 
 
@@ -161,10 +161,10 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     """The timeline with the model's own loss instead of the one traced."""
     marks = head_marks(model)
     assert marks is not None
-    found = fused_loss(model.loss, size)
+    loss = fused_loss(model.loss, size)
     base = timeline.forward.levels[marks.forward] - size.hidden_bytes
-    forward = _forward(timeline.forward, marks.forward, base, found, size)
-    backward = _backward(timeline.backward, marks.backward, base, found)
+    forward = _forward(timeline.forward, marks.forward, base, loss, size)
+    backward = _backward(timeline.backward, marks.backward, base, loss)
     first = model.trace.marks_gradients[0][1]
     complete = (
         position
@@ -174,7 +174,7 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     reached = next(complete, marks.backward)
     # on the way to the first gradient: the loss, and what the layers before it do since
     later = backward.peaks[marks.backward + 1 : reached + 1]
-    peak = max(base + found.kept, base + found.backward, *later)
+    peak = max(base + loss.kept, base + loss.backward, *later)
     gradients = timeline.gradients
     return Timeline(
         forward=forward,
@@ -184,14 +184,14 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     )
 
 
-def _forward(traced: Pass, head: int, base: float, found: LossBytes, size: LossSize) -> Pass:
+def _forward(traced: Pass, head: int, base: float, loss: LossBytes, size: LossSize) -> Pass:
     """From the head on: the loss at once, then what it keeps, with the hidden states until the end."""
     more = len(traced.levels) - head - 2
-    held = base + found.kept + size.hidden_bytes
+    held_bytes = base + loss.kept + size.hidden_bytes
     return Pass(
-        peaks=(*traced.peaks[: head + 1], base + found.forward, *[held] * more),
-        levels=_ended(traced.levels, head, [held] * more, base + found.kept),
-        afters=_ended(traced.afters, head, [held] * more, base + found.kept),
+        peaks=(*traced.peaks[: head + 1], base + loss.forward, *[held_bytes] * more),
+        levels=_ended(traced.levels, head, [held_bytes] * more, base + loss.kept),
+        afters=_ended(traced.afters, head, [held_bytes] * more, base + loss.kept),
     )
 
 
@@ -199,11 +199,11 @@ def _ended(traced: Sequence[float], head: int, held: list[float], last: float) -
     return (*traced[: head + 1], *held, last)
 
 
-def _backward(traced: Pass, head: int, base: float, found: LossBytes) -> Pass:
+def _backward(traced: Pass, head: int, base: float, loss: LossBytes) -> Pass:
     """Up to the head's backward what was kept; then the loss's, to the level that the trace has."""
-    kept = [base + found.kept] * (head + 1)
+    levels = [base + loss.kept] * (head + 1)
     return Pass(
-        peaks=(*kept, base + found.backward, *traced.peaks[head + 2 :]),
-        levels=(*kept, *traced.levels[head + 1 :]),
-        afters=(*kept, *traced.afters[head + 1 :]),
+        peaks=(*levels, base + loss.backward, *traced.peaks[head + 2 :]),
+        levels=(*levels, *traced.levels[head + 1 :]),
+        afters=(*levels, *traced.afters[head + 1 :]),
     )

@@ -34,30 +34,30 @@ def host_components(
 ) -> dict[HostComponent, int]:
     """Host bytes of one rank, and those it keeps on NVMe, by component."""
     element_bytes = ElementBytes.of(settings)
-    whole = max(model.profile.parameter_count, model.trainable_numel + model.frozen_numel)
+    parameters = max(model.profile.parameter_count, model.trainable_numel + model.frozen_numel)
     process = PROCESS_BYTES + (PROCESS_NCCL_BYTES if world_size > 1 else 0)
-    found = {HostComponent.PROCESS: process}
+    components = {HostComponent.PROCESS: process}
     managed = managed_bytes(settings, stepped_tensors(model, settings, part, ranks))
     if settings.zero.stage == 3:
         trainable, _ = shares(model, ranks)
-        found |= _stage3(model, settings, element_bytes, trainable, ranks)
+        components |= _stage3(model, settings, element_bytes, trainable, ranks)
     else:
         # the whole model is built in host memory by every rank before it moves to the GPU
-        found[HostComponent.MODEL_BEFORE_IT_MOVES] = whole * element_bytes.parameter
+        components[HostComponent.MODEL_BEFORE_IT_MOVES] = parameters * element_bytes.parameter
         if settings.zero.offload_optimizer.device != "none":
-            found |= _stage12(model, settings, element_bytes, part)
+            components |= _stage12(model, settings, element_bytes, part)
             # long gone when the optimizer's states appear at the first step
             states = sum(
                 size
-                for name, size in found.items()
+                for name, size in components.items()
                 if name not in (HostComponent.PROCESS, HostComponent.MODEL_BEFORE_IT_MOVES)
             )
-            found[HostComponent.MODEL_BEFORE_IT_MOVES] = max(
-                0, found[HostComponent.MODEL_BEFORE_IT_MOVES] - states
+            components[HostComponent.MODEL_BEFORE_IT_MOVES] = max(
+                0, components[HostComponent.MODEL_BEFORE_IT_MOVES] - states
             )
     # paged states are where the driver puts them: on the host, all of them, when the GPU is full
-    found[HostComponent.OPTIMIZER_STATES] = found.get(HostComponent.OPTIMIZER_STATES, 0) + managed
-    return {name: size for name, size in found.items() if size}
+    components[HostComponent.OPTIMIZER_STATES] = components.get(HostComponent.OPTIMIZER_STATES, 0) + managed
+    return {name: size for name, size in components.items() if size}
 
 
 def _stage12(
@@ -65,7 +65,7 @@ def _stage12(
 ) -> dict[HostComponent, int]:
     pin = settings.zero.offload_optimizer.pin_memory
     largest = model.largest
-    found = {
+    components = {
         HostComponent.MASTER_WEIGHTS: pinned(part.size * element_bytes.master, pin),
         HostComponent.GRADIENTS: pinned(part.size * element_bytes.master, pin),
         HostComponent.STAGING: pinned(part.size * element_bytes.parameter, pin),
@@ -77,50 +77,52 @@ def _stage12(
     on_gpu = settings.zero.stage == 1 or element_bytes.compact
     if not on_gpu and settings.gradient_accumulation > 1 and element_bytes.master == 4:
         sizes = [model.trainable_sizes[i] * element_bytes.gradient for i in part.fragments]
-        found[HostComponent.ACCUMULATED_GRADIENTS] = sum(pinned(size, pin) for size in sizes)
-    return found
+        components[HostComponent.ACCUMULATED_GRADIENTS] = sum(pinned(size, pin) for size in sizes)
+    return components
 
 
 def _stage3(
     model: RankModel, settings: DeepSpeedSettings, element_bytes: ElementBytes, trainable: int, ranks: int
 ) -> dict[HostComponent, int]:
     zero = settings.zero
-    found: dict[HostComponent, int] = {}
+    components: dict[HostComponent, int] = {}
     optimizer, parameter = zero.offload_optimizer, zero.offload_param
     if parameter.device == "none":
-        found[HostComponent.DEFRAGMENTATION] = (
+        components[HostComponent.DEFRAGMENTATION] = (
             trainable * element_bytes.parameter
         )  # zero/utils.py defragment goes over the host
     if parameter.device == "cpu":
-        found[HostComponent.PARAMETERS] = pinned(share_bytes(model, ranks, element_bytes.parameter))
+        components[HostComponent.PARAMETERS] = pinned(share_bytes(model, ranks, element_bytes.parameter))
         # zero.Init pins every parameter's share by itself; the pinned blocks stay cached
         parameter_bytes = model.element_bytes(element_bytes.parameter)
-        each = (-(-size // ranks) * wide for size, wide in zip(model.sizes, parameter_bytes, strict=True))
-        found[HostComponent.PARAMETERS_WHILE_BUILT] = sum(pinned(size, parameter.pin_memory) for size in each)
+        shares = (-(-size // ranks) * wide for size, wide in zip(model.sizes, parameter_bytes, strict=True))
+        components[HostComponent.PARAMETERS_WHILE_BUILT] = sum(
+            pinned(size, parameter.pin_memory) for size in shares
+        )
     elif parameter.device == "nvme":
-        found[HostComponent.PARAMETER_BUFFERS] = pinned(
+        components[HostComponent.PARAMETER_BUFFERS] = pinned(
             parameter.buffer_count * parameter.buffer_size * element_bytes.parameter
         )
-        found[HostComponent.NVME_PARAMETERS] = share_bytes(model, ranks, element_bytes.parameter)
+        components[HostComponent.NVME_PARAMETERS] = share_bytes(model, ranks, element_bytes.parameter)
     group = min(trainable, zero.sub_group_size)
     if optimizer.device == "cpu":
         on_host = trainable - sum(on_device(model, zero, ranks))
-        found[HostComponent.MASTER_WEIGHTS] = on_host * element_bytes.master
-        found[HostComponent.GRADIENTS] = pinned(group * element_bytes.master, optimizer.pin_memory) * max(
-            1, -(-on_host // max(1, group))
-        )
-        found[HostComponent.GRADIENT_PARTITION] = pinned(
+        components[HostComponent.MASTER_WEIGHTS] = on_host * element_bytes.master
+        components[HostComponent.GRADIENTS] = pinned(
+            group * element_bytes.master, optimizer.pin_memory
+        ) * max(1, -(-on_host // max(1, group)))
+        components[HostComponent.GRADIENT_PARTITION] = pinned(
             trainable * element_bytes.accumulation, optimizer.pin_memory
         )
-        found[HostComponent.OPTIMIZER_STATES] = on_host * optimizer_bytes(settings)
+        components[HostComponent.OPTIMIZER_STATES] = on_host * optimizer_bytes(settings)
     elif optimizer.device == "nvme":
         states = 1 + optimizer_values(settings)
-        found[HostComponent.NVME_OPTIMIZER] = trainable * 4 * (states + 1)
-        found[HostComponent.SWAP_BUFFERS] = pinned(optimizer.buffer_count * 4 * group)
-        found[HostComponent.GRADIENT_PARTITION] = pinned(
+        components[HostComponent.NVME_OPTIMIZER] = trainable * 4 * (states + 1)
+        components[HostComponent.SWAP_BUFFERS] = pinned(optimizer.buffer_count * 4 * group)
+        components[HostComponent.GRADIENT_PARTITION] = pinned(
             trainable * element_bytes.accumulation, optimizer.pin_memory
         )
-    return found
+    return components
 
 
 def activation_copies(trace: ActivationTrace, micro_batch: int, seq_len: int) -> int:

@@ -59,7 +59,7 @@ def serving_traces(
     """Phase -> (variant, trace) of all that an estimate needs; ``None``: something is missing."""
     if not traceable(job, strategy):
         return None
-    found = {}
+    traces = {}
     for phase, length in zip(("prefill", "decode"), tokens(job), strict=True):
         if phase not in inference_phases(profile.head):
             continue
@@ -67,8 +67,8 @@ def serving_traces(
         trace = profile.trace(variant, length)
         if trace is None:
             return None
-        found[phase] = (variant, trace)
-    return found
+        traces[phase] = (variant, trace)
+    return traces
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,10 +90,10 @@ class _Phase:
     def components(self) -> dict[Component, int]:
         """What is live at the peak; sums to it."""
         position, between = where(self.above, self.weights)
-        found = _held(self.model, self.settings, self.ranks, (position, between))
-        rest = self.peak - sum(found.values())
+        held_components = _held(self.model, self.settings, self.ranks, (position, between))
+        rest = self.peak - sum(held_components.values())
         cache = min(rest, round(self.cached[position])) if self.cached else 0
-        return found | {Component.KV_CACHE: cache, Component.ACTIVATIONS: rest - cache}
+        return held_components | {Component.KV_CACHE: cache, Component.ACTIVATIONS: rest - cache}
 
 
 def _passes(profile: ModelProfile, job: Job, strategy: Strategy) -> list[_Phase]:
@@ -161,22 +161,22 @@ def _phase(
     batch = strategy.settings.micro_batch
     model = rank_model(profile, variant, trace)
     above = trace.timeline(batch, length).forward
-    made = trace.cached(batch, length).levels
+    levels = trace.cached(batch, length).levels
     if variant.phase == "decode":
         before = profile.trace(variant, max(1, length - 1)) or trace
-        held = before.cached(batch, max(1, length - 1)).levels[-1]
+        cache_level = before.cached(batch, max(1, length - 1)).levels[-1]
         above = Pass(
-            peaks=tuple(value + held for value in above.peaks),
-            levels=tuple(value + held for value in above.levels),
-            afters=tuple(value + held for value in above.afters),
+            peaks=tuple(value + cache_level for value in above.peaks),
+            levels=tuple(value + cache_level for value in above.levels),
+            afters=tuple(value + cache_level for value in above.afters),
         )
-        made = (made[-1],) * len(made)  # old and new together are never less
+        levels = (levels[-1],) * len(levels)  # old and new together are never less
     ranks, settings = strategy.data_parallel, strategy.settings
     return _Phase(
         name=variant.phase,
         model=model,
         above=above,
-        cached=made,
+        cached=levels,
         weights=_overlay(model, settings, ranks),
         ranks=ranks,
         settings=settings,
@@ -274,22 +274,22 @@ def _init(model: RankModel, job: Job, strategy: Strategy) -> int:
         return most_while_building(model, ranks, on_gpu) * settings.parameter_bytes
     resident = _resident(model, settings, ranks)
     quantised = (p.numel for p in model.parameters if p.stored_bytes)
-    whole = max(quantised, default=0) * _WEIGHTS_EACH.get(job.quantization, 0) * settings.parameter_bytes
-    return resident[Component.PARAMETERS] + resident.get(Component.BUFFERS, 0) + whole
+    widest = max(quantised, default=0) * _WEIGHTS_EACH.get(job.quantization, 0) * settings.parameter_bytes
+    return resident[Component.PARAMETERS] + resident.get(Component.BUFFERS, 0) + widest
 
 
 def _assumptions(
     profile: ModelProfile, job: Job, strategy: Strategy, passes: list[_Phase]
 ) -> tuple[str, ...]:
     batch = strategy.settings.micro_batch
-    made = profile.versions_note()
+    versions = profile.versions_note()
     if profile.head not in ("", "causal"):
-        return (f"one pass over {batch} × {job.seq_len:,} tokens, traced from the model itself ({made})",)
+        return (f"one pass over {batch} × {job.seq_len:,} tokens, traced from the model itself ({versions})",)
     prompt, longest = tokens(job)
     peaks = {one.name: format_gib(one.peak) for one in passes}
     notes = [
         f"generation as Transformers' generate does it, greedy, with its DynamicCache, traced from the model "
-        f"itself ({made}): {peaks['prefill']} over prompts of {batch} × {prompt:,} tokens in one pass, "
+        f"itself ({versions}): {peaks['prefill']} over prompts of {batch} × {prompt:,} tokens in one pass, "
         f"{peaks['decode']} when the cache of {batch} × {longest:,} tokens grows by one"
     ]
     if job.new_tokens is None:

@@ -30,10 +30,10 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     if job.inference:
         return estimate_serving(profile, job, strategy, cluster).min_vram_bytes
     tokens = max(1, job.seq_len // strategy.sequence_parallel)
-    found = usable_trace(profile, job, strategy)
-    if found is None:
+    usable = usable_trace(profile, job, strategy)
+    if usable is None:
         raise KeyError(Variant.of(job, strategy).key)
-    variant, trace, adapters = found
+    variant, trace, adapters = usable
     model = rank_model(profile, variant, trace, adapters, job.loss)
     ranks = strategy.zero_ranks
     states, gradients = _states(model, strategy.settings, ranks)
@@ -48,13 +48,13 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
 def _activation_peak(trace: ActivationTrace, micro_batch: int, tokens: int) -> int:
     """Peak of the forward pass. Runs of like layers rise or fall evenly: their ends tell."""
     level = peak = 0.0
-    known: dict[int, tuple[float, float]] = {}
+    by_key: dict[int, tuple[float, float]] = {}
     for run in trace.forward:
-        if run.segment not in known:
+        if run.segment not in by_key:
             marks = trace.segments[run.segment]
             highest = max(evaluate(p, micro_batch, tokens) for p in {p for mark in marks for p in mark.peaks})
-            known[run.segment] = (highest, evaluate(marks[-1].after, micro_batch, tokens))
-        highest, change = known[run.segment]
+            by_key[run.segment] = (highest, evaluate(marks[-1].after, micro_batch, tokens))
+        highest, change = by_key[run.segment]
         level += run.jump * change
         peak = max(peak, level + highest, level + (run.count - 1) * change + highest)
         level += run.count * change
@@ -78,5 +78,7 @@ def _states(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[
     size = trainable * element_bytes.parameter + frozen
     if zero.stage == 0 or zero.offload_optimizer.device == "none":
         size += trainable * optimizer // (1 if zero.stage == 0 else ranks)
-    whole = zero.stage == 0 or (zero.stage == 1 and zero.offload_optimizer.device == "none")
-    return size, trainable * element_bytes.parameter // (1 if whole else ranks) if whole else 0
+    is_unpartitioned = zero.stage == 0 or (zero.stage == 1 and zero.offload_optimizer.device == "none")
+    return size, trainable * element_bytes.parameter // (
+        1 if is_unpartitioned else ranks
+    ) if is_unpartitioned else 0

@@ -13,11 +13,11 @@ def highest(activations: Pass, overlay: Overlay) -> float:
     peaks, levels = activations.peaks, activations.levels
     best = 0.0
     if len(overlay.stretches) * 4 < len(peaks):
-        known = activations.highest
+        highest_known = activations.highest
         for marks, level in overlay.stretches:
-            top = known.get(marks)
+            top = highest_known.get(marks)
             if top is None:
-                top = known[marks] = max(peaks[marks[0] : marks[1]])
+                top = highest_known[marks] = max(peaks[marks[0] : marks[1]])
             if top + level > best:
                 best = top + level
     else:
@@ -31,12 +31,12 @@ def highest(activations: Pass, overlay: Overlay) -> float:
 
 def where(activations: Pass, overlay: Overlay) -> tuple[int, bool]:
     """(mark, whether on the way to it rather than at it) of the highest instant."""
-    best, place = -1.0, (0, True)
+    best, instant = -1.0, (0, True)
     before = overlay.start
     for index, (during, after) in enumerate(zip(overlay.during, overlay.after, strict=True)):
         if activations.peaks[index] + before > best:
-            best, place = activations.peaks[index] + before, (index, True)
+            best, instant = activations.peaks[index] + before, (index, True)
         if activations.levels[index] + during > best:
-            best, place = activations.levels[index] + during, (index, False)
+            best, instant = activations.levels[index] + during, (index, False)
         before = after
-    return place
+    return instant

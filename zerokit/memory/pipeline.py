@@ -49,18 +49,18 @@ class Stage:
         and its gradient, and on the last stage the logits, which nothing clears; per micro-batch in flight
         the clone of the input that the forward pass took. ``element_bytes``: of the training dtype.
         """
-        own = self.model.trace.timeline(micro_batch, tokens)
-        kept = self.in_flight(micro_batches)
-        buffers = max(2, kept)
+        own_timeline = self.model.trace.timeline(micro_batch, tokens)
+        in_flight = self.in_flight(micro_batches)
+        buffers = max(2, in_flight)
         border = micro_batch * tokens * self.hidden * element_bytes
-        extra = (kept - 1) * own.after_forward
+        extra = (in_flight - 1) * own_timeline.after_forward
         if self.index:
-            extra += (1 + 2 * buffers + kept) * border
+            extra += (1 + 2 * buffers + in_flight) * border
         if self.index < self.count - 1:
             extra += border
         else:
             extra += buffers * micro_batch * tokens * self.vocabulary * element_bytes
-        return own.raised(extra)
+        return own_timeline.raised(extra)
 
 
 def can_be_cut(profile: ModelProfile, trace: ActivationTrace) -> bool:
@@ -91,14 +91,14 @@ def stages(model: RankModel, count: int) -> tuple[Stage, ...]:
     owned = _owners(model, stack, length)
     weights = [sum(p.numel for p in parameters) for parameters in owned]
     parts = partition_balanced(weights, count)
-    found = []
+    result = []
     for index, (start, stop) in enumerate(pairwise(parts)):
         layers = (max(0, start - 1), min(length, stop - 1))
-        names = {p.name for own in owned[start:stop] for p in own}
+        names = {p.name for layer in owned[start:stop] for p in layer}
         parameters = tuple(p for p in model.parameters if p.name in names)
         trace = _cut(model.trace, layers, before=start == 0, after=stop == len(weights))
         profile = replace(model.profile, parameters=parameters, parameter_sets={})
-        found.append(
+        result.append(
             Stage(
                 index=index,
                 count=count,
@@ -108,7 +108,7 @@ def stages(model: RankModel, count: int) -> tuple[Stage, ...]:
                 vocabulary=int(model.profile.hf_config.get("vocab_size", 0)),
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _hidden(profile: ModelProfile) -> int | None:
@@ -149,13 +149,13 @@ def _owners(model: RankModel, stack: str, length: int) -> list[list[Parameter]]:
 
 def _cut(trace: ActivationTrace, layers: tuple[int, int], *, before: bool, after: bool) -> ActivationTrace:
     def clipped(runs: Sequence[Run], first: bool, last: bool) -> Iterable[Run]:
-        seen = False
+        has_start = False
         for run in runs:
             if not run.stack:
-                if last if seen else first:
+                if last if has_start else first:
                     yield run
                 continue
-            seen = True
+            has_start = True
             inside = [layer for layer in run.layers() if layers[0] <= layer < layers[1]]
             if inside:
                 yield replace(run, start=inside[0], count=len(inside))
@@ -201,7 +201,7 @@ def _balanced(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:
                     best = high - low
                     most[part][stop], least[part][stop], position[part][stop] = high, low, start
             cost[part][stop] = best
-    found = [count]
+    bounds = [count]
     for part in range(parts, 0, -1):
-        found.append(position[part][found[-1]])
-    return tuple(reversed(found))
+        bounds.append(position[part][bounds[-1]])
+    return tuple(reversed(bounds))

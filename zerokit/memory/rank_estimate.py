@@ -99,12 +99,12 @@ def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], dict[st
     forward, backward, ahead_at, back_at = 0.0, 0.0, 0, 0
     for number, micro in enumerate(own.micro_steps):
         if micro.forward is None:
-            ahead, activations = timeline.forward_peak + micro.start, timeline.gradients
+            forward_bytes, activations = timeline.forward_peak + micro.start, timeline.gradients
         else:
-            ahead, activations = highest(timeline.forward, micro.forward), timeline.backward
+            forward_bytes, activations = highest(timeline.forward, micro.forward), timeline.backward
         back = max(highest(activations, micro.backward), micro.at_end(activations))
-        if ahead > forward:
-            forward, ahead_at = ahead, number
+        if forward_bytes > forward:
+            forward, ahead_at = forward_bytes, number
         if back > backward:
             backward, back_at = back, number
     phases = {

@@ -130,9 +130,9 @@ class RankModel:
     @cached_property
     def gradient_indexes(self) -> tuple[int, ...]:
         """Of every mark of backward below ZeRO-3 the trainable parameter with a gradient there, or -1."""
-        found = self.trainable_index
+        indexes = self.trainable_index
         return tuple(
-            found.get(name, -1) if kind == "grad" else -1 for kind, name in self.trace.marks_gradients
+            indexes.get(name, -1) if kind == "grad" else -1 for kind, name in self.trace.marks_gradients
         )
 
     @cached_property
@@ -149,8 +149,8 @@ class RankModel:
         """Bytes of the gradients up to every such mark; ``element_bytes``: of the training dtype."""
         if element_bytes not in self._accumulated:
             sizes = self.trainable_sizes
-            each = (sizes[i] * element_bytes if i >= 0 else 0 for i in self.gradient_indexes)
-            self._accumulated[element_bytes] = tuple(accumulate(each))
+            bytes_of_gradients = (sizes[i] * element_bytes if i >= 0 else 0 for i in self.gradient_indexes)
+            self._accumulated[element_bytes] = tuple(accumulate(bytes_of_gradients))
         return self._accumulated[element_bytes]
 
     @cached_property
@@ -172,10 +172,10 @@ class RankModel:
                 if parameter.name.startswith(stack + "."):
                     layer = parameter.name[len(stack) + 1 :].split(".", 1)[0]
                     totals[stack, layer] = totals.get((stack, layer), 0) + parameter.numel
-        found: dict[str, int] = {}
+        by_layer: dict[str, int] = {}
         for (stack, _), numel in totals.items():
-            found[stack] = min(found.get(stack, numel), numel)
-        return found
+            by_layer[stack] = min(by_layer.get(stack, numel), numel)
+        return by_layer
 
     def __hash__(self) -> int:
         return id(self)
@@ -239,7 +239,7 @@ def rank_model(
     )
 
 
-def _with_rank(parameter: Parameter, traced: int, wanted: int) -> Parameter:
+def _with_rank(parameter: Parameter, traced: int, rank: int) -> Parameter:
     """An adapter matrix, (rank, in) or (out, rank), of another rank."""
     if not parameter.trainable or ".lora_" not in parameter.name:
         return parameter
@@ -247,7 +247,7 @@ def _with_rank(parameter: Parameter, traced: int, wanted: int) -> Parameter:
     shape = list(parameter.shape)
     if shape[axis] != traced:
         return parameter
-    shape[axis] = wanted
+    shape[axis] = rank
     return replace(parameter, shape=tuple(shape))
 
 

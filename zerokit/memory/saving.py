@@ -36,14 +36,14 @@ def saving(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) ->
     trainable = trainable_parameters(shape, job)
     adapters = job.method != "full"
     total = shape.parameters + (trainable if adapters else 0)
-    whole = total * element_bytes
+    model_bytes = total * element_bytes
     gathers = stage == 3 and settings.zero.gather_16bit_weights_on_model_save
-    written = trainable * (4 if stage == 3 else element_bytes) if adapters else whole
+    weights_bytes = trainable * (4 if stage == 3 else element_bytes) if adapters else model_bytes
     return Saving(
-        weights_bytes=0 if stage == 3 and not gathers else written,
+        weights_bytes=0 if stage == 3 and not gathers else weights_bytes,
         checkpoint_bytes=checkpoint_bytes(total, trainable, settings),
-        host_bytes=whole if gathers else 0,
-        seconds=_gather_seconds(whole, cluster) if gathers else 0.0,
+        host_bytes=model_bytes if gathers else 0,
+        seconds=_gather_seconds(model_bytes, cluster) if gathers else 0.0,
     )
 
 
@@ -58,30 +58,30 @@ def checkpoint_bytes(parameters: int, trainable: int, settings: DeepSpeedSetting
     return module + master + states
 
 
-def _gather_seconds(whole: int, cluster: Cluster) -> float:
+def _gather_seconds(model_bytes: int, cluster: Cluster) -> float:
     gpu = cluster.gpu
     link = cluster.node_network_bytes_per_second if cluster.nodes > 1 else gpu.link_bytes_per_second
-    return whole / link + whole / (gpu.pcie_bytes_per_second * _COPY_SHARE)
+    return model_bytes / link + model_bytes / (gpu.pcie_bytes_per_second * _COPY_SHARE)
 
 
-def with_saving(found: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> Candidate:
+def with_saving(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> Candidate:
     """The candidate with what saving takes; whole weights are not gathered where the host has no room."""
-    takes = saving(shape, job, found.strategy, cluster)
-    if takes is not None and takes.host_bytes and not _has_room(found, takes, cluster):
-        zero = replace(found.strategy.settings.zero, gather_16bit_weights_on_model_save=False)
-        settings = replace(found.strategy.settings, zero=zero)
-        found = replace(found, strategy=replace(found.strategy, settings=settings))
-        takes = saving(shape, job, found.strategy, cluster)
-    return replace(found, saving=takes)
+    estimate = saving(shape, job, candidate.strategy, cluster)
+    if estimate is not None and estimate.host_bytes and not _has_room(candidate, estimate, cluster):
+        zero = replace(candidate.strategy.settings.zero, gather_16bit_weights_on_model_save=False)
+        settings = replace(candidate.strategy.settings, zero=zero)
+        candidate = replace(candidate, strategy=replace(candidate.strategy, settings=settings))
+        estimate = saving(shape, job, candidate.strategy, cluster)
+    return replace(candidate, saving=estimate)
 
 
-def notes(found: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> tuple[str, ...]:
+def notes(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> tuple[str, ...]:
     """What must be said of a ZeRO-3 job whose weights are not gathered, or have no room when they are."""
-    takes, zero = found.saving, found.strategy.settings.zero
-    if takes is None or zero.stage < 3:
+    estimate, zero = candidate.saving, candidate.strategy.settings.zero
+    if estimate is None or zero.stage < 3:
         return ()
-    whole = shape.parameters * found.strategy.settings.parameter_bytes
-    if takes.host_bytes and _has_room(found, takes, cluster):
+    model_bytes = shape.parameters * candidate.strategy.settings.parameter_bytes
+    if estimate.host_bytes and _has_room(candidate, estimate, cluster):
         return ()
     limit = cluster.host_limit_bytes
     source = (
@@ -89,14 +89,14 @@ def notes(found: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> tu
         if cluster.host_ram_bytes is not None
         else f"nodes with these GPUs are taken to have {format_gib(limit or 0, 0)}, --host-ram not given"
     )
-    if takes.host_bytes:
+    if estimate.host_bytes:
         return (
-            f"saving gathers {format_gib(whole, 0)} on the first node's host, which has no room for them "
-            f"beside the training: {source}",
+            f"saving gathers {format_gib(model_bytes, 0)} on the first node's host, which has no room for "
+            f"them beside the training: {source}",
         )
-    where = f"{format_gib(whole, 0)} on the first node's host"
-    why = f", {where}, have no room there beside the training ({source})"
-    if limit is None or _has_room(found, replace(takes, host_bytes=whole), cluster):
+    location = f"{format_gib(model_bytes, 0)} on the first node's host"
+    why = f", {location}, have no room there beside the training ({source})"
+    if limit is None or _has_room(candidate, replace(estimate, host_bytes=model_bytes), cluster):
         why = " are not gathered (stage3_gather_16bit_weights_on_model_save is false)"
     return (
         f"the whole weights{why}: save_model writes none that load. After the run convert a checkpoint where "
@@ -105,10 +105,10 @@ def notes(found: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> tu
     )
 
 
-def _has_room(found: Candidate, takes: Saving, cluster: Cluster) -> bool:
+def _has_room(candidate: Candidate, estimate: Saving, cluster: Cluster) -> bool:
     if cluster.host_limit_bytes is None:
         return True
-    used = found.memory.host_bytes_per_node
+    used = candidate.memory.host_bytes_per_node
     if cluster.gpu.name == "cpu":  # its ranks' memory is the host's
-        used = found.memory.min_vram_bytes * cluster.gpus
-    return used + takes.host_bytes <= cluster.host_limit_bytes
+        used = candidate.memory.min_vram_bytes * cluster.gpus
+    return used + estimate.host_bytes <= cluster.host_limit_bytes

@@ -110,8 +110,8 @@ def _exchange(profile: ModelProfile, degree: int, element_bytes: int, batched: b
 def _rotated_in_part(hf_config: Mapping[str, Any]) -> bool:
     """Whether q is put together of a rotated and another part, and then has its tokens side by side."""
     text = hf_config.get("text_config") or hf_config
-    for place in (text, text.get("rope_parameters") or {}):
-        if place.get("partial_rotary_factor", 1.0) != 1.0:
+    for section in (text, text.get("rope_parameters") or {}):
+        if section.get("partial_rotary_factor", 1.0) != 1.0:
             return True
     return False
 
@@ -123,13 +123,13 @@ def with_exchanges(trace: ActivationTrace, exchange: Exchange, checkpointed: boo
 
     def changed(runs: Iterable[Run], saving: bool) -> tuple[Run, ...]:
         numbers: dict[int, int] = {}
-        found = []
+        renumbered = []
         for run in runs:
             if run.segment not in numbers:
                 numbers[run.segment] = len(segments)
                 segments.append(_Layer(exchange, trace.segments[run.segment], saving).marks())
-            found.append(replace(run, segment=numbers[run.segment]))
-        return tuple(found)
+            renumbered.append(replace(run, segment=numbers[run.segment]))
+        return tuple(renumbered)
 
     forward = changed(trace.forward, not checkpointed)
     backward = changed(trace.backward, True)
@@ -184,21 +184,21 @@ class _Layer:
 
 def _output_projections(marks: Iterable[Mark]) -> Mapping[str, str]:
     """Attention module -> its child that runs last, dropout apart: what lies before it is the attention."""
-    found: dict[str, str] = {}
+    projections: dict[str, str] = {}
     attentions: set[str] = set()
     for mark in marks:
         if mark.kind not in ("fwd_pre", "bwd_pre"):
             continue
-        parent, _, own = mark.name.rpartition(".")
-        if "attn" in own.lower() or "attention" in own.lower():
+        parent, _, child = mark.name.rpartition(".")
+        if "attn" in child.lower() or "attention" in child.lower():
             attentions.add(mark.name)
-        if parent not in attentions or "drop" in own.lower():
+        if parent not in attentions or "drop" in child.lower():
             continue
         if mark.kind == "fwd_pre":
-            found[parent] = mark.name
+            projections[parent] = mark.name
         else:
-            found.setdefault(parent, mark.name)  # backward begins with it
-    return found
+            projections.setdefault(parent, mark.name)  # backward begins with it
+    return projections
 
 
 def _more(polynomial: Polynomial, bytes_per_token: float) -> Polynomial:

@@ -197,17 +197,17 @@ class SizeResult:
 def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:
     """The fewest GPUs, of the kind with the least memory; and all kinds of which as few are enough."""
     number = min(size.gpus or 0 for size in sizes)
-    enough = {size.gpu: size for size in reversed(sizes) if size.gpus == number}
-    return min(enough.values(), key=lambda size: size.size.gpu.driver_vram_bytes), enough
+    by_gpu = {size.gpu: size for size in reversed(sizes) if size.gpus == number}
+    return min(by_gpu.values(), key=lambda size: size.size.gpu.driver_vram_bytes), by_gpu
 
 
 def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     """The sentences of one method. ``sizes``: of those kinds of GPU that some number of is enough."""
     if not sizes:
         return []
-    smallest, enough = _smallest(sizes)
+    smallest, by_gpu = _smallest(sizes)
     fewest_gpus = smallest.gpus
-    others = [name for name in dict.fromkeys(size.gpu for size in sizes) if name in enough]
+    others = [name for name in dict.fromkeys(size.gpu for size in sizes) if name in by_gpu]
     others.remove(smallest.gpu)
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     offload = " and offload to host memory" if smallest.offload_allowed else ""

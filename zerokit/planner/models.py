@@ -289,8 +289,8 @@ def _shape(config: Mapping[str, Any], path: str) -> _Read:
         notes.append("…ForPreTraining: taken as the …ForMaskedLM that its checkpoints are fine-tuned with")
     if built.head == "embedding":
         notes.append("a model without a head: traced with a loss of the mean of its last hidden states")
-    same = table is not None and abs(table.parameters / built.parameters - 1) <= _CLOSED_FORM_WITHIN
-    if table is not None and same and _has_family_layers(table, built.head):
+    agrees = table is not None and abs(table.parameters / built.parameters - 1) <= _CLOSED_FORM_WITHIN
+    if table is not None and agrees and _has_family_layers(table, built.head):
         shape = replace(table, parameters=built.parameters, head=built.head)
         return _Read(shape=shape, head=built.head, closed_form=True, notes=tuple(notes))
     notes.append(_ROUGH[has_other_layers(config)])

@@ -102,5 +102,5 @@ class FakeGpu:
                     count=count,
                     memory_clock_mhz=_MEMORY_CLOCKS_MHZ.get(gpu.name, _H200_MEMORY_CLOCK_MHZ),
                 )
-        known = ", ".join(sorted(name for names in _CAPABILITIES.values() for name in names))
-        raise InputError(f"--gpu {gpu.name}: rehearsals support NVIDIA GPUs only, of these {known}")
+        catalogue_names = ", ".join(sorted(name for names in _CAPABILITIES.values() for name in names))
+        raise InputError(f"--gpu {gpu.name}: rehearsals support NVIDIA GPUs only, of these {catalogue_names}")

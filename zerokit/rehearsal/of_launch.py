@@ -98,10 +98,10 @@ class LaunchRehearsals:
         chosen = (launch.plan or {}).get("chosen") or {}
         estimate = _estimate(done, launch, on_cpu=not report.on_gpu)
         plan = {**(launch.plan or {}), "chosen": {**chosen, "estimate": estimate}}
-        where = (
+        location = (
             f" on a simulated {gpu.title}" if report.on_gpu else "; a simulated GPU stands for host memory"
         )
-        note = f"rehearsed: rank {predicted.rank}, {done.steps} optimizer steps{where}"
+        note = f"rehearsed: rank {predicted.rank}, {done.steps} optimizer steps{location}"
         return PredictedAgain(by="rehearsal", plan=plan, note=note)
 
 

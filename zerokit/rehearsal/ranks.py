@@ -95,7 +95,7 @@ def _both(first: Rehearsal, second: Rehearsal) -> Rehearsal:
         seconds=first.seconds + second.seconds,
         cpu_seconds=first.cpu_seconds + second.cpu_seconds,
         changes=max(
-            (first, second), key=lambda each: max(r.peak_allocated_bytes for r in each.ranks)
+            (first, second), key=lambda rehearsal: max(r.peak_allocated_bytes for r in rehearsal.ranks)
         ).changes,
     )
 

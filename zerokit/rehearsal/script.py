@@ -173,9 +173,9 @@ class _Planned:
 
     def arguments(self) -> tuple[str, ...]:
         """The user's, and what the plan adds before a ``--`` among them."""
-        given = self._target.arguments
-        cut = given.index("--") if "--" in given else len(given)
-        return (*given[:cut], *self._extra(), *given[cut:])
+        own_arguments = self._target.arguments
+        cut = own_arguments.index("--") if "--" in own_arguments else len(own_arguments)
+        return (*own_arguments[:cut], *self._extra(), *own_arguments[cut:])
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Variables of the plan, without those of a launcher."""

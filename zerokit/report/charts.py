@@ -238,13 +238,13 @@ def _figure(
     kinds = {(mark.style, mark.letter, mark.label): 0 for mark in marks}
     for mark in marks:
         kinds[mark.style, mark.letter, mark.label] += 1
-    told = "".join(f"; {label}, {number} marked" for (_, _, label), number in kinds.items())
+    legend_text = "".join(f"; {label}, {number} marked" for (_, _, label), number in kinds.items())
     return markup(
         f'<figure class="chart{" small" if small else ""}"><figcaption>{escape(caption)} '
         f'<span class="soft">{escape(axes[1])}</span></figcaption>'
         f'<div class="plot"><div class="up">{up}</div>'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(caption + told)}">{body}</svg>{_flags(marks, end)}'
+        f'aria-label="{escape(caption + legend_text)}">{body}</svg>{_flags(marks, end)}'
         f'<div class="across">{across}</div></div>{named}{_legend(legend, list(kinds))}</figure>'
     )
 
@@ -252,19 +252,19 @@ def _figure(
 def _flags(marks: Sequence[Mark], end: float) -> str:
     """A letter on the line of each mark, below another one where they are close, while there is room."""
     rows: list[list[float]] = [[] for _ in range(_FLAG_ROWS)]
-    shown = []
+    flags = []
     for mark in marks:
         at = min(1.0, mark.at / end)
         for number, row in enumerate(rows):
             if all(abs(at - other) >= _FLAG_ROOM for other in row):
                 row.append(at)
                 place = f"left:{100 * at:.2f}%;top:{1.3 * number:.1f}rem"
-                shown.append(
+                flags.append(
                     f'<span class="flag {mark.style}" style="{place}" title="{escape(mark.title)}">'
                     f"{escape(mark.letter)}</span>"
                 )
                 break
-    return f'<div class="flags" aria-hidden="true">{"".join(shown)}</div>' if shown else ""
+    return f'<div class="flags" aria-hidden="true">{"".join(flags)}</div>' if flags else ""
 
 
 def _legend(keys: Sequence[tuple[str, str]], flags: Sequence[tuple[str, str, str]] = ()) -> str:

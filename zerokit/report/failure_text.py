@@ -13,10 +13,10 @@ _MOST_LINES, _FIRST_LINES, _LAST_LINES = 14, 6, 6
 
 def failure_place(failure: Failure) -> str:
     """``rank 3 on node-1, in backward of step 12``."""
-    where = f"rank {failure.rank} on {failure.host}"
+    location = f"rank {failure.rank} on {failure.host}"
     if failure.phase is None:
-        return where
-    return f"{where}, in {failure.phase}" + (
+        return location
+    return f"{location}, in {failure.phase}" + (
         f" of step {failure.step}" if failure.phase not in ("load", "init") else ""
     )
 
@@ -61,17 +61,19 @@ def failure_lines(failure: Failure) -> list[str]:
 
 def _rehearsed_lines(failure: Failure) -> list[str]:
     """What a rehearsal of the command says."""
-    told = failure.rehearsed
-    if told is None:
+    rehearsed = failure.rehearsed
+    if rehearsed is None:
         return []
-    if told.peak_allocated_bytes is None:
-        return [f"a rehearsal of this command has no answer: {told.stopped}"]
-    verdict = {True: "it would fit", False: "it does not fit", None: "not known whether it fits"}[told.fits]
-    part = f" until it stopped ({told.stopped})" if told.stopped else ""
+    if rehearsed.peak_allocated_bytes is None:
+        return [f"a rehearsal of this command has no answer: {rehearsed.stopped}"]
+    verdict = {True: "it would fit", False: "it does not fit", None: "not known whether it fits"}[
+        rehearsed.fits
+    ]
+    part = f" until it stopped ({rehearsed.stopped})" if rehearsed.stopped else ""
     return [
-        f"a rehearsal of this command: peak allocated {size(told.peak_allocated_bytes)} in {told.peak_phase}"
-        f"{part}, {size(told.min_vram_bytes)} required, {verdict}"
-        + ("; another process, or fragmentation, took the rest" if told.fits else "")
+        f"a rehearsal of this command: peak allocated {size(rehearsed.peak_allocated_bytes)} in "
+        f"{rehearsed.peak_phase}{part}, {size(rehearsed.min_vram_bytes)} required, {verdict}"
+        + ("; another process, or fragmentation, took the rest" if rehearsed.fits else "")
     ]
 
 

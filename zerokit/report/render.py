@@ -62,16 +62,16 @@ def parts(
 
 def _tables(run: RunReport, width: int) -> list[RenderableType]:
     """Peaks and steps of the ranks, and predicted beside measured or each phase's peak."""
-    shown: list[RenderableType] = [_rank_table(run)] if width >= _WIDE else _narrow_rank_tables(run)
+    tables: list[RenderableType] = [_rank_table(run)] if width >= _WIDE else _narrow_rank_tables(run)
     predicted = run.predicted_vs_measured
     if predicted:
-        shown.append(_predicted_table(predicted))
-        shown += [Text(line, style="yellow") for line in difference_lines(predicted)]
+        tables.append(_predicted_table(predicted))
+        tables += [Text(line, style="yellow") for line in difference_lines(predicted)]
         if predicted.note and predicted.predicted_for is not None:
-            shown.append(Text(predicted.note, style="dim"))
+            tables.append(Text(predicted.note, style="dim"))
     elif any(rank.phases for rank in run.ranks):
-        shown.append(_phase_table(run))
-    return shown
+        tables.append(_phase_table(run))
+    return tables
 
 
 def shown_ranks(run: RunReport) -> tuple[list[RankReport], int]:

@@ -42,7 +42,7 @@ _OTHER = Kind(one="", several="", letter="•", style="e-skipped")
 
 def marks(run: RunReport, rank: RankReport) -> list[charts.Mark]:
     """The events of ``rank`` and the first failure of the run, on the clock of that rank's process."""
-    drawn = own_marks(rank)
+    own = own_marks(rank)
     failure, at = run.first_failure, _failure_seconds(run, rank)
     if (
         failure is not None
@@ -50,9 +50,9 @@ def marks(run: RunReport, rank: RankReport) -> list[charts.Mark]:
         and not (failure.kind == "oom" and _has_oom(rank, failure.rank))
     ):
         kind = "oom" if failure.kind == "oom" else "failure"
-        drawn.append(_mark(Event(at=at, what=kind), f"{_failure_text(failure)}, rank {failure.rank}", kind))
+        own.append(_mark(Event(at=at, what=kind), f"{_failure_text(failure)}, rank {failure.rank}", kind))
     order = {kind.style: number for number, kind in enumerate(KINDS.values())}
-    return sorted(drawn, key=lambda mark: (order[mark.style], mark.at))
+    return sorted(own, key=lambda mark: (order[mark.style], mark.at))
 
 
 def own_marks(rank: RankReport) -> list[charts.Mark]:
@@ -60,10 +60,10 @@ def own_marks(rank: RankReport) -> list[charts.Mark]:
     return [_mark(event, _text(event), event.what) for event in rank.events]
 
 
-def _mark(event: Event, text: str, what: str) -> charts.Mark:
-    kind = KINDS.get(what, _OTHER)
+def _mark(event: Event, text: str, label: str) -> charts.Mark:
+    kind = KINDS.get(label, _OTHER)
     return charts.Mark(
-        at=event.at, label=kind.one or what, letter=kind.letter, style=kind.style,
+        at=event.at, label=kind.one or label, letter=kind.letter, style=kind.style,
         title=f"{text}, after {figure_text.seconds(event.at)}",
     )  # fmt: skip
 
@@ -75,19 +75,21 @@ def table(run: RunReport, rank: RankReport | None) -> list[tuple[str, str, str]]
         rows += [(at, str(rank.rank), f"{name} begins") for at, name in _first_phases(rank)]
         rows += [(event.at, str(rank.rank), _text(event)) for event in rank.events]
     for other in run.ranks:
-        told = [event for event in other.events if KINDS.get(event.what, _OTHER).style in OF_MEMORY]
+        memory_events = [event for event in other.events if KINDS.get(event.what, _OTHER).style in OF_MEMORY]
         if other is not rank:
-            rows += [(_shifted(event.at, other, rank), str(other.rank), _text(event)) for event in told]
-        if other.alloc_retries and not any(event.what == "retry" for event in told):
+            rows += [
+                (_shifted(event.at, other, rank), str(other.rank), _text(event)) for event in memory_events
+            ]
+        if other.alloc_retries and not any(event.what == "retry" for event in memory_events):
             rows.append((math.inf, str(other.rank), f"{other.alloc_retries} allocation retries in all"))
     if run.first_failure is not None:
         at = _failure_seconds(run, rank) if rank is not None else None
-        who = str(run.first_failure.rank)
-        rows.append((math.inf if at is None else at, who, _failure_text(run.first_failure)))
+        subject = str(run.first_failure.rank)
+        rows.append((math.inf if at is None else at, subject, _failure_text(run.first_failure)))
     rows.sort(key=lambda row: row[0])
-    shown = [(_after(at), who, what) for at, who, what in rows]
-    left = len(shown) - _MOST_ROWS
-    return [*shown[:_MOST_ROWS], ("…", "", f"{left} more are in report.json")] if left > 0 else shown
+    listed = [(_after(at), subject, what) for at, subject, what in rows]
+    left = len(listed) - _MOST_ROWS
+    return [*listed[:_MOST_ROWS], ("…", "", f"{left} more are in report.json")] if left > 0 else listed
 
 
 def _after(at: float) -> str:
@@ -97,8 +99,8 @@ def _after(at: float) -> str:
 def _failure_seconds(run: RunReport, rank: RankReport) -> float | None:
     """When the first failure was on the clock of ``rank``; None where that is not known."""
     at = run.first_failure.at if run.first_failure is not None else None
-    begun = rank.started_at if rank.started_at is not None else run.started_at
-    return max(0.0, at - begun) if at is not None and begun is not None else None
+    started = rank.started_at if rank.started_at is not None else run.started_at
+    return max(0.0, at - started) if at is not None and started is not None else None
 
 
 def _failure_text(failure: Failure) -> str:

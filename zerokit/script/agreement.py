@@ -168,14 +168,14 @@ def _pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> list[str]:
     if "PipelineModule" not in facts.mentions or chosen.get("pipeline_parallel", 1) > 1:
         return []
     refused = chosen.get("zero_stage", 0) > 1
-    what = (
+    problem = (
         "DeepSpeed refuses a pipeline under ZeRO-2 and ZeRO-3"
         if refused
         else "the stages of a pipeline would share each batch, and DeepSpeed refuses the plan's batch"
     )
     return [
-        f"the script can build a pipeline (PipelineModule), and the plan has none: {what}; plan again with "
-        "⟨pp⟩ STAGES, or have the script build none"
+        f"the script can build a pipeline (PipelineModule), and the plan has none: {problem}; plan again "
+        "with ⟨pp⟩ STAGES, or have the script build none"
     ]
 
 

@@ -31,10 +31,10 @@ def assignments(tree: ast.AST, path: Path) -> Iterator[Assignment]:
         for target, name, value in _parts(node):
             if not isinstance(value, ast.Constant) or value.value is None:
                 continue
-            shown = ast.unparse(target)
-            if shown.partition(".")[0] not in ("self", "cls"):
+            text = ast.unparse(target)
+            if text.partition(".")[0] not in ("self", "cls"):
                 line = getattr(node, "lineno", 0)
-                yield Assignment(path=path, line=line, target=shown, name=name, value=value.value)
+                yield Assignment(path=path, line=line, target=text, name=name, value=value.value)
 
 
 def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, str, ast.expr]]:
@@ -49,15 +49,15 @@ def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, str, ast.expr]]:
                 yield target, name, value
 
 
-def unlike_plan(found: Iterable[Assignment], planned: Mapping[str, object]) -> list[str]:
+def unlike_plan(assigned: Iterable[Assignment], planned: Mapping[str, object]) -> list[str]:
     """Warnings for those that differ from the plan. Whether a line runs only the run tells.
 
     Args:
         planned: values by the name that a script may use.
     """
     return [
-        f"warning: {each.text} after the arguments are read, and the plan has {planned[each.name]}; the run "
+        f"warning: {one.text} after the arguments are read, and the plan has {planned[one.name]}; the run "
         "is held to the plan"
-        for each in found
-        if each.name in planned and each.value != planned[each.name]
+        for one in assigned
+        if one.name in planned and one.value != planned[one.name]
     ]

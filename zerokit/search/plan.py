@@ -360,7 +360,7 @@ def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None
     """The fastest under other pins, if it is clearly faster than the choice, and than ``best``."""
     limit = best.time.step_seconds if best is not None else chosen.time.step_seconds / _WORTH_SAYING_GAIN
     searched = frozenset(layouts(space.cluster, space.pins))  # the choice is the fastest of these
-    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit, without=searched).ranked
+    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit, excluded=searched).ranked
     return ranked[0] if ranked else None
 
 

@@ -83,15 +83,15 @@ class _Variant:
 
 
 def search(
-    space: Space, top: int = 5, limit_seconds: float = math.inf, without: frozenset[Layout] = frozenset()
+    space: Space, top: int = 5, limit_seconds: float = math.inf, excluded: frozenset[Layout] = frozenset()
 ) -> SearchResult:
     """The ``top`` fastest strategies that fit, of those that step within ``limit_seconds``.
 
-    ``without``: layouts that an earlier search went through, and that are left out of this one.
+    ``excluded``: layouts that an earlier search went through, and that are left out of this one.
     The result's ``ranked`` is empty when there is none; its ``nearest`` then says what lacks least, unless a
     limit of time was set: that costs a memory estimate, and what is too slow has no use for it.
     """
-    return _Search(space, top, limit_seconds, without).run()
+    return _Search(space, top, limit_seconds, excluded).run()
 
 
 def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
@@ -109,7 +109,7 @@ class _Search:
     space: Space
     top: int
     limit_seconds: float = math.inf
-    without: frozenset[Layout] = frozenset()
+    excluded: frozenset[Layout] = frozenset()
     rejected: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
     # knobs and all but the micro-batch -> (smallest micro-batch that does not fit, why)
@@ -169,7 +169,7 @@ class _Search:
         }
         modes = checkpointings(space)
         for layout in layouts(space.cluster, space.pins):
-            if layout in self.without:
+            if layout in self.excluded:
                 continue
             pairs = list(batches(space, layout))
             size = (

@@ -51,13 +51,13 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
     if readers is None:
         has_auto = isinstance(document.value, dict) and stops_initialize(document.value)
         readers = readers_of(document.path, has_auto=has_auto)
-    where = _Where(context=context, readers=readers)
+    reading = _Where(context=context, readers=readers)
     findings = [
         Finding(
             path=document.path,
             location=problem.location,
             rule=problem.rule,
-            severity=_severity(problem.rule, where),
+            severity=_severity(problem.rule, reading),
             message=problem.message,
             fix=problem.fix,
             suggests=_key_at(document, problem.location),
@@ -67,7 +67,7 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
     findings += lint_keys(document, readers)
     if isinstance(document.value, dict) and wrapper(document.value) is None:
         findings += lint_autos(document, readers, every_reader=context.every_reader_must_do)
-        findings += _rules(document, where)
+        findings += _rules(document, reading)
         findings += _hardware(document, context)
     return _without_consequences(findings)
 
@@ -95,13 +95,13 @@ def _without_consequences(findings: list[Finding]) -> list[Finding]:
     )
 
 
-def _severity(rule: str, where: _Where) -> Severity:
+def _severity(rule: str, reading: _Where) -> Severity:
     """Of what the parser read past: hjson does so, too, ``json.load`` does not."""
-    if not rule.startswith("json-") or where.readers <= FRAMEWORKS:
+    if not rule.startswith("json-") or reading.readers <= FRAMEWORKS:
         return "error"
-    if not where.readers & FRAMEWORKS:
+    if not reading.readers & FRAMEWORKS:
         return "note"
-    return "error" if where.context.every_reader_must_do else "warning"
+    return "error" if reading.context.every_reader_must_do else "warning"
 
 
 def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
@@ -151,8 +151,8 @@ def degree(raw: Mapping[str, Any]) -> int:
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 1 else 1
 
 
-def _rules(document: Document, where: _Where) -> Iterator[Finding]:
-    context = where.context
+def _rules(document: Document, reading: _Where) -> Iterator[Finding]:
+    context = reading.context
     raw: Mapping[str, Any] = document.value
     sequence_parallel = raw.get("sequence_parallel_size")
     setup = Setup(
@@ -165,12 +165,12 @@ def _rules(document: Document, where: _Where) -> Iterator[Finding]:
         else 1,
         gpus_per_node=context.gpus_per_node,
         key_value_heads=context.key_value_heads,
-        readers=where.readers,
+        readers=reading.readers,
     )
     for violation in _at_every_stage(setup):
         if not violation.rule.holds_in(minor(version())):
             continue
-        severity = _for_readers(violation.rule, where)
+        severity = _for_readers(violation.rule, reading)
         if severity is None:
             continue
         yield Finding(

@@ -46,19 +46,19 @@ def tables(folder: pathlib.Path = _FOLDER, name: str = "deepspeed") -> Mapping[t
     return {minor(text): text for text in sorted(versions, key=minor)}
 
 
-def nearest_table(version: str, known: Mapping[tuple[int, int], str]) -> str:
+def nearest_table(version: str, tables_by_release: Mapping[tuple[int, int], str]) -> str:
     """The version whose table serves for ``version``: its minor version's, or the newest for a newer one.
 
     Raises:
         InputError: it is older than every table.
     """
     requested = minor(version)
-    if requested > max(known):
-        return known[max(known)]
-    if requested not in known:
-        listed = ", ".join(f"{major}.{least}" for major, least in sorted(known))
+    if requested > max(tables_by_release):
+        return tables_by_release[max(tables_by_release)]
+    if requested not in tables_by_release:
+        listed = ", ".join(f"{major}.{least}" for major, least in sorted(tables_by_release))
         raise InputError(f"there is no table of keys for {version}; there are tables for {listed}")
-    return known[requested]
+    return tables_by_release[requested]
 
 
 def choose(version: str) -> contextvars.Token[str]:

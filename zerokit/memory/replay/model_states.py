@@ -62,8 +62,8 @@ def shares(model: RankModel, ranks: int) -> tuple[int, int]:
 def share_bytes(model: RankModel, ranks: int, element_bytes: int) -> int:
     """Bytes of this rank's ZeRO-3 shard of all parameters; ``element_bytes``: of the training dtype."""
     return sum(
-        -(-size // ranks) * each
-        for size, each in zip(model.sizes, model.element_bytes(element_bytes), strict=True)
+        -(-size // ranks) * width
+        for size, width in zip(model.sizes, model.element_bytes(element_bytes), strict=True)
     )
 
 
@@ -219,23 +219,23 @@ def most_while_building(model: RankModel, ranks: int, on_gpu: bool) -> int:
     model stands is made too, after all others; adapters come last."""
     sizes = dict(zip((p.name for p in model.parameters), model.sizes, strict=True))
     base = [name for name in sizes if ".lora_" not in name]
-    made = [(name, sizes[name]) for name in base]
-    made += [(alias, sizes[name]) for alias, name in model.profile.ties.items() if name in sizes]
+    built = [(name, sizes[name]) for name in base]
+    built += [(alias, sizes[name]) for alias, name in model.profile.ties.items() if name in sizes]
     adapters = [(name, size) for name, size in sizes.items() if ".lora_" in name]
-    kept = sum(-(-sizes[name] // ranks) for name in base) if on_gpu else 0
+    shares = sum(-(-sizes[name] // ranks) for name in base) if on_gpu else 0
     return max(
-        _most_while_sharing(made, ranks, on_gpu),
-        kept + _most_while_sharing(adapters, ranks, on_gpu),
+        _most_while_sharing(built, ranks, on_gpu),
+        shares + _most_while_sharing(adapters, ranks, on_gpu),
     )
 
 
-def _most_while_sharing(made: Iterable[tuple[str, int]], ranks: int, on_gpu: bool) -> int:
+def _most_while_sharing(built: Iterable[tuple[str, int]], ranks: int, on_gpu: bool) -> int:
     """Parameters of a module are whole until all are made; then each leaves its share."""
     shared = most = 0
-    for _, own in groupby(made, key=lambda pair: pair[0].rpartition(".")[0]):
-        whole = [size for _, size in own]
-        shares = [-(-size // ranks) if on_gpu else 0 for size in whole]
-        most = max(most, shared + sum(whole) + shares[0])
+    for _, layer in groupby(built, key=lambda pair: pair[0].rpartition(".")[0]):
+        sizes = [size for _, size in layer]
+        shares = [-(-size // ranks) if on_gpu else 0 for size in sizes]
+        most = max(most, shared + sum(sizes) + shares[0])
         shared += sum(shares)
     return most
 

@@ -36,8 +36,8 @@ def client(settings: DeepSpeedSettings) -> ClientOptimizer | None:
 
 def optimizer_values(settings: DeepSpeedSettings) -> int:
     """State values per parameter of the configured optimizer."""
-    if (made := client(settings)) is not None:
-        return made.values
+    if (client_made := client(settings)) is not None:
+        return client_made.values
     name = optimizer_name(settings)
     if name == "sgd" and settings.momentum:
         return 1
@@ -53,31 +53,31 @@ def optimizer_bytes(settings: DeepSpeedSettings) -> int:
 
 def state_bytes(settings: DeepSpeedSettings, tensors: Sequence[int]) -> int:
     """Bytes of optimizer state that torch allocates for tensors of so many elements each."""
-    made = client(settings)
-    if made is None:
+    client_made = client(settings)
+    if client_made is None:
         return sum(tensors) * optimizer_bytes(settings)
-    return made.code_bytes(tensors) + sum(made.device_bytes(elements) for elements in tensors)
+    return client_made.code_bytes(tensors) + sum(client_made.device_bytes(elements) for elements in tensors)
 
 
 def managed_bytes(settings: DeepSpeedSettings, tensors: Sequence[int]) -> int:
     """Bytes of optimizer state in CUDA managed memory, which torch does not count."""
-    made = client(settings)
-    return sum(made.managed_bytes(elements) for elements in tensors) if made is not None else 0
+    client_made = client(settings)
+    return sum(client_made.managed_bytes(elements) for elements in tensors) if client_made is not None else 0
 
 
 def least_state_bytes(settings: DeepSpeedSettings) -> int:
     """Bytes of state per parameter that torch allocates at least."""
-    made = client(settings)
-    if made is None:
+    client_made = client(settings)
+    if client_made is None:
         return optimizer_bytes(settings)
-    return 0 if made.paged else made.values * (1 if made.bits == 8 else 4)
+    return 0 if client_made.paged else client_made.values * (1 if client_made.bits == 8 else 4)
 
 
 def optimizer_temporaries(settings: DeepSpeedSettings) -> int:
     """Temporaries of the size of what is stepped, in the master weights' dtype. DeepSpeed's fused kernels
     need none, nor does torch's SGD."""
-    if (made := client(settings)) is not None:
-        return made.temporaries
+    if (client_made := client(settings)) is not None:
+        return client_made.temporaries
     name = optimizer_name(settings)
     if settings.torch_adam and "adam" in name:
         return 1

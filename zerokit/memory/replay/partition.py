@@ -44,14 +44,14 @@ def partition(model: RankModel, rank: int, count: int, *, round_robin: bool = Fa
     size = padded // count
     low, high = rank * size, (rank + 1) * size
     fragments: dict[int, int] = {}
-    place = bisect_right(ends, low)
-    while place < len(sizes):
-        index = order[place]
-        start = ends[place] - sizes[index]
+    position = bisect_right(ends, low)
+    while position < len(sizes):
+        index = order[position]
+        start = ends[position] - sizes[index]
         if start >= high:
             break
-        fragments[index] = min(ends[place], high) - max(start, low)
-        place += 1
+        fragments[index] = min(ends[position], high) - max(start, low)
+        position += 1
     if round_robin:
         placed = dict(zip(order, ends, strict=True))
         ends = [placed[index] for index in range(len(sizes))]

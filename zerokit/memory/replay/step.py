@@ -174,13 +174,13 @@ def compose(
     settings: DeepSpeedSettings,
     ranks: int,
     rank: int,
-    wanted: Mapping[str, Instant | None],
+    instants: Mapping[str, Instant | None],
 ) -> dict[str, dict[Component, int]]:
     """The components at one instant of each phase, by replaying up to the last of them.
 
-    ``wanted``: forward's and backward's instants; the step's is its highest, and needs none.
+    ``instants``: forward's and backward's instants; the step's is its highest, and needs none.
     """
-    return _ReplayUntil(model, settings, ranks, rank).compositions(wanted)
+    return _ReplayUntil(model, settings, ranks, rank).compositions(instants)
 
 
 class _ReplayUntil(_Replay):
@@ -194,17 +194,17 @@ class _ReplayUntil(_Replay):
             self.parameters.reach_steady_state(model, settings.gradient_accumulation > 1)
             self.parameters.gather_persistent()
 
-    def compositions(self, wanted: Mapping[str, Instant | None]) -> dict[str, dict[Component, int]]:
+    def compositions(self, instants: Mapping[str, Instant | None]) -> dict[str, dict[Component, int]]:
         """The components at the instants given, and at the highest of the step."""
-        found: dict[str, dict[Component, int]] = {}
+        result: dict[str, dict[Component, int]] = {}
         for number, (boundary, first) in enumerate(micro_step_kinds(self.settings)):
-            here = {phase: at for phase, at in wanted.items() if at is not None and at[0] == number}
-            if not here:
+            of_this_step = {phase: at for phase, at in instants.items() if at is not None and at[0] == number}
+            if not of_this_step:
                 self._whole(boundary, first)
                 continue
-            self._inside(here, found, boundary, first)
-            if found.keys() == wanted.keys():
-                return found
+            self._inside(of_this_step, result, boundary, first)
+            if result.keys() == instants.keys():
+                return result
         self.ledger.watching = True
         self.ledger.mark()
         if self.parameters is None or self.stage3 is None:
@@ -213,7 +213,7 @@ class _ReplayUntil(_Replay):
             self.parameters.release_all()
             self.stage3.step()
             self.parameters.gather_persistent()
-        return {**found, "step": self.ledger.composition()}
+        return {**result, "step": self.ledger.composition()}
 
     def _whole(self, boundary: bool, first: bool) -> None:
         """A micro-step without looking."""
@@ -234,31 +234,31 @@ class _ReplayUntil(_Replay):
 
     def _inside(
         self,
-        here: Mapping[str, Instant],
-        found: dict[str, dict[Component, int]],
+        instants: Mapping[str, Instant],
+        result: dict[str, dict[Component, int]],
         boundary: bool,
         first: bool,
     ) -> None:
-        """A micro-step in which instants are looked at: puts what was live then into ``found``."""
+        """A micro-step in which instants are looked at: puts what was live then into ``result``."""
         ledger = self.ledger
         if self.parameters is not None:
             self.parameters.start_of_forward()
         for phase in ("forward", "backward"):
-            _, position, between = here.get(phase, (0, -1, False))
+            _, position, between = instants.get(phase, (0, -1, False))
             for index, (kind, name) in enumerate(self._marks(phase)):
                 if index == position and between:
-                    found[phase] = {k: v for k, v in ledger.amounts.items() if v}
+                    result[phase] = {k: v for k, v in ledger.amounts.items() if v}
                 ledger.watching = index == position and not between
                 if ledger.watching:
                     ledger.mark()
                 self._event(phase, kind, name, boundary, first)
                 if ledger.watching:
-                    found[phase] = ledger.composition()
-        ledger.watching = "backward" in here and "backward" not in found
+                    result[phase] = ledger.composition()
+        ledger.watching = "backward" in instants and "backward" not in result
         ledger.mark()
         self._end_of_backward(boundary, first)
         if ledger.watching:
-            found["backward"] = ledger.composition()
+            result["backward"] = ledger.composition()
         ledger.watching = False
 
     def _event(self, phase: str, kind: str, name: str, boundary: bool, first: bool) -> None:

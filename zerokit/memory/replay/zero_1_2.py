@@ -43,8 +43,8 @@ class BucketedGradients(GradientReduction):
         # gradients' own precision (setup_buckets)
         self.comm_bytes = (self.element_bytes.gradient,) * len(model.trainable)
         if settings.torch_autocast is not None:
-            own = self.element_bytes.gradient
-            self.comm_bytes = tuple(p.communication_bytes or own for p in model.trainable)
+            gradient_bytes = self.element_bytes.gradient
+            self.comm_bytes = tuple(p.communication_bytes or gradient_bytes for p in model.trainable)
         self.buckets: dict[int, list[int]] = {key: [] for key in sorted(set(self.comm_bytes))}
         self.elements = dict.fromkeys(self.buckets, 0)
         self.copied = False
@@ -107,22 +107,22 @@ class BucketedGradients(GradientReduction):
         """``process_gradients`` for one parameter: its gradient was made by autograd."""
         self._open_buckets()
         if self._in_hook(boundary):
-            self._into_bucket(index, boundary, kept=False)
+            self._into_bucket(index, boundary, is_kept=False)
         elif first:
             self.ledger.adopt(Component.GRADIENTS, self.sizes[index] * self.gradient)
 
-    def _into_bucket(self, index: int, boundary: bool, kept: bool) -> None:
-        """``reduce_independent_p_g_buckets_and_remove_grads``; ``kept``: the gradient was held since."""
+    def _into_bucket(self, index: int, boundary: bool, is_kept: bool) -> None:
+        """``reduce_independent_p_g_buckets_and_remove_grads``; ``is_kept``: the gradient was held since."""
         size, comm_bytes = self.sizes[index], self.comm_bytes[index]
         if self.elements[comm_bytes] + size > self.zero.reduce_bucket_size:
             self.flush(boundary, comm_bytes)
-        own = not self.contiguous or size > self.zero.reduce_bucket_size
-        if own and self.contiguous and self.offload:
+        has_own_buffer = not self.contiguous or size > self.zero.reduce_bucket_size
+        if has_own_buffer and self.contiguous and self.offload:
             # cloned, for a storage of its own while the host copies it (stage_1_and_2.py:1446)
             self.ledger.burst(Component.GRADIENT_COPY, size * self.gradient)
-        if own and not kept:
+        if has_own_buffer and not is_kept:
             self.ledger.adopt(Component.GRADIENTS, size * self.gradient)
-        elif kept and not own:
+        elif is_kept and not has_own_buffer:
             self.ledger.add(Component.GRADIENTS, -size * self.gradient)
         self.buckets[comm_bytes].append(index)
         self.elements[comm_bytes] += size
@@ -153,11 +153,11 @@ class BucketedGradients(GradientReduction):
         converted = together * communication if communication != self.gradient else 0
         copy += converted
         if self.compact:
-            mine = [self.part.fragments[index] for index in bucket if index in self.part.fragments]
-            if mine:
+            own_fragments = [self.part.fragments[index] for index in bucket if index in self.part.fragments]
+            if own_fragments:
                 self.ledger.set(Component.GRADIENT_PARTITION, self.part.size * 4)
                 if communication != 4:  # _add_to_grad_partition_buffer converts piece by piece
-                    copy = max(copy, (converted or flat) + max(mine) * 4)
+                    copy = max(copy, (converted or flat) + max(own_fragments) * 4)
         self.ledger.burst(Component.REDUCE_COPY, copy)
 
     def _release_reduced(self) -> None:
@@ -191,22 +191,22 @@ class BucketedGradients(GradientReduction):
         """``allreduce_and_scatter`` of one gradient larger than a bucket: its owners' pieces go together
         until they are more than a bucket (stage_1_and_2.py:1533)."""
         end, share, room = self.part.ends[index], self.part.size, self.zero.reduce_bucket_size
-        place = end - self.sizes[index]
+        start = end - self.sizes[index]
         most, flattened, together, pieces = 0, False, 0, 0
-        while place < end:
-            border = min(end, (place // share + 1) * share)
-            together, pieces, place = together + border - place, pieces + 1, border
-            if together > room or place == end:
+        while start < end:
+            border = min(end, (start // share + 1) * share)
+            together, pieces, start = together + border - start, pieces + 1, border
+            if together > room or start == end:
                 most, flattened = max((most, flattened), (together, pieces > 1))
                 together = pieces = 0
         return most, flattened
 
     def _after_reduction(self, index: int, boundary: bool) -> None:
         size = self.sizes[index] * self.gradient
-        own = not self.contiguous or self.sizes[index] > self.zero.reduce_bucket_size
+        has_own_buffer = not self.contiguous or self.sizes[index] > self.zero.reduce_bucket_size
         fragment = self.part.fragments.get(index)
         if fragment is None:
-            if own:
+            if has_own_buffer:
                 self._release(size)
             return
         if self.offload:
@@ -221,7 +221,7 @@ class BucketedGradients(GradientReduction):
         elif not self.compact and not self.copied:  # copy_grads_in_partition: whole parameters
             self.ledger.add(Component.GRADIENT_PARTITION, self.part.whole * self.gradient)
             self.copied = True
-        if own:
+        if has_own_buffer:
             self.ledger.add(Component.GRADIENTS, -size)
 
     # ---------------------------------------------------------------- end of backward
@@ -234,12 +234,12 @@ class BucketedGradients(GradientReduction):
             return
         # all_grad_tensors: this rank's gradients are held as they came unless they were copied; those of
         # later micro-steps are added into them
-        held = self.part.whole * self.gradient if not self.contiguous and not self.compact else 0
+        held_bytes = self.part.whole * self.gradient if not self.contiguous and not self.compact else 0
         if self.contiguous and not self.compact and not self.offload:
             # get_all_grad_tensors: zeros for parameters without a gradient, outside of the buffer
             zeros = sum(self.sizes[index] for index in self.model.unused if index in self.part.fragments)
-            held = zeros * self.gradient
-        self.ledger.set(Component.GRADIENTS, held)
+            held_bytes = zeros * self.gradient
+        self.ledger.set(Component.GRADIENTS, held_bytes)
         self.ledger.set(Component.GRADIENT_BUCKET, 0)
 
     # ---------------------------------------------------------------- optimizer step
@@ -296,7 +296,7 @@ class Stage1Gradients(BucketedGradients):
             else:
                 self.ledger.burst(Component.GRADIENT_COPY, size)
             if self._in_hook(boundary):
-                self._into_bucket(index, boundary, kept=True)
+                self._into_bucket(index, boundary, is_kept=True)
             return
         if self._in_hook(boundary) and not first:
             self._open_buckets()
@@ -319,17 +319,17 @@ class Stage1Gradients(BucketedGradients):
 
     def _kept_into_buckets(self, boundary: bool) -> None:
         room, gradient = self.zero.reduce_bucket_size, self.gradient
-        moved = 0  # bytes whose gradients are in a bucket now; the level counts when one is reduced
+        moved_bytes = 0  # bytes whose gradients are in a bucket now; the level counts when one is reduced
         for index, (size, comm_bytes) in enumerate(zip(self.sizes, self.comm_bytes, strict=True)):
             if self.contiguous and self.elements[comm_bytes] + size <= room:
                 self.buckets[comm_bytes].append(index)
                 self.elements[comm_bytes] += size
-                moved += size * gradient
+                moved_bytes += size * gradient
                 continue
-            self.ledger.add(Component.GRADIENTS, -moved)
-            moved = 0
-            self._into_bucket(index, boundary, kept=True)
-        self.ledger.add(Component.GRADIENTS, -moved)
+            self.ledger.add(Component.GRADIENTS, -moved_bytes)
+            moved_bytes = 0
+            self._into_bucket(index, boundary, is_kept=True)
+        self.ledger.add(Component.GRADIENTS, -moved_bytes)
 
 
 class Stage2Gradients(BucketedGradients):

@@ -97,9 +97,9 @@ class Modules:
 
     def _add(self, name: str, index: int) -> None:
         module = self._hooked(name.rpartition(".")[0])
-        known = self.of.get(module, ())
+        indexes = self.of.get(module, ())
         self.of[module] = (
-            (*known, index) if not known or known[-1] < index else tuple(sorted({*known, index}))
+            (*indexes, index) if not indexes or indexes[-1] < index else tuple(sorted({*indexes, index}))
         )
 
 

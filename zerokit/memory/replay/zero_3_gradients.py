@@ -72,11 +72,13 @@ class Gradients:
             interleaved = sum(shares) * self.ranks * comm_bytes
         self.ledger.add(Component.REDUCE_COPY, converted + interleaved)
         if self.element_bytes.accumulation != comm_bytes:
-            kept = sum(shares) * self.element_bytes.accumulation
-            self.ledger.add(Component.REDUCE_COPY, kept)
+            kept_bytes = sum(shares) * self.element_bytes.accumulation
+            self.ledger.add(Component.REDUCE_COPY, kept_bytes)
         else:  # the shares are views
-            kept = interleaved or converted
-        self.ledger.set(Component.REDUCE_COPY, kept)  # __avg_scatter_grads has returned (stage3.py:1678)
+            kept_bytes = interleaved or converted
+        self.ledger.set(
+            Component.REDUCE_COPY, kept_bytes
+        )  # __avg_scatter_grads has returned (stage3.py:1678)
         if self.offload_optimizer and boundary:
             # .to(device); of it the norm, piece by piece, then the fp32 copy
             share = max(shares)

@@ -123,8 +123,8 @@ class Parameters:
             self.group[index] = group
             if self.ranks == 1 and self.offload_param:  # NoGatherHandle: copied whole, at once
                 self._hold(index, self.modules.sizes[index] * self.element_bytes[index])
-        for size, apart in zip(flat, self._copied_first(absent) if flat else (), strict=True):
-            copied = size // self.ranks if apart else 0
+        for size, is_copied in zip(flat, self._copied_first(absent) if flat else (), strict=True):
+            copied = size // self.ranks if is_copied else 0
             if len(absent) == 1:
                 group.copied_bytes = copied
                 self.ledger.add(
@@ -229,9 +229,9 @@ class Parameters:
         elements = 0
         while self.queue and elements < limit:
             index, step = self.queue.popleft()
-            fresh = self.status[index] == ABSENT and index not in chosen
+            is_wanted = self.status[index] == ABSENT and index not in chosen
             self.latest[index] = max(self.latest.get(index, -1), step)
-            if fresh:
+            if is_wanted:
                 chosen.append(index)
                 elements += self.modules.sizes[index]
         self._gather(chosen)
@@ -241,9 +241,9 @@ class Parameters:
         key = (module, self.step_id)
         if key in self.released:
             return self.released[key]
-        mine = {i for i in self.modules.of.get(module, ()) if not self.persistent[i]}
-        mine = {i for i in mine if self.latest.get(i, -1) <= self.step_id}
-        self.released[key] = frozenset(i for i in mine if not self._used_soon(i))
+        own_parameters = {i for i in self.modules.of.get(module, ()) if not self.persistent[i]}
+        own_parameters = {i for i in own_parameters if self.latest.get(i, -1) <= self.step_id}
+        self.released[key] = frozenset(i for i in own_parameters if not self._used_soon(i))
         return self.released[key]
 
     def _used_soon(self, index: int) -> bool:
@@ -257,13 +257,13 @@ class Parameters:
     def release(self, module: str, backward: bool) -> None:
         """``release_sub_module``."""
         chosen = set(self._to_release(module))
-        mine = set(self.modules.of.get(module, ()))
+        own_parameters = set(self.modules.of.get(module, ()))
         if backward:
             peak_of_regathering = self.recompute.pop(module, set())
             chosen |= {i for i in peak_of_regathering if not self.persistent[i]}
-            mine |= peak_of_regathering
+            own_parameters |= peak_of_regathering
             self.backward_stack.pop(module, None)
-        for index in mine:
+        for index in own_parameters:
             self.active[index].discard(module)
             if index in chosen:
                 self._release(index)

@@ -112,9 +112,9 @@ def _patch_host_copies(machine: Machine) -> None:
         if device is None or torch.device(device).type == "cpu":
             return real_tensor(values, *args, device=device, **kwargs)
         # inside of a custom function's backward the constructor itself would go past the mode
-        wanted = kwargs.pop("requires_grad", False)
-        made = real_tensor(values, *args, **kwargs).to(device)
-        return made.requires_grad_() if wanted else made
+        requires_grad = kwargs.pop("requires_grad", False)
+        created = real_tensor(values, *args, **kwargs).to(device)
+        return created.requires_grad_() if requires_grad else created
 
     torch.tensor = tensor
     torch.jit._builtins._register_builtin(tensor, "aten::tensor")  # scripted functions call PyTorch's

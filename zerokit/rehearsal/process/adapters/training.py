@@ -74,25 +74,25 @@ def _all_rows(output: Any, loader: Any) -> Any:
     The evaluation saw its first batches only: their rows are repeated.
     """
     rows = len(loader.dataset) if isinstance(loader.dataset, Sized) else 0
-    seen = _rows(output.predictions)
-    if not 0 < seen < rows:
+    row_count = _rows(output.predictions)
+    if not 0 < row_count < rows:
         return output
 
-    def repeated(kept: Any) -> Any:
-        if isinstance(kept, tuple | list):
-            return tuple(repeated(each) for each in kept)
-        if _rows(kept) != seen or kept.nbytes // seen * rows > _MOST_REPEATED_BYTES:
-            return kept
-        return np.resize(kept, (rows, *kept.shape[1:]))
+    def repeated(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return tuple(repeated(item) for item in value)
+        if _rows(value) != row_count or value.nbytes // row_count * rows > _MOST_REPEATED_BYTES:
+            return value
+        return np.resize(value, (rows, *value.shape[1:]))
 
     return output._replace(predictions=repeated(output.predictions), label_ids=repeated(output.label_ids))
 
 
-def _rows(kept: Any) -> int:
+def _rows(value: Any) -> int:
     """Of the first array; the Trainer's own count is the data set's, however many it saw."""
-    if isinstance(kept, tuple | list):
-        return _rows(kept[0]) if kept else 0
-    return len(kept) if isinstance(kept, np.ndarray) and kept.ndim else 0
+    if isinstance(value, tuple | list):
+        return _rows(value[0]) if value else 0
+    return len(value) if isinstance(value, np.ndarray) and value.ndim else 0
 
 
 def generation_phase(context: Context, module: ModuleType) -> None:
