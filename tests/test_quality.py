@@ -135,6 +135,15 @@ def test_every_public_function_has_a_docstring() -> None:
     assert [name for path in python_files("zerokit", "tools") for name in undocumented(path)] == []
 
 
+def test_every_package_says_what_it_holds() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in python_files("zerokit")
+        if path.name == "__init__.py" and ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
+    assert silent == []
+
+
 CLI_ENTRY = {"run", "main", "cli", "commands", "command"}
 """What may be imported from the command line: how it is started, and its commands as click has them."""
 
@@ -173,12 +182,12 @@ def test_no_helper_is_imported_from_a_test_file() -> None:
 
 
 def modules() -> set[str]:
-    """All modules of the package that hold something, as paths without their ending."""
+    """All modules of the package with code, as paths without their ending."""
     package = ROOT / "zerokit"
     return {
         str(path.relative_to(package).with_suffix(""))
         for path in package.rglob("*.py")
-        if path.stat().st_size
+        if path.name != "__init__.py" or len(ast.parse(path.read_text()).body) > 1
     }
 
 
