@@ -253,7 +253,7 @@ def _is_name(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """One of the names of a model; ``own``: the catalogue's or the repository's."""
+    """One of the names of a model; ``own``: it is the catalogue's or the repository's."""
 
     name: str
     own: bool

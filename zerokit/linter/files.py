@@ -66,7 +66,7 @@ def check_files(
 
     Args:
         ignore: rules that are not shown.
-        found: paths that were found in a folder: what is no configuration is left out.
+        discovered: paths that were found in a folder: what is no configuration is left out.
 
     Raises:
         InputError: an unknown kind.

@@ -99,7 +99,7 @@ def instead(name: str, candidates: Iterable[str]) -> str | None:
 
     Args:
         name: with or without dashes.
-        known: the arguments that there are, with underscores.
+        candidates: the arguments that there are, with underscores.
     """
     from zerokit.suggest import misspelt
 

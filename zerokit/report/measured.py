@@ -48,7 +48,7 @@ def why_not_measured(device: str | None, rank: Rank, state: str) -> tuple[str, s
     """Why a rank on a GPU has no figures of it, and what to do (None: nothing); None where it has them.
 
     Args:
-        known: its last tick or end.
+        rank: its last tick or end.
         state: how it ended.
     """
     if device != "cuda" or rank.get("peak_allocated_bytes") is not None:

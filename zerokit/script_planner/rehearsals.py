@@ -21,7 +21,7 @@ from zerokit.search.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsedScript:
-    """A rehearsal, and what of it the planner takes. ``found`` is None where it did not go to the end."""
+    """A rehearsal, and what of it the planner takes. ``rehearsed`` is None where it did not go to the end."""
 
     strategy: Strategy
     done: Rehearsal

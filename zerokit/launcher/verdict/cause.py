@@ -14,7 +14,7 @@ _MAY_PASS = frozenset({"data_loader", "compilation", "child_process", "lock", "i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """``kind`` is for programs; ``what`` names ranks, collective and place; ``fix`` what to do."""
+    """``kind`` is for programs; ``what`` names ranks, collective and location; ``fix`` what to do."""
 
     kind: str
     what: str

@@ -147,7 +147,7 @@ def view(
     Args:
         record: its newest ``calls`` line.
         flight: its newest ``flight`` line.
-        known: the supervisor's own.
+        facts: the supervisor's own.
     """
     facts["native"] = _native_stack(native_stacks_file(run_dir, rank))
     facts["flight"] = tuple(_calls((flight or {}).get("calls")))
