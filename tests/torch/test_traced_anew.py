@@ -34,4 +34,4 @@ def test_an_estimate_traces_anew_where_another_transformers_is_installed(
     assert run(asked) == 0
     out, err = capsys.readouterr()
     assert "tracing gpt2" in err
-    assert any("traced anew" in line for line in json.loads(out)["assumptions"])
+    assert any("traced again" in line for line in json.loads(out)["assumptions"])

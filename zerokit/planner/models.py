@@ -114,7 +114,7 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
     """What to say where the catalogue's traces are of another Transformers than the one installed here.
 
     Kernels differ between versions, and with them what a model keeps: T5's forward allocates twice as much
-    with 5.19 as with 5.20. One strategy is traced anew; a search takes the catalogue's traces, of the range
+    with 5.19 as with 5.20. One strategy is traced again; a search takes the catalogue's traces, of the range
     of releases that the installed one belongs to, and says so.
     """
     from zerokit.catalog.transformers_releases import alike
@@ -127,7 +127,7 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
     )
     if source.trace == "always":
         source.other_version, source.profile, source.catalogued = profile, None, False
-        return (f"{mismatch}: traced anew where the installed one can be traced",)
+        return (f"{mismatch}: traced again where the installed one can be traced",)
     if alike(str((source.hf_config or {}).get("model_type")), version, profile.transformers_version):
         return (f"{mismatch}, with the same result (a sweep of releases)",)
     return (

@@ -33,7 +33,7 @@ BOUND_WORDS = {
     "nvme": "the NVMe disk",
     "bubble": "the pipeline's filling and draining",
     "optimizer": "the optimizer step",
-    "retries": "the allocator, which gives memory back and maps it anew",
+    "retries": "the allocator, which gives memory back and maps it again",
 }
 
 
@@ -230,14 +230,14 @@ _REMEDIES = {
 
 
 def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[str]:
-    """Where a plan fits, but so narrowly that the allocator has to give memory back and map it anew."""
+    """Where a plan fits, but so narrowly that the allocator has to give memory back and map it again."""
     seconds, step = chosen.time.parts.get("retries", 0.0), chosen.time.step_seconds
     if seconds < _WORTH_SAYING_SHARE * step:
         return []
     headroom = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     return [
         f"it fits with {format_gib(headroom, 1)} to spare: so near the limit PyTorch's allocator gives "
-        f"memory back and maps it anew (retries in the report), about {format_seconds(seconds)} of each "
+        f"memory back and maps it again (retries in the report), about {format_seconds(seconds)} of each "
         "step, which the speed counts; whatever leaves more room was slower still; `zerokit tune` compares"
     ]
 

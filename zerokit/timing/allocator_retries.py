@@ -1,4 +1,4 @@
-"""What PyTorch's allocator costs near the card's limit: memory given back and mapped anew.
+"""What PyTorch's allocator costs near the card's limit: memory given back and mapped again.
 
 With expandable segments the allocator keeps what was freed mapped. A tensor that fits into none of
 the holes gets new pages at the end of the segment; where the limit forbids them, it waits for the
@@ -64,7 +64,7 @@ def retry_seconds(
     owned: float,
     headroom: int,
 ) -> float:
-    """Seconds of a step in which pages are given back and mapped anew; 0 with room enough.
+    """Seconds of a step in which pages are given back and mapped again; 0 with room enough.
 
     A retry moves what is spare and the tensor's own size. The driver does it for one process of the
     host at a time (two GPUs took 1.8 times as long as one), and the ranks of a node reach it together.

@@ -74,7 +74,7 @@ class Constants:
             not through pinned memory, and cast there.
         vocab_parallel: the head is cut by vocabulary (no all-reduce of logits).
         tensor_parallel_collectives: all-reduces a layer, forward and backward, without recomputation.
-        remap_seconds_per_byte: to give a page of the allocator back and map it anew, by one process.
+        remap_seconds_per_byte: to give a page of the allocator back and map it again, by one process.
         cached_bytes: what the allocator caches beside the peak, over the size of the largest tensor.
         most_retries: of each large tensor, with next to nothing to spare.
     """
