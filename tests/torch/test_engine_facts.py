@@ -8,6 +8,7 @@ import pytest
 
 from zerokit.domain.job import PACKED_LORA, Lora
 from zerokit.instrument.engine_facts import adapters, unlike_lora
+from zerokit.instrument.live_models import elements
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -61,3 +62,7 @@ def test_adapters_of_another_kind_and_on_packed_weights_are_named() -> None:
         layer.self_attn.q_proj = bitsandbytes.nn.Linear4bit(32, 32, bias=False)
     packed = peft.get_peft_model(packed, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
     assert unlike_lora(packed) == PACKED_LORA and adapters(packed) is None
+    whole = sum(parameter.numel() for parameter in packed.parameters())
+    packed.to("cpu")  # packs two weights into a byte
+    assert sum(parameter.numel() for parameter in packed.parameters()) < whole
+    assert sum(map(elements, packed.parameters())) == whole

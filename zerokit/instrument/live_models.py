@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import sys
 from bisect import bisect_left
@@ -21,7 +22,11 @@ def live_modules() -> list[Any]:
 
 
 def elements(parameter: Any) -> int:
-    """Of a whole parameter, though this rank may hold a shard of it (ZeRO-3)."""
+    """Of a whole parameter, though this rank may hold a shard of it (ZeRO-3), or pack two into a byte
+    (bitsandbytes 0.50, ``Params4bit``)."""
+    unpacked = getattr(getattr(parameter, "quant_state", None), "shape", None)
+    if unpacked is not None:
+        return math.prod(unpacked)
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 

@@ -270,13 +270,15 @@ def _family(optimizer: str) -> str:
 def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
     is_unsplit = (chosen.get("tensor_parallel") or 1) * (chosen.get("pipeline_parallel") or 1) == 1
     planned = chosen.get("parameters") or _count(request.get("params", ""))
-    method = request.get("method", "full")
     ran = engine.get("parameters")
-    packed = method == "qlora" or engine.get("adapters_unlike_lora") == PACKED_LORA  # counts half
-    if not is_unsplit or not planned or not ran or packed:
+    if not is_unsplit or not planned or not ran:
         return []
-    if (method == "lora" or engine.get("adapters")) and (engine.get("trainable_parameters") or ran) < ran:
-        ran -= engine["trainable_parameters"]
+    trained = engine.get("trainable_parameters") or ran
+    adapters = engine.get("adapters") or engine.get("adapters_unlike_lora")
+    if adapters or request.get("method", "full") != "full":
+        beside = ran - trained if trained < ran else ran  # a head that is trained whole is no adapter
+        if abs(ran / planned - 1) > _SAME_PARAMETERS:
+            ran = beside
     if abs(ran / planned - 1) <= _SAME_PARAMETERS:
         return []
     text = f"the model has {ran:,} parameters, the planned one {planned:,}"

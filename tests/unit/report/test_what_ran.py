@@ -94,13 +94,16 @@ def test_adapters():
 
 @pytest.mark.parametrize("kind", ["DoRA", PACKED_LORA, "LoRA of several ranks"])
 def test_adapters_that_no_plan_has_are_named_and_not_predicted_again(kind):
-    size = 505_000 if "4 bits" in kind else 1_005_000  # packed
-    ran = {**ENGINE, "parameters": size, "trainable_parameters": 5000, "adapters_unlike_lora": kind}
+    ran = {**ENGINE, "parameters": 1_050_000, "trainable_parameters": 50_000, "adapters_unlike_lora": kind}
     (found,) = of_engine(CHOSEN, ran, {**REQUEST, "method": "lora"})
     assert found.text == f"adapters: {kind}, but the plan has LoRA" and found.option is None
     assert predict_again({"request": {**REQUEST, "method": "lora"}, "chosen": CHOSEN}, [found]).plan is None
     planned = of_engine(CHOSEN, ran, {**REQUEST, "method": "qlora"})
     assert len(planned) == ("4 bits" not in kind)
+    (found,) = of_engine(CHOSEN, ran, REQUEST)  # the adapters' own weights make no other model
+    assert "50,000 of 1,050,000 parameters were trained" in found.text
+    twice = {**ran, "parameters": 2_050_000}
+    assert "the model has 2,000,000" in of_engine(CHOSEN, twice, {**REQUEST, "method": "qlora"})[-1].text
 
 
 def test_lora_on_16_bits_under_a_plan_for_4_bits_is_named():
