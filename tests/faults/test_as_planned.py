@@ -9,6 +9,8 @@ import pytest
 
 from tests.faults.conftest import Run
 from tests.support.plans import write_plan
+from tests.support.ranks import write_script
+from zerokit.launcher.verdict.as_planned import unlike_plan
 
 pytest.importorskip("deepspeed")
 LOOP = """
@@ -40,6 +42,39 @@ def launch(python: Path, folder: Path, text: str, *options: str, script: str = "
     (folder / "train.py").write_text(textwrap.dedent(text))
     command = ["--plan", "plan", *options, script or "train.py"]
     return Run(python, folder, command, {"OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.parametrize(("loader", "said"), [(2, []), (4, ["batch size per GPU 4 ran, not 2"]), (None, [])])
+def test_a_trainer_is_held_to_what_it_feeds_and_a_pair_is_one_row(
+    loader: int | None, said: list[str]
+) -> None:
+    """DeepSpeed's batch is filled when arguments are parsed; the script may set another one afterwards."""
+    engine = {"micro_batch": 2, "batch_rows": 4, "batch_columns": 32, "loader_rows": loader}
+    assert unlike_plan({"chosen": {"micro_batch": 2}}, "trainer", [{"engine": engine}]) == said
+
+
+LATE_BATCH = """
+    import torch
+    from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    args.per_device_train_batch_size = 4
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128,
+                                         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
+    rows = [{"input_ids": torch.arange(32), "labels": torch.arange(32)}] * 64
+    Trainer(model=model, args=args, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_batch_that_a_trainer_script_sets_after_parsing_is_named(stub_python: Path, tmp_path: Path) -> None:
+    arguments = ["--output_dir", "out", "--max_steps", "3", "--report_to", "none", "--use_cpu"]
+    write_plan(tmp_path / "plan", precision="fp32", micro_batch=2)
+    script = write_script(tmp_path, LATE_BATCH)
+    run = Run(stub_python, tmp_path, ["--plan", "plan", str(script), *arguments], {"OMP_NUM_THREADS": "1"})
+    code, out, err = run.end(240)
+    assert "train.py:5 sets args.per_device_train_batch_size to 4 after the arguments are read" in err
+    assert code == 9, out + err
+    assert "not_as_planned: batch size per GPU 4 ran, not 2" in err
 
 
 def test_another_batch_is_named_after_the_first_steps_and_ends_with_9(

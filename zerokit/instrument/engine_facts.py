@@ -20,12 +20,20 @@ _LEADING = ("input_ids", "labels", "inputs_embeds", "pixel_values", "input_featu
 class EngineFacts:
     """What the engine that trains runs with, and the largest batch that it was fed so far.
 
-    ``batch_rows`` and ``batch_columns``: of the tensor fed first, so sequences and tokens of each.
+    ``batch_rows`` and ``batch_columns``: of the tensor fed first, so sequences and tokens of each;
+    ``loader_rows``: what a Trainer's arguments say when it begins to train, None without one.
     """
 
     def __init__(self) -> None:
         self._facts: dict[str, Any] | None = None
         self._told: dict[str, Any] | None = None
+        self._loader_rows: int | None = None
+
+    def trainer_began(self, rows: int) -> None:
+        """A Trainer trains, whose loader gives ``rows`` a batch: pairs are one row there."""
+        self._loader_rows = rows
+        if self._facts is not None:
+            self._facts = {**self._facts, "loader_rows": rows}
 
     def training_forward(
         self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], engines: int
@@ -34,7 +42,8 @@ class EngineFacts:
         rows, columns = _batch(args, kwargs)
         facts = self._facts
         if facts is None:
-            self._facts = {**record(engine), "batch_rows": rows, "batch_columns": columns, "engines": engines}
+            self._facts = {**record(engine), "batch_rows": rows, "batch_columns": columns, "engines": engines,
+                           "loader_rows": self._loader_rows}  # fmt: skip
             return
         before = (facts["batch_rows"] or 0) * (facts["batch_columns"] or 1)
         if (rows or 0) * (columns or 1) > before or engines > facts["engines"]:

@@ -27,7 +27,9 @@ def feeds_more_rows(style: str, engines: Iterable[Mapping[str, Any] | None]) -> 
         engines: what the ranks' engines ran with.
     """
     return style == "trainer" and any(
-        (engine.get("batch_rows") or 0) > (engine.get("micro_batch") or 0) > 0 for engine in engines if engine
+        (engine.get("batch_rows") or 0) > (engine.get("loader_rows") or engine.get("micro_batch") or 0) > 0
+        for engine in engines
+        if engine
     )
 
 

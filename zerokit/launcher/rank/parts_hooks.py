@@ -6,6 +6,7 @@ A Trainer evaluates with the model inside the engine, generates with ``model.gen
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -72,6 +73,22 @@ def _hook_methods(
         around(probe, getattr(module, owner, None), phase, *names)
     if module.__name__ == "accelerate.accelerator":
         around(probe, module.Accelerator, "init", "prepare", when=_has_model)
+    if module.__name__ == "transformers.trainer":
+        _tell_batches(probe, module.Trainer)
+
+
+def _tell_batches(probe: Probe, trainer: Any) -> None:
+    """What a Trainer feeds is in its arguments, which may have changed since DeepSpeed's were filled."""
+    original = trainer.train
+
+    @functools.wraps(original)
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if probe.is_rank:
+            with contextlib.suppress(Exception):
+                probe.observed.trainer_began(int(self.args.train_batch_size))
+        return original(self, *args, **kwargs)
+
+    trainer.train = train
 
 
 def _hook_functions(

@@ -16,8 +16,9 @@ _FEWEST_STEPS = 2  # a first step may be odd
 def unlike_plan(plan: Mapping[str, Any], style: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Where the ranks did something else than the plan decided, one sentence each.
 
-    A Trainer feeds what its arguments say, but a row may be half of a pair (DPO), so its batch is what it
-    told its engine. What belongs to the job (length, model, adapters) is the report's matter alone.
+    A Trainer feeds what its arguments say, but a row may be half of a pair (DPO), so its batch is what they
+    say when it begins to train, else what it told its engine. What belongs to the job (length, model,
+    adapters) is the report's matter alone.
 
     Args:
         plan: ``request`` and ``chosen``.
@@ -30,7 +31,10 @@ def unlike_plan(plan: Mapping[str, Any], style: str, ranks: Sequence[Mapping[str
 
 
 def _without_rows(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if engine is None else {**engine, "batch_rows": None, "batch_columns": None}
+    if engine is None:
+        return None
+    fed = engine.get("loader_rows") or engine.get("micro_batch")
+    return {**engine, "batch_rows": None, "batch_columns": None, "micro_batch": fed}
 
 
 def no_engine(ranks: Iterable[Mapping[str, Any]]) -> str | None:
