@@ -91,6 +91,29 @@ def test_a_script_that_can_build_a_pipeline_is_named(here: Path, capsys: pytest.
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("stage", "stages", "kind"),
+    [("2", "1", "pipeline_under_zero"), ("2", "2", "other_degrees"), ("2", "0", None)],
+)
+def test_deepspeeds_refusal_of_a_pipeline_is_explained(
+    here: Path, capsys: pytest.CaptureFixture[str], stage: str, stages: str, kind: str | None
+) -> None:
+    plan(capsys, "--zero", stage, "--global-batch", "4", "--precision", "fp32", "--checkpointing", "none")
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", "launch", "--plan", "plan", "--device", "cpu", "--run-dir", "run",
+         "--rehearsal-seconds", "0", str(SCRIPTS / "pipeline.py"), "--stages", stages],
+        env=dict(os.environ), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    report = json.loads(Path("run/report.json").read_text())
+    if kind is None:
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 10, done.stderr
+    assert report["hang"]["kind"] == kind
+    assert "likely cause: the script" in done.stderr and "zerokit plan --pp STAGES" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("option", "script", "error"),
     [
         ("--tp", EXAMPLE, "Data inconsistency within the TP group"),

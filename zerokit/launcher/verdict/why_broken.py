@@ -22,15 +22,55 @@ _OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """Gloo ends a process so whose peer sends more than it expects (gloo/transport/tcp/pair.cc)."""
 
 
+_PIPELINE_REFUSED = "incompatible with pipeline parallelism"
+"""DeepSpeed 0.19.8, runtime/pipe/engine.py:76, of ZeRO-2 and ZeRO-3."""
+_OTHER_WORLD = re.compile(
+    r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size\s*"
+    r"(\d+) != (\d+) \* (\d+) \* (\d+)"
+)
+"""DeepSpeed 0.19.8, runtime/config.py:603; its world is the data-parallel ranks alone."""
+
+
 def explain_failure(run_dir: Path, verdict: Verdict, files: RankFiles) -> Cause | None:
     """The likely cause; None where a rank failed by itself, was lost, or the records do not tell."""
     first = verdict.first_failure
+    if verdict.outcome is Outcome.RANK_FAILED and first is not None and not first.consequence:
+        return _other_degrees(first)
     if verdict.outcome is not Outcome.RANK_FAILED or first is None or not first.consequence:
         return None
     if any(end.state is RankState.LOST and end.left_at is None for end in verdict.ends):
         return None
     views = [_view(run_dir, end, files.logs.get(end.rank)) for end in verdict.ends]
     return _without_training(views, files) or _other_size(views, files) or explain(views)
+
+
+def _other_degrees(first: RankEnd) -> Cause | None:
+    """The script shares its model between ranks, which its DeepSpeed configuration was not made for."""
+    said = f"{first.error or ''}\n{first.traceback or ''}"
+    if _PIPELINE_REFUSED in said:
+        return Cause(
+            kind="pipeline_under_zero",
+            what="the script builds a pipeline (PipelineModule), and its configuration has ZeRO-2 or ZeRO-3, "
+            "which DeepSpeed refuses together",
+            fix="Plan for a pipeline, zerokit plan --pp STAGES, which takes ZeRO-0 or ZeRO-1, or let the "
+            "script build none",
+            ranks=(first.rank,),
+        )
+    match = _OTHER_WORLD.search(said)
+    if match is None:
+        return None
+    whole, micro_batch, accumulation, ranks = map(int, match.groups())
+    planned = whole // max(1, micro_batch * accumulation)
+    if planned <= ranks:
+        return None
+    return Cause(
+        kind="other_degrees",
+        what=f"the script has {ranks} data-parallel rank{'s' if ranks != 1 else ''}, and its configuration "
+        f"is for {planned}: it shares the model between ranks",
+        fix="Plan with the script's own degrees: zerokit plan --pp STAGES for a PipelineModule, --tp N for "
+        "tensor parallelism",
+        ranks=(first.rank,),
+    )
 
 
 def _without_training(views: list[RankView], files: RankFiles) -> Cause | None:

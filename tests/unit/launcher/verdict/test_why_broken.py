@@ -60,3 +60,27 @@ def test_unlike_sizes_are_those_of_an_evaluation_on_one_rank(
     assert cause is not None and cause.kind == kind
     assert "rank 0 got 528 bytes where its own tensor has room for 264" in cause.what
     assert cause.ranks == (0,)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (
+            "AssertionError: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
+            "pipeline_under_zero",
+        ),
+        (
+            "AssertionError: Check batch related parameters. train_batch_size is not equal to "
+            "micro_batch_per_gpu * gradient_acc_step * world_size 8 != 2 * 2 * 1",
+            "other_degrees",
+        ),
+        ("AssertionError: 8 != 2 * 2 * 1", None),
+    ],
+)
+def test_a_script_that_shares_its_model_is_told_from_deepspeeds_words(
+    tmp_path: Path, error: str, kind: str | None
+) -> None:
+    first = RankEnd(rank=0, state=RankState.FAILED, error=error)
+    verdict = Verdict(outcome=Outcome.RANK_FAILED, exit_code=10, why="", first_failure=first, ends=(first,))
+    cause = explain_failure(tmp_path, verdict, RankFiles(logs={}, problems=[], last_words={}))
+    assert (cause.kind if cause is not None else None) == kind
