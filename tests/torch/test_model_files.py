@@ -195,7 +195,7 @@ def test_a_reward_model_and_an_embedding_model_are_traced_as_what_they_are(write
 
 
 T5 = {"model_type": "t5", "d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 3,
-      "vocab_size": 1000, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip
+      "vocab_size": 1000, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip
 BART = {"model_type": "bart", "d_model": 64, "encoder_layers": 3, "decoder_layers": 3, "vocab_size": 1000,
         "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "encoder_attention_heads": 4,
         "decoder_attention_heads": 4}  # fmt: skip

@@ -129,7 +129,8 @@ def prepared_config(hf_config: Mapping[str, Any], head: str) -> Any:
     config = read_config(hf_config)
     text = config.get_text_config(decoder=True)
     config.use_cache = text.use_cache = False  # also of the text model inside one of images and text
-    if head == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
+    is_pair = head == "seq2seq" or (head in CLASSIFIERS and config.is_encoder_decoder)
+    if is_pair and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     if head in CLASSIFIERS and getattr(text, "pad_token_id", None) is None:
         # a decoder's classifier looks for the last token that is no padding (modeling_layers.py)
