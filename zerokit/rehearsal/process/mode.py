@@ -27,7 +27,7 @@ from zerokit.rehearsal.process import (
     reductions,
     twins,
 )
-from zerokit.rehearsal.process.kernels import OF_OPERATORS, PRODUCTS, TEMPORARIES
+from zerokit.rehearsal.process.kernels import OF_OPERATORS, PRODUCTS, TEMPORARIES, in_order_of_allocation
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.shapes import RULES
 from zerokit.rehearsal.process.twins import twin
@@ -278,7 +278,7 @@ class FakeCuda(TorchDispatchMode):
         return result
 
     def _track(self, result: Any, name: str) -> None:
-        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+        for leaf in in_order_of_allocation(name, result):
             if isinstance(leaf, FakeTensor):
                 if leaf.fake_device.type == "cuda":
                     self._machine.ledger.track(leaf, name)
