@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
 from zerokit.rehearsal.process.ledger import History
 from zerokit.rehearsal.process.smallest_card import STEP_BYTES, smallest
 
+HISTORY = Path(__file__).parents[1] / "data" / "h200" / "allocator-history.gz"
 MIB = 1 << 20
 EXPANDABLE = AllocatorSettings.parse("expandable_segments:True")
 
@@ -150,3 +153,16 @@ def test_the_smallest_card_lies_between_what_lives_and_what_is_kept() -> None:
     assert allocator.peak_reserved_bytes == 190 * MIB
     least = smallest(history, settings, 100 * MIB, allocator.peak_reserved_bytes)
     assert 100 * MIB <= least <= 100 * MIB + STEP_BYTES
+
+
+def test_a_recorded_history_of_a_gpu_comes_out_to_the_byte() -> None:
+    """``torch.cuda.memory._record_memory_history`` of run_swag.py on an H200, and what torch.cuda counted."""
+    allocator, live, peak = make(), {}, 0
+    for line in gzip.decompress(HISTORY.read_bytes()).decode().splitlines():
+        action, address, size, stream = line.split()
+        if action == "alloc":
+            live[address] = allocator.allocate(int(size), int(stream, 16))
+            peak = max(peak, allocator.allocated_bytes)
+        elif action == "free_completed" and address in live:
+            allocator.release(live.pop(address))
+    assert (peak, allocator.peak_reserved_bytes) == (1029095424, 1163919360)
