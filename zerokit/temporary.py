@@ -41,9 +41,12 @@ def make_folder(kind: str) -> Path:
             folder = base / f"zerokit-{kind}-{os.urandom(8).hex()}"
             _ours[folder] = None  # before it is there: a signal may end us in between
             folder.mkdir(mode=0o700)
-            _ours[folder] = lock = _lock(folder)
-            if lock is None or _is_at(folder, lock):
-                return folder
+            try:
+                _ours[folder] = lock = _lock(folder)
+                if lock is None or _is_at(folder, lock):
+                    return folder
+            except (BlockingIOError, FileNotFoundError):
+                pass
             _forget(folder)  # another process took it for a dead one's before it was locked
     except OSError as error:
         problem = f"no temporary folder can be made: {error.strerror or error}"
@@ -96,13 +99,23 @@ atexit.register(_remove_all)
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None where somebody has it, or there can be none."""
+    """A descriptor that holds the folder's lock; None where there can be none.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        FileNotFoundError: there is no such folder.
+    """
     try:
         fd = os.open(folder, _FLAGS)
+    except FileNotFoundError:
+        raise
     except OSError:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise
     except OSError:
         os.close(fd)
         return None
@@ -123,7 +136,10 @@ def _remove_stale(base: Path) -> None:
         folder = Path(entry.path)
         if not _NAME.fullmatch(entry.name) or folder in _ours:
             continue
-        lock = _lock(folder)
+        try:
+            lock = _lock(folder)
+        except (BlockingIOError, FileNotFoundError):
+            continue
         if lock is None:
             continue
         if os.fstat(lock).st_uid == os.geteuid():

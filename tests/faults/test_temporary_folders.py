@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from tests.faults.conftest import SCRIPT, Run, wait_for
 from tests.support.plans import write_plan
 from zerokit.launcher import processes
+from zerokit.temporary import temporary_folder
 
 RECIPE = "title: x\nparams: 13b\ngpus: 8\ngpu: h200\nhost_ram: 1TiB\n"
 
@@ -33,6 +36,31 @@ def start_anew(temporary: Path) -> None:
     """A command that makes a temporary folder too; what it finds of others that live stays."""
     command = [sys.executable, "-m", "zerokit", "check", "--explain", "offload-param-below-stage-3"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def test_a_folder_that_another_process_just_takes_for_stale(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between ``mkdir`` and the lock another process may lock the folder and remove it."""
+    monkeypatch.setattr(tempfile, "tempdir", None)  # read TMPDIR again
+    mkdir, locks = Path.mkdir, []
+
+    def taken(folder: Path, mode: int) -> None:
+        mkdir(folder, mode)
+        if len(locks) < 2:
+            locks.append(os.open(folder, os.O_RDONLY))
+            fcntl.flock(locks[-1], fcntl.LOCK_EX)
+            if len(locks) == 2:
+                folder.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", taken)
+    with temporary_folder("plan") as folder:
+        first = next(path for path in temporary.iterdir() if path != folder)
+        assert folder.is_dir()
+        assert os.path.samestat(first.stat(), os.fstat(locks[0]))  # left to who holds its lock
+    for lock in locks:
+        os.close(lock)
+    assert left(temporary) == [first.name]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
