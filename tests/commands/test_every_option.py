@@ -43,6 +43,9 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--precision": (ONE, "fp32"),
     "--optimizer": ((*ONE, "--zero", "1"), "Lion"),
     "--attention": (ONE, "eager"),
+    "--loss": (ONE, "chunked"),
+    # refused in closed form; tests/torch/test_offloaded_activations.py has its effect
+    "--offload-activations": (("--params", "1b", "--gpus", "8", "--gpu", "h200"), None),
     "--quant": (SERVED, "int4"),
     "--new-tokens": (SERVED, "2000"),
     # refused for a model of text; tests/torch/test_trace_images.py has their effects
