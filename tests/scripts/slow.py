@@ -57,17 +57,22 @@ def load_data() -> None:
     next(iter(torch.utils.data.DataLoader(Costly(), num_workers=1)))
 
 
+def last_for_seconds(call: Callable[[int], object], size: int) -> None:
+    """One call that takes about ``SECONDS``; again with a larger size where the machine became faster."""
+    took = 0.0
+    while took < SECONDS - 1.5:
+        began = time.monotonic()
+        call(size)
+        took = time.monotonic() - began
+        size = int(size * SECONDS / took)
+
+
 def one_long_call() -> None:
-    began = time.monotonic()
-    rounds = 200_000
-    hashlib.pbkdf2_hmac("sha256", b"x", b"y", rounds)
-    hashlib.pbkdf2_hmac("sha256", b"x", b"y", int(rounds * SECONDS / (time.monotonic() - began)))
+    last_for_seconds(lambda rounds: hashlib.pbkdf2_hmac("sha256", b"x", b"y", rounds), 200_000)
 
 
 def hold_the_interpreter() -> None:
-    began = time.monotonic()
-    sum(range(10**7))
-    sum(range(int(10**7 * SECONDS / (time.monotonic() - began))))
+    last_for_seconds(lambda numbers: sum(range(numbers)), 10**7)
 
 
 def save_to_slow_storage() -> None:
