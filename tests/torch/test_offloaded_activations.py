@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_checkpointed_layers_leave_their_inputs_on_the_host() -> None:
 
 def test_an_estimate_counts_them_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "config.json").write_text(__import__("json").dumps(TINY))
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
     job = {"model": tmp_path, "gpus": 2, "gpu": "h200", "micro_batch": B, "seq_len": S, "zero": 2}
     own, moved = zerokit.estimate(**job), zerokit.estimate(**job, offload_activations=True)
     assert moved.peak_allocated_bytes <= own.peak_allocated_bytes
