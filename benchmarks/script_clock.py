@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure.python_calls import python_call_seconds
 from benchmarks.script_trace import PHASE, TRACED_STEPS, Trace
 from zerokit.instrument.post_import import PostImport
 from zerokit.timing.host_speed import MODEL
@@ -83,7 +84,7 @@ class Clock:
         if self._probe is None:
             self._probe = _probe()
         first, second = (float(self._probe.round()[MODEL]) for _ in range(2))
-        return {"first": first, "second": second, "python": _python()}
+        return {"first": first, "second": second, "python": python_call_seconds(_CALLS)}
 
     @property
     def tracing(self) -> bool:
@@ -108,24 +109,6 @@ class Clock:
             "reserved": torch.cuda.max_memory_reserved(),
         }
         self._place.with_name(f"times.{os.environ.get('RANK', '0')}").write_text(json.dumps(found))
-
-
-class _Node:
-    def __init__(self) -> None:
-        self.seen: dict[int, int] = {}
-
-    def visit(self, number: int) -> int:
-        self.seen[number & 255] = number
-        return len(self.seen)
-
-
-def _python() -> float:
-    """Seconds of a call of a small Python function."""
-    visit = _Node().visit
-    began = time.perf_counter()
-    for number in range(_CALLS):
-        visit(number)
-    return (time.perf_counter() - began) / _CALLS
 
 
 def _settle() -> None:

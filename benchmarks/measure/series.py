@@ -30,6 +30,7 @@ import torch
 
 from benchmarks.measure import case as cases
 from benchmarks.measure.models import build, device, make_batch, training_dtype
+from benchmarks.measure.python_calls import python_call_seconds
 from zerokit.doctor.host_probe import HostProbe
 from zerokit.timing.host_speed import MODEL, speed_of
 
@@ -78,7 +79,7 @@ class Training:
             _settle()
             torch.distributed.barrier()
             self.rounds[MODEL].append(probe.round()[MODEL])
-            self.rounds["python"].append(_python())
+            self.rounds["python"].append(python_call_seconds(CALLS))
             torch.distributed.barrier()
             _settle()
             began = time.perf_counter()
@@ -106,24 +107,6 @@ class Training:
 def _settle() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-class _Node:
-    def __init__(self) -> None:
-        self.seen: dict[int, int] = {}
-
-    def visit(self, number: int) -> int:
-        self.seen[number & 255] = number
-        return len(self.seen)
-
-
-def _python() -> float:
-    """Seconds of a call of a small Python function."""
-    visit = _Node().visit
-    began = time.perf_counter()
-    for number in range(CALLS):
-        visit(number)
-    return (time.perf_counter() - began) / CALLS
 
 
 def _host(rounds: Mapping[str, list[float]]) -> dict[str, Any]:
