@@ -42,6 +42,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan --checkpoint", "did you mean --checkpointing?"),
         ("plan --model gpt2 --gpu h20x", "did you mean h20-96gb or h200? `zerokit gpus`"),
         ("plan --params 7b --gpu 8", "--gpu 8: for the number of GPUs, give --gpus 8"),
+        (
+            "plan --params 70 --gpus 8",
+            "--params 70: a model of 70 parameters; use a suffix, as in 70b or 70m",
+        ),
         ("plan --model gpt2 --gpu gaudi3", "is not in the catalogue; `zerokit gpus` lists them"),
         ("plan --nothing-like-it", "`zerokit plan --help` lists them"),
         ("launch --zero 3 x.py", "it is an option of `zerokit plan`"),

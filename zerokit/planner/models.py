@@ -23,6 +23,7 @@ from zerokit.values import frozen_dataclass
 
 # "7b" is what people call 6.74e9: a figure of so many digits within this names the model
 _SAME_SIZE = (0.0, 0.06, 0.06, 0.015)
+_FEWEST_PARAMETERS = 10_000  # below it a suffix was forgotten: 70 for 70b
 _CLOSED_FORM_WITHIN = 0.02  # of Transformers' count: a closed form that is further off is of another model
 _ROUGH = {
     False: "step times are those of the products in the model that transformers builds; how many kernels its "
@@ -341,6 +342,10 @@ def _sized(params: str, single: bool, say: Say) -> Chosen:
     from zerokit.catalog import models
 
     count = parse_count(params, "⟨params⟩")
+    if count < _FEWEST_PARAMETERS:
+        raise InputError(
+            f"⟨params⟩ {params}: a model of {count} parameters; use a suffix, as in {count}b or {count}m"
+        )
     entry = models.nearest(count)
     digits = len(str(count).rstrip("0"))
     reach = _SAME_SIZE[digits] if digits < len(_SAME_SIZE) else 0.0
