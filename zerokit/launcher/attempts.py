@@ -85,7 +85,7 @@ class DryRun:
 
 
 def dry_run(options: LaunchOptions, say: Say) -> DryRun:
-    """Prepare a launch, and start nothing.
+    """Prepare a launch, and start nothing. GPUs that this machine lacks are a warning.
 
     Raises:
         InputError, NodeUnusable: it could not be launched.
@@ -96,7 +96,7 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
     secrets = Secrets(os.environ, options.target.arguments)
     run_dir = Path(options.run_dir or "runs/<timestamp>-<script>").absolute()
     with ExitStack() as stack:
-        launch = prepare(options, run_dir, stack)
+        launch = prepare(options, run_dir, stack, dry_run=True)
         for note in launch.notes:
             say(secrets.text(note))
         return DryRun(

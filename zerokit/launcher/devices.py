@@ -73,16 +73,18 @@ def resolve(
     planned_gpu: str | None = None,
     environment: Mapping[str, str] | None = None,
     nodes: int = 1,
+    dry_run: bool = False,
 ) -> Devices:
     """Choose the devices of this machine: as many as asked for, as planned, or all there are.
 
     Args:
         planned_gpu: what the plan's ranks are to run on, ``cpu`` among it; None: there is no plan, or it
             does not say.
+        dry_run: nothing will be started, so GPUs that are missing here are a warning.
 
     Raises:
         InputError: an unknown kind, or no sensible number of ranks.
-        NodeUnusable: fewer GPUs than needed.
+        NodeUnusable: fewer GPUs than needed, unless ``dry_run``.
     """
     environment = os.environ if environment is None else environment
     if device not in DEVICES:
@@ -93,7 +95,8 @@ def resolve(
         listing = list_gpus(os.environ, timeout_seconds=_LISTING_SECONDS)
         gpus, mask = visible_gpus(listing, environment)
         if device == "cuda" or gpus:
-            return _on_gpus(gpus, listing, mask, num_ranks, planned_ranks)
+            reason = f"{mask} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
+            return _on_gpus(gpus, reason, num_ranks, planned_ranks, dry_run=dry_run)
         why = "no GPU is visible" if listing.gpus else "no GPU was found"
         warning = _instead_of_gpus(planned_gpu, mask if listing.gpus else listing.reason)
     else:
@@ -120,28 +123,40 @@ def _instead_of_gpus(planned_gpu: str | None, reason: str) -> str | None:
     if planned_gpu in (None, "cpu"):
         return None
     return (
-        f"the plan is for {planned_gpu} GPUs and no GPU can be used here ({reason}), so the script trains on "
-        "the CPU: far slower, and without any figure of GPU memory; `zerokit doctor` shows what is missing, "
-        "⟨device⟩ cuda stops instead, ⟨device⟩ cpu says that CPU ranks are meant"
+        f"the plan is for {planned_gpu} GPUs and no GPU can be used here ({reason}), so this is for CPU ranks: "
+        "far slower, and no figures of GPU memory; `zerokit doctor` shows what is missing, ⟨device⟩ cuda stops "
+        "instead, ⟨device⟩ cpu runs on the CPU without this warning"
     )
 
 
 def _on_gpus(
     gpus: tuple[FoundGpu, ...],
-    listing: Listing,
-    mask: str,
+    reason: str,
     num_ranks: int | None,
     planned_ranks: int | None,
+    *,
+    dry_run: bool,
 ) -> Devices:
+    """The first GPUs; ``reason`` says why there is none."""
+    ranks = num_ranks or planned_ranks or len(gpus) or 1
+    missing, fix = None, ""
     if not gpus:
-        reason = f"{mask} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
-        raise NodeUnusable(f"⟨device⟩ cuda: {reason}; use ⟨device⟩ cpu for CPU ranks")
-    ranks = num_ranks or planned_ranks or len(gpus)
-    if ranks > len(gpus):
+        missing, fix = f"⟨device⟩ cuda: {reason}", "use ⟨device⟩ cpu for CPU ranks"
+    elif ranks > len(gpus):
         requester = "⟨num_ranks⟩ asks for" if num_ranks else "the plan is for"
-        raise NodeUnusable(
-            f"{requester} {ranks} GPUs, and {len(gpus)} are visible here; plan again with ⟨gpus⟩ "
-            f"{len(gpus)}, or run on CPU ranks with ⟨device⟩ cpu"
+        missing = f"{requester} {ranks} GPUs, and {len(gpus)} are visible here"
+        fix = f"plan again with ⟨gpus⟩ {len(gpus)}, or run on CPU ranks with ⟨device⟩ cpu"
+    if missing is not None:
+        if not dry_run:
+            raise NodeUnusable(f"{missing}; {fix}")
+        plural = "s" if ranks != 1 else ""
+        return Devices(
+            kind="cuda",
+            ranks=ranks,
+            gpu_indexes=tuple(range(ranks)),
+            why=f"{ranks} GPU{plural}, which {'are' if plural else 'is'} not here",
+            warning=f"{missing}; this is what a machine with {ranks} GPU{plural} would run; here the launch "
+            "would stop with exit code 13",
         )
     indexes = tuple(gpu.index for gpu in gpus[:ranks])
     visible = ",".join(map(str, indexes))

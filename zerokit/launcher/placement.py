@@ -78,11 +78,13 @@ def decide_placement(
     stack: ExitStack,
     *,
     planned_gpu: str | None = None,
+    dry_run: bool = False,
 ) -> Placement:
     """Choose machines, devices and a port, which stays reserved until ``stack`` is closed.
 
     Args:
         planned_gpu: what the plan's ranks are to run on, ``cpu`` among it.
+        dry_run: nothing will be started, so this machine may lack the GPUs.
 
     Raises:
         InputError: bad input. NodeUnusable: a device, node or port cannot be used.
@@ -92,7 +94,7 @@ def decide_placement(
     node_count = len(hosts) if hosts else len(slurm.nodes) if slurm else 1
     devices = device_module.resolve(
         options.device, num_ranks=options.num_ranks, planned_ranks=planned_ranks, planned_gpu=planned_gpu,
-        nodes=node_count,
+        nodes=node_count, dry_run=dry_run,
     )  # fmt: skip
     port = stack.enter_context(ports.reserve(options.master_port))
     unshared: tuple[str, ...] = ()

@@ -57,8 +57,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     return dict(document.value)
 
 
-def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
+def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run: bool = False) -> Launch:
     """Decide everything. Ports stay reserved until ``stack`` is closed. Writes nothing.
+
+    Args:
+        dry_run: nothing will be started, so this machine may lack the GPUs.
 
     Raises:
         InputError: bad input. NodeUnusable: a device, node or port cannot be used.
@@ -71,7 +74,9 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack) -> Launch:
     if options.deepspeed is not None:
         config = _read_config(Path(options.deepspeed))
     planned_ranks = plan.world_size if plan is not None else None
-    placement = decide_placement(options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan))
+    placement = decide_placement(
+        options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run
+    )
     notes = list(placement.notes)
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)

@@ -81,6 +81,21 @@ def test_the_plan_says_how_many(four_gpus: None) -> None:
     assert raised.value.exit_code == 13
 
 
+def test_a_dry_run_goes_on_without_the_gpus(four_gpus: None) -> None:
+    def shown(visible: dict[str, str], planned_ranks: int | None = None) -> devices.Devices:
+        return devices.resolve(
+            "cuda", num_ranks=None, planned_ranks=planned_ranks, environment=visible, dry_run=True
+        )
+
+    many = shown({}, 8)
+    assert (many.kind, many.ranks, many.gpu_indexes) == ("cuda", 8, tuple(range(8)))
+    assert many.warning is not None and "for 8 GPUs, and 4 are visible here" in many.warning
+    one = shown({"CUDA_VISIBLE_DEVICES": ""})
+    assert one.gpu_indexes == (0,) and one.why == "1 GPU, which is not here"
+    assert one.warning is not None and "exit code 13" in one.warning
+    assert shown({}, 4).warning is None
+
+
 def test_a_plan_for_gpus_on_the_cpu(four_gpus: None) -> None:
     chosen = resolve("cpu", planned_ranks=8)
     assert (chosen.kind, chosen.ranks, chosen.gpu_indexes) == ("cpu", 8, ())
@@ -103,7 +118,7 @@ def test_a_plan_for_gpus_where_there_are_none_is_never_as_planned(
     assert chosen.why.startswith(f"2 CPU ranks ({source}): ")
     assert (chosen.warning is not None) is warned
     if chosen.warning is not None:
-        assert "for h200 GPUs" in chosen.warning and "nvidia-smi is not on the PATH" in chosen.warning
+        assert "for h200 GPUs" in chosen.warning and "no GPU found: nvidia-smi, rocm-smi" in chosen.warning
         assert "⟨device⟩ cuda stops" in chosen.warning
 
 
