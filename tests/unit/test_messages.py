@@ -17,7 +17,7 @@ from zerokit.cli import run
 from zerokit.messages import message, width_of, wrapped
 
 LONG = (
-    "nothing fits 1 × t4 (15.0 GiB each): the closest requires 1,732 GiB of host memory\n"
+    "nothing fits 1 × t4 (15.0 GiB): the closest requires 1,732 GiB of host memory\n"
     "What would make it fit:\n"
     "  - 63 more GPUs (--gpus 64 on 8 nodes): ZeRO-3, optimizer offload to cpu, weight offload to cpu"
 )

@@ -15,7 +15,7 @@ from typing import Any
 from zerokit.catalog import gpus as gpu_catalog
 from zerokit.domain.hardware import Gpu
 from zerokit.machine.host import HostFacts, detect_host
-from zerokit.machine.tools import TIMEOUT_SECONDS, ask
+from zerokit.machine.tools import NOT_ON_PATH, TIMEOUT_SECONDS, ask
 from zerokit.machine.visible import FoundGpu, visible
 from zerokit.units import MIB
 from zerokit.values import frozen_dataclass
@@ -113,7 +113,17 @@ def list_gpus(
     amd = _amd(environment, timeout_seconds)
     if amd.gpus:
         return amd
-    return _none(f"no GPU found: {nvidia.reason}; {amd.reason}")
+    return _none(f"no GPU found: {_reasons(nvidia.reason, amd.reason)}")
+
+
+def _reasons(*reasons: str) -> str:
+    """Several reasons as one; tools that are not on the PATH are listed together."""
+    parts = "; ".join(reasons).split("; ")
+    missing = [part.removesuffix(NOT_ON_PATH) for part in parts if part.endswith(NOT_ON_PATH)]
+    if len(missing) > 1:
+        parts = [part for part in parts if not part.endswith(NOT_ON_PATH)]
+        parts.append(f"{', '.join(missing[:-1])} and {missing[-1]} are not on the PATH")
+    return "; ".join(parts)
 
 
 def _none(reason: str) -> Listing:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import subprocess
 
 TIMEOUT_SECONDS = 5.0
+NOT_ON_PATH = " is not on the PATH"
 
 
 @frozen_dataclass
@@ -32,7 +33,7 @@ def ask(
     name = argv[0]
     program = shutil.which(name, path=environment.get("PATH", os.defpath))
     if program is None:
-        return Answer(text=None, problem=f"{name} is not on the PATH")
+        return Answer(text=None, problem=f"{name}{NOT_ON_PATH}")
     import subprocess  # where there is no GPU a plan starts without it
 
     try:

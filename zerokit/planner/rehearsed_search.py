@@ -30,6 +30,12 @@ _LEAST_LIMIT_SECONDS = 300.0
 """That one rehearsal may take, however little of the budget is left: one of a large model takes minutes."""
 
 
+def _time_left(seconds: float) -> str:
+    if seconds < 1:
+        return "⟨rehearsal_seconds⟩ are over; the best plan so far is still to be rehearsed"
+    return f"{format_seconds(seconds)} left of ⟨rehearsal_seconds⟩"
+
+
 class RehearsalOutcome(Protocol):
     """What a rehearsal came to."""
 
@@ -82,7 +88,7 @@ class RehearsedSearch(Generic[Outcome]):
         seconds_left = max(0.0, self.seconds - (began - self._began))
         self.say(
             f"rehearsal {len(self.records) + 1} of at most {MOST_REHEARSALS} "
-            f"({format_seconds(seconds_left)} left of ⟨rehearsal_seconds⟩): {strategy_words(strategy)}"
+            f"({_time_left(seconds_left)}): {strategy_words(strategy)}"
         )
         done = self.run(request, strategy, max(seconds_left, _LEAST_LIMIT_SECONDS))
         took, rehearsed = time.monotonic() - began, done.rehearsed

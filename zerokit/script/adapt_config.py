@@ -85,7 +85,7 @@ def _for_cpu(adapted: Adapted, has_bf16: bool) -> None:
         if parameters.get("torch_adam") is not True:
             parameters["torch_adam"] = True
             adapted.changes.append(
-                "optimizer torch_adam: true: DeepSpeed's own Adam is compiled at first use"
+                "torch_adam set: CPU ranks use PyTorch's Adam, as DeepSpeed's would have to be compiled first"
             )
     zero = config.get("zero_optimization")
     if not isinstance(zero, dict):
@@ -94,19 +94,19 @@ def _for_cpu(adapted: Adapted, has_bf16: bool) -> None:
         block = zero.get(key)
         if isinstance(block, dict) and block.get("device", "none") != "none":
             del zero[key]
-            adapted.changes.append(f"{key} taken out: the ranks' memory is the host's already")
+            adapted.changes.append(f"{key} removed: CPU ranks keep everything in host memory already")
     for key in _COMPILED_FOR_CUDA:
         if zero.get(key):
             zero[key] = False
-            adapted.changes.append(f"{key}: false: its kernels are for GPUs")
+            adapted.changes.append(f"{key} set to false: its kernels are for GPUs")
     if config.pop("aio", None) is not None:
-        adapted.changes.append("aio taken out: nothing is offloaded to NVMe on CPU ranks")
+        adapted.changes.append("aio removed: nothing is offloaded to NVMe on CPU ranks")
 
 
 def _for_ranks(adapted: Adapted, ranks: int, planned_ranks: int) -> None:
     if adapted.config.pop("train_batch_size", None) is not None:
         adapted.changes.append(
-            f"train_batch_size taken out: the plan is for {planned_ranks} ranks, this run has {ranks}; "
+            f"train_batch_size removed: the plan is for {planned_ranks} ranks, this run has {ranks}; "
             "micro-batch and accumulation are kept, so the global batch changes"
         )
 
@@ -129,8 +129,7 @@ def _for_trainer(adapted: Adapted) -> None:
             filled.append(f"{name}.enabled")
     if filled:
         adapted.changes.append(
-            f"auto for {', '.join(filled)}: the Trainer fills them from its TrainingArguments, and "
-            "stops at a value that differs"
+            f"left to the Trainer, which fills them from its TrainingArguments (auto): {', '.join(filled)}"
         )
 
 
@@ -141,7 +140,7 @@ def _complete_dummies(adapted: Adapted, facts: ScriptFacts) -> None:
     if facts.asks_for_optimizer:
         del config["optimizer"]
         adapted.changes.append(
-            "optimizer taken out: the script makes its own, as it does its scheduler; "
+            "optimizer removed: the script makes its own, as it does its scheduler; "
             "Accelerate refuses one of the two from the file"
         )
     elif "lr_scheduler_callable" not in facts.keywords:
@@ -169,14 +168,14 @@ def _for_accelerate(adapted: Adapted, facts: ScriptFacts) -> None:
         if block in config and dummy not in facts.mentions:
             del config[block]
             adapted.changes.append(
-                f"{block} taken out: the script makes its own, and Accelerate refuses two "
+                f"{block} removed: the script makes its own, and Accelerate refuses two "
                 f"(it would use this one for a {dummy})"
             )
     if "optimizer" not in config:
         config["zero_allow_untested_optimizer"] = True
     if "zero_optimization" not in config:
         config["zero_optimization"] = {"stage": 0}
-        adapted.changes.append("zero_optimization.stage: 0 written out: Accelerate refuses a file without it")
+        adapted.changes.append("zero_optimization.stage 0 written out: Accelerate refuses a file without it")
 
 
 def _enabled(config: dict[str, Any], block: str) -> bool:

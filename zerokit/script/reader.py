@@ -124,7 +124,7 @@ class ScriptFacts:
         if self.style == "none" and self.own_configuration:
             return f"it gives deepspeed.initialize one of its own ({self.own_configuration})"
         return {
-            "trainer": "it uses a Hugging Face Trainer",
+            "trainer": "it uses a Trainer of Transformers or TRL",
             "accelerate": "it creates an Accelerator",
             "none": "it neither takes --deepspeed_config nor uses Accelerate or a Trainer",
         }[self.style]

@@ -80,12 +80,13 @@ BY_SCRIPT = (
 
 def cluster_words(cluster: Cluster) -> str:
     """``8 × h100-sxm-80gb``; ``2 CPU ranks``."""
+    each = " each" if cluster.gpus > 1 else ""
     if cluster.gpu.name == "cpu":
         ranks = f"{cluster.gpus} CPU rank{'s' if cluster.gpus != 1 else ''}"
-        return f"{ranks} ({format_gib(cluster.gpu.driver_vram_bytes, 1)} each)"
+        return f"{ranks} ({format_gib(cluster.gpu.driver_vram_bytes, 1)}{each})"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     assumed = "assumed, " if cluster.gpu_assumed else ""
-    per_gpu = f"{assumed}{format_gib(cluster.gpu.driver_vram_bytes, 1)} each"
+    per_gpu = f"{assumed}{format_gib(cluster.gpu.driver_vram_bytes, 1)}{each}"
     return f"{cluster.gpus} × {cluster.gpu.name} ({per_gpu}){nodes}"
 
 
