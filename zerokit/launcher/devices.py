@@ -123,9 +123,9 @@ def _instead_of_gpus(planned_gpu: str | None, reason: str) -> str | None:
     if planned_gpu in (None, "cpu"):
         return None
     return (
-        f"the plan is for {planned_gpu} GPUs and no GPU can be used here ({reason}), so this is for CPU ranks: "
-        "far slower, and no figures of GPU memory; `zerokit doctor` shows what is missing, ⟨device⟩ cuda stops "
-        "instead, ⟨device⟩ cpu runs on the CPU without this warning"
+        f"the plan is for {planned_gpu} GPUs and no GPU can be used here ({reason}), so this is for CPU "
+        "ranks: far slower, and no figures of GPU memory; `zerokit doctor` shows what is missing, ⟨device⟩ "
+        "cuda stops instead, ⟨device⟩ cpu runs on the CPU without this warning"
     )
 
 
