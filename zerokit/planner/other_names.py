@@ -37,7 +37,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "lora_r": "use ⟨lora_rank⟩ R",
     "target_modules": "use ⟨lora_targets⟩ NAMES",
     "load_in_4bit": "use ⟨method⟩ qlora to train, or ⟨inference⟩ ⟨quant⟩ int4 to serve",
-    "load_in_8bit": "use ⟨inference⟩ ⟨quant⟩ int8; training on 8-bit weights is not modelled",
+    "load_in_8bit": "use ⟨quant⟩ int8, with ⟨inference⟩ or ⟨method⟩ lora",
     "num_gpus": "use ⟨gpus⟩ N",
     "n_gpus": "use ⟨gpus⟩ N",
     "ngpus": "use ⟨gpus⟩ N",

@@ -1,10 +1,11 @@
-"""Peaks under the losses of libraries on a GPU, beside what was said before.
+"""Peaks on a GPU under options that the script carries out, beside what was said before.
 
-    python -m benchmarks.loss_peaks predict OUT.jsonl     # without a GPU
-    python -m benchmarks.loss_peaks measure OUT.jsonl     # on one GPU: each case in a process of its own
-    python -m benchmarks.loss_peaks compare PREDICTED.jsonl MEASURED.jsonl
+    python -m benchmarks.option_peaks predict GROUP OUT.jsonl  # without a GPU
+    python -m benchmarks.option_peaks measure GROUP OUT.jsonl  # on one GPU: each case in a process of its own
+    python -m benchmarks.option_peaks compare PREDICTED.jsonl MEASURED.jsonl
 
-A case is the loop of ``benchmarks/rehearsal/raw_loop.py`` over Llama 3.2 1B with sequences of 2,048 tokens.
+Groups: ``losses`` (of libraries), ``memory`` (8-bit bases under LoRA, offloaded activations). A case is the
+loop of ``benchmarks/rehearsal/raw_loop.py`` over Llama 3.2 1B with sequences of 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.replay_and_rehearsal import RAW_LOOP
 from zerokit.catalog import models
 from zerokit.trace.on_demand import complete
 
-CASES = {
+LOSSES = {
     "z2.b4.standard": {"stage": 2, "loss": "standard"},
     "z2.b4.liger": {"stage": 2, "loss": "liger"},
     "z2.b4.chunked": {"stage": 2, "loss": "chunked"},
@@ -32,6 +33,19 @@ CASES = {
     "z3.b4.ck.chunked": {"stage": 3, "loss": "chunked", "checkpointing": True},
 }
 """Name -> stage, loss, checkpointing."""
+MEMORY = {
+    "lora-int8": {"stage": 2, "int8": True, "initializer_range": 0.002},
+    "lora-int8.ck": {"stage": 2, "int8": True, "initializer_range": 0.002, "checkpointing": True},
+    "lora-int8.outliers": {"stage": 2, "int8": True},
+    "act": {"stage": 2, "offload_activations": True},
+    "act.ck": {"stage": 2, "offload_activations": True, "checkpointing": True},
+    "act.z3": {"stage": 3, "offload_activations": True},
+}
+"""Small random weights leave no input above LLM.int8's threshold; ``outliers`` has weights of the usual size,
+whose random products exceed it in nearly every column: what the prediction leaves out."""
+CASES: dict[str, dict[str, Any]] = LOSSES | MEMORY
+_GROUPS = {"losses": LOSSES, "memory": MEMORY}
+_LORA = {"r": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 _PHASES = ("forward", "level_after_forward", "backward", "step")
 _SECONDS = 120
 """The most that one case may take."""
@@ -49,13 +63,17 @@ def row_of(name: str) -> dict[str, Any]:
         "zero_optimization": {"stage": case["stage"]},
         "steps_per_print": 1_000_000,
     }
+    loss = case.get("loss", "standard")
+    changed = {key: case[key] for key in ("initializer_range",) if key in case}
+    script = {"bits": 8} if case.get("int8") else {}
+    script |= {"offload_activations": True} if case.get("offload_activations") else {}
     return {
-        "id": name, "hf_config": dict(models.load("llama-3.2-1b").hf_config), "head": "causal",
+        "id": name, "hf_config": dict(models.load("llama-3.2-1b").hf_config) | changed, "head": "causal",
         "world_size": 1, "tensor_parallel": 1, "micro_batch": 4, "seq_len": 2048, "gradient_accumulation": 1,
         "activation_checkpointing": bool(case.get("checkpointing")), "use_reentrant": False,
-        "attention": "sdpa", "attention_mask_given": False, "weights_loaded_as": "model", "lora": None,
-        "loss": None if case["loss"] == "standard" else case["loss"], "ok": True,
-        "deepspeed_config": settings,
+        "attention": "sdpa", "attention_mask_given": False, "weights_loaded_as": "model",
+        "lora": _LORA if case.get("int8") else None, "loss": None if loss == "standard" else loss, **script,
+        "ok": True, "deepspeed_config": settings,
     }  # fmt: skip
 
 
@@ -68,7 +86,13 @@ def predict(name: str) -> dict[str, Any]:
         "peak_allocated_bytes": [1], "host_max_rss_bytes": [0],
     }  # fmt: skip
     case = read_case(row | unmeasured)
-    case = replace(case, job=replace(case.job, loss=row["loss"] or "standard"))
+    job = replace(
+        case.job,
+        loss=row["loss"] or "standard",
+        quantization="int8" if "bits" in row else "none",
+        offload_activations="offload_activations" in row,
+    )
+    case = replace(case, job=job)
     said = judge(case, complete(None, row["hf_config"], case.job, case.strategy, name=name, head="causal"))
     phases = {phase: getattr(said, phase)[0] for phase in _PHASES}
     return {"name": name, "peak_allocated_bytes": said.peaks[0][0], "phases": phases}
@@ -112,13 +136,13 @@ def compare(predicted: Path, measured: Path) -> None:
 
 
 def main() -> None:
-    mode, first, *rest = sys.argv[1:]
+    mode, first, second = sys.argv[1:]
     if mode == "compare":
-        compare(Path(first), Path(rest[0]))
+        compare(Path(first), Path(second))
         return
-    for name in CASES:
+    for name in _GROUPS[first]:
         found = predict(name) if mode == "predict" else measure(name)
-        with Path(first).open("a") as file:
+        with Path(second).open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(json.dumps(found)[:300], flush=True)
 
