@@ -15,6 +15,7 @@ from typing import Any
 
 from zerokit.errors import RankFailed, RunHung
 from zerokit.launcher.own_process import own_process
+from zerokit.machine import architectures
 from zerokit.machine.detect import Detected
 from zerokit.machine.measured import SCHEMA, Measured, from_dict
 from zerokit.temporary import temporary_folder
@@ -69,6 +70,8 @@ def _start(folder: Path, rank: int, world: int, device: str, detected: Detected)
     # variables of an outer launcher would be taken for ours
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
+    if (listed := environment.get(architectures.VARIABLE)) is not None:
+        environment[architectures.VARIABLE] = architectures.readable(listed)
     with (folder / f"rank-{rank}.log").open("wb") as log:
         return subprocess.Popen(
             own_process("zerokit.doctor.measure_rank", json.dumps(order)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerokit.machine import architectures
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oddity:
@@ -125,6 +127,12 @@ ODDITIES = (
         what="operators are compiled with a toolkit that may not fit torch's",
         fix="unset it, unless meant",
         state="note",
+    ),
+    Oddity(
+        name=architectures.VARIABLE,
+        value=architectures.UNREADABLE,
+        what="DeepSpeed reads only numbers such as 9.0 here, and fails at the first operator that it loads",
+        fix="write 9.0 for 9.0a or Hopper; `zerokit launch` gives its ranks the numbers",
     ),
     Oddity(
         name="SLURM_JOB_ID",

@@ -25,6 +25,7 @@ from zerokit.launcher.rank.checkpoints import RESUME_VARIABLE
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.rank.trackers import OFF_VARIABLE
 from zerokit.launcher.run_folder import ACCELERATE_FILE, DEEPSPEED_ENV_FILE
+from zerokit.machine import architectures
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
 from zerokit.script.tools import tool_of
@@ -237,6 +238,8 @@ def _environment(
         command.unset_variables += [
             name for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR") if name in base
         ]
+        if setup.style != "none" and architectures.unreadable(base.get(architectures.VARIABLE, "")):
+            setting[architectures.VARIABLE] = architectures.readable(base[architectures.VARIABLE])
     _plan_environment(setting, devices, setup.plan_environment, base)
 
 

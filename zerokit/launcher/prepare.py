@@ -22,6 +22,7 @@ from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement, decide_placement
 from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
+from zerokit.machine import architectures
 from zerokit.script import adapt_config, agreement, reader
 from zerokit.script import arguments as script_arguments
 from zerokit.script.entry_points import Target
@@ -101,6 +102,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         plan_environment=_mapping(plan.chosen.get("environment") if plan is not None else None),
     )
     command = commands.build(options, placement, setup, run_dir=run_dir, base=os.environ)
+    notes += _changed_variables(command)
     return Launch(
         options=options,
         placement=placement,
@@ -230,6 +232,17 @@ def _warnings(plan: PlanFile | None, target: Target) -> list[str]:
         f"run: `zerokit plan … -- {target.name} ARGS` predicts this one",
         *warnings,
     ]
+
+
+def _changed_variables(command: commands.LaunchCommand) -> list[str]:
+    """The user's variables that the ranks get with another value, since DeepSpeed fails on theirs."""
+    name = architectures.VARIABLE
+    changed = command.set_variables.get(name)
+    if changed is None:
+        return []
+    entries = ", ".join(architectures.unreadable(os.environ[name]))
+    now = f"{name}={changed}" if changed else f"no {name}, so that DeepSpeed asks the GPUs"
+    return [f"DeepSpeed cannot read {entries} in {name}={os.environ[name]}; the ranks get {now}"]
 
 
 def _style(options: LaunchOptions, facts: reader.ScriptFacts, notes: list[str], *, has_config: bool) -> str:

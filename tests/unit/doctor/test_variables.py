@@ -9,7 +9,7 @@ from zerokit.doctor.variables import ODDITIES
 
 EXAMPLES = {
     "NCCL_P2P_LEVEL": "LOC", "NCCL_NET_GDR_LEVEL": "LOC", "NCCL_DEBUG": "INFO",
-    "CUDA_VISIBLE_DEVICES": "GPU-0aaa,GPU-1aaa",
+    "CUDA_VISIBLE_DEVICES": "GPU-0aaa,GPU-1aaa", "TORCH_CUDA_ARCH_LIST": "8.0 9.0a",
 }  # fmt: skip
 
 
@@ -29,6 +29,7 @@ def test_each_odd_variable_is_remarked_on(machine: Machine, oddity: object) -> N
         ("NCCL_DEBUG", "WARN"),
         ("CUDA_VISIBLE_DEVICES", "0,1"),
         ("CUDA_LAUNCH_BLOCKING", ""),
+        ("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX"),
     ],
 )
 def test_a_harmless_value_is_not(machine: Machine, name: str, value: str) -> None:

@@ -50,6 +50,25 @@ def test_gpus_are_given_by_index(tmp_path: Path) -> None:
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
+@pytest.mark.parametrize(
+    ("listed", "given"),
+    [
+        ("7.5 8.0 9.0a 10.0 12.0+PTX", "7.5;8.0;9.0;10.0;12.0+PTX"),  # as on images made for several GPUs
+        ("9.0a+PTX", "9.0+PTX"),
+        ("Hopper", ""),  # DeepSpeed then asks the GPUs
+        ("9.0;10.0", None),
+        ("", None),
+    ],
+)
+def test_architectures_that_deepspeed_cannot_read_are_numbers(
+    tmp_path: Path, listed: str, given: str | None
+) -> None:
+    base = {"TORCH_CUDA_ARCH_LIST": listed}
+    assert build(tmp_path, base=base, style="raw").set_variables.get("TORCH_CUDA_ARCH_LIST") == given
+    assert "TORCH_CUDA_ARCH_LIST" not in build(tmp_path, base=base, style="none").set_variables
+    assert "TORCH_CUDA_ARCH_LIST" not in build(tmp_path, base=base, style="raw", devices=CPUS).set_variables
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_other_launchers_get_them_by_the_environment(tmp_path: Path, launcher: str) -> None:
     base = {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-3"}
