@@ -4,7 +4,8 @@
     python -m benchmarks.predicted_again measure ROWS.jsonl [--at-once 3] [--only dpo] [--seconds 120]
 
 Each case is an unmodified script of TRL's wheel, planned to train all weights on texts: QLoRA, DoRA,
-pairs with a reference model, generation. ``predict`` rehearses the commands, which needs no GPU. ``measure``
+pairs with a reference model, generation. TRL's scripts cannot ask for IA3: that case is
+``benchmarks/train_ia3.py``. ``predict`` rehearses the commands, which needs no GPU. ``measure``
 launches them on one GPU; ``launch`` itself then has to find that the job was another, rehearse the command,
 and set the new prediction beside the peak that it measured.
 
@@ -33,7 +34,7 @@ QLORA = ("--load_in_4bit", "--bnb_4bit_quant_type", "nf4")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One script of ``trl/scripts`` with its own arguments."""
+    """A script with its own arguments; ``script``: a name in ``trl/scripts``, or a file in ``benchmarks``."""
 
     name: str
     script: str
@@ -44,6 +45,7 @@ class Case:
 CASES = (
     Case(name="sft.qlora", script="sft", data="sft", arguments=(*LENGTH, *LORA, *QLORA)),
     Case(name="sft.dora", script="sft", data="sft", arguments=(*LENGTH, *LORA, "--use_dora")),
+    Case(name="sft.ia3", script="train_ia3.py", data="sft", arguments=LENGTH),
     Case(name="dpo", script="dpo", data="dpo", arguments=LENGTH),
     Case(name="dpo.qlora", script="dpo", data="dpo", arguments=(*LENGTH, *LORA, *QLORA)),
     Case(name="kto", script="kto", data="kto", arguments=LENGTH),
@@ -61,11 +63,17 @@ def _plan_command(folder: Path, plan: Path, gpu: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _script(case: Case, folder: Path, work: Path) -> list[str]:
+def _file(script: str) -> Path:
+    if script.endswith(".py"):
+        return Path(__file__).parent / script
     spec = importlib.util.find_spec("trl")
     assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "scripts" / f"{script}.py"
+
+
+def _script(case: Case, folder: Path, work: Path) -> list[str]:
     return [
-        str(Path(spec.origin).parent / "scripts" / f"{case.script}.py"),
+        str(_file(case.script)),
         "--dataset_name", str(folder / case.data), "--model_name_or_path", str(folder / "model"),
         "--output_dir", str(work / "out"), "--max_steps", "4", "--logging_steps", "1",
         "--report_to", "none", "--dtype", "bfloat16", "--save_strategy", "no", *case.arguments,
