@@ -1,4 +1,8 @@
-"""The rank that the others wait for, from the seconds that each spends in collectives."""
+"""The rank that the others wait for, from the seconds that each spends in collectives.
+
+CPU ranks tell what their hosts waited since the first step; under NCCL the GPUs tell what they waited in
+sampled steps, and those that all ranks sampled are compared.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from zerokit.units import format_seconds
 _SHARE = 0.15  # of the time since the first step
 _SECONDS_A_STEP = 0.02
 _FEWEST_STEPS = 4
-_Work = Mapping[int, Mapping[str, tuple[float, float]]]
+_FEWEST_SAMPLES = 3
+_OF_SAMPLES = 0.75  # in which that rank must wait least
+_Phases = Mapping[str, tuple[float, float]]
+_Work = Mapping[int, _Phases]
 """Seconds of each rank's phases, and those of them that it waited."""
 
 
@@ -38,14 +45,52 @@ def find_straggler(ticks: Mapping[int, Mapping[str, Any]]) -> Straggler | None:
 
     Args:
         ticks: each rank's newest record; ``work`` holds seconds and waited seconds of each phase since the
-            first step (:mod:`zerokit.launcher.rank.waits`).
+            first step (:mod:`zerokit.launcher.rank.waits`), ``sampled_work`` those of steps by their number
+            (:mod:`zerokit.launcher.rank.gpu_waits`).
 
     One rank saves for all by design: what the others wait for that is none of a step.
     """
+    if len(ticks) < 2:
+        return None
+    samples = {rank: _samples(tick.get("sampled_work")) for rank, tick in ticks.items()}
+    if any(samples.values()):
+        return _of_samples(samples)
     work = {rank: phase_seconds for rank, tick in ticks.items() if (phase_seconds := _work(tick.get("work")))}
     steps = min((int(ticks[rank].get("steps") or 0) for rank in work), default=0) - 1
-    if len(work) < 2 or len(work) < len(ticks) or steps < _FEWEST_STEPS:
+    if len(work) < len(ticks) or steps < _FEWEST_STEPS:
         return None
+    return _waited_for(work, steps)
+
+
+def _of_samples(samples: Mapping[int, Mapping[str, _Phases]]) -> Straggler | None:
+    """From the steps that all ranks sampled; one that is slow now and then is none."""
+    common = set.intersection(*(set(steps) for steps in samples.values()))
+    if len(common) < _FEWEST_SAMPLES:
+        return None
+    straggler = _waited_for(
+        {rank: _sum([steps[step] for step in common]) for rank, steps in samples.items()}, len(common)
+    )
+    if straggler is None:
+        return None
+    waited = [
+        {rank: sum(w for _, w in steps[step].values()) for rank, steps in samples.items()} for step in common
+    ]
+    least = sum(min(seconds, key=lambda rank: seconds[rank]) == straggler.rank for seconds in waited)
+    return straggler if least >= _OF_SAMPLES * len(common) else None
+
+
+def _sum(works: list[_Phases]) -> _Phases:
+    names = {name for work in works for name in work}
+    return {
+        name: (
+            sum(work[name][0] for work in works if name in work),
+            sum(work[name][1] for work in works if name in work),
+        )
+        for name in sorted(names)
+    }
+
+
+def _waited_for(work: _Work, steps: int) -> Straggler | None:
     saved = _seconds_longer(work, "save")
     waited = {
         rank: max(0.0, sum(wait for _, wait in phases.values()) - (sum(saved.values()) - saved[rank]))
@@ -68,6 +113,12 @@ def _seconds_longer(work: _Work, phase: str) -> dict[int, float]:
     own = {rank: seconds - wait for rank in work for seconds, wait in [work[rank].get(phase, (0.0, 0.0))]}
     usual = statistics.median_low(own.values())
     return {rank: max(0.0, seconds - usual) for rank, seconds in own.items()}
+
+
+def _samples(value: object) -> dict[str, _Phases]:
+    if not isinstance(value, dict):
+        return {}
+    return {str(step): work for step, phases in value.items() if (work := _work(phases))}
 
 
 def _work(value: object) -> dict[str, tuple[float, float]]:

@@ -43,3 +43,30 @@ def test_what_one_rank_saves_for_all_is_none_of_a_step():
     assert found is not None and (found.rank, found.phase, found.seconds) == (1, "forward", 0.3)
     both = {**quick, "save": (5.0, 0.0)}
     assert find_straggler({0: tick(**both), 1: tick(**both)}) is None
+
+
+def sampled(**works: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """By step, written as in ``s8``."""
+    steps = {step[1:]: {name: list(pair) for name, pair in work.items()} for step, work in works.items()}
+    return {"steps": 9, "sampled_work": steps}
+
+
+def test_gpus_are_compared_in_the_steps_that_all_sampled() -> None:
+    quick = {"forward": (0.1, 0.0), "backward": (0.4, 0.2)}
+    slow = {"forward": (0.3, 0.0), "backward": (0.2, 0.0)}
+    found = find_straggler({
+        0: sampled(s4=quick, s8=quick, s16=quick, s24=quick),
+        1: sampled(s8=slow, s12=quick, s16=slow, s24=slow),
+    })  # fmt: skip
+    assert found is not None and (found.rank, found.phase) == (1, "forward")
+    assert abs(found.seconds - 0.2) < 1e-9 and abs(found.share - 0.4) < 1e-9
+
+
+def test_gpus_with_too_little_in_common_or_slow_by_turns() -> None:
+    quick, slow = {"backward": (0.5, 0.3)}, {"backward": (0.5, 0.0)}
+    few = {0: sampled(s4=quick, s8=quick, s5=quick), 1: sampled(s4=slow, s8=slow, s12=slow)}
+    assert find_straggler(few) is None
+    turns = {0: sampled(s4=quick, s8=slow, s12=quick), 1: sampled(s4=slow, s8=quick, s12=slow)}
+    assert find_straggler(turns) is None
+    one_is_silent = {0: sampled(s4=quick, s8=quick, s12=quick), 1: {"steps": 12}}
+    assert find_straggler(one_is_silent) is None

@@ -94,11 +94,17 @@ class Calls:
             "find": functools.partial(self._group, module), "visits": self._visits, "probe": self._probe,
             "remember": self._calls.append, "clock": time.perf_counter, "waited": self._probe.waits.running,
         }  # fmt: skip
+        callers = []
         for attribute, operation in collectives_of(module).items():
             original = getattr(module, attribute)
             if operation not in _ALONE:
                 original = self._making_others(original, operation, module)
-            setattr(module, attribute, recording(original, operation, recorder))
+            recorded = recording(original, operation, recorder)
+            callers.append(recorded.__globals__)
+            setattr(module, attribute, recorded)
+        probe = self._probe
+        if probe.identity.device != "cpu" and probe.identity.world_size > 1:
+            probe.waits.gpu.attach(lambda: probe.phase, callers)
 
     def hook_zero3(self, module: ModuleType) -> None:
         """Know the module whose weights DeepSpeed fetches (0.19.8, partitioned_param_coordinator.py:310)."""

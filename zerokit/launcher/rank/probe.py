@@ -184,8 +184,7 @@ class Probe:
             return
         with self._lock:
             self.position = (self.steps + 1, self.micro_steps)
-            if self.steps == 1:
-                self.waits.begin(self.phases)
+            self.waits.step_done(self.steps, self.phases)
             self._step_times.done()
             self._step_ended = True
 

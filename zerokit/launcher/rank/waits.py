@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.launcher.rank.gpu_waits import GpuWaits
 from zerokit.launcher.rank.phase_record import PhaseRecord
 from zerokit.launcher.rank_file import Record
 
@@ -13,27 +14,36 @@ _BEFORE_TRAINING = ("load", "init")
 
 
 class Waits:
-    """Seconds inside collectives. With NCCL the host does not wait there: then there is nothing to tell."""
+    """Seconds inside collectives. With NCCL the host does not wait there: then the GPU's own are told."""
 
     def __init__(self) -> None:
+        self.gpu = GpuWaits()
         self.running = [0.0]
         """Since the phase began. Who waits adds to it directly: it happens some hundred times a step."""
         self._seconds: dict[str, float] = {}  # of the phases before
         self._before: dict[str, float] | None = None  # of each phase, until the first step was done
 
-    def begin(self, phases: Mapping[str, PhaseRecord]) -> None:
-        """The first step is done: what came before (loading, compiling) is no measure of the others."""
-        self._seconds.clear()
-        self.running[0] = 0.0
-        self._before = {name: record.seconds for name, record in phases.items()}
+    def step_done(self, steps: int, phases: Mapping[str, PhaseRecord]) -> None:
+        """The ``steps``-th is applied; what came before the first (loading, compiling) is no measure."""
+        if steps == 1:
+            self._seconds.clear()
+            self.running[0] = 0.0
+            self._before = {name: record.seconds for name, record in phases.items()}
+        self.gpu.step_done(steps)
 
     def charge(self, phase: str) -> None:
         """That phase ends, or begins anew: what was waited since the last call is its own."""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + self.running[0]
         self.running[0] = 0.0
+        self.gpu.charge(phase)
 
     def account(self, phases: Mapping[str, PhaseRecord], running: str, since: float) -> Record:
-        """``work``: of each phase its seconds and those that were waited; ``running`` began at ``since``."""
+        """``work``: of each phase its seconds and those that were waited; ``running`` began at ``since``.
+
+        Where the ranks talk through NCCL, ``sampled_work`` (:meth:`GpuWaits.account`).
+        """
+        if self.gpu.in_charge:
+            return self.gpu.account()
         if self._before is None:
             return {}
         work: dict[str, Any] = {}
