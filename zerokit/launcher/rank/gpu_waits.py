@@ -63,6 +63,7 @@ class GpuWaits:
         self._unread: deque[_Sample] = deque()  # their steps are queued; the GPU may not be there yet
         self._inside = False  # a wait within a wait is one
         self._events: list[Any] = []  # to be used again
+        self._why_not = ""
         self._every = _LEAST_EVERY
         self._cost_seconds = 0.0
         self._samples: deque[tuple[int, dict[str, list[float]]]] = deque(maxlen=_KEPT)
@@ -87,9 +88,9 @@ class GpuWaits:
             self._read()
             if self._is_due(steps + 1) and len(self._unread) < _MOST_UNREAD:
                 self._begin(steps + 1)
-        except Exception:  # a driver that refuses, a torch that is built otherwise: not measured
+        except Exception as error:  # a driver that refuses, a torch that is built otherwise
             self._phase = None
-            self._give_up()
+            self._give_up(f"{type(error).__name__}: {error}")
 
     def charge(self, phase: str) -> None:
         """That phase ends, or begins anew."""
@@ -97,10 +98,10 @@ class GpuWaits:
             self._mark(phase, False)
 
     def account(self) -> Record:
-        """``sampled_work``: by step, of each phase its seconds and those that were waited."""
+        """``sampled_work``: by step, of each phase its seconds and those that were waited; or why not."""
         samples = {str(step): work for step, work in list(self._samples)}
         if not samples:
-            return {}
+            return {"sampling": {"why_not": self._why_not}} if self._why_not else {}
         return {"sampled_work": samples,
                 "sampling": {"every": self._every, "cost_seconds": round(self._cost_seconds, 6)}}  # fmt: skip
 
@@ -114,7 +115,10 @@ class GpuWaits:
         if not torch.cuda.is_initialized() or not torch.distributed.is_initialized():
             return
         self.in_charge = self.in_charge or "nccl" in str(torch.distributed.get_backend())
-        if not self.in_charge or torch.cuda.is_current_stream_capturing():
+        if not self.in_charge:
+            return
+        if torch.cuda.is_current_stream_capturing():
+            self._why_not = "steps are captured as CUDA graphs"
             return
         if not self._wrappers:
             self._wrappers = [
@@ -136,8 +140,8 @@ class GpuWaits:
         sample.step_seconds = time.monotonic() - sample.began
         self._unread.append(sample)
 
-    def _give_up(self) -> None:
-        self._sample = None
+    def _give_up(self, why: str) -> None:
+        self._sample, self._why_not = None, why[:200]
         for wrapper in self._wrappers:
             wrapper.remove()
 
@@ -152,9 +156,9 @@ class GpuWaits:
             event.record(sample.stream)
             sample.marks.append((event, phase, waited))
             if len(sample.marks) >= _MOST_MARKS:
-                self._give_up()
-        except Exception:  # the script meets the same error in its own call
-            self._give_up()
+                self._give_up(f"a step waits more than {_MOST_MARKS // 2:,} times")
+        except Exception as error:  # the script meets the same error in its own call
+            self._give_up(f"{type(error).__name__}: {error}")
         sample.cost_seconds += time.perf_counter() - began
 
     def _read(self) -> None:
@@ -177,7 +181,9 @@ class GpuWaits:
         self._every = _LEAST_EVERY
         while self._every * sample.step_seconds * _SHARE < self._cost_seconds and self._every < _MOST_EVERY:
             self._every *= 2
-        if waits:
+        if not waits:
+            self._why_not = "no collective of these steps is started by Python"
+        else:
             self._samples.append((sample.step, {
                 name: [round(seconds, 5) for seconds in pair]
                 for name, pair in work.items() if name not in _BEFORE_TRAINING

@@ -170,7 +170,8 @@ def test_not_measured(rank: Any) -> None:
     Device.capturing = True  # events in a graph have no time
     for step in range(9, 17):
         train(rank, step)
-    assert rank.waits.account() == {} and rank.waits.in_charge
+    assert rank.waits.account() == {"sampling": {"why_not": "steps are captured as CUDA graphs"}}
+    assert rank.waits.in_charge
     assert rank.caller["original"] is blocking_all_reduce
 
 
@@ -180,7 +181,8 @@ def test_a_step_without_waits_tells_nothing(rank: Any) -> None:
         compute(5.0)
         rank.waits.step_done(step)
         enter(rank, "other")
-    assert rank.waits.account() == {}
+    told = rank.waits.account()
+    assert told == {"sampling": {"why_not": "no collective of these steps is started by Python"}}
 
 
 def test_errors_of_the_driver_stay_away_from_the_script(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +194,8 @@ def test_errors_of_the_driver_stay_away_from_the_script(rank: Any, monkeypatch: 
     assert rank.caller["original"] is not blocking_all_reduce
     monkeypatch.setattr(Event, "record", refuse)
     train(rank, 3)
-    assert rank.caller["original"] is blocking_all_reduce and rank.waits.account() == {}
+    assert rank.caller["original"] is blocking_all_reduce
+    assert "an illegal memory access" in rank.waits.account()["sampling"]["why_not"]
 
 
 def test_the_scripts_own_error_comes_through(rank: Any) -> None:
