@@ -76,7 +76,7 @@ def row(case: str, code: int, output: str, folder: Path) -> dict[str, Any]:
     """What the run told, and its steps."""
     report = json.loads((folder / "run" / "report.json").read_text())
     told = next((found for text in report["problems"] if (found := _TOLD.match(text))), None)
-    steps = next(
+    steps: list[float] = next(
         (json.loads(line)["steps"] for line in output.splitlines() if line.startswith('{"steps"')), []
     )
     result: dict[str, Any] = {
@@ -129,7 +129,8 @@ def main() -> int:
     parser.add_argument("--slow", type=float, default=0.08)
     parser.add_argument("--at-once", type=int, default=8)
     args = parser.parse_args()
-    cases, rows = args.cases.split(","), {}
+    cases: list[str] = args.cases.split(",")
+    rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="stragglers-") as name:
         base = Path(name)
         (base / "turn").write_text("-1")

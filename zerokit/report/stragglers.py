@@ -62,6 +62,15 @@ def find_straggler(ticks: Mapping[int, Mapping[str, Any]]) -> Straggler | None:
     return _waited_for(work, steps)
 
 
+def why_unknown(ticks: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Why the GPUs did not measure who waits for whom; None where they did, or nothing is known."""
+    for rank, tick in sorted(ticks.items()):
+        sampling = tick.get("sampling")
+        if isinstance(sampling, dict) and (reason := sampling.get("why_not")):
+            return f"who waits for whom was not measured: {str(reason)[:200]} (rank {rank})"
+    return None
+
+
 def _of_samples(samples: Mapping[int, Mapping[str, _Phases]]) -> Straggler | None:
     """From the steps that all ranks sampled; one that is slow now and then is none."""
     common = set.intersection(*(set(steps) for steps in samples.values()))

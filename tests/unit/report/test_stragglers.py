@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerokit.report.stragglers import find_straggler
+from zerokit.report.stragglers import find_straggler, why_unknown
 
 
 def tick(steps: int = 11, **work: tuple[float, float]) -> dict[str, Any]:
@@ -70,3 +70,11 @@ def test_gpus_with_too_little_in_common_or_slow_by_turns() -> None:
     assert find_straggler(turns) is None
     one_is_silent = {0: sampled(s4=quick, s8=quick, s12=quick), 1: {"steps": 12}}
     assert find_straggler(one_is_silent) is None
+
+
+def test_why_it_was_not_measured() -> None:
+    refused = {"steps": 9, "sampling": {"why_not": "steps are captured as CUDA graphs"}}
+    assert why_unknown({0: {"steps": 9}, 1: refused}) == (
+        "who waits for whom was not measured: steps are captured as CUDA graphs (rank 1)"
+    )
+    assert why_unknown({0: {"sampling": {"every": 4, "cost_seconds": 0.01}}, 1: {"sampling": "?"}}) is None

@@ -8,7 +8,7 @@ from typing import Any
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.verdict.rank_view import recorded
 from zerokit.launcher.verdict.unlike_collectives import unlike_sizes
-from zerokit.report.stragglers import find_straggler
+from zerokit.report.stragglers import find_straggler, why_unknown
 
 _WARN_SHARE = 0.2  # of the steps; fewer are a loss scale that is being found
 _FEWEST = 3
@@ -20,11 +20,12 @@ def training_problems(logs: Mapping[int, RankLog]) -> list[str]:
     """One sentence for each thing that makes the training doubtful, and for a rank that is waited for."""
     ticks = newest(logs)
     straggler = find_straggler(ticks)
-    unlike = unlike_collective(logs)
+    unlike, unknown = unlike_collective(logs), why_unknown(ticks)
     return [
         *([unlike] if unlike else []),
         *doubts(ticks),
         *([str(straggler)] if straggler is not None else []),
+        *([unknown] if unknown else []),
     ]
 
 
