@@ -51,12 +51,20 @@ def main() -> int:
     )
     parser.add_argument("--host", type=float, help="the host's factor, for rows that hold none")
     parser.add_argument("--deepspeed-examples", type=Path, help="a copy of that repository, for its scripts")
+    parser.add_argument("--transformers", type=Path, help="a copy of that repository, for its examples")
     parser.add_argument("--keep", type=Path, help="keep the recorded operators there")
     parser.add_argument("--from", dest="kept", type=Path, help="read operators kept before")
     parser.add_argument("--jsonl", type=Path, help="append predictions by the host's factor there")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
-    for name in ("rows", "keep", "kept", "jsonl", "deepspeed_examples"):  # the folder is changed later
+    for name in (
+        "rows",
+        "keep",
+        "kept",
+        "jsonl",
+        "deepspeed_examples",
+        "transformers",
+    ):  # the folder is changed later
         path = getattr(options, name)
         setattr(options, name, path.resolve() if path else None)
     with tempfile.TemporaryDirectory(prefix="zerokit-benchmark-") as folder:

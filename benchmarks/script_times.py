@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rehearsal.inputs import Inputs
+from benchmarks.rehearsal.rows import script_path
 from benchmarks.script_trace import TRACED_STEPS
 from zerokit.timing.host_speed import MODEL, speed_of
 
@@ -63,7 +64,25 @@ QWEN = {
     "num_hidden_layers": 12, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
     "max_position_embeddings": 32768, "rope_theta": 1000000.0,
 }  # fmt: skip
-MODELS = {"small": SMALL, "large": LARGE, "medium": MEDIUM, "qwen": QWEN}
+QWEN3 = {
+    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072,
+    "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "tie_word_embeddings": True, "max_position_embeddings": 32768, "rope_theta": 1000000.0,
+}  # fmt: skip
+WIDE = {
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 2560, "intermediate_size": 6912,
+    "num_hidden_layers": 16, "num_attention_heads": 20, "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "vocab_size": 50257, "n_embd": 1280, "n_layer": 20, "n_head": 20,
+    "n_positions": 1024, "n_ctx": 1024,
+}  # fmt: skip
+RUN_CLM = "Transformers: examples/pytorch/language-modeling/run_clm.py"
+MODELS = {
+    "small": SMALL, "large": LARGE, "medium": MEDIUM, "qwen": QWEN, "qwen3": QWEN3, "wide": WIDE,
+    "gpt2": GPT2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +133,11 @@ SECOND = (
 )  # fmt: skip
 """To be predicted before they are measured; the first ones were in part."""
 _KNOWN = {case.name: case for case in (*CASES, *SECOND)}
-TRACED = ("qwen.dpo", "medium.offload", "qwen.sft.z3", "medium.z3.two")
+TRACED = (
+    "qwen.dpo", "medium.offload", "qwen.sft.z3", "medium.z3.two", "wide.sft.z3.two", "wide.offload.two",
+)  # fmt: skip
 THIRD = (
-    *(_KNOWN[name] for name in TRACED),
+    *(_KNOWN[name] for name in TRACED[:4]),
     _KNOWN["large.offload"],
     _KNOWN["qwen.dpo.two"],
     Case(name="qwen.reward", model="qwen", script="reward", data="dpo", micro_batch=1, length=2304),
@@ -134,7 +155,21 @@ FOURTH = tuple(
                  "small.kto", "medium.sft")
 )  # fmt: skip
 """Again on another host, all on one GPU, with a model that was changed for none of what this list gives."""
-LISTS = {"first": CASES, "second": SECOND, "third": THIRD, "fourth": FOURTH}
+FIFTH = (
+    Case(name="wide.sft.z3.two", model="wide", gpus=2, zero=3, micro_batch=2),
+    Case(name="qwen3.sft.two", model="qwen3", gpus=2, length=1024),
+    Case(name="wide.dpo.two", model="wide", script="dpo", data="dpo", gpus=2, micro_batch=1),
+    Case(name="wide.offload.two", model="wide", gpus=2, offload=True, checkpointing=True),
+    Case(name="gpt2.clm.two", model="gpt2", script="run_clm", data="sft", gpus=2, length=1024),
+    Case(name="qwen3.lora.z3.two", model="qwen3", gpus=2, zero=3, peft=True, length=1024, micro_batch=2),
+    Case(name="qwen3.sft.z3", model="qwen3", zero=3, length=1536, micro_batch=2),
+    Case(name="wide.kto", model="wide", script="kto", data="dpo", micro_batch=2),
+    Case(name="gpt2.clm", model="gpt2", script="run_clm", data="sft", length=512, micro_batch=16),
+    Case(name="wide.offload.z3", model="wide", zero=3, offload=True),
+    Case(name="qwen3.dpo", model="qwen3", script="dpo", data="dpo", micro_batch=1),
+)
+"""Models and settings that were never timed before, six on two GPUs."""
+LISTS = {"first": CASES, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH}
 
 
 def row_of(case: Case, steps: int) -> dict[str, Any]:
@@ -142,19 +177,23 @@ def row_of(case: Case, steps: int) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": case.zero}
     if case.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    is_example = case.script == "run_clm"
     arguments = [
-        "--dataset_name", "{data}/" + case.data, "--model_name_or_path", "{model}", "--output_dir", "{out}",
+        "--model_name_or_path", "{model}", "--output_dir", "{out}",
         "--per_device_train_batch_size", str(case.micro_batch),
         "--gradient_accumulation_steps", str(case.accumulation), "--max_steps", str(steps),
         "--logging_steps", "1", "--report_to", "none", "--save_strategy", "no", "--bf16", "True",
-        "--max_length", str(case.length), "--dtype", "bfloat16",
-        "--gradient_checkpointing", str(case.checkpointing),
+        "--dtype", "bfloat16", "--gradient_checkpointing", str(case.checkpointing),
     ]  # fmt: skip
+    if is_example:
+        arguments += ["--train_file", "{data}/words.txt", "--do_train", "--block_size", str(case.length)]
+    else:
+        arguments += ["--dataset_name", "{data}/" + case.data, "--max_length", str(case.length)]
     if case.peft:
         arguments += ["--use_peft", "--lora_target_modules", "all-linear"]
     return {
         "name": case.name,
-        "script": f"trl/scripts/{case.script}.py",
+        "script": RUN_CLM if is_example else f"trl/scripts/{case.script}.py",
         "model": MODELS[case.model],
         "args": arguments,
         "deepspeed_config": {
@@ -191,10 +230,14 @@ class Started:
     """A script that was started and waits before its first forward pass."""
 
     def __init__(
-        self, row: dict[str, Any], number: int, inputs: Inputs, folder: Path, trace_after: int
+        self,
+        row: dict[str, Any],
+        number: int,
+        inputs: Inputs,
+        folder: Path,
+        trace_after: int,
+        transformers: Path | None,
     ) -> None:
-        import trl
-
         self.row = row
         model = inputs.model(row["model"])
         with_weights(model)
@@ -205,7 +248,7 @@ class Started:
         config.write_text(json.dumps(row["deepspeed_config"]))
         values = {"{data}": str(inputs.folder), "{model}": str(model), "{out}": str(work / "out")}
         arguments = [_filled(each, values) for each in row["args"]]
-        script = Path(trl.__file__).parent.parent / row["script"]
+        script = script_path(row["script"], {"--transformers": transformers})
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(row["gpus"]),
             "--master-port", str(29517 + number), str(script), *arguments, row["deepspeed_option"],
@@ -297,6 +340,7 @@ def main() -> int:
     parser.add_argument("--cases", type=Path, help="write the rows without measurements there, and end")
     parser.add_argument("--gpus", type=int, choices=(1, 2), help="only the cases with so many")
     parser.add_argument("--list", choices=tuple(LISTS), default="first", help="of cases")
+    parser.add_argument("--transformers", type=Path, help="a copy of that repository, for its examples")
     parser.add_argument("--traces", type=Path, help="trace the last steps of traced cases there (.jsonl.gz)")
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--steps", type=int, default=24)
@@ -317,7 +361,9 @@ def main() -> int:
         inputs = Inputs(Path(folder) / "inputs")
         after = options.steps - TRACED_STEPS if options.traces else 0
         started = [
-            Started(row, at, inputs, Path(folder), after if row["name"] in TRACED else 0)
+            Started(
+                row, at, inputs, Path(folder), after if row["name"] in TRACED else 0, options.transformers
+            )
             for at, row in enumerate(cases)
         ]
         try:

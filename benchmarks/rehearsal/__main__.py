@@ -24,7 +24,7 @@ from typing import Any
 
 import zerokit
 from benchmarks.rehearsal.inputs import Inputs
-from benchmarks.rehearsal.rows import MeasuredRun, compared, planned_runs, raw_runs, timed_runs
+from benchmarks.rehearsal.rows import MeasuredRun, compared, planned_runs, raw_runs, script_path, timed_runs
 from zerokit.catalog import gpus
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.result import Rehearsal
@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="parts of the names of rows")
     parser.add_argument("--kind", choices=("raw", "plan", "file"), help="only these")
     parser.add_argument("--deepspeed-examples", type=Path, help="a copy of that repository, for its scripts")
+    parser.add_argument("--transformers", type=Path, help="a copy of that repository, for its examples")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--jsonl", type=Path, help="append a line for each row")
     options = parser.parse_args()
@@ -152,7 +153,9 @@ class Bench:
             "{accumulation}": str(strategy.get("gradient_accumulation")),
         }
         arguments = [_filled(argument, values) for argument in run.arguments]
-        script = self._path(run.script)
+        copies = {"--deepspeed-examples": self.options.deepspeed_examples,
+                  "--transformers": self.options.transformers}  # fmt: skip
+        script = script_path(run.script, copies)
         if run.kind == "plan":
             return (
                 _script(script, *arguments),
@@ -163,17 +166,6 @@ class Bench:
         config = self.folder / "ds_config.json"
         config.write_text(json.dumps(run.deepspeed_config))
         return _script(script, *arguments, run.deepspeed_option, str(config)), None, "", "deepspeed"
-
-    def _path(self, script: str) -> Path:
-        if script.startswith("DeepSpeedExamples: "):
-            if self.options.deepspeed_examples is None:
-                raise FileNotFoundError(
-                    "its script is in DeepSpeedExamples: give --deepspeed-examples FOLDER"
-                )
-            return Path(self.options.deepspeed_examples, script.partition(": ")[2])
-        import trl
-
-        return Path(trl.__file__).parent.parent / script
 
     def _plan(self, run: MeasuredRun, model: Path) -> str:
         strategy, out = run.strategy, self.folder / f"plan-{run.name}"

@@ -16,7 +16,8 @@ class Inputs:
     """A folder with models and data, made once.
 
     Rows: ``sft`` {"text"} of 4,200 words; ``dpo`` prompts of 500, answers of 1,600 words; ``grpo`` prompts of
-    200 words; ``tatsu-lab/alpaca`` instructions of 60 and outputs of 500 words. One word is one token.
+    200 words; ``tatsu-lab/alpaca`` instructions of 60 and outputs of 500 words;
+    ``words.txt`` lines of 1,000 words. One word is one token.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,6 +41,7 @@ class Inputs:
             for split, count in (("train", 64), ("test", 32)):
                 lines = [json.dumps(row()) + "\n" for _ in range(count)]
                 (self.folder / name / f"{split}.jsonl").write_text("".join(lines))
+        (self.folder / "words.txt").write_text("".join(text(1000) + "\n" for _ in range(256)))
 
     def model(self, config: dict[str, Any]) -> Path:
         """A folder with config.json and a word-level tokenizer, and no weights."""

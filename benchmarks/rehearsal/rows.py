@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,28 @@ from typing import Any
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "h200"
 
 Phases = dict[str, int]
+COPIES = {"DeepSpeedExamples: ": "--deepspeed-examples", "Transformers: ": "--transformers"}
+"""How a row names a script of a repository that is no package, and the option that says where its copy is."""
+
+
+def script_path(script: str, copies: Mapping[str, Path | None]) -> Path:
+    """Where a row's script is: in a repository's copy, or in TRL's package.
+
+    Args:
+        copies: the repositories' folders, by their option in :data:`COPIES`.
+
+    Raises:
+        FileNotFoundError: it is in a repository of which no copy is given.
+    """
+    for prefix, option in COPIES.items():
+        if script.startswith(prefix):
+            folder = copies.get(option)
+            if folder is None:
+                raise FileNotFoundError(f"{script}: give {option} FOLDER")
+            return folder / script.removeprefix(prefix)
+    import trl
+
+    return Path(trl.__file__).parent.parent / script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
