@@ -49,6 +49,7 @@ def launch(
     no_arguments: bool = False,
     accept_mismatch: bool = False,
     no_trackers: bool = False,
+    no_host_probe: bool = False,
     retry_smaller: bool = False,
     max_restarts: int = 0,
     resume_option: str | None = None,
@@ -78,6 +79,7 @@ def launch(
         no_arguments: add no arguments of the plan to the script's.
         accept_mismatch: run a script that contradicts its plan.
         no_trackers: log no memory to the tracker that the script uses.
+        no_host_probe: do not measure this host's speed before its first launch on GPUs.
         retry_smaller: after an out-of-memory run the next plan that would fit, at most 3 times.
         max_restarts: how often to start it again after a failure or a hang, from the newest checkpoint that
             every rank finished writing.
@@ -97,6 +99,7 @@ def launch(
         NodeUnusable: a port or machine cannot be used.
     """
     from zerokit import planner
+    from zerokit.doctor.launch_host import LaunchHostSpeeds
     from zerokit.launcher import attempts
     from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
@@ -125,6 +128,7 @@ def launch(
         max_restarts=max_restarts,
         plan_again=planner.plan_into,
         rehearsals=LaunchRehearsals(seconds=rehearsal_seconds),
+        host_speeds=LaunchHostSpeeds(probes=not no_host_probe),
         listener=attempts.Listener(say=say),
     )
 

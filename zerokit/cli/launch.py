@@ -126,6 +126,11 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     help="Log no memory to the TensorBoard, W&B, MLflow or Trackio that the script uses.",
 )
 @click.option(
+    "--no-host-probe",
+    is_flag=True,
+    help="Do not measure this host's speed before its first launch on GPUs, some 15 s.",
+)
+@click.option(
     "--rehearsal-seconds",
     metavar="SECONDS",
     type=float,
@@ -143,6 +148,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     The run folder holds the plan, the configuration and command used, the output of every rank, and
     the report: predicted beside measured.
     """
+    from zerokit.doctor.launch_host import LaunchHostSpeeds
     from zerokit.launcher import attempts
     from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.plan_choice import choose_plan
@@ -181,6 +187,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         max_restarts=options["max_restarts"],
         plan_again=plan_into,
         rehearsals=LaunchRehearsals(seconds=options["rehearsal_seconds"]),
+        host_speeds=LaunchHostSpeeds(probes=not options["no_host_probe"]),
         listener=attempts.Listener(say=say, show=_show, failure=_print_failure),
     )
     return result.exit_code

@@ -28,13 +28,19 @@ Work = tuple[Callable[[], Any], int]
 """What is done, and how often in a round."""
 
 
-def probe_host(device: torch.device, seconds: float = SECONDS) -> dict[str, list[float]]:
-    """Seconds to issue each kind of work of ``host_speed.REFERENCE_SECONDS`` once, by round."""
-    probe = HostProbe(device)
+def probe_host(
+    device: torch.device, seconds: float = SECONDS, *, model_only: bool = False
+) -> dict[str, list[float]]:
+    """Seconds to issue each kind of work of ``host_speed.REFERENCE_SECONDS`` once, by round.
+
+    Args:
+        model_only: no other kinds, where Transformers is installed: more rounds in the same time.
+    """
+    probe = HostProbe(device, model_only=model_only and importlib.util.find_spec("transformers") is not None)
     took: dict[str, list[float]] = {name: [] for name in probe.kinds}
     began = time.perf_counter()
     rounds = 0
-    while len(took["add"]) < _FEWEST_ROUNDS or time.perf_counter() - began < seconds:
+    while min(map(len, took.values())) < _FEWEST_ROUNDS or time.perf_counter() - began < seconds:
         warm = rounds > 0 and time.perf_counter() - began >= _WARM_UP_SHARE * seconds
         for name, spent in probe.round().items():
             if warm:

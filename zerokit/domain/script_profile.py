@@ -21,6 +21,8 @@ class RehearsedStrategy:
         step_seconds: of an optimizer step with the strategy's own accumulation, on the host that is known,
             else on the reference host; None: not known.
         step_seconds_range: on the fastest and the slowest host measured.
+        step_seconds_by_host_factor: on hosts of these factors (``zerokit.timing.host_speed``), rising; empty:
+            not known.
     """
 
     strategy: Strategy
@@ -30,6 +32,7 @@ class RehearsedStrategy:
     not_modelled: tuple[str, ...] = ()
     step_seconds: float | None = None
     step_seconds_range: tuple[float, float] | None = None
+    step_seconds_by_host_factor: tuple[tuple[float, float], ...] = ()
 
     @property
     def peak_allocated_bytes(self) -> int:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
 from zerokit.fields import as_options
 from zerokit.files import home_folder
 from zerokit.launcher import replan, restarts
+from zerokit.launcher.callbacks import HostSpeeds, Rehearsals, Say
 from zerokit.launcher.interruptions import Interruptions
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
@@ -24,8 +25,6 @@ from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RunReport
 
 MOST_RETRIES = 3
-
-Say = Callable[[str], None]
 
 
 def _unheard(text: str) -> None:
@@ -106,16 +105,6 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
         )
 
 
-class Rehearsals(Protocol):
-    """Rehearses the command of a launch that is over."""
-
-    def of_oom(self, launch: Launch, report: RunReport, say: Say) -> schema.RehearsedRun | None:
-        """What it says of a run that ran out of memory."""
-
-    def of_job(self, launch: Launch, report: RunReport, say: Say) -> PredictedAgain:
-        """What it predicts for a run that was not its plan's job."""
-
-
 def launch(
     options: LaunchOptions,
     *,
@@ -123,6 +112,7 @@ def launch(
     max_restarts: int = 0,
     plan_again: PlanAgain,
     rehearsals: Rehearsals | None = None,
+    host_speeds: HostSpeeds | None = None,
     listener: Listener | None = None,
 ) -> LaunchResult:
     """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed.
@@ -131,6 +121,7 @@ def launch(
         max_restarts: how often it is started again after another failure, from its newest checkpoint.
         rehearsals: of the command, after an out-of-memory or a run of another job than its plan's; None:
             there are none.
+        host_speeds: learns how fast the host is; None: nothing does.
 
     Raises:
         InputError, NodeUnusable: it cannot be launched.
@@ -142,6 +133,7 @@ def launch(
             max_restarts=max_restarts,
             plan_again=plan_again,
             rehearsals=rehearsals,
+            host_speeds=host_speeds,
             listener=listener or Listener(),
             locks=locks,
         )
@@ -179,6 +171,7 @@ class _Session:
     max_restarts: int
     plan_again: PlanAgain
     rehearsals: Rehearsals | None
+    host_speeds: HostSpeeds | None
     listener: Listener
     locks: ExitStack
     say: Say = field(init=False)
@@ -265,8 +258,10 @@ class _Session:
         with ExitStack() as stack:
             try:
                 launch = prepare.prepare(options, run_dir, stack)
+                if self.host_speeds is not None:
+                    self.host_speeds.before(launch, self.say)
                 prepare.write_files(launch)
-            except Exception:
+            except BaseException:
                 # Nothing ran: an empty folder would only look like a run.
                 if options.run_dir is None:
                     self.locks.close()
@@ -306,6 +301,8 @@ class _Session:
                 again = PredictedAgain(why_not="its rehearsal was interrupted")
             report = verdict_report.with_prediction(report, launch.plan, again)
             not_written = _write(run_dir, report)
+        if self.host_speeds is not None:
+            self.host_speeds.after(launch, report)
         self.listener.show(report)
         self._tell_end(ended, run_dir)
         exit_code = ended.verdict.exit_code

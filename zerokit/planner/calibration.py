@@ -10,9 +10,11 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy, TimeEstimate
+from zerokit.machine.measured import Measured
 from zerokit.search.plan import time_model
 from zerokit.search.request import Request
 from zerokit.timing.constants import Calibration
+from zerokit.timing.host_speed import HostSpeed
 
 OPTION = "⟨no_calibration⟩"
 
@@ -38,14 +40,55 @@ def rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
     from zerokit.machine import measured as store
 
     stored, reason = store.load()
+    note: str | None = f"rates of this machine: {reason}"
     if stored is None:
-        return None, reason if "measure again" in reason else None
-    if stored.device != "cuda" or stored.device_name not in gpu_titles:
-        return None, f"rates of {stored.device_name} were measured here, and are not used for another GPU"
+        note = reason if "measure again" in reason else None
+    elif stored.device != "cuda" or stored.device_name not in gpu_titles:
+        note = f"rates of {stored.device_name} were measured here, and are not used for another GPU"
+        stored = None
+    calibration = _of_measured(stored, reason) if stored is not None else None
+    speed = _by_launches(gpu_titles, stored)
+    if speed is None:
+        return calibration, note
+    note = "; ".join(filter(None, (note, f"host speed {speed.factor:.2f}: {speed.source}")))
+    return replace(
+        calibration or Calibration(source=speed.source),
+        host_factor=speed.factor, host_factor_low=speed.low, host_factor_high=speed.high,
+        host_source=speed.source,
+    ), note  # fmt: skip
+
+
+def _by_launches(gpu_titles: tuple[str, ...], stored: Measured | None) -> HostSpeed | None:
+    """The host's speed by what launches told of it since the doctor measured it, the doctor's figure among
+    them; None: there was no launch since.
+
+    Args:
+        stored: what the doctor measured with this GPU.
+    """
+    from zerokit.machine import host_speeds
+
+    since = stored.measured_at if stored is not None and stored.host_factor is not None else ""
+    readings = [
+        reading
+        for reading in host_speeds.load().readings
+        if reading.device_name in gpu_titles and reading.measured_at > since
+    ]
+    if readings and stored is not None and stored.host_factor is not None:
+        by_doctor = host_speeds.Reading(
+            device_name=stored.device_name, torch_version=stored.torch_version, factor=stored.host_factor,
+            low=stored.host_factor_low or stored.host_factor,
+            high=stored.host_factor_high or stored.host_factor,
+            source="`zerokit doctor --measure`", measured_at=since,
+        )  # fmt: skip
+        readings.insert(0, by_doctor)
+    return host_speeds.together(readings, str(host_speeds.path()))
+
+
+def _of_measured(stored: Measured, source: str) -> Calibration:
     reductions = [point for point in stored.collectives if point.operation == "all_reduce"]
     largest = max(reductions, key=lambda point: point.message_bytes, default=None)
     up, down = stored.host_to_device_bytes_per_second, stored.device_to_host_bytes_per_second
-    calibration = Calibration(
+    return Calibration(
         matmul_flops=stored.matmul_flops if stored.matmul_precision in ("bf16", "fp16") else None,
         allreduce_bytes_per_second=largest.bus_bytes_per_second if largest else None,
         # measured per GPU with all copying at once; the model divides the node's rate
@@ -56,9 +99,9 @@ def rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
         host_factor=stored.host_factor,
         host_factor_low=stored.host_factor_low,
         host_factor_high=stored.host_factor_high,
-        source=reason,
+        host_source=source,
+        source=source,
     )
-    return calibration, f"rates of this machine: {reason}"
 
 
 def _tuned(

@@ -161,6 +161,9 @@ class PlannedStrategy:
             "step_seconds_range": None
             if rehearsed.step_seconds_range is None
             else list(rehearsed.step_seconds_range),
+            "step_seconds_by_host_factor": [list(pair) for pair in rehearsed.step_seconds_by_host_factor]
+            if rehearsed.strategy == self.strategy
+            else [],
         }
 
     @property

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from zerokit.domain.hardware import Gpu
-from zerokit.machine import measured as measurements
 from zerokit.planner.calibration import rates
 from zerokit.timing import operators
 from zerokit.timing.constants import Calibration
@@ -43,12 +42,12 @@ def of_file(
 
 
 def machine(gpu: Gpu) -> tuple[HostSpeed | None, Calibration | None]:
-    """What ``doctor --measure`` found here, where this machine has the GPU that the run is for."""
+    """What ``doctor --measure`` and launches found here, where this machine has the run's GPU."""
     calibration, _ = rates((gpu.title, *gpu.aliases))
-    if calibration is None:
-        return None, None
-    measurements_, source = measurements.load()
-    if measurements_ is None or not measurements_.host_factor:
+    if calibration is None or calibration.host_factor is None:
         return None, calibration
-    low, high = measurements_.host_factor_low, measurements_.host_factor_high
-    return HostSpeed(factor=measurements_.host_factor, source=source, low=low, high=high), calibration
+    host = HostSpeed(
+        factor=calibration.host_factor, source=calibration.host_source or "measured here",
+        low=calibration.host_factor_low, high=calibration.host_factor_high,
+    )  # fmt: skip
+    return host, calibration

@@ -80,6 +80,7 @@ def rehearse_strategy(
         not_modelled=tuple(sorted({reason for some in rank.lower_bounds.values() for reason in some})),
         step_seconds=done.step_seconds,
         step_seconds_range=done.step_seconds_range,
+        step_seconds_by_host_factor=done.step.by_host_factor if done.step is not None else (),
     )
     return RehearsedScript(strategy=strategy, done=done, rehearsed=rehearsed)
 

@@ -302,6 +302,7 @@ class Calibration:
         layer_factors: measured layers; they speak for layers of nearly the same sizes only.
         host_factor: the host's seconds to issue operators over the reference host's (``host_speed``).
         host_factor_low, host_factor_high: between them are nine tenths of its probe's rounds.
+        host_source: where the factor comes from, for a reader.
         tuned: factors of the very job that is timed; they go before the layers'.
         rehearsed: the same of its script's rehearsals; ``tuned`` goes before them.
     """
@@ -317,6 +318,7 @@ class Calibration:
     host_factor: float | None = None
     host_factor_low: float | None = None
     host_factor_high: float | None = None
+    host_source: str = ""
     layer_factors: tuple[LayerFactor, ...] = ()
     tuned: JobFactors | None = None
     rehearsed: JobFactors | None = None

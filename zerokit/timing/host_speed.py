@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,36 @@ def of_slowest(host: HostSpeed, ranks: int) -> float:
         return host.factor
     quantile = min(_ROUNDS_BELOW_HIGH, math.pow(0.5, 1 / ranks))
     return host.factor + (host.high - host.factor) * (quantile - 0.5) / (_ROUNDS_BELOW_HIGH - 0.5)
+
+
+_TELLING_SLOPE = 0.4
+"""A step whose time moves by less than this share of the host's tells too little of the host."""
+STEP_ERROR = 0.08
+"""The mean error of predicted steps on known hosts (docs/rehearsal.md): how unsure a factor from one is."""
+
+
+def of_step(by_host_factor: Sequence[Sequence[float]], step_seconds: float, source: str) -> HostSpeed | None:
+    """The host on which a predicted step takes as long as it took; None where the host does not set its pace,
+    or no host between the predicted ones would explain it.
+
+    Args:
+        by_host_factor: pairs of a factor and the seconds predicted for it, factors rising.
+    """
+    factor = _factor_at(by_host_factor, step_seconds)
+    if factor is None:
+        return None
+    low = _factor_at(by_host_factor, step_seconds / (1 + STEP_ERROR)) or by_host_factor[0][0]
+    high = _factor_at(by_host_factor, step_seconds * (1 + STEP_ERROR)) or by_host_factor[-1][0]
+    return HostSpeed(factor=factor, source=source, low=low, high=high)
+
+
+def _factor_at(pairs: Sequence[Sequence[float]], seconds: float) -> float | None:
+    for (lower, before), (upper, after) in itertools.pairwise(pairs):
+        if before <= seconds <= after and after > before:
+            if math.log(after / before) < _TELLING_SLOPE * math.log(upper / lower):
+                return None
+            return lower + (upper - lower) * (seconds - before) / (after - before)
+    return None
 
 
 def factor_of(probe: Mapping[str, float]) -> float:

@@ -34,6 +34,8 @@ class StepTime:
         parts: busy seconds of each lane and of the GPU by kind of kernel. Lanes overlap: no sum.
         host_factor: the host's seconds over the reference host's; None: not known.
         note: what a reader must know of it.
+        by_host_factor: seconds on the fastest and the slowest host measured, and on this one, with their
+            factors, rising; empty where something else of the host is guessed too.
     """
 
     seconds: float
@@ -43,6 +45,7 @@ class StepTime:
     parts: Mapping[str, float]
     host_factor: float | None
     note: str
+    by_host_factor: tuple[tuple[float, float], ...] = ()
 
 
 def step_time(
@@ -85,6 +88,7 @@ def step_time(
     played = at(slowest)
     if host is None:
         low, high = at(FASTEST, "fast"), at(SLOWEST, "slow")
+        ends: tuple[lanes.Played, ...] = (low, high)
         note = (
             f"the host's speed is not known: {FASTEST} to {SLOWEST} times the reference host's seconds, "
             f"{USUAL:.2f} taken; `zerokit doctor --measure` on the GPU machine measures it"
@@ -92,6 +96,7 @@ def step_time(
     else:
         low = at(host.low or host.factor, "fast") if host.low or guessed else played
         high = at(host.high or host.factor, "slow") if host.high or guessed else played
+        ends = () if guessed else (at(FASTEST), at(SLOWEST))
         spread = f", {host.low:.2f} to {host.high:.2f} while it was probed" if host.low and host.high else ""
         note = f"host speed {host.factor:.2f}{spread} ({host.source})"
         if slowest != host.factor:
@@ -106,7 +111,16 @@ def step_time(
         parts=_parts(played),
         host_factor=host.factor if host else None,
         note=note,
+        by_host_factor=() if guessed else _rising(ends, slowest, played),
     )
+
+
+def _rising(
+    ends: Sequence[lanes.Played], factor: float, played: lanes.Played
+) -> tuple[tuple[float, float], ...]:
+    fastest, slowest = ends
+    by_factor = {FASTEST: fastest.seconds, SLOWEST: slowest.seconds, factor: played.seconds}
+    return tuple(sorted(by_factor.items()))
 
 
 _REPEATED = 2

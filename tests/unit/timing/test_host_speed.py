@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.h200_operators import measured_operators
-from zerokit.timing import host_speed
+from zerokit.catalog import gpus
+from zerokit.timing import host_speed, operators
+from zerokit.timing.operators import IssuedOperator
+from zerokit.timing.recorded_step import step_time
 
 
 def test_a_probe_like_the_reference_host_has_factor_one():
@@ -33,3 +36,27 @@ def test_the_reference_is_the_measured_host():
 def test_a_probe_without_seconds_is_refused(probe):
     with pytest.raises(ValueError, match="positive seconds"):
         host_speed.factor_of(probe)
+
+
+def test_a_step_tells_the_host_that_it_ran_on():
+    """Issued in 0.9 ms on the reference host, of which the GPU needs 0.2: the host sets the pace."""
+    by_host = step_time(_kernels(100, 8), gpus.load("h200"), 1).by_host_factor
+    reference = host_speed.HostSpeed(factor=1.2, source="")
+    took = step_time(_kernels(100, 8), gpus.load("h200"), 1, host=reference).seconds
+    found = host_speed.of_step(by_host, took, "a run")
+    assert found is not None and found.factor == pytest.approx(1.2, rel=0.01)
+    assert found.low == pytest.approx(1.2 / 1.08, rel=0.01)
+    assert found.high == pytest.approx(1.2 * 1.08, rel=0.01)
+
+
+def test_a_step_that_the_gpu_paces_or_no_host_explains_tells_nothing():
+    by_host = step_time(_kernels(2000, 10**9), gpus.load("h200"), 1).by_host_factor
+    assert host_speed.of_step(by_host, by_host[1][1], "a run") is None
+    by_host = step_time(_kernels(100, 8), gpus.load("h200"), 1).by_host_factor
+    for seconds in (0.5 * by_host[0][1], 2 * by_host[-1][1]):
+        assert host_speed.of_step(by_host, seconds, "a run") is None
+    assert host_speed.of_step((), 1.0, "a run") is None
+
+
+def _kernels(count: int, size: int) -> list[IssuedOperator]:
+    return [IssuedOperator(operators.KERNEL, "add", launches=1, bytes_read=size) for _ in range(count)]
