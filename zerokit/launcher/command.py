@@ -78,6 +78,7 @@ class ScriptSetup:
         config: the DeepSpeed JSON; None without one.
         plan: the run folder's copy of the plan; None without one.
         plan_environment: variables that the plan sets where the user has not.
+        threads: of OpenMP in each rank on GPUs; None: the launcher decides.
     """
 
     style: str
@@ -86,6 +87,7 @@ class ScriptSetup:
     config: Path | None = None
     plan: Path | None = None
     plan_environment: Mapping[str, object] = field(default_factory=dict)
+    threads: int | None = None
 
 
 def script_options(
@@ -235,6 +237,8 @@ def _environment(
     else:
         # nvidia-smi counts in this order; CUDA's own default is fastest first.
         setting["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        if setup.threads is not None:
+            setting["OMP_NUM_THREADS"] = str(setup.threads)
         command.unset_variables += [
             name for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR") if name in base
         ]

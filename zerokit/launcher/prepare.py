@@ -14,7 +14,7 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.files import home_folder
-from zerokit.launcher import build_locks, preflight, run_folder
+from zerokit.launcher import build_locks, host_threads, preflight, run_folder
 from zerokit.launcher import command as commands
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
@@ -89,6 +89,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
     notes += [*configured.notes, *_warnings(plan, target)]
+    threads, threads_note = host_threads.threads_of_rank(configured.config, placement, os.environ)
+    notes += [threads_note] if threads_note is not None else []
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
     setup = commands.ScriptSetup(
         style=style,
@@ -100,6 +102,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         config=config_path,
         plan=run_dir / PLAN_FILE if plan is not None else None,
         plan_environment=_mapping(plan.chosen.get("environment") if plan is not None else None),
+        threads=threads,
     )
     command = commands.build(options, placement, setup, run_dir=run_dir, base=os.environ)
     notes += _changed_variables(command)

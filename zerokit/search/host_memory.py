@@ -1,4 +1,4 @@
-"""What is said of host memory that nobody named: the figure that was taken, and where it decides."""
+"""What is taken for a host that nobody described, and where it decides: its memory and its cores."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ def note_on_choice(chosen: Candidate, cluster: Cluster, result: SearchResult) ->
         return ()
     need = chosen.memory.host_bytes_per_node / GIB
     return (f"{assumed_host(cluster)}; this plan needs {need:,.0f} GiB of it",)
+
+
+def note_on_cores(chosen: Candidate) -> tuple[str, ...]:
+    """What is assumed of the cores that step an offloaded optimizer."""
+    if chosen.strategy.settings.zero.offload_optimizer.device == "none":
+        return ()
+    return (
+        "step time: each rank steps its offloaded optimizer with an equal share of the node's cores; "
+        "`zerokit launch` sees to that, `torchrun` and `accelerate launch` leave it one core (set "
+        "OMP_NUM_THREADS)",
+    )
 
 
 def note_on_estimate(candidate: Candidate, cluster: Cluster) -> tuple[str, ...]:

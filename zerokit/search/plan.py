@@ -18,7 +18,7 @@ from zerokit.search import explain as advice
 from zerokit.search import fewer_gpus
 from zerokit.search.close_calls import close_call, with_range
 from zerokit.search.fewer_gpus import fastest_with_fewer
-from zerokit.search.host_memory import assumed_host, note_on_choice
+from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
 from zerokit.search.nearest import nearest_changes
 from zerokit.search.request import Request
 from zerokit.search.search import BATCH_REASON, HOST_REASON, STATES_REASON, SearchResult, fits, search
@@ -156,6 +156,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
         *note_on_choice(chosen, request.cluster, result),
+        *(note_on_cores(chosen) if request.timed and not request.on_cpu else ()),
         *saving_notes(chosen, space.shape, space.job, request.cluster),
     )  # fmt: skip
     return Plan(

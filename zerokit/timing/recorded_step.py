@@ -101,6 +101,8 @@ def step_time(
         note = f"host speed {host.factor:.2f}{spread} ({host.source})"
         if slowest != host.factor:
             note += f"; of {ranks} ranks the slowest sets the pace: {slowest:.2f}"
+    if offloaded:
+        note += "; CPU Adam steps with an equal share of the node's cores for each rank (OMP_NUM_THREADS)"
     if guessed:
         note += "; how fast the host steps and copies offloaded states is not known either"
     return StepTime(

@@ -69,6 +69,11 @@ def test_architectures_that_deepspeed_cannot_read_are_numbers(
     assert "TORCH_CUDA_ARCH_LIST" not in build(tmp_path, base=base, style="raw", devices=CPUS).set_variables
 
 
+def test_threads_reach_the_ranks_where_they_were_decided(tmp_path: Path) -> None:
+    assert build(tmp_path, threads=8).environment({})["OMP_NUM_THREADS"] == "8"
+    assert "OMP_NUM_THREADS" not in build(tmp_path).environment({})
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_other_launchers_get_them_by_the_environment(tmp_path: Path, launcher: str) -> None:
     base = {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-3"}
