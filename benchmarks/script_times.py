@@ -23,12 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rehearsal.inputs import Inputs
 from benchmarks.rehearsal.rows import script_path
+from benchmarks.script_time_cases import LISTS, TRACED, row_of
 from benchmarks.script_trace import TRACED_STEPS
 from zerokit.timing.host_speed import MODEL, speed_of
 
@@ -45,173 +45,6 @@ COMPILE = (
 )
 START_SECONDS = 150.0
 """Imports, data preparation and the compiler may take no longer."""
-SMALL = {
-    "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 4096,
-    "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True,
-}  # fmt: skip
-LARGE = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
-    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "tie_word_embeddings": True, "rope_theta": 500000.0, "max_position_embeddings": 131072,
-}  # fmt: skip
-
-MEDIUM = {
-    "model_type": "llama", "vocab_size": 49152, "hidden_size": 1536, "intermediate_size": 6144,
-    "num_hidden_layers": 14, "num_attention_heads": 24, "num_key_value_heads": 8, "tie_word_embeddings": True,
-}  # fmt: skip
-QWEN = {
-    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
-    "num_hidden_layers": 12, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
-    "max_position_embeddings": 32768, "rope_theta": 1000000.0,
-}  # fmt: skip
-QWEN3 = {
-    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072,
-    "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-    "tie_word_embeddings": True, "max_position_embeddings": 32768, "rope_theta": 1000000.0,
-}  # fmt: skip
-WIDE = {
-    "model_type": "llama", "vocab_size": 32000, "hidden_size": 2560, "intermediate_size": 6912,
-    "num_hidden_layers": 16, "num_attention_heads": 20, "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-GPT2 = {
-    "model_type": "gpt2", "vocab_size": 50257, "n_embd": 1280, "n_layer": 20, "n_head": 20,
-    "n_positions": 1024, "n_ctx": 1024,
-}  # fmt: skip
-RUN_CLM = "Transformers: examples/pytorch/language-modeling/run_clm.py"
-MODELS = {
-    "small": SMALL, "large": LARGE, "medium": MEDIUM, "qwen": QWEN, "qwen3": QWEN3, "wide": WIDE,
-    "gpt2": GPT2,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One run."""
-
-    name: str
-    gpus: int = 1
-    script: str = "sft"
-    data: str = "sft"
-    model: str = "large"
-    length: int = 2048
-    micro_batch: int = 4
-    accumulation: int = 1
-    zero: int = 2
-    offload: bool = False
-    checkpointing: bool = False
-    peft: bool = False
-
-
-CASES = (
-    Case(name="small.z2", model="small", length=1024),
-    Case(name="small.accumulation", model="small", length=1024, micro_batch=1, accumulation=4),
-    Case(name="large.z3", zero=3),
-    Case(name="large.reward", script="reward", data="dpo", length=2304, micro_batch=2),
-    Case(name="large.offload", offload=True),
-    Case(name="large.z2.two", gpus=2),
-    Case(name="large.z3.two", gpus=2, zero=3),
-    Case(name="small.z3.two", gpus=2, zero=3, model="small", length=1024),
-    Case(name="large.offload.two", gpus=2, zero=3, offload=True, checkpointing=True, micro_batch=8),
-)
-SECOND = (
-    Case(name="medium.sft", model="medium"),
-    Case(name="qwen.sft.z3", model="qwen", zero=3, length=1024),
-    Case(name="qwen.dpo", model="qwen", script="dpo", data="dpo", micro_batch=1),
-    Case(name="medium.reward.z3", model="medium", script="reward", data="dpo", zero=3, micro_batch=2,
-         length=2304),
-    Case(name="qwen.kto", model="qwen", script="kto", data="dpo", micro_batch=2),
-    Case(name="medium.lora", model="medium", peft=True, checkpointing=True),
-    Case(name="medium.offload", model="medium", offload=True, micro_batch=8),
-    Case(name="medium.checkpointed", model="medium", checkpointing=True, micro_batch=16),
-    Case(name="medium.z3.two", model="medium", zero=3, gpus=2, length=1024),
-    Case(name="qwen.dpo.two", model="qwen", script="dpo", data="dpo", gpus=2, micro_batch=2),
-    Case(name="medium.reward.two", model="medium", script="reward", data="dpo", gpus=2, accumulation=2,
-         micro_batch=1, length=2304),
-    Case(name="medium.offload.two", model="medium", gpus=2, zero=3, offload=True, checkpointing=True,
-         micro_batch=8),
-)  # fmt: skip
-"""To be predicted before they are measured; the first ones were in part."""
-_KNOWN = {case.name: case for case in (*CASES, *SECOND)}
-TRACED = (
-    "qwen.dpo", "medium.offload", "qwen.sft.z3", "medium.z3.two", "wide.sft.z3.two", "wide.offload.two",
-)  # fmt: skip
-THIRD = (
-    *(_KNOWN[name] for name in TRACED[:4]),
-    _KNOWN["large.offload"],
-    _KNOWN["qwen.dpo.two"],
-    Case(name="qwen.reward", model="qwen", script="reward", data="dpo", micro_batch=1, length=2304),
-    _KNOWN["medium.offload.two"],
-    Case(name="small.lora.z3", model="small", peft=True, zero=3, length=1024, micro_batch=2),
-    _KNOWN["medium.reward.two"],
-    Case(name="small.kto", model="small", script="kto", data="dpo", micro_batch=2, accumulation=2),
-    _KNOWN["small.z3.two"],
-)
-"""Those of :data:`TRACED` again; the others are predicted before they are measured."""
-_KNOWN |= {case.name: case for case in THIRD}
-FOURTH = tuple(
-    _KNOWN[name]
-    for name in ("small.lora.z3", "large.offload", "qwen.reward", "qwen.kto", "medium.lora", "qwen.sft.z3",
-                 "small.kto", "medium.sft")
-)  # fmt: skip
-"""Again on another host, all on one GPU, with a model that was changed for none of what this list gives."""
-FIFTH = (
-    Case(name="wide.sft.z3.two", model="wide", gpus=2, zero=3, micro_batch=2),
-    Case(name="qwen3.sft.two", model="qwen3", gpus=2, length=1024),
-    Case(name="wide.dpo.two", model="wide", script="dpo", data="dpo", gpus=2, micro_batch=1),
-    Case(name="wide.offload.two", model="wide", gpus=2, offload=True, checkpointing=True),
-    Case(name="gpt2.clm.two", model="gpt2", script="run_clm", data="sft", gpus=2, length=1024),
-    Case(name="qwen3.lora.z3.two", model="qwen3", gpus=2, zero=3, peft=True, length=1024, micro_batch=2),
-    Case(name="qwen3.sft.z3", model="qwen3", zero=3, length=1536, micro_batch=2),
-    Case(name="wide.kto", model="wide", script="kto", data="dpo", micro_batch=2),
-    Case(name="gpt2.clm", model="gpt2", script="run_clm", data="sft", length=512, micro_batch=16),
-    Case(name="wide.offload.z3", model="wide", zero=3, offload=True),
-    Case(name="qwen3.dpo", model="qwen3", script="dpo", data="dpo", micro_batch=1),
-)
-"""Models and settings that were never timed before, six on two GPUs."""
-LISTS = {"first": CASES, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH}
-
-
-def row_of(case: Case, steps: int) -> dict[str, Any]:
-    """What is run, as a row without measurements."""
-    zero: dict[str, Any] = {"stage": case.zero}
-    if case.offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    is_example = case.script == "run_clm"
-    arguments = [
-        "--model_name_or_path", "{model}", "--output_dir", "{out}",
-        "--per_device_train_batch_size", str(case.micro_batch),
-        "--gradient_accumulation_steps", str(case.accumulation), "--max_steps", str(steps),
-        "--logging_steps", "1", "--report_to", "none", "--save_strategy", "no", "--bf16", "True",
-        "--dtype", "bfloat16", "--gradient_checkpointing", str(case.checkpointing),
-    ]  # fmt: skip
-    if is_example:
-        arguments += ["--train_file", "{data}/words.txt", "--do_train", "--block_size", str(case.length)]
-    else:
-        arguments += ["--dataset_name", "{data}/" + case.data, "--max_length", str(case.length)]
-    if case.peft:
-        arguments += ["--use_peft", "--lora_target_modules", "all-linear"]
-    return {
-        "name": case.name,
-        "script": RUN_CLM if is_example else f"trl/scripts/{case.script}.py",
-        "model": MODELS[case.model],
-        "args": arguments,
-        "deepspeed_config": {
-            "bf16": {"enabled": "auto"},
-            "gradient_accumulation_steps": "auto",
-            "gradient_clipping": "auto",
-            "train_batch_size": "auto",
-            "train_micro_batch_size_per_gpu": "auto",
-            "zero_optimization": zero,
-        },
-        "deepspeed_option": "--deepspeed",
-        "gpus": case.gpus,
-        "probed": "between steps",
-        "case": asdict(case),
-        "phases": {},
-        "peak_allocated_bytes": 1,
-        "peak_reserved_bytes": 1,
-    }
 
 
 def with_weights(folder: Path) -> None:
