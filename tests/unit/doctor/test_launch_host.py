@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.doctor.test_measure import EXAMPLE
 from zerokit.doctor import launch_host
 from zerokit.doctor.launch_host import LaunchHostSpeeds
 from zerokit.launcher.command import LaunchCommand
@@ -18,12 +16,20 @@ from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.machine import host_speeds, measured
+from zerokit.machine.measured import Measured
 from zerokit.planner.calibration import rates
 from zerokit.report.schema import RunReport
 from zerokit.script.entry_points import Target
 from zerokit.timing.host_speed import HostSpeed
 
 H200 = ("NVIDIA H200",)
+MEASURED = Measured(
+    host="node1", device="cuda", device_name="NVIDIA H200", ranks=2, torch_version="2.13.0",
+    measured_at="2026-01-01T00:00:00+00:00", matmul_flops=790e12, matmul_precision="bf16",
+    memory_copy_bytes_per_second=4.24e12, host_to_device_bytes_per_second=None,
+    device_to_host_bytes_per_second=None, cpu_adam_parameters_per_second=4e9, cpu_adam_kind="deepspeed",
+    collectives=(), host_factor=0.7,
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -133,12 +139,12 @@ def test_a_reading_counts_only_until_the_doctor_measures_again():
         )  # fmt: skip
 
     keep(1.5, "2025-12-31T00:00:00+00:00")
-    measured.save(replace(EXAMPLE, host_factor=0.7), measured.path())
+    measured.save(MEASURED, measured.path())
     calibration, _ = rates(H200)
     assert calibration is not None and calibration.host_factor == 0.7
     keep(0.9, "2026-01-02T00:00:00+00:00")
     calibration, _ = rates(H200)
-    assert calibration is not None and calibration.matmul_flops == EXAMPLE.matmul_flops
+    assert calibration is not None and calibration.matmul_flops == MEASURED.matmul_flops
     assert calibration.host_factor == pytest.approx(0.8)  # the doctor's, and a launch's since
 
 
