@@ -45,6 +45,8 @@ def fastest_with_fewer(space: Space, best: Candidate) -> Space | None:
     for cluster in halves(space.cluster):
         time = space.timing
         timing = TimeModel(space.shape, space.job, cluster, time.stack, time.calibration, time.trainable)
+        if timing.least_seconds(space.precision) > seconds:
+            break  # and with half of these GPUs it only becomes more
         smaller = replace(space, cluster=cluster, timing=timing)
         ranked = search(smaller, top=1, limit_seconds=seconds).ranked
         if ranked and ranked[0].time.step_seconds < seconds:

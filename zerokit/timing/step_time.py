@@ -14,35 +14,19 @@ from collections.abc import Mapping
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.model_shape import Gemm, ModelShape, Stack
+from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, Strategy, TimeEstimate
 from zerokit.timing import zero_3_host
 from zerokit.timing.allocator_retries import retry_seconds, spare_bytes
-from zerokit.timing.constants import A100_PEAK_FLOPS, HUGGING_FACE, Calibration, Constants, at_host
+from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants, at_host
+from zerokit.timing.kernel_times import KernelTimes
 from zerokit.timing.traffic import Traffic, Work
 
-_EMULATION_SLOWDOWN = 8
-"""Of bf16 on a GPU without it against fp16, where the catalogue has no fp32 rate: on Turing fp32 is 8 times
-slower than fp16 on tensor cores (T4: 65 and 8.1 TFLOP/s, NVIDIA's datasheet)."""
-_A100_EFFICIENCY = 0.87
-"""271 of 312 TFLOP/s: the rate at which the half-saturation sizes of products were measured."""
 _FORWARD_SHARE = {"none": 1 / 2, "selective": 1 / 2, "full": 1 / 3}
 """Of the activations that cross links, those of the forward pass, by checkpointing: a recomputed forward
 pass sends them a second time within backward."""
-_LOSS_FORWARD_SHARE = 0.4
-"""Of the loss's traffic, what is read and written before backward (upcast, log-softmax): counted by tensors,
-not measured apart."""
 _STAGE_0_HOOK_SHARE = 2 / 5
 """Kernels of a gradient's hook at stage 0 over those at stage 2 (runtime/bf16_optimizer.py:523)."""
-_ADAPTABLE_MODULES = 7
-"""Linear modules of a layer: q, k, v, o, gate, up, down."""
-_WIDEST_FLASH_HEAD = 128
-"""From which on the flash kernel runs at its full rate."""
-_LOGITS_KEPT_SHARE = 0.5
-"""Traffic of a loss that does not upcast its logits over one that does (only ForCausalLMLoss does)."""
-_ALIGNED_ELEMENTS = 8
-"""Tensor cores read rows of 16 bytes: a vocabulary of 16-bit elements must be a multiple of it."""
-_QLORA_DEQUANTIZE_BYTES = 5.0  # per weight and pass: NF4 read, bf16 written and read again
 
 
 def _join(gpu: float, launch: float, power: float) -> float:
@@ -80,25 +64,15 @@ class TimeModel:
             self.calibration,
             shape.parameters if trainable is None else trainable,
         )
+        self.kernels = KernelTimes(
+            shape, job, cluster.gpu, constants, self.calibration, self.traffic.head_cut_by_vocabulary
+        )
         self._work: dict[tuple[object, ...], Work] = {}
 
     @property
     def trainable(self) -> int:
         """Elements of the weights that get gradients, before anything divides them."""
         return self.traffic.trainable
-
-    def peak(self, precision: str) -> float:
-        """Largest matmul FLOP/s that the GPU keeps up in this precision."""
-        gpu = self.cluster.gpu
-        peaks = gpu.peak_flops
-        datasheet = peaks.get(precision) or peaks.get("fp16") or max(peaks.values())
-        short = gpu.matmul_efficiency or self.constants.matmul_efficiency
-        efficiency = gpu.sustained_efficiency or short
-        if precision != "fp32" and self.calibration.matmul_flops:
-            return self.calibration.matmul_flops * efficiency / short  # it was measured in a short run
-        if precision == "bf16" and "bf16" not in peaks:
-            return peaks.get("fp32", datasheet / _EMULATION_SLOWDOWN) * efficiency  # emulated
-        return datasheet * efficiency
 
     def work(self, strategy: Strategy) -> Work:
         """One micro-batch on the pipeline stage with the most layers."""
@@ -120,6 +94,14 @@ class TimeModel:
         calibrated = self.calibration.tuned or self.calibration.rehearsed
         factor = calibrated.of(strategy.family) if calibrated is not None else 1.0
         return self._estimate(strategy, {name: value * factor for name, value in parts.items() if value > 0})
+
+    def least_seconds(self, precision: str) -> float:
+        """No strategy trains the job's global batch faster: the layers' products, divided evenly over all
+        GPUs. 0 where measured factors may say less."""
+        measured = self.calibration
+        if measured.layer_factors or measured.tuned is not None or measured.rehearsed is not None:
+            return 0.0
+        return (self.job.global_batch or 0) * self.kernels.least_seconds(precision) / self.cluster.gpus
 
     def with_retries(
         self, estimate: TimeEstimate, strategy: Strategy, memory: MemoryEstimate
@@ -152,18 +134,18 @@ class TimeModel:
     def _micro_batch(self, strategy: Strategy) -> Work:
         c, pp = self.constants, strategy.pipeline_parallel
         forward = backward = count = 0.0
-        for stack in self.shape.stacks:
+        kernels = self.kernels.of(strategy)
+        for stack, (fwd, bwd, attention, kept) in zip(self.shape.stacks, kernels.layers, strict=True):
             # the stage with the most layers sets the pace
             layers = math.ceil(stack.layers / pp) if pp > 1 else stack.layers
-            fwd, bwd, attention = self._layer(stack, strategy)
             forward += layers * fwd
             backward += layers * bwd
             if strategy.checkpointing == "full":
-                backward += layers * (fwd - self._not_recomputed(stack, strategy))
+                backward += layers * (fwd - kept)
             if strategy.checkpointing == "selective":
                 backward += layers * attention
             count += layers
-        head_forward, head_backward = self._head(strategy)
+        head_forward, head_backward = kernels.head
         if self.job.inference:
             backward = head_backward = 0.0
         exchange = self.traffic.activations(strategy)
@@ -183,7 +165,7 @@ class TimeModel:
             _join(backward + (1 - part) * crossing, passes * count * launch_backward + hooks, power),
         )
         factor = self.calibration.layer_factor(
-            self.shape.hidden, strategy.tensor_parallel, self._tokens(self.shape.stacks[0], strategy)
+            self.shape.hidden, strategy.tensor_parallel, self.kernels.tokens(self.shape.stacks[0], strategy)
         )
         layer_seconds = (layer_seconds[0] * factor, layer_seconds[1] * factor)
         head_seconds = (
@@ -258,120 +240,3 @@ class TimeModel:
         traffic = c.gradient_bytes + c.reduce_bytes * peers * self._reductions(strategy)
         per_16_bit = strategy.settings.parameter_bytes / 2
         return traffic * per_16_bit * self.traffic.rank_weights(strategy)[1] / hbm
-
-    def _tokens(self, stack: Stack, strategy: Strategy) -> float:
-        micro = strategy.settings.micro_batch
-        per_sequence = stack.fixed_tokens if stack.fixed_tokens is not None else self.job.seq_len
-        return micro * per_sequence / strategy.sequence_parallel
-
-    def _gemm(self, rows: float, n: float, k: float, peak: float) -> float:
-        """Seconds of one product; ``rows`` × ``k`` by ``k`` × ``n``."""
-        c = self.constants
-        scale = math.sqrt(peak / (A100_PEAK_FLOPS * _A100_EFFICIENCY))
-        slowdown = (1 + scale * c.gemm_m0 / rows) * (1 + scale * c.gemm_n0 / n)
-        compute = 2.0 * rows * n * k / peak * slowdown
-        # never faster than its operands can be read and its result written
-        traffic = 2.0 * (rows * k + k * n + rows * n)
-        return max(compute, traffic / (self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency))
-
-    def _layer(self, stack: Stack, strategy: Strategy) -> tuple[float, float, float]:
-        """GPU seconds of one layer: forward, backward, and its attention scores alone (forward)."""
-        c, job, tp = self.constants, self.job, strategy.tensor_parallel
-        precision = strategy.settings.precision
-        peak = self.peak("fp16" if precision == "fp16" else precision)
-        tokens = self._tokens(stack, strategy)
-        products = sum(self._product(gemm, tokens, tp, peak) for gemm in stack.gemms)
-        attention, attention_backward = self._attention(stack, strategy, tokens, peak)
-        hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
-        per_16_bit = strategy.settings.parameter_bytes / 2
-        active = max((gemm.active for gemm in stack.gemms if gemm.copies > 1), default=1.0)
-        per_hidden = c.hidden_bytes if self.shape.gated else c.plain_hidden_bytes
-        elementwise = (
-            tokens * per_16_bit * (per_hidden * stack.hidden + c.ffn_bytes * stack.ffn * active / tp) / hbm
-        )
-        adapters = tokens * per_16_bit * c.adapter_bytes * self._adapted(stack) / hbm
-        dequantize = 0.0
-        if job.method == "qlora":
-            dequantize = _QLORA_DEQUANTIZE_BYTES * sum(g.parameters for g in stack.gemms) / tp / hbm
-        # frozen weights get no gradient: their products are done once, not twice, in backward
-        backward = products if job.method != "full" else 2 * products
-        return (
-            products + attention + elementwise + adapters + dequantize,
-            backward + attention_backward + 2 * elementwise + adapters + dequantize,
-            attention,
-        )
-
-    def _adapted(self, stack: Stack) -> float:
-        """Outputs per token of the projections that have adapters."""
-        outputs = sum(gemm.n * gemm.active for gemm in stack.gemms if gemm.split != "none")
-        return outputs * self._adapter_share()
-
-    def _adapter_share(self) -> float:
-        """Of a layer's linear modules, those that have adapters."""
-        if self.job.method == "full":
-            return 0.0
-        targets = self.job.lora.targets if self.job.lora is not None else ("all-linear",)
-        return 1.0 if "all-linear" in targets else min(1.0, len(targets) / _ADAPTABLE_MODULES)
-
-    def _not_recomputed(self, stack: Stack, strategy: Strategy) -> float:
-        """The layer's last product: non-reentrant checkpointing stops when all that was saved is there
-        again, which is before it (torch/utils/checkpoint.py, ``_StopRecomputationError``); but an adapter
-        saves its own after it (peft/tuners/lora/layer.py, ``Linear.forward``)."""
-        if self.job.use_reentrant_checkpointing or self._adapter_share() == 1.0:
-            return 0.0
-        rows = [gemm for gemm in stack.gemms if gemm.kind == "mlp" and gemm.split == "row"]
-        if not rows:
-            return 0.0
-        last = rows[-1]
-        peak = self.peak(strategy.settings.precision)
-        return self._product(last, self._tokens(stack, strategy), strategy.tensor_parallel, peak)
-
-    def _product(self, gemm: Gemm, tokens: float, tp: int, peak: float) -> float:
-        n = gemm.n / tp if gemm.split == "column" else gemm.n
-        k = gemm.k / tp if gemm.split == "row" else gemm.k
-        if gemm.copies == 1:
-            return self._gemm(tokens, n, k, peak)
-        used = min(gemm.copies, max(1.0, tokens * gemm.active))
-        rows = tokens * gemm.active / used
-        return used * self._gemm(rows, n, k, peak)
-
-    def _attention(self, stack: Stack, strategy: Strategy, tokens: float, peak: float) -> tuple[float, float]:
-        """Scores and their product with the values, forward and backward."""
-        c, tp = self.constants, strategy.tensor_parallel
-        span = stack.fixed_tokens if stack.fixed_tokens is not None else self.job.seq_len
-        eager = self.job.attention == "eager"
-        causal = 0.5 if stack.causal and not eager else 1.0
-        pairs = tokens * span * (2 if stack.cross_attention else 1)  # sequence parallel: all rows, heads / sp
-        flops = 4.0 * pairs * stack.attention_width / tp * causal
-        rate = (
-            peak
-            * c.attention_efficiency
-            * min(1.0, self.shape.head_dim / _WIDEST_FLASH_HEAD) ** c.attention_head_power
-        )
-        if not eager:
-            return flops / rate, c.attention_backward * flops / rate
-        heads = stack.attention_width / self.shape.head_dim / tp
-        hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
-        traffic = c.score_bytes * pairs * heads / hbm
-        return flops / rate + traffic, 2 * flops / rate + 2 * traffic
-
-    def _head(self, strategy: Strategy) -> tuple[float, float]:
-        c, shape = self.constants, self.shape
-        peak = self.peak(strategy.settings.precision)
-        micro = strategy.settings.micro_batch
-        rows = float(micro)
-        if shape.head != "image-classification":
-            rows = micro * self.job.seq_len / strategy.sequence_parallel
-        if self.job.inference:
-            rows = float(micro)
-        product = self._gemm(rows, shape.vocab, shape.hidden, peak) / strategy.tensor_parallel
-        if shape.vocab % _ALIGNED_ELEMENTS and c.unaligned_flops < math.inf:
-            product *= max(2.0, peak / c.unaligned_flops)
-        logits = rows * shape.vocab
-        if self.traffic.head_cut_by_vocabulary:
-            logits /= strategy.tensor_parallel
-        upcast = shape.head == "causal" or c.vocab_parallel
-        per_logit = c.logit_bytes * (1.0 if upcast else _LOGITS_KEPT_SHARE)
-        loss = per_logit * logits / (self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency)
-        backward = product if self.job.method != "full" else 2 * product
-        return product + _LOSS_FORWARD_SHARE * loss, backward + (1 - _LOSS_FORWARD_SHARE) * loss
