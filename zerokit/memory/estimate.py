@@ -265,8 +265,7 @@ def _replayed_ranks(
     alike = settings.zero.stage in (0, 3)  # every rank holds as much of every parameter
     every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and not alike
     listed = range(ranks) if every else _worst_ranks(model, settings, ranks)
-    part = partition(model, 0, ranks, round_robin=settings.zero.round_robin_gradients)
-    parts = host_components(model, settings, part, ranks, degrees.world_size)
+    parts = _host_parts(model, settings, degrees)
     host = in_ram(parts, degrees.per_node)
     return _Replayed(
         model=model,
@@ -279,6 +278,43 @@ def _replayed_ranks(
         nvme_bytes_per_node=on_nvme(parts, degrees.per_node),
         assumptions=_assumptions(model.profile, settings, degrees),
     )
+
+
+def _host_parts(model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees) -> dict[HostComponent, int]:
+    part = partition(model, 0, degrees.ranks, round_robin=settings.zero.round_robin_gradients)
+    return host_components(model, settings, part, degrees.ranks, degrees.world_size)
+
+
+def host_bytes_per_node(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> int | None:
+    """What :func:`estimate_traced` says of it, without the replay; ``None`` where only that can say."""
+    if job.inference or job.offload_activations or strategy.pipeline_parallel > 1:
+        return None
+    usable = usable_trace(profile, job, strategy)
+    if usable is None:
+        return None
+    variant, trace, adapters = usable
+    model = rank_model(profile, variant, trace, adapters, job.loss)
+    settings = _settings_of_host(_settings_of_replay(strategy, cluster))
+    return _host_bytes(model, settings, _Degrees.of(strategy, cluster))
+
+
+@lru_cache(maxsize=2048)
+def _settings_of_host(settings: DeepSpeedSettings) -> DeepSpeedSettings:
+    """The settings with the sizes of what is only on the GPU made equal."""
+    zero = replace(
+        settings.zero,
+        reduce_bucket_size=DEFAULT_ZERO.reduce_bucket_size,
+        allgather_bucket_size=DEFAULT_ZERO.allgather_bucket_size,
+        prefetch_bucket_size=DEFAULT_ZERO.prefetch_bucket_size,
+        max_reuse_distance=DEFAULT_ZERO.max_reuse_distance,
+        overlap_comm=DEFAULT_ZERO.overlap_comm,
+    )
+    return replace(settings, zero=zero)
+
+
+@lru_cache(maxsize=2048)
+def _host_bytes(model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees) -> int:
+    return sum(in_ram(_host_parts(model, settings, degrees), degrees.per_node).values())
 
 
 def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: _Degrees) -> tuple[str, ...]:

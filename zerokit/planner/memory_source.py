@@ -15,7 +15,7 @@ from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.components import Component
-from zerokit.memory.estimate import covers, estimate_traced
+from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.replay.model_states import (
@@ -198,6 +198,11 @@ class Model:
         if cluster.gpu.name != "cpu":
             return least
         return max(0, least - CUBLAS_WORKSPACE_BYTES - 2 * LT_WORKSPACE_BYTES)
+
+    def host_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int | None:
+        """The estimate's ``host_bytes_per_node``; ``None`` where only the estimate says."""
+        profile = self.source.covering(job, strategy)
+        return None if profile is None else host_bytes_per_node(profile, job, strategy, cluster)
 
     def detailed(self) -> Model:
         """The same, with every rank up to 64 GPUs."""

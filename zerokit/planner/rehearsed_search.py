@@ -162,6 +162,7 @@ class RehearsedSearch(Generic[Outcome]):
             all_gpus=True,  # every number of GPUs would need rehearsals of its own
             memory=memory,
             exact_memory=exact,
+            host_bytes=None,
             least_vram=None if request.least_vram is None else memory.least(request.least_vram),
             calibration=self._calibration(request),
         )

@@ -107,6 +107,7 @@ def resolve(
         cluster=machine.cluster,
         memory=chosen.memory(job),
         least_vram=chosen.memory(job).least_vram_bytes,
+        host_bytes=chosen.memory(job).host_bytes,
         exact_memory=chosen.memory(job).detailed(),
         pins=pins,
         precision=choice(options, "precision", ("auto", *PRECISIONS)) or "auto",

@@ -135,7 +135,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     """
     space, notes = make_space(request)
     check_pins(space, request)
-    result = search(space, top=max(2, top))
+    result = search(space, top=max(2, top), wants_nearest=True)
     if not result.ranked:
         _check_batch(result, request)
         raise NothingFits(_explain(request, space, result))
@@ -198,6 +198,7 @@ def make_space(request: Request) -> tuple[Space, tuple[str, ...]]:
         global_batch=batch,
         memory=request.memory,
         least_vram=request.least_vram,
+        host_bytes=request.host_bytes,
         timing=time_model(request, job),
         torch_adam=request.on_cpu,
     )

@@ -16,6 +16,8 @@ from zerokit.values import frozen_dataclass
 MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]
 LeastVram = Callable[[Job, Strategy, Cluster], int]
 """A bound from below on what the memory model will say, at a fraction of its cost."""
+HostBytes = Callable[[Job, Strategy, Cluster], int | None]
+"""Exactly what the memory model will say of the host, at a fraction of its cost; ``None``: ask the model."""
 
 
 @frozen_dataclass
@@ -25,6 +27,7 @@ class Request:
     Attributes:
         memory: the memory model, bound to the model's profile or shape.
         least_vram: a cheap bound from below on its ``min_vram_bytes``.
+        host_bytes: its ``host_bytes_per_node``, without the rest.
         exact_memory: the same for every rank, not only the worst: for the plan that is shown.
         all_gpus: use them all, even where fewer are faster.
         timed: whether step times may be shown (they are not, for CPU ranks).
@@ -35,6 +38,7 @@ class Request:
     cluster: Cluster
     memory: MemoryModel
     least_vram: LeastVram | None = None
+    host_bytes: HostBytes | None = None
     exact_memory: MemoryModel | None = None
     pins: Pins = field(default_factory=Pins)
     precision: str = "auto"

@@ -83,15 +83,18 @@ class _Variant:
 
 
 def search(
-    space: Space, top: int = 5, limit_seconds: float = math.inf, excluded: frozenset[Layout] = frozenset()
+    space: Space,
+    top: int = 5,
+    limit_seconds: float = math.inf,
+    excluded: frozenset[Layout] = frozenset(),
+    wants_nearest: bool = False,
 ) -> SearchResult:
     """The ``top`` fastest strategies that fit, of those that step within ``limit_seconds``.
 
     ``excluded``: layouts that an earlier search went through, and that are left out of this one.
-    The result's ``ranked`` is empty when there is none; its ``nearest`` then says what lacks least, unless a
-    limit of time was set: that costs a memory estimate, and what is too slow has no use for it.
+    ``wants_nearest``: where nothing fits, say what lacks least, which costs memory estimates.
     """
-    return _Search(space, top, limit_seconds, excluded).run()
+    return _Search(space, top, limit_seconds, excluded, wants_nearest).run()
 
 
 def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
@@ -110,6 +113,7 @@ class _Search:
     top: int
     limit_seconds: float = math.inf
     excluded: frozenset[Layout] = frozenset()
+    wants_nearest: bool = False
     rejected: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
     # knobs and all but the micro-batch -> (smallest micro-batch that does not fit, why)
@@ -117,6 +121,8 @@ class _Search:
     asked: set[tuple[object, ...]] = field(default_factory=set)
     nearest: tuple[float, Strategy, MemoryEstimate] | None = None
     hopeless: tuple[float, Strategy] | None = None
+    # (lack at least, order in which they were found, strategy) of those that lack host memory
+    short_of_host: list[tuple[float, int, Strategy]] = field(default_factory=list)
     # family -> seconds that the allocator's retries take whatever the knobs; those that know it exactly
     floors: dict[int, float] = field(default_factory=dict)
     settled: set[int] = field(default_factory=set)
@@ -153,7 +159,7 @@ class _Search:
             self.rejected[_SLOWER] += 1 if chosen else len(family.variants)
         return SearchResult(
             ranked=tuple(ranked),
-            nearest=None if ranked or self.limit_seconds < math.inf else self._nearest(),
+            nearest=self._nearest() if self.wants_nearest and not ranked else None,
             rejected=dict(self.rejected.most_common()),
             candidates=self.candidates,
             seconds=time.perf_counter() - started,
@@ -295,9 +301,9 @@ class _Search:
             self.rejected[limit[1]] += 1
             return None
         strategy = self._strategy(family, chosen)
-        memory = self._memory(strategy)
-        reason = fits(memory, self.space.cluster)
+        reason, memory = self._misfit(strategy)
         if reason is None:
+            assert memory is not None
             timing = self.space.timing
             time = timing.with_retries(timing.estimate(strategy), strategy, memory)
             return Candidate(strategy=strategy, memory=memory, time=time)
@@ -307,10 +313,31 @@ class _Search:
         frugal = family.variants[-1]
         if frugal != chosen and (base, frugal, family.micro_batch) not in self.asked:
             self.asked.add((base, frugal, family.micro_batch))
-            least = fits(self._memory(self._strategy(family, frugal)), self.space.cluster)
+            least, _ = self._misfit(self._strategy(family, frugal))
             if least is not None:
                 self.too_large[(base, frugal)] = (family.micro_batch, least)
         return None
+
+    def _misfit(self, strategy: Strategy) -> tuple[str | None, MemoryEstimate | None]:
+        """Why the strategy does not fit, ``None`` when it does; and the estimate, if one was needed."""
+        if self._lacks_host_memory(strategy):
+            return HOST_REASON, None
+        memory = self._memory(strategy)
+        return fits(memory, self.space.cluster), memory
+
+    def _lacks_host_memory(self, strategy: Strategy) -> bool:
+        """Whether the host's memory alone forbids the strategy; notes what it lacks at least."""
+        space, limit = self.space, self.space.cluster.host_limit_bytes
+        if space.host_bytes is None or limit is None:
+            return False
+        needed = space.host_bytes(space.job, strategy, space.cluster)
+        if needed is None or needed <= limit:
+            return False
+        if self.wants_nearest:
+            vram = space.least_vram(space.job, strategy, space.cluster) if space.least_vram else 0
+            lack = max(1.0, vram / space.cluster.gpu.driver_vram_bytes) + needed / limit - 1
+            heapq.heappush(self.short_of_host, (lack, len(self.short_of_host), strategy))
+        return True
 
     def _memory(self, strategy: Strategy) -> MemoryEstimate:
         space = self.space
@@ -326,6 +353,8 @@ class _Search:
         """What lacks least, of all that were tried or ruled out."""
         if self.hopeless is not None and (self.nearest is None or self.hopeless[0] < self.nearest[0]):
             self._memory(self.hopeless[1])
+        while self.short_of_host and (self.nearest is None or self.short_of_host[0][0] < self.nearest[0]):
+            self._memory(heapq.heappop(self.short_of_host)[-1])
         if self.nearest is None:
             return None
         _, strategy, memory = self.nearest

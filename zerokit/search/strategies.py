@@ -11,7 +11,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
-from zerokit.search.request import LeastVram, MemoryModel
+from zerokit.search.request import HostBytes, LeastVram, MemoryModel
 from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, divisors
 from zerokit.timing.step_time import TimeModel
 from zerokit.values import frozen_dataclass
@@ -30,6 +30,7 @@ class Space:
     memory: MemoryModel
     timing: TimeModel
     least_vram: LeastVram | None = None
+    host_bytes: HostBytes | None = None
     torch_adam: bool = False
 
 
@@ -41,7 +42,7 @@ def build_strategy(
     zero = _zero_settings(
         placement, chosen, nvme_path=space.cluster.nvme_path,
         saves_16_bit=placement.stage == 3 and not space.job.inference,
-        largest_parameter=space.shape.largest_parameter,
+        largest_parameter=space.shape.largest_parameter if placement.parameters == "nvme" else 0,
     )  # fmt: skip
     by_script = not space.job.inference and client_optimizer(space.job.optimizer) is not None
     settings = DeepSpeedSettings(
@@ -93,7 +94,7 @@ def _zero_settings(
             nvme_path=nvme_path if placement.parameters == "nvme" else None,
             buffer_count=5,
             # one NVMe buffer must hold the largest parameter
-            buffer_size=max(100_000_000, largest_parameter if placement.parameters == "nvme" else 0),
+            buffer_size=max(100_000_000, largest_parameter),
         ),
     )
 

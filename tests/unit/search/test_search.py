@@ -48,6 +48,7 @@ def everything(space: Space):  # type: ignore[no-untyped-def]
                     yield space.timing.with_retries(plain, strategy, memory).step_seconds
 
 
+known = functools.cache(lambda model: choose_model(None, model))
 SEARCH_ALL = Pins(search_tensor=True, search_sequence=True)
 
 
@@ -76,6 +77,7 @@ def test_no_legal_plan_that_fits_is_faster(model: str, gpu: str, count: int, job
     found = search(space, top=3)
     assert times
     assert found.ranked[0].time.step_seconds == pytest.approx(min(times))
+    assert 0 < space.timing.least_seconds(space.precision) < min(times)
     ranked = [candidate.time.step_seconds for candidate in found.ranked]
     assert ranked == sorted(ranked)
 
@@ -98,13 +100,51 @@ def test_a_bound_from_below_changes_nothing_but_the_work() -> None:
     assert [c.strategy for c in plain.ranked] == [c.strategy for c in bounded.ranked]
 
 
+HOSTS = [
+    ("qwen2.5-72b", Job(seq_len=2048, global_batch=64), 100 * GIB),  # nothing fits
+    ("llama-3.1-8b", Job(seq_len=2048, global_batch=64), 180 * GIB),
+]
+
+
+@pytest.mark.parametrize(("model", "job", "host"), HOSTS)
+def test_knowing_host_memory_first_changes_nothing_but_the_work(model: str, job: Job, host: int) -> None:
+    memory = known(model).memory(job)
+    request = request_for(model, "a100-40gb", 4, job=job, host_ram=host)
+    asked: list[int] = []
+
+    def counted(job, strategy, cluster):  # type: ignore[no-untyped-def]
+        asked.append(1)
+        return memory(job, strategy, cluster)
+
+    request = replace(request, memory=counted, least_vram=memory.least_vram_bytes)
+    plain = search(make_space(request)[0], wants_nearest=True)
+    alone = len(asked)
+    told = search(make_space(replace(request, host_bytes=memory.host_bytes))[0], wants_nearest=True)
+    assert len(asked) - alone < alone
+    assert [c.strategy for c in told.ranked] == [c.strategy for c in plain.ranked]
+    assert (told.nearest is None) == (plain.nearest is None) == bool(plain.ranked)
+    if told.nearest is not None and plain.nearest is not None:
+        assert told.nearest.memory.host_bytes_per_node == plain.nearest.memory.host_bytes_per_node
+
+
+def test_host_memory_is_known_without_the_rest() -> None:
+    job = Job(seq_len=2048, global_batch=64)
+    memory = known("llama-3.1-8b").memory(job)
+    request = request_for("llama-3.1-8b", "a100-40gb", 4, job=job, host_ram=512 * GIB)
+    space, strategies = make_space(request)[0], set()
+    for spot in placements(space.pins, job, has_nvme=False):
+        layout = next(iter(layouts(space.cluster, space.pins)))
+        for chosen in knobs(spot.stage, space.pins, space.timing.trainable)[::4]:
+            strategies.add(build_strategy(space, layout, spot, "full", 1, 16, chosen))
+    for strategy in strategies:
+        exact = memory(job, strategy, space.cluster).host_bytes_per_node
+        assert memory.host_bytes(job, strategy, space.cluster) == exact
+
+
 def test_every_candidate_is_accounted_for() -> None:
     found = search(make_space(request_for(pins=SEARCH_ALL))[0], top=4)
     assert sum(found.rejected.values()) + len(found.ranked) == found.candidates
     assert all(count > 0 for count in found.rejected.values())
-
-
-known = functools.cache(lambda model: choose_model(None, model))
 
 
 def random_requests(number: int) -> list[Request]:
