@@ -184,6 +184,18 @@ def test_the_next_command_is_the_one_that_the_user_has(
     assert "\n  zerokit launch --plan" in capsys.readouterr().out
 
 
+def test_what_does_not_fit_comes_with_the_command_that_finds_what_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = ["--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "a100-80gb", "--seq-len", "4096"]
+    assert run(["estimate", *job, "--zero", "2", "--micro-batch", "4"]) == 3
+    offered = capsys.readouterr().out.partition("\nNext\n")[2].splitlines()[0].split()
+    assert offered == ["zerokit", "plan", *job] and run(offered[1:]) == 0
+    capsys.readouterr()
+    assert run(["estimate", *job, "--zero", "3"]) == 0
+    assert "zerokit plan" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("batch", "named"), [("7", True), ("8", False)])
 def test_more_gpus_that_need_another_batch_say_so(
     batch: str, named: bool, capsys: pytest.CaptureFixture[str]

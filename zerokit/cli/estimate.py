@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -11,6 +13,8 @@ from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
 from zerokit.cli.say import say
 from zerokit.errors import NothingFits
+
+_BATCH_PER_GPU = ("micro_batch", "gradient_accumulation")
 
 
 @click.command(
@@ -46,5 +50,21 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
     else:
-        click.echo(plan_text.estimate(result, explain=explain))
+        click.echo(plan_text.estimate(result, explain=explain, plan_command=_plan_command(options)))
     return code
+
+
+def _plan_command(options: Mapping[str, Any]) -> str:
+    """``zerokit plan`` with the model, the hardware and the job that were given; strategy and batch are left
+    to it."""
+    from zerokit.cli.program import program
+    from zerokit.planner.options import OPTIONS
+
+    words = ["plan"]
+    for option in OPTIONS:
+        value = options.get(option.name)
+        planned = option.group == "Strategy" or option.name in _BATCH_PER_GPU
+        if planned or value in (None, False) or (option.name, value) == ("device", "auto"):
+            continue
+        words += [option.option] if option.is_flag else [option.option, str(value)]
+    return f"{program()} {shlex.join(words)}"

@@ -306,13 +306,24 @@ def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] 
     return [line.replace("\xa0", " ") for line in lines]
 
 
-def estimate(result: Estimate, *, explain: bool) -> str:
-    """The answer for one configuration; ``explain`` adds memory and time in detail."""
+def estimate(result: Estimate, *, explain: bool, plan_command: str) -> str:
+    """The answer for one configuration; ``explain`` adds memory and time in detail.
+
+    Args:
+        plan_command: what plans the same job, shown where this configuration does not fit.
+    """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
     lines += _todo(planned)
     assumptions = body["assumptions"]
     lines += _listed("Assumed", assumptions, assumptions if explain else answer.worth_a_look(assumptions))
     if explain:
-        return "\n".join([*lines, *_details(planned)])
-    return "\n".join([*lines, "", "The same with --explain: memory and time in detail."])
+        lines += _details(planned)
+    following = []
+    if result.fits is False:
+        following += [f"  {plan_command}", "  finds the fastest strategy that fits"]
+    if not explain:
+        following.append("  --explain adds memory and time in detail")
+    if following:
+        lines += [heading("Next"), *following]
+    return "\n".join(lines)

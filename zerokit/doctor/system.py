@@ -153,7 +153,7 @@ def _disks(around: Surroundings) -> list[DoctorFinding]:
 
 
 def _space(purpose: str, free: int) -> DoctorFinding:
-    fix = "free space; a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
+    fix = "make room: a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
     if free < _FULL_DISK_BYTES:
         return warning("disk.space", purpose, fix)
     if free < _LOW_DISK_BYTES:

@@ -201,6 +201,12 @@ def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, Fewest
     return min(by_gpu.values(), key=lambda size: size.size.gpu.driver_vram_bytes), by_gpu
 
 
+def _alternatives(names: Sequence[str]) -> str:
+    """``a, b or c``."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     """The sentences of one method. ``sizes``: of those kinds of GPU that some number of is enough."""
     if not sizes:
@@ -211,7 +217,7 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     others.remove(smallest.gpu)
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     offload = " and offload to host memory" if smallest.offload_allowed else ""
-    as_well = f"; {fewest_gpus} × {' or '.join(others)} would do as well" if others else ""
+    as_well = f"; {fewest_gpus} × {_alternatives(others)} would do as well" if others else ""
     sentences = [
         f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu}{offload} ({format_gib(memory, 1)} required of "
         f"{format_gib(smallest.size.gpu.driver_vram_bytes, 1)} per GPU){as_well}"

@@ -165,7 +165,7 @@ def _this_host() -> tuple[int | None, str]:
     host = detect_host()
     if host.ram_bytes is None:
         return None, ""
-    return host.ram_bytes, f"host RAM {format_gib(host.ram_bytes, 0)}: {host.ram_reason}"
+    return host.ram_bytes, f"host memory {format_gib(host.ram_bytes, 0)}: {host.ram_reason}"
 
 
 def _cpu_ranks(
@@ -188,7 +188,10 @@ def _cpu_ranks(
         notes = (*notes, "2 CPU ranks: ⟨gpus⟩ not given")
     if host_ram is None:
         host_ram = host.ram_bytes
-        notes = (*notes, f"host RAM {format_gib(host_ram or 0, 0)}: {host.ram_reason}; shared by all ranks")
+        notes = (
+            *notes,
+            f"host memory {format_gib(host_ram or 0, 0)}: {host.ram_reason}; shared by all ranks",
+        )
     if host_ram is None:
         raise InputError("⟨host_ram⟩ SIZE is required: this machine does not report its memory")
     share = host_ram // ranks

@@ -22,7 +22,7 @@ _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
 
 
 def _words(candidate: Candidate) -> str:
-    return f"{strategy_words(candidate.strategy)}, {format_gib(candidate.memory.min_vram_bytes, 1)} each"
+    return f"{strategy_words(candidate.strategy)}, {format_gib(candidate.memory.min_vram_bytes, 1)} required"
 
 
 def unpinned(request: Request, works: Works) -> str | None:
@@ -103,7 +103,7 @@ def more_parallel(request: Request, works: Works) -> str | None:
 
 
 def more_host_memory(request: Request, works: Works) -> str | None:
-    """Offload with more host RAM than there is."""
+    """Offload with more host memory than there is."""
     if request.cluster.host_limit_bytes is None or request.on_cpu:
         return None
     candidate = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=_ANY_HOST_BYTES)))

@@ -167,7 +167,7 @@ def test_a_gpu_of_this_machine_is_taken(
         == 2
     )
     assert any("h200" in note for note in body["assumptions"])
-    assert any("host RAM" in note for note in body["assumptions"])
+    assert any("host memory" in note for note in body["assumptions"])
 
 
 def test_nothing_fits_is_exit_3_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
