@@ -1,8 +1,8 @@
 """Steps of a small Llama under ZeRO in which the last rank is slow in the way that is named, or none is.
 
-    straggling.py KIND STAGE [--hidden N --layers N --batch N --seq-len N --steps N --slow SECONDS]
+    straggling.py KIND STAGE [--hidden N --layers N --batch N --seq-len N --steps N --slow SECONDS --factor N]
 
-``loader`` sleeps between steps, ``host`` in the forward, ``tokens`` has twice the sequences.
+``loader`` sleeps between steps, ``host`` in the forward, ``tokens`` has so many times the sequences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("stage", type=int)
-    for name, default in (("hidden", 64), ("layers", 2), ("batch", 2), ("seq-len", 64), ("steps", 24)):
+    for name, default in (
+        ("hidden", 64),
+        ("layers", 2),
+        ("batch", 2),
+        ("seq-len", 64),
+        ("steps", 24),
+        ("factor", 4),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--slow", type=float, default=0.08)
     parser.add_argument("--local_rank", type=int)
@@ -56,7 +63,7 @@ def main() -> None:
     }  # fmt: skip
     model = LlamaForCausalLM(config)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
-    batch = args.batch * (2 if slow and args.kind == "tokens" else 1)
+    batch = args.batch * (args.factor if slow and args.kind == "tokens" else 1)
     tokens = torch.randint(0, 4096, (batch, args.seq_len), device=engine.device)
     wait_for_turn()
     steps = []

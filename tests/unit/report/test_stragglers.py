@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from zerokit.report.stragglers import find_straggler, why_unknown
 
@@ -78,3 +82,24 @@ def test_why_it_was_not_measured() -> None:
         "who waits for whom was not measured: steps are captured as CUDA graphs (rank 1)"
     )
     assert why_unknown({0: {"sampling": {"every": 4, "cost_seconds": 0.01}}, 1: {"sampling": "?"}}) is None
+
+
+MEASURED = Path(__file__).parents[3] / "benchmarks" / "measure" / "data" / "stragglers-nccl-2gpu.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("case", "phase"),
+    [("loader:2", "other"), ("loader:3", "other"), ("host:1", "forward"), ("none:1", None),
+     ("none:2", None), ("none:3", None), ("tokens:2", None)],
+)  # fmt: skip
+def test_what_two_gpus_measured(case: str, phase: str | None) -> None:
+    """Of two H200s; rank 1 slept 80 ms a step, or neither did (``tokens``: hidden behind a slow host)."""
+    rows = {row["case"]: row for row in map(json.loads, MEASURED.read_text().splitlines())}
+    found = find_straggler(
+        {rank: {"steps": 20, "sampled_work": work} for rank, work in enumerate(rows[case]["raw"])}
+    )
+    if phase is None:
+        assert found is None
+    else:
+        assert found is not None and (found.rank, found.phase) == (1, phase)
+        assert 0.08 <= found.seconds < 0.1
