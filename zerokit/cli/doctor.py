@@ -44,10 +44,8 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
     else:
         for finding in examination.findings:
             _show(finding)
-        click.echo(
-            "\n"
-            + "\n".join([*_rates(measured_rates.measured, measured_rates.source), *_tuned(measured_rates)])
-        )
+        known = _rates(measured_rates.measured, measured_rates.source)
+        click.echo("\n" + "\n".join([*known, *_tuned(measured_rates), *_host(measured_rates)]))
         click.echo(_verdict(examination))
     if strict and examination.blockers:
         names = ", ".join(finding.check for finding in examination.blockers)
@@ -102,6 +100,15 @@ def _tuned(measured: rates.Rates) -> list[str]:
         return ["Tuned step times: none; `zerokit tune` keeps them"]
     of = "1 job" if measured.tuned_jobs == 1 else f"{measured.tuned_jobs} jobs"
     return [f"Tuned step times: {len(measured.tuned)}, of {of} ({tuned.path()})"]
+
+
+def _host(measured: rates.Rates) -> list[str]:
+    """What launches told of the host's speed."""
+    speed = measured.host_speed
+    if speed is None:
+        return ["Host speed by launches: none kept; the first launch on GPUs measures it"]
+    spread = f" ({speed.low:.2f} to {speed.high:.2f})" if speed.low and speed.high else ""
+    return [f"Host speed by launches: {speed.factor:.2f}{spread}, {speed.source}"]
 
 
 def _show(finding: DoctorFinding) -> None:

@@ -27,8 +27,8 @@ from zerokit.temporary import temporary_folder
 from zerokit.timing.host_speed import HostSpeed, of_step, speed_of
 
 PROBE_SECONDS = 4.0
-LIMIT_SECONDS = 60.0
-"""Of the whole probe, imports and the GPU's context with it."""
+LIMIT_SECONDS = 120.0
+"""Of the whole probe, imports from a slow disk and the GPU's context with it."""
 _TRY_AGAIN = timedelta(days=1)
 _STEPS = 10
 """Fewer say little of a run's pace: the first ones choose kernels and compile."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerokit.doctor.examine import Examination
 from zerokit.errors import INSTALL_TRAINING, InputError, ReportNotWritten
+from zerokit.machine import host_speeds, tuned
 from zerokit.machine import measured as measurements
-from zerokit.machine import tuned
+from zerokit.machine.host_speeds import Reading
 from zerokit.machine.measured import Measured
 from zerokit.timing.calibration import Observation
+from zerokit.timing.host_speed import HostSpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +25,19 @@ class Rates:
         source: where they are kept, or why there are none.
         tuned: step times of real runs.
         tuned_warning: why those that were kept cannot be used.
+        host_readings: of the host's speed, by launches.
     """
 
     measured: Measured | None
     source: str
     tuned: tuple[Observation, ...]
     tuned_warning: str | None
+    host_readings: tuple[Reading, ...] = ()
+
+    @property
+    def host_speed(self) -> HostSpeed | None:
+        """What the newest readings say together."""
+        return host_speeds.together(self.host_readings, str(host_speeds.path()))
 
     @property
     def tuned_jobs(self) -> int:
@@ -36,13 +45,17 @@ class Rates:
         return len({(observation.gpu, observation.gpus, observation.job_key) for observation in self.tuned})
 
     def to_dict(self) -> dict[str, Any]:
-        """``measured`` and ``tuned`` of ``doctor --json``."""
+        """``measured``, ``tuned`` and ``host_speed`` of ``doctor --json``."""
         return {
             "measured": self.measured.as_dict() if self.measured else None,
             "tuned": {
                 "file": str(tuned.path()),
                 "step_times": len(self.tuned),
                 "warning": self.tuned_warning,
+            },
+            "host_speed": {
+                "file": str(host_speeds.path()),
+                "readings": [asdict(reading) for reading in self.host_readings],
             },
         }
 
@@ -75,4 +88,7 @@ def measure(examination: Examination, say: Callable[[str], None]) -> Rates:
 
 def _with_tuned(measured: Measured | None, source: str) -> Rates:
     times, warning = tuned.load()
-    return Rates(measured=measured, source=source, tuned=tuple(times), tuned_warning=warning)
+    return Rates(
+        measured=measured, source=source, tuned=tuple(times), tuned_warning=warning,
+        host_readings=host_speeds.load().readings,
+    )  # fmt: skip

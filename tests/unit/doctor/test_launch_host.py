@@ -10,6 +10,7 @@ import pytest
 
 from zerokit.doctor import launch_host
 from zerokit.doctor.launch_host import LaunchHostSpeeds
+from zerokit.doctor.rates import load as load_rates
 from zerokit.launcher.command import LaunchCommand
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.launch import Launch
@@ -87,6 +88,8 @@ def test_the_first_launch_probes_and_the_next_prediction_counts_with_it():
     assert note is not None and "host speed 0.80" in note and "a probe before a launch" in note
     assert any("--no-host-probe" in line for line in said)
     assert rates(("NVIDIA A100-SXM4-80GB",)) == (None, None)
+    (shown,) = load_rates().to_dict()["host_speed"]["readings"]  # of doctor --json
+    assert shown["factor"] == 0.8
 
 
 @pytest.mark.parametrize("case", ["cpu", "turned off"])
@@ -151,6 +154,6 @@ def test_a_reading_counts_only_until_the_doctor_measures_again():
 @pytest.mark.slow
 def test_two_processes_probe_at_once_and_none_is_left():
     pytest.importorskip("transformers")
-    found = launch_host.probe([None, None], seconds=0.5)
+    found = launch_host.probe([None, None], seconds=0.5, limit_seconds=400)
     assert found.low is not None and found.high is not None
     assert 0 < found.low <= found.factor <= found.high
