@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import pytest
@@ -75,11 +77,14 @@ def test_what_a_dataclass_does(decorator: Callable[[type], type]) -> None:
     assert replace(one, x=5).double == 10 and replace(one, x=5).note == "n"
     assert one.total == 3 and made.kinds == 3
     assert not hasattr(one, "__dict__")
-    for broken in ({}, {"x": 1, "z": 2}):
+    for broken in ({}, {"x": 1, "z": 2}, {"x": 1, "double": 4}):
         with pytest.raises(TypeError):
             made(**broken)
     with pytest.raises(TypeError):
         made(1)
+    assert str(inspect.signature(made)) == str(inspect.signature(point(standard)))
+    several = [made(x=number) for number in range(12)]  # its method is compiled when it is used often
+    assert [item.double for item in several] == [2 * number for number in range(12)]
     with pytest.raises(FrozenInstanceError):
         one.x = 2
     with pytest.raises(FrozenInstanceError):
@@ -96,3 +101,32 @@ def test_copies_subclasses_and_methods_of_its_own() -> None:
     assert {Base(a=1), Base(a=1)} == {Base(a=1)}
     assert hash(One(a=1.0)) == 7 and One(a=1.0) == One(a=1.0) != One(a=2.0)
     assert Derived.__init__.__qualname__ == "Derived.__init__"
+
+
+def test_without_slots_and_by_identity() -> None:
+    @frozen_dataclass(slots=False, eq=False)
+    class Cached:
+        """With a value that is worked out once."""
+
+        items: tuple[int, ...] = ()
+
+        @cached_property
+        def total(self) -> int:
+            return sum(self.items)
+
+    one = Cached(items=(1, 2))
+    assert one.total == 3 and one.__dict__["total"] == 3
+    assert one != Cached(items=(1, 2)) and len({one, Cached(items=(1, 2))}) == 2
+    assert replace(one, items=(4,)).total == 4
+    with pytest.raises(FrozenInstanceError):
+        one.items = ()  # type: ignore[misc]
+
+
+def test_a_default_that_can_change_is_refused() -> None:
+    with pytest.raises(ValueError, match="tags: a default that can change"):
+
+        @frozen_dataclass
+        class Shared:
+            """Its list would be that of all objects."""
+
+            tags: list[int] = field(default=[])

@@ -62,6 +62,8 @@ _VENDOR_WORDS = {
 
 @frozen_dataclass
 class _Entry:
+    """A GPU and what it is called."""
+
     gpu: Gpu
     assumed_for_vram: bool
     labels: tuple[Words, ...]

@@ -18,7 +18,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +250,7 @@ def _is_name(text: str) -> bool:
     return bool(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", text)) and (FOLDER / f"{text}.yaml").is_file()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Label:
     """One of the names of a model; ``own``: it is the catalogue's or the repository's."""
 
@@ -267,9 +266,9 @@ def _by_words() -> dict[Words, _Label]:
         owner, _, repository = (model.hub or model.name).rpartition("/")
         for is_own, names_of_it in ((True, (model.name, repository)), (False, model.aliases)):
             for name in names_of_it:
-                labels.setdefault(split(name), _Label(model.name, is_own))
+                labels.setdefault(split(name), _Label(name=model.name, own=is_own))
                 if owner:
-                    labels.setdefault(split(f"{owner}/{name}"), _Label(model.name, is_own))
+                    labels.setdefault(split(f"{owner}/{name}"), _Label(name=model.name, own=is_own))
     return labels
 
 

@@ -8,7 +8,7 @@ checkpointing mode, because every tensor's shape is a product of those and const
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache
 
 from zerokit.values import frozen_dataclass
@@ -67,7 +67,7 @@ class Run:
         return iter(range(self.start, self.start + self.step * self.count, self.step))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_dataclass(slots=False)
 class ActivationTrace:
     """One variant's forward and backward, as runs of segments.
 

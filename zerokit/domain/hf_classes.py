@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.hf_config import HfConfig
 from zerokit.domain.images import has_tower, takes_images
 from zerokit.errors import InputError
+from zerokit.values import frozen_dataclass
 
 __all__ = ["CLASSIFIERS", "HEADS", "MOST_LAYERS", "Head", "check_modelled", "has_other_layers",
            "is_named_for", "named_head", "outputs_of"]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Head:
     """What a model ends with.
 
@@ -39,16 +39,26 @@ _PRETRAINED_AS_MLM = frozenset(
      "QDQBertForPreTraining"}
 )  # fmt: skip
 HEADS: Mapping[str, Head] = {
-    "causal": Head("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
-    "mlm": Head("AutoModelForMaskedLM", ("ForMaskedLM",)),
-    "seq2seq": Head("AutoModelForSeq2SeqLM", ("ForConditionalGeneration", "MarianMTModel")),
-    "speech-seq2seq": Head("AutoModelForSpeechSeq2Seq", ("WhisperForConditionalGeneration",)),
-    "image-classification": Head("AutoModelForImageClassification", ("ForImageClassification",)),
-    "sequence-classification": Head("AutoModelForSequenceClassification", ("ForSequenceClassification",)),
-    "token-classification": Head("AutoModelForTokenClassification", ("ForTokenClassification",)),
-    "question-answering": Head("AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
-    "embedding": Head("AutoModel", ("Model",)),
-    "image-text": Head("AutoModelForImageTextToText", ()),
+    "causal": Head(auto_class="AutoModelForCausalLM", endings=("ForCausalLM", "LMHeadModel")),
+    "mlm": Head(auto_class="AutoModelForMaskedLM", endings=("ForMaskedLM",)),
+    "seq2seq": Head(
+        auto_class="AutoModelForSeq2SeqLM", endings=("ForConditionalGeneration", "MarianMTModel")
+    ),
+    "speech-seq2seq": Head(
+        auto_class="AutoModelForSpeechSeq2Seq", endings=("WhisperForConditionalGeneration",)
+    ),
+    "image-classification": Head(
+        auto_class="AutoModelForImageClassification", endings=("ForImageClassification",)
+    ),
+    "sequence-classification": Head(
+        auto_class="AutoModelForSequenceClassification", endings=("ForSequenceClassification",)
+    ),
+    "token-classification": Head(
+        auto_class="AutoModelForTokenClassification", endings=("ForTokenClassification",)
+    ),
+    "question-answering": Head(auto_class="AutoModelForQuestionAnswering", endings=("ForQuestionAnswering",)),
+    "embedding": Head(auto_class="AutoModel", endings=("Model",)),
+    "image-text": Head(auto_class="AutoModelForImageTextToText", endings=()),
 }
 CLASSIFIERS = ("sequence-classification", "token-classification", "question-answering")
 """Heads with a few outputs in place of the vocabulary."""

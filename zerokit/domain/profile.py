@@ -7,7 +7,7 @@ catalogue, where such traces are stored. It holds no tensors and needs no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -149,7 +149,7 @@ class Parameter:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_dataclass(slots=False)
 class ModelProfile:
     """Everything the memory model knows of a model.
 

@@ -6,7 +6,7 @@ Every figure follows from tensor shapes and from DeepSpeed's source, but for the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Timeline
@@ -26,6 +26,7 @@ from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import RankBytes, rank_bytes
 from zerokit.memory.sequence_parallel import exchange_of, with_exchanges, with_sequence_peers
+from zerokit.values import frozen_dataclass
 
 LIST_EVERY_RANK_UP_TO = 64
 SELECTIVE = (
@@ -222,7 +223,7 @@ def _layers_kept(model: RankModel, zero: ZeroSettings) -> int:
     return 1 << (-(-reach // max(1, smallest)) + 2 - 1).bit_length()  # few values, so that traces are shared
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Degrees:
     """How many of what: what DeepSpeed's own bytes depend on beside the settings."""
 
@@ -235,14 +236,19 @@ class _Degrees:
     def of(strategy: Strategy, cluster: Cluster) -> _Degrees:
         ranks = strategy.zero_ranks
         per_node = max(1, strategy.world_size // cluster.nodes)
-        return _Degrees(ranks, strategy.tensor_parallel, strategy.sequence_parallel, per_node)
+        return _Degrees(
+            ranks=ranks,
+            peers=strategy.tensor_parallel,
+            sequence_parallel=strategy.sequence_parallel,
+            per_node=per_node,
+        )
 
     @property
     def world_size(self) -> int:
         return self.ranks * self.peers
 
 
-@dataclass(frozen=True, eq=False)
+@frozen_dataclass(slots=False, eq=False)
 class _Replayed:
     """All that is the same for every micro-batch and sequence length."""
 

@@ -7,7 +7,6 @@ traced passes of ``generate``: the prompt in one pass, and the step at which the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Pass
@@ -27,6 +26,7 @@ from zerokit.memory.replay.model_states import FORWARD_WORKSPACE_BYTES, most_whi
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.zero_3_parameters import Parameters
 from zerokit.units import format_gib
+from zerokit.values import frozen_dataclass
 
 QUANTIZED = {
     "int8": "weights of linear layers in 8 bits (bitsandbytes, LLM.int8; few outliers), the head in 16",
@@ -71,7 +71,7 @@ def serving_traces(
     return traces
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@frozen_dataclass(slots=False, eq=False)
 class _Phase:
     """One kind of pass: what is live at its marks beside weights, of it the cache, and the weights."""
 

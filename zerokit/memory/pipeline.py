@@ -10,16 +10,17 @@ micro-batches) micro-batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from zerokit.domain.activations import ActivationTrace, Mark, Run, Timeline
 from zerokit.domain.profile import ModelProfile, Parameter
 from zerokit.memory.rank_model import RankModel
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@frozen_dataclass(eq=False)
 class Stage:
     """One stage of a pipeline.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
@@ -19,7 +19,7 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_dataclass(slots=False)
 class RankModel:
     """One rank's model: which parameters it holds, in what order their gradients come.
 
@@ -251,7 +251,7 @@ def _with_rank(parameter: Parameter, traced: int, rank: int) -> Parameter:
     return replace(parameter, shape=tuple(shape))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@frozen_dataclass(slots=False, eq=False)
 class Overlay:
     """DeepSpeed's bytes over one pass, to be laid over the activations: one entry a mark.
 

@@ -23,6 +23,7 @@ from zerokit.memory.replay.model_states import (
     FORWARD_WORKSPACE_BYTES,
     LT_WORKSPACE_BYTES,
 )
+from zerokit.values import frozen_dataclass
 
 _MOST_TRACED_IN_A_SEARCH = 4
 
@@ -159,7 +160,7 @@ class Source:
             self.given_up.add(key)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Model:
     """A memory model bound to a model (``zerokit.search.request.MemoryModel``)."""
 
@@ -206,7 +207,7 @@ class Model:
 
     def detailed(self) -> Model:
         """The same, with every rank up to 64 GPUs."""
-        return Model(self.source, every_rank=True)
+        return Model(source=self.source, every_rank=True)
 
 
 def without_cublas(estimate: MemoryEstimate) -> MemoryEstimate:

@@ -79,7 +79,7 @@ def choose_model(
 def _memory(source: Source) -> Callable[[Job], Model]:
     def memory(job: Job) -> Model:
         source.check_targets(job)
-        return Model(source)
+        return Model(source=source)
 
     return memory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class RehearsalRecord:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_dataclass(slots=False)
 class PlanResult:
     """The fastest strategy that fits, and what it was chosen from.
 

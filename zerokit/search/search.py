@@ -107,8 +107,10 @@ def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
     return None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Search:
+    """One search and what it has learnt so far."""
+
     space: Space
     top: int
     limit_seconds: float = math.inf

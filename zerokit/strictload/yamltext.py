@@ -53,7 +53,7 @@ _OPENED = (*_QUOTED, "while parsing a flow sequence", "while parsing a flow mapp
 A list that the file ends in is missing its end there."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Open:
     """A mapping or list that is being read."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from zerokit.values import frozen_dataclass
 
 MODEL = "model"
 """The work that tells of a model in training; the others are operators in loops of their own."""
@@ -34,7 +35,7 @@ USUAL = 0.88
 (``bare-loops-2gpu.jsonl``, ``zero-3-*.jsonl`` and ``script-times*.jsonl`` of ``benchmarks/measure/data``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_dataclass
 class HostSpeed:
     """Of one machine.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
 from zerokit.memory.rank_model import RankModel
+from zerokit.values import frozen_dataclass
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(eq=False)
 class Partition:
     """What of the flat parameter buffer one data-parallel rank owns.
 
@@ -55,4 +55,11 @@ def partition(model: RankModel, rank: int, count: int, *, round_robin: bool = Fa
     if round_robin:
         placed = dict(zip(order, ends, strict=True))
         ends = [placed[index] for index in range(len(sizes))]
-    return Partition(rank, count, size, fragments, sum(sizes[i] for i in fragments), ends)
+    return Partition(
+        rank=rank,
+        count=count,
+        size=size,
+        fragments=fragments,
+        whole=sum(sizes[i] for i in fragments),
+        ends=ends,
+    )

@@ -22,7 +22,7 @@ from zerokit.values import frozen_dataclass
 ABSENT, FLYING, HERE = 0, 1, 2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Group:
     """One all-gather. Whoever waits for one parameter waits for all, of either precision; the flat buffers
     live until every one has been waited for (``MultipleAllGatherHandles``)."""
