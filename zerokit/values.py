@@ -9,6 +9,7 @@ lives for a quarter of a second and imports a hundred of them would spend a fift
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from functools import partial
@@ -62,6 +63,21 @@ def frozen_dataclass(cls: type[T] | None = None, *, slots: bool = True, eq: bool
         return _frozen(of, slots=slots, eq=eq)
 
     return decorate if cls is None else decorate(cls)
+
+
+def replace(value: T, /, **changes: Any) -> T:
+    """``dataclasses.replace``, in half the time for a frozen dataclass.
+
+    Raises:
+        TypeError: a field that there is not, or that is not an argument.
+    """
+    attributes = getattr(value, "__frozen_attributes__", None)
+    if attributes is None:
+        return dataclasses.replace(value, **changes)  # type: ignore[type-var]
+    for name, one in attributes.items():
+        if one.init and name not in changes:
+            changes[name] = getattr(value, name)
+    return value.__class__(**changes)
 
 
 def _frozen(cls: type[T], *, slots: bool, eq: bool) -> type[T]:

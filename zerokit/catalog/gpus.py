@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from zerokit.domain.hardware import Gpu
 from zerokit.errors import InputError
 from zerokit.strictload import Document
 from zerokit.units import GIB, MIB, format_gib
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 FOLDER = Path(__file__).parent / "gpus"
 PRECISIONS = ("bf16", "fp16", "fp32")

@@ -8,10 +8,10 @@ checkpointing mode, because every tensor's shape is a product of those and const
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property, lru_cache
 
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 Polynomial = tuple[float, float, float, float, float, float]
 """Bytes as coefficients of (1, b, s, b·s, s², b·s²)."""

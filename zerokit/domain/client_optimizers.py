@@ -7,10 +7,9 @@ is a rank's flat fp32 partition; at stage 0 it is a parameter's fp32 copy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 _PAGED_FROM = 100_000
 """Elements from which a paged state is in managed memory (bitsandbytes 0.50, optim/optimizer.py:383)."""

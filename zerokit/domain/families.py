@@ -7,14 +7,14 @@ count replaces the sum where there is one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 from zerokit.domain.hf_classes import outputs_of
 from zerokit.domain.hf_config import HfConfig
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.errors import InputError
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 _WHISPER_FRAMES = 1500
 _GATED_KERNELS, _PLAIN_KERNELS, _MOE_KERNELS = 38.0, 20.0, 18.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 
 from zerokit.errors import InputError
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 UNKNOWN_NETWORK_BYTES_PER_SECOND = 50e9
 """Per node, of GPUs whose usual network the catalogue does not have: one port of 400 Gb/s."""

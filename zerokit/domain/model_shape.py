@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from zerokit.errors import InputError
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 __all__ = ["Gemm", "ModelShape", "Stack", "scaled"]
 

@@ -7,7 +7,7 @@ catalogue, where such traces are stored. It holds no tensors and needs no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 
 @frozen_dataclass

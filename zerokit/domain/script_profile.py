@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from zerokit.domain.strategy import Strategy
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 
 @frozen_dataclass

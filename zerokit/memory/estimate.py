@@ -6,7 +6,6 @@ Every figure follows from tensor shapes and from DeepSpeed's source, but for the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Timeline
@@ -26,7 +25,7 @@ from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import RankBytes, rank_bytes
 from zerokit.memory.sequence_parallel import exchange_of, with_exchanges, with_sequence_peers
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 LIST_EVERY_RANK_UP_TO = 64
 SELECTIVE = (

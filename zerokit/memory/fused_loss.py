@@ -15,13 +15,12 @@ Every token counts as a target but the last of each sequence, as in a batch with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from zerokit.domain.activations import Pass, Timeline
 from zerokit.memory.loss import head_marks
 from zerokit.memory.rank_model import RankModel
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 _TRL_TOKENS, _TRL_WORDS = 4096, 32768
 """A tile: ``TOKEN_CHUNK_SIZE`` of kernels/chunked_logprob.py, ``_CHUNKED_LOGPROB_CHUNK_SIZE`` of

@@ -10,14 +10,13 @@ micro-batches) micro-batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from zerokit.domain.activations import ActivationTrace, Mark, Run, Timeline
 from zerokit.domain.profile import ModelProfile, Parameter
 from zerokit.memory.rank_model import RankModel
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 
 @frozen_dataclass(eq=False)

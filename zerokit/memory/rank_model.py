@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 FP64 = 8  # bytes; gradient norms accumulate in it (zero/utils.py:59 get_norm_dtype)
 DTYPE_BYTES = {

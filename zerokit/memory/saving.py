@@ -12,8 +12,6 @@ Read from DeepSpeed 0.19.8 and compared with real checkpoints of two CPU ranks (
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -22,6 +20,7 @@ from zerokit.domain.strategy import Candidate, Saving, Strategy
 from zerokit.memory.closed_form import trainable_parameters
 from zerokit.memory.replay.optimizers import client, managed_bytes, optimizer_values, state_bytes
 from zerokit.units import format_gib
+from zerokit.values import replace
 
 _COPY_SHARE = 0.25
 """Of PCIe's rate, what a copy to pageable memory (``Tensor.cpu()``) is taken to reach; not measured."""

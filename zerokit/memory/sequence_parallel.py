@@ -20,7 +20,6 @@ The backward pass of an exchange holds less than the attention kernel's own back
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +29,7 @@ from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.profile import ModelProfile
 from zerokit.errors import InputError
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 POSITION_BYTES = 8  # int64
 

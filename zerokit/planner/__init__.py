@@ -48,14 +48,13 @@ def plan(
         InputError: an argument that cannot be; names it and the fix.
         NothingFits: names the nearest changes that would fit.
     """
-    from dataclasses import replace
-
     from zerokit.planner.effects import unread
     from zerokit.planner.memory_source import silent
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.recipes import merged
     from zerokit.planner.request import resolve
     from zerokit.search.plan import make_plan, make_space
+    from zerokit.values import replace
 
     requested = merged(recipe, options, overrides) if recipe is not None else options
     resolved = resolve(requested, say=say or silent)
@@ -110,8 +109,6 @@ def estimate(
     Raises:
         InputError: an argument that cannot be, or a file that cannot be read.
     """
-    from dataclasses import replace
-
     from zerokit.domain.unmodelled import BASIS, not_modelled
     from zerokit.memory.saving import notes as saving_notes
     from zerokit.planner.documents import Estimate, PlannedStrategy
@@ -120,6 +117,7 @@ def estimate(
     from zerokit.planner.request import resolve
     from zerokit.search.host_memory import note_on_estimate
     from zerokit.search.plan import estimate_strategy
+    from zerokit.values import replace
 
     file = None if deepspeed is None else read_strategy_file(Path(deepspeed), options)
     resolved = resolve(options, single=True, file=file is not None, say=say or silent)

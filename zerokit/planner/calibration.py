@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from zerokit.domain.hardware import Cluster
@@ -15,6 +14,7 @@ from zerokit.search.plan import time_model
 from zerokit.search.request import Request
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
+from zerokit.values import replace
 
 OPTION = "⟨no_calibration⟩"
 

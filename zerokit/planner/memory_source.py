@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from zerokit.domain.hardware import Cluster
@@ -23,7 +23,7 @@ from zerokit.memory.replay.model_states import (
     FORWARD_WORKSPACE_BYTES,
     LT_WORKSPACE_BYTES,
 )
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 _MOST_TRACED_IN_A_SEARCH = 4
 

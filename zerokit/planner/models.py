@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from zerokit.planner import hub_cache
 from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
 from zerokit.planner.memory_source import Model, Say, Source, silent
 from zerokit.units import format_count, parse_count
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 # "7b" is what people call 6.74e9: a figure of so many digits within this names the model
 _SAME_SIZE = (0.0, 0.06, 0.06, 0.015)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from zerokit.search.plan import choose_precision, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, layout_violation, refuse_placement
 from zerokit.search.strategies import build_strategy
+from zerokit.values import replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import PlannedStrategy, degrees
 from zerokit.search.plan import Plan
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 PLAN_SCHEMA = "zerokit.plan/1"
 

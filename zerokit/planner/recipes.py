@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 from zerokit import resources
@@ -21,7 +21,7 @@ from zerokit.files import write_whole
 from zerokit.planner.options import BY_NAME, as_text, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
 from zerokit.suggest import alike
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
 _MAX_NAME = 100

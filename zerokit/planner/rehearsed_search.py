@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile, same_memory
@@ -22,6 +22,7 @@ from zerokit.search.plan import Plan, make_plan, make_space, time_model
 from zerokit.search.request import Request
 from zerokit.timing.constants import Calibration, JobFactors
 from zerokit.units import format_gib, format_seconds
+from zerokit.values import replace
 
 MOST_REHEARSALS = 12
 LOOKED_THROUGH = 4

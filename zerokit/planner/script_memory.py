@@ -9,7 +9,7 @@ script's own: a constant and a part for each sequence of the micro-batch, by pha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -17,6 +17,7 @@ from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.components import Component
 from zerokit.search.request import LeastVram, MemoryModel
+from zerokit.values import replace
 
 REHEARSED = "rehearsed"
 _REPLAYED = {

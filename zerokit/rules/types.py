@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any, Literal
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 ACCELERATE_VERSION = "1.15.0"
 """The release of Accelerate that sources cite, and whose keys are checked unless another is chosen."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from zerokit.domain.strategy import Candidate
 from zerokit.search.explain import strategy_words
 from zerokit.timing.evidence import measured_on_no_machine
 from zerokit.timing.ranges import step_range, turned_by
 from zerokit.timing.step_time import TimeModel
+from zerokit.values import replace
 
 
 def with_range(candidate: Candidate, timing: TimeModel) -> Candidate:

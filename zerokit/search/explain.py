@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -13,7 +12,7 @@ from zerokit.memory.components import Component
 from zerokit.search.request import MemoryModel
 from zerokit.search.space import Pins
 from zerokit.units import GIB, format_gib, format_seconds
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
 _LARGE_LOSS_SHARE = 0.15

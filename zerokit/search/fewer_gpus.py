@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate
@@ -12,6 +11,7 @@ from zerokit.search.search import search
 from zerokit.search.strategies import Space
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import format_seconds
+from zerokit.values import replace
 
 _PACE = {
     "network": "the network",

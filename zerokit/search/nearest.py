@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Candidate
@@ -11,6 +10,7 @@ from zerokit.search.explain import BY_SCRIPT, strategy_words
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
 from zerokit.units import GIB, format_gib
+from zerokit.values import replace
 
 Works = Callable[[Request], Candidate | None]
 """The best plan of a changed request, or None."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -34,7 +33,7 @@ from zerokit.search.space import (
 )
 from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 _TARGET_TOKENS = 262_144
 """Of a step, where no global batch is given: a convention, which the answer states."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job, Lora
@@ -14,6 +14,7 @@ from zerokit.search.request import Request
 from zerokit.search.search import search
 from zerokit.search.space import Pins
 from zerokit.timing.evidence import measured_on_no_machine
+from zerokit.values import replace
 
 _MOST_GPUS = 1 << 14
 

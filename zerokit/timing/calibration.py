@@ -17,13 +17,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy, TimeEstimate
 from zerokit.timing.constants import Calibration, JobFactors, LayerFactor
+from zerokit.values import replace
 
 FEWEST_JOBS = 4
 """Of one width, before their layer factors are used for other jobs."""

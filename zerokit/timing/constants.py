@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 A100_PEAK_FLOPS = 312e12
 """The half-saturation sizes below are an A100's; other GPUs scale them with the root of their peak."""

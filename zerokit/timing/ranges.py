@@ -7,13 +7,12 @@ networks of clouds. What ``zerokit doctor --measure``, ``zerokit tune`` or an op
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import FASTEST, SLOWEST
 from zerokit.timing.step_time import TimeModel
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 _UNKNOWN_NETWORKS = (12.5e9, 100e9)
 """Per node, of GPUs whose nodes' network is not in the catalogue: one port of 100 Gb/s to two of 400."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators
 from zerokit.timing.constants import HUGGING_FACE, Calibration
 from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, HostSpeed, of_slowest
 from zerokit.timing.operators import IssuedOperator
+from zerokit.values import replace
 
 _PAGEABLE_BYTES_PER_SECOND = 6e9
 """Copies from and to memory that is not pinned go through the driver's staging buffer: not measured."""

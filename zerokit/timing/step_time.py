@@ -68,6 +68,7 @@ class TimeModel:
             shape, job, cluster.gpu, constants, self.calibration, self.traffic.head_cut_by_vocabulary
         )
         self._work: dict[tuple[object, ...], Work] = {}
+        self._layer_kernels = shape.layer_kernels
 
     @property
     def trainable(self) -> int:
@@ -184,7 +185,7 @@ class TimeModel:
         """Host time to launch one layer's kernels, forward and backward."""
         c, stage3 = self.constants, strategy.settings.zero.stage == 3
         adapted = self.job.method != "full"
-        times = self.shape.layer_kernels / c.launch_kernels if c.launch_kernels else 1.0
+        times = self._layer_kernels / c.launch_kernels if c.launch_kernels else 1.0
         seconds = c.launch_seconds * (times + (c.adapter_launch - 1.0 if adapted else 0.0))
         # what each pass over a layer costs besides
         more = c.tensor_launch_seconds * (strategy.tensor_parallel - 1)

@@ -84,6 +84,9 @@ class Traffic:
         self.calibration = calibration
         self.trainable = trainable
         self._routes: dict[tuple[int, int, float], Route] = {}
+        self._tensors = self._tensors_of_all_stages()
+        self._copying = self._pcie()
+        self._small_tensors = zero_3_host.small_tensors(shape)
         if job.method == "qlora":
             tables = shape.parameters - shape.block_parameters
             self._weight_bytes = (NF4_BYTES * shape.block_parameters + 2 * tables) / shape.parameters
@@ -288,19 +291,20 @@ class Traffic:
             hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
             kernels = max(kernels, c.adam_bytes * owned / hbm)
         if zero.stage == 3 and strategy.zero_ranks > 1 and self.job.method == "full":
-            kernels += c.persistent_gather_seconds * zero_3_host.small_tensors(self.shape)
+            kernels += c.persistent_gather_seconds * self._small_tensors
         return groups * c.step_launch_seconds + kernels
 
     def tensors(self, strategy: Strategy) -> float:
         """Trainable tensors of a rank's layers, near enough: each product is two (fused here, or with a
         bias)."""
+        return self._tensors / strategy.pipeline_parallel
+
+    def _tensors_of_all_stages(self) -> int:
         stacks = self.shape.stacks
         if self.job.method != "full":
-            total = sum(stack.layers * 3 * len(stack.gemms) for stack in stacks)
-        else:
-            norms = 1 if self.shape.gated else 4
-            total = sum(stack.layers * (2 * len(stack.gemms) + norms) for stack in stacks)
-        return total / strategy.pipeline_parallel
+            return sum(stack.layers * 3 * len(stack.gemms) for stack in stacks)
+        norms = 1 if self.shape.gated else 4
+        return sum(stack.layers * (2 * len(stack.gemms) + norms) for stack in stacks)
 
     def _pcie(self) -> tuple[float, float]:
         """Host-to-device and device-to-host bytes/s of one GPU when all of the node copy at once."""
@@ -321,7 +325,7 @@ class Traffic:
             return parts
         ranks = strategy.zero_ranks
         weights, trainable = self.rank_weights(strategy)
-        up, down = self._pcie()
+        up, down = self._copying
         per_node = self.cluster.gpus_per_node
         disk = (self.calibration.nvme_bytes_per_second or self.cluster.nvme_bytes_per_second) / per_node
         element_bytes = settings.parameter_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -107,15 +107,14 @@ class Parameters:
         self.step_id = 0
         self.available = 0
 
-    def _gather(self, indexes: list[int]) -> None:
+    def _gather(self, indexes: Sequence[int]) -> None:
         """``__all_gather_params_`` and ``all_gather_coalesced``: a flat buffer for each precision."""
-        absent = [i for i in indexes if self.status[i] == ABSENT]
+        absent = sorted([i for i in indexes if self.status[i] == ABSENT])
         if not absent:
             return
-        absent.sort()
-        self.available += sum(self.modules.sizes[i] for i in absent)
-        converted = [self.gathered_element_bytes[i] != self.element_bytes[i] for i in absent]
-        is_single = len(absent) == 1 and not converted[0]
+        self.available += sum([self.modules.sizes[i] for i in absent])
+        first = absent[0]
+        is_single = len(absent) == 1 and self.gathered_element_bytes[first] == self.element_bytes[first]
         flat = self._flat_bytes(absent) if self.ranks > 1 else []
         group = _Group(absent, sum(flat), len(absent), is_single)
         for index in absent:
@@ -205,7 +204,7 @@ class Parameters:
     def fetch(self, module: str, recomputing: bool) -> None:
         """``fetch_sub_module``: gather what the module needs, wait for it, prefetch what follows."""
         needed = self.modules.of.get(module, ())
-        self._gather(list(needed))
+        self._gather(needed)
         for index in needed:
             self.active[index].add(module)
             if recomputing and self.backward_stack and not self.modules.trainable[index]:
@@ -218,12 +217,13 @@ class Parameters:
         self.step_id += 1
 
     def _prefetch(self, needed: tuple[int, ...]) -> None:
-        unseen = {i for i in needed if self.latest.get(i, -1) < self.step_id}
-        dropped: set[int] = set()
-        while self.queue and len(dropped) < len(unseen):
-            index, step = self.queue.popleft()
-            self.latest[index] = step
-            dropped.add(index)
+        if needed:
+            unseen = {i for i in needed if self.latest.get(i, -1) < self.step_id}
+            dropped: set[int] = set()
+            while self.queue and len(dropped) < len(unseen):
+                index, step = self.queue.popleft()
+                self.latest[index] = step
+                dropped.add(index)
         limit = min(self.zero.max_live_parameters - self.available, self.zero.prefetch_bucket_size)
         chosen: list[int] = []
         elements = 0
@@ -234,16 +234,19 @@ class Parameters:
             if is_wanted:
                 chosen.append(index)
                 elements += self.modules.sizes[index]
-        self._gather(chosen)
+        if chosen:
+            self._gather(chosen)
 
     def _to_release(self, module: str) -> frozenset[int]:
         """``__params_to_release``, which DeepSpeed caches by module and step."""
+        own_parameters = self.modules.of.get(module)
+        if not own_parameters:
+            return frozenset()
         key = (module, self.step_id)
-        if key in self.released:
-            return self.released[key]
-        own_parameters = {i for i in self.modules.of.get(module, ()) if not self.persistent[i]}
-        own_parameters = {i for i in own_parameters if self.latest.get(i, -1) <= self.step_id}
-        self.released[key] = frozenset(i for i in own_parameters if not self._used_soon(i))
+        if key not in self.released:
+            step, latest = self.step_id, self.latest
+            not_kept = [i for i in own_parameters if not self.persistent[i] and latest.get(i, -1) <= step]
+            self.released[key] = frozenset([i for i in not_kept if not self._used_soon(i)])
         return self.released[key]
 
     def _used_soon(self, index: int) -> bool:
@@ -256,12 +259,12 @@ class Parameters:
 
     def release(self, module: str, backward: bool) -> None:
         """``release_sub_module``."""
-        chosen = set(self._to_release(module))
-        own_parameters = set(self.modules.of.get(module, ()))
+        chosen = self._to_release(module)
+        own_parameters: Collection[int] = self.modules.of.get(module, ())
         if backward:
-            peak_of_regathering = self.recompute.pop(module, set())
-            chosen |= {i for i in peak_of_regathering if not self.persistent[i]}
-            own_parameters |= peak_of_regathering
+            if regathered := self.recompute.pop(module, None):
+                chosen |= {i for i in regathered if not self.persistent[i]}
+                own_parameters = {*own_parameters, *regathered}
             self.backward_stack.pop(module, None)
         for index in own_parameters:
             self.active[index].discard(module)
