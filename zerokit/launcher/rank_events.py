@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 _PARTS = {"eval": "evaluation", "generate": "generation", "save": "save"}  # phases beside training
 _COUNTERS = {"alloc_retries": "retry", "ooms": "oom", "skipped_steps": "skipped step"}
 _MOST_EVENTS = 256
 
 
-class RankEvents:
-    """Events of one rank in bounded space: ``[seconds since it began, kind, how many]`` each.
+class Event(NamedTuple):
+    """In a rank's file it is a list of the three.
 
-    Kinds: ``evaluation``, ``generation``, ``save``; ``retry`` (the allocator gave its cache back and tried
-    again), ``oom`` (an allocation that failed) and ``skipped step``. Calls of one kind with no optimizer step
-    between them are one event, as are the forwards of an evaluation loop.
+    Attributes:
+        at: seconds since the rank began.
+        kind: ``evaluation``, ``generation``, ``save``; ``retry`` (the allocator gave its cache back and tried
+            again), ``oom`` (an allocation that failed) or ``skipped step``.
+        times: how often it happened.
+    """
+
+    at: float
+    kind: str
+    times: int
+
+
+class RankEvents:
+    """Events of one rank in bounded space.
+
+    Calls of one kind with no optimizer step between them are one event, as are the forwards of an evaluation
+    loop.
     """
 
     def __init__(self) -> None:
-        self.events: list[list[Any]] = []
-        self._seen: dict[str, int] = {}
+        self.events: list[Event] = []
+        self._counts: dict[str, int] = {}
         self._steps_at: dict[str, int] = {}  # optimizer steps done when the last event of a kind began
         self._resumed = False
 
@@ -50,37 +64,37 @@ class RankEvents:
     def resume(self, kept: object) -> None:
         """Take the events of a file that was compacted. The tick behind them tells nothing new."""
         if isinstance(kept, list):
-            self.events = [list(event) for event in kept if _is_event(event)][:_MOST_EVENTS]
+            self.events = [Event(*event) for event in kept if _is_event(event)][:_MOST_EVENTS]
             self._resumed = True
 
     def _rose(self, name: str, value: object) -> int:
         """By how much a count is above the last one."""
         if not _is_number(value):
             return 0
-        more = int(value) - self._seen.get(name, 0)
-        self._seen[name] = max(int(value), self._seen.get(name, 0))
+        more = int(value) - self._counts.get(name, 0)
+        self._counts[name] = max(int(value), self._counts.get(name, 0))
         return max(0, more)
 
-    def _append(self, at: float, kind: str, number: int) -> None:
-        self.events.append([round(float(at), 1), kind, number])
+    def _append(self, at: float, kind: str, times: int) -> None:
+        self.events.append(Event(round(float(at), 1), kind, times))
         if len(self.events) > _MOST_EVENTS:
             self._merge()
 
     def _merge(self) -> None:
         """Join neighbours of the commonest kind in pairs, each at the time of its first."""
-        kinds = [event[1] for event in self.events]
+        kinds = [event.kind for event in self.events]
         commonest = max(set(kinds), key=kinds.count)
-        kept: list[list[Any]] = []
-        open_pair: list[Any] | None = None
+        kept: list[Event] = []
+        first: int | None = None  # of a pair, among those kept
         for event in self.events:
-            if event[1] != commonest:
+            if event.kind != commonest:
                 kept.append(event)
-            elif open_pair is None:
-                open_pair = event
+            elif first is None:
+                first = len(kept)
                 kept.append(event)
             else:
-                open_pair[2] += event[2]
-                open_pair = None
+                kept[first] = kept[first]._replace(times=kept[first].times + event.times)
+                first = None
         self.events = kept
 
 

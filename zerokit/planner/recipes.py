@@ -20,7 +20,6 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.planner.options import BY_NAME, as_text, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
-from zerokit.suggest import alike
 from zerokit.values import frozen_dataclass, replace
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
@@ -113,6 +112,8 @@ def committed_path(name: str) -> pathlib.Path:
             "`zerokit recipes list` shows them"
         )
     if stem not in (committed := names()):
+        from zerokit.suggest import alike
+
         close = alike(stem, committed, most=3)
         hint = f"did you mean {', '.join(close)}?" if close else "`zerokit recipes list` shows them"
         raise InputError(f"there is no recipe {name!r}; {hint}")

@@ -55,7 +55,7 @@ class MemoryTimeline:
     def record(self, rank: int, pid: int) -> Record:
         """Points and events as one record of the rank's file."""
         return {"type": "timeline", "rank": rank, "pid": pid, "fields": list(_TIMELINE_FIELDS),
-                "points": self.points, "events": self.events.events}  # fmt: skip
+                "points": self.points, "events": [list(event) for event in self.events.events]}  # fmt: skip
 
 
 def _larger(first: list[Any], second: list[Any]) -> list[Any]:

@@ -229,10 +229,16 @@ class Progress:
         newest = self.records("calls") if records is None else records
         flights = self.records("flight") if records is None else {}
         return [
-            view(run_dir, rank, newest.get(rank), flights.get(rank), steps=state.steps, exited=state.exited,
-                 stopped=rank in stopped, ending=state.ending, left_at=state.last.get("left_at"))
-            for rank, state in self.ranks.items()
-        ]  # fmt: skip
+            view(run_dir, self._known(rank, rank in stopped), newest.get(rank), flights.get(rank))
+            for rank in self.ranks
+        ]
+
+    def _known(self, rank: int, stopped: bool) -> RankView:
+        state = self.ranks[rank]
+        return RankView(
+            rank=rank, steps=state.steps, exited=state.exited, stopped=stopped, ending=state.ending,
+            left_at=state.last.get("left_at"),
+        )  # fmt: skip
 
     def counts(self) -> dict[int, tuple[int, int]]:
         """How far each rank has come: optimizer steps, and all that counts as something new."""

@@ -137,31 +137,33 @@ def _waits(frame: Frame) -> bool:
 
 def view(
     run_dir: Path,
-    rank: int,
+    known: RankView,
     record: Mapping[str, Any] | None,
     flight: Mapping[str, Any] | None = None,
-    **facts: Any,
 ) -> RankView:
     """What is known of a rank.
 
     Args:
+        known: what the supervisor knows of it.
         record: its newest ``calls`` line.
         flight: its newest ``flight`` line.
-        facts: the supervisor's own.
     """
-    facts["native"] = _native_stack(native_stacks_file(run_dir, rank))
-    facts["flight"] = tuple(_calls((flight or {}).get("calls")))
+    known = replace(
+        known,
+        native=_native_stack(native_stacks_file(run_dir, known.rank)),
+        flight=tuple(_calls((flight or {}).get("calls"))),
+    )
     if record is None:
-        return RankView(rank=rank, frames=_stack(stacks_file(run_dir, rank)), **facts)
-    return recorded(rank, record, **facts)
+        return replace(known, frames=_stack(stacks_file(run_dir, known.rank)))
+    return recorded(known, record)
 
 
-def recorded(rank: int, record: Mapping[str, Any], **facts: Any) -> RankView:
-    """What a rank says of itself in a ``calls`` line."""
-    facts["ending"] = bool(record.get("ending")) or bool(facts.get("ending"))
+def recorded(known: RankView, record: Mapping[str, Any]) -> RankView:
+    """What is known of a rank, and what it says of itself in a ``calls`` line."""
     groups = record.get("groups")
-    return RankView(
-        rank=rank,
+    return replace(
+        known,
+        ending=bool(record.get("ending")) or known.ending,
         calls=tuple(_calls(record.get("calls"))),
         frames=tuple(_frames_of(record.get("frames"))),
         module=_text(record.get("module")),
@@ -175,7 +177,6 @@ def recorded(rank: int, record: Mapping[str, Any], **facts: Any) -> RankView:
         },
         threads=tuple(_threads(record.get("threads"))),
         recorded=True,
-        **facts,
     )
 
 

@@ -280,13 +280,13 @@ def _timeline(log: RankLog, most: int) -> list[list[Any]]:
 
 
 def _events(log: RankLog) -> list[Record]:
-    found = RankEvents()
+    events = RankEvents()
     for record in log.life():
         if record["type"] == "timeline":
-            found.resume(record.get("events"))
+            events.resume(record.get("events"))
         elif record["type"] in ("tick", "end"):
-            found.add(record)
-    return [{"at": at, "what": kind, "times": number} for at, kind, number in found.events]
+            events.add(record)
+    return [{"at": event.at, "what": event.kind, "times": event.times} for event in events.events]
 
 
 def _thin(points: list[list[Any]], most: int) -> list[list[Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.launcher.rank_file import RankLog
-from zerokit.launcher.verdict.rank_view import recorded
+from zerokit.launcher.verdict.rank_view import RankView, recorded
 from zerokit.launcher.verdict.unlike_collectives import unlike_sizes
 from zerokit.report.stragglers import find_straggler, why_unknown
 
@@ -32,7 +32,9 @@ def training_problems(logs: Mapping[int, RankLog]) -> list[str]:
 def unlike_collective(logs: Mapping[int, RankLog]) -> str | None:
     """A collective that ended although the ranks' tensors were not of one size."""
     records = {rank: log.last("calls") for rank, log in sorted(logs.items())}
-    return unlike_sizes([recorded(rank, record) for rank, record in records.items() if record is not None])
+    return unlike_sizes(
+        [recorded(RankView(rank=rank), record) for rank, record in records.items() if record is not None]
+    )
 
 
 def newest(logs: Mapping[int, RankLog]) -> dict[int, Mapping[str, Any]]:

@@ -131,6 +131,5 @@ def _view(run_dir: Path, end: RankEnd, log: RankLog | None) -> RankView:
     broken = end.consequence and not finished
     if not finished:
         record.pop("ending", None)
-    return view(
-        run_dir, end.rank, record, steps=end.steps, exited=finished, broken=broken, left_at=end.left_at
-    )
+    known = RankView(rank=end.rank, steps=end.steps, exited=finished, broken=broken, left_at=end.left_at)
+    return view(run_dir, known, record)

@@ -32,7 +32,8 @@ def rank(
     }  # fmt: skip
     own = ("visited", "forward", "threads", "kernel", "groups")
     record |= {key: known.pop(key) for key in own if key in known}
-    return view(Path("/nowhere"), number, record, **known)
+    recorder = known.pop("flight", None)
+    return view(Path("/nowhere"), RankView(rank=number, **known), record, recorder)
 
 
 def kind(*views: RankView) -> str | None:
@@ -190,7 +191,7 @@ def test_native_stacks_are_read(tmp_path: Path) -> None:
         "    cuMemcpyDtoH_v2 (libcuda.so)\n    item (libtorch.so)\n    main (train.py:9)\nThread 8 (idle)\n"
         "    futex_wait (libc.so)\n"
     )
-    assert view(tmp_path, 1, None).native == ("cuMemcpyDtoH_v2", "item", "main")
+    assert view(tmp_path, RankView(rank=1), None).native == ("cuMemcpyDtoH_v2", "item", "main")
 
 
 def test_all_wait_but_not_in_the_same() -> None:
@@ -208,7 +209,7 @@ def test_all_wait_in_the_same_collective() -> None:
 
 
 def test_nothing_is_claimed_without_records(tmp_path: Path) -> None:
-    assert explain([view(tmp_path, 0, None), view(tmp_path, 1, None)]) is None
+    assert explain([view(tmp_path, RankView(rank=0), None), view(tmp_path, RankView(rank=1), None)]) is None
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_nothing_is_claimed_without_records(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_record_is_no_traceback(tmp_path: Path, damage: dict[str, Any]) -> None:
-    explain([view(tmp_path, 0, damage), view(tmp_path, 1, damage)])
+    explain([view(tmp_path, RankView(rank=0), damage), view(tmp_path, RankView(rank=1), damage)])
 
 
 def test_a_stack_is_read_where_the_rank_could_not_answer(tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ def test_a_stack_is_read_where_the_rank_could_not_answer(tmp_path: Path) -> None
         '  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'
         '  File "/home/me/train.py", line 9 in main\n'
     )
-    cause = explain([rank(0, WAITS), view(tmp_path, 1, None)])
+    cause = explain([rank(0, WAITS), view(tmp_path, RankView(rank=1), None)])
     assert cause is not None and cause.kind == "lock" and "train.py:9" in cause.what
 
 
