@@ -30,7 +30,7 @@ _LEAST_EVERY, _MOST_EVERY = 4, 4096  # powers of two: who samples less often sha
 _SHARE = 0.001  # of the time that a sample may cost
 _KEPT = 8  # samples
 _MOST_UNREAD = 4
-_MOST_MARKS = 20_000
+_MOST_MARKS = 200_000  # a ZeRO-3 step of 80 layers and 16 accumulated passes waits some 25,000 times
 _BEFORE_TRAINING = ("load", "init")
 
 _Mark = tuple[Any, str, bool]
