@@ -54,7 +54,13 @@ def test_gpus_that_only_launch_kernels_are_left_idle() -> None:
 def test_gpus_that_wait_for_the_network_are_told_of_with_what_helps() -> None:
     """Gradients of 13 B parameters for one sequence a GPU: hardly any work between two reductions."""
     plan = zerokit.plan(
-        model="llama-2-13b", gpu="gb200", gpus=128, seq_len=512, global_batch=128, all_gpus=True
+        model="llama-2-13b",
+        gpu="gb200",
+        gpus=128,
+        seq_len=512,
+        global_batch=128,
+        all_gpus=True,
+        network="50GB",
     )
     advice, faster = plan.to_dict()["advice"], plan.to_dict()["faster_with"]
     said = next(line for line in advice if "of their peak" in line)

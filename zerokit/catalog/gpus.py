@@ -281,7 +281,20 @@ def _containing(words: Words) -> list[Gpu]:
     ]
 
 
+_NOT_MODELLED = {
+    ("gaudi", "hpu"): (
+        "Intel's bridge compiles operators into graphs whose memory a compiler lays out "
+        "(docs.habana.ai, PyTorch Gaudi Theory of Operations), not PyTorch's CUDA allocator, which zerokit "
+        "replays; measure a run on one card"
+    ),
+}
+"""Parts of a name -> why no card with such a name can be planned for."""
+
+
 def _unknown(text: str) -> str:
+    for parts, why in _NOT_MODELLED.items():
+        if any(part in text.lower() for part in parts):
+            return f"⟨gpu⟩ {text}: not modelled: {why}"
     if text.isdecimal():
         return (
             f"⟨gpu⟩ {text}: for the number of GPUs, give ⟨gpus⟩ {text}; ⟨gpu⟩ takes a name (`zerokit gpus`)"
