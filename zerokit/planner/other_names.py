@@ -6,6 +6,13 @@ from collections.abc import Iterable, Mapping
 
 _PER_GPU_OR_GLOBAL = "⟨micro_batch⟩ N (sequences per GPU) or ⟨global_batch⟩ N (per optimizer step, all GPUs)"
 _IN_THE_SCRIPT = "set it in the training script: neither memory nor step time depends on it"
+_PACKED = (
+    "plan the rows that packing makes: those of TRL's strategy wrapped have max_length tokens, ⟨seq_len⟩ "
+    "MAX_LENGTH; bfd, padding-free batches and Axolotl's sample_packing lay the rows of a batch end to end, "
+    "⟨micro_batch⟩ 1 ⟨seq_len⟩ ROWS×MAX_LENGTH ⟨attention⟩ flash_attention_2 (the step time then counts "
+    "attention across documents). Their mask under sdpa, every token by every token, is not modelled: "
+    "`zerokit rehearse` runs the script with it"
+)
 
 OTHER_NAMES: Mapping[str, str] = {
     "dtype": "use ⟨precision⟩ bf16|fp16|fp32",
@@ -60,6 +67,12 @@ OTHER_NAMES: Mapping[str, str] = {
     "max_seq_length": "use ⟨seq_len⟩ TOKENS",
     "max_length": "use ⟨seq_len⟩ TOKENS",
     "context": "use ⟨seq_len⟩ TOKENS",
+    "packing": _PACKED,
+    "packing_strategy": _PACKED,
+    "padding_free": _PACKED,
+    "sample_packing": _PACKED,
+    "activation_offloading": "use ⟨offload_activations⟩",
+    "use_liger_kernel": "use ⟨loss⟩ liger",
     "gradient_checkpointing": "use ⟨checkpointing⟩ full",
     "activation_checkpointing": "use ⟨checkpointing⟩ full|selective",
     "offload": "use ⟨offload_optimizer⟩ cpu, and with ZeRO-3 ⟨offload_param⟩ cpu",
