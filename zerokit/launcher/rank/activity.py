@@ -21,13 +21,16 @@ def _lock(frame: FrameType) -> str:
     return f"waiting for another build to release {path or 'its lock'}"
 
 
-# end of the file's name, functions (empty: any), words; the innermost frame that is listed wins
+# end of the file's name, functions, words; the innermost frame that is listed wins. An import of a file is
+# none of its functions: the hub's client is imported by scripts that download nothing.
 _TABLE: tuple[tuple[str, frozenset[str], str | Callable[[FrameType], str]], ...] = (
     ("torch/utils/file_baton.py", frozenset({"wait"}), _lock),
     ("torch/utils/cpp_extension.py", frozenset({"_jit_compile"}), _operator),
-    ("huggingface_hub/file_download.py", frozenset(), "downloading"),
-    ("huggingface_hub/_snapshot_download.py", frozenset(), "downloading"),
-    ("datasets/download/download_manager.py", frozenset(), "downloading"),
+    ("huggingface_hub/file_download.py",
+     frozenset({"http_get", "xet_get", "get_hf_file_metadata", "_download_to_tmp_and_move"}), "downloading"),
+    ("huggingface_hub/_snapshot_download.py", frozenset({"snapshot_download"}), "downloading"),
+    ("datasets/download/download_manager.py", frozenset({"_download_batched", "_download_single"}),
+     "downloading"),
     ("urllib/request.py", frozenset({"urlopen", "urlretrieve"}), "downloading"),
     ("datasets/builder.py", frozenset({"download_and_prepare", "as_dataset"}), "preparing data"),
     ("datasets/arrow_dataset.py", frozenset({"map", "filter", "from_generator", "_map_single"}),
@@ -66,7 +69,7 @@ class Activity:
                 (
                     words
                     for end, functions, words in _TABLE
-                    if path.endswith(end) and (not functions or code.co_name in functions)
+                    if path.endswith(end) and code.co_name in functions
                 ),
                 None,
             )
