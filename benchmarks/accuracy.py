@@ -252,7 +252,7 @@ def families(cases: Sequence[Case], judged: Sequence[Judged]) -> str:
         for family, values in sorted(by_family.items())
     ]
     lines.append("Constants that were measured and not derived:")
-    lines += [f"  {place}: {which}\n    from {source}" for place, which, source in FITTED]
+    lines += [f"  {path}: {which}\n    from {source}" for path, which, source in FITTED]
     return "\n".join(lines)
 
 

@@ -143,8 +143,8 @@ def versions(found: Sequence[Run]) -> list[tuple[str, int]]:
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
-    place = DATA / name
-    lines = place.read_text(encoding="utf-8").splitlines() if place.exists() else []
+    path = DATA / name
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.strip()]
 
 
@@ -167,9 +167,9 @@ def serving() -> list[str]:
     for row in rows:
         case = accuracy.read_case(row)
         said = phase_peaks(accuracy.profile_of(case), case.job, case.strategy)
-        seen = {name: phase["max_alloc"] for name, phase in row["last_step_rank0"].items()}
-        errors = {name: accuracy.error((said[name], seen[name])) for name in seen}
-        before = accuracy.error((row["expected"]["prefill"], seen["prefill"]))
+        observed = {name: phase["max_alloc"] for name, phase in row["last_step_rank0"].items()}
+        errors = {name: accuracy.error((said[name], observed[name])) for name in observed}
+        before = accuracy.error((row["expected"]["prefill"], observed["prefill"]))
         lines.append(
             _row(
                 f"`{row['id']}`", row["world_size"], row["micro_batch"], row["seq_len"] - row["new_tokens"],
@@ -282,8 +282,8 @@ def main() -> int:
     return 0
 
 
-def _same(place: Path, text: str) -> bool:
-    return place.exists() and place.read_text(encoding="utf-8") == text
+def _same(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
 
 
 if __name__ == "__main__":

@@ -20,40 +20,40 @@ DATA = ROOT / "benchmarks" / "measure" / "data"
 class Source:
     """A file of rows; ``status`` of its runs to the model: ``seen``, ``corrected`` or ``blind``."""
 
-    place: Path
+    path: Path
     status: str
     words: str
 
 
 _NAMED = (
-    Source(place=accuracy.DATA, status="seen", words="known while the model was written"),
-    Source(place=DATA / "held-out-1gpu.jsonl", status="corrected",
+    Source(path=accuracy.DATA, status="seen", words="known while the model was written"),
+    Source(path=DATA / "held-out-1gpu.jsonl", status="corrected",
            words="families that no figure of the model had seen; errors found here were corrected by "
            "mechanism"),
-    Source(place=DATA / "held-out-1gpu-second.jsonl", status="corrected",
+    Source(path=DATA / "held-out-1gpu-second.jsonl", status="corrected",
            words="run after that, mostly other families again; what it showed was corrected too"),
-    Source(place=DATA / "held-out-third.jsonl", status="corrected",
+    Source(path=DATA / "held-out-third.jsonl", status="corrected",
            words="adapters and offloaded parameters under ZeRO-3, run blind; what they showed was corrected"),
-    Source(place=DATA / "held-out-2gpu.jsonl", status="blind", words="two GPUs, run after that"),
-    Source(place=DATA / "fits.jsonl", status="blind",
+    Source(path=DATA / "held-out-2gpu.jsonl", status="blind", words="two GPUs, run after that"),
+    Source(path=DATA / "fits.jsonl", status="blind",
            words="plans of `zerokit plan`, run by `zerokit launch`; predicted before the run"),
-    Source(place=DATA / "quality.jsonl", status="blind",
+    Source(path=DATA / "quality.jsonl", status="blind",
            words="strategies of one job on 4 GPUs, run by `zerokit launch`; predicted before the run; what "
            "the one with tensor parallel showed (tied heads, -4.0 %) was corrected, and it counts as that"),
-    Source(place=DATA / "quality-2gpu.jsonl", status="blind",
+    Source(path=DATA / "quality-2gpu.jsonl", status="blind",
            words="strategies of four jobs on 2 GPUs, run by `zerokit launch`; predicted before the run. The "
            "one with tied heads and tensor parallel was then estimated in closed form (+3.5 %) and is in "
            "the catalogue's profile now; it counts as corrected"),
-    Source(place=DATA / "quality-2gpu-second.jsonl", status="blind",
+    Source(path=DATA / "quality-2gpu-second.jsonl", status="blind",
            words="strategies of four other jobs on 2 GPUs, run by `zerokit launch`; predicted before"),
-    Source(place=DATA / "quality-2gpu-again.jsonl", status="blind",
+    Source(path=DATA / "quality-2gpu-again.jsonl", status="blind",
            words="some of these again, on another host"),
 )  # fmt: skip
 SOURCES = (
     *_NAMED,
     *(
-        Source(place=place, status="blind", words="predicted, then run, with the model as it then was")
-        for place in sorted(DATA.glob("blind-*.jsonl"))
+        Source(path=path, status="blind", words="predicted, then run, with the model as it then was")
+        for path in sorted(DATA.glob("blind-*.jsonl"))
     ),
 )
 CORRECTED_AFTER = frozenset(
@@ -100,18 +100,18 @@ class Run:
 
 def rows_of(source: Source) -> list[dict[str, Any]]:
     """The rows of runs that succeeded; none where the file is not there."""
-    if not source.place.exists():
+    if not source.path.exists():
         return []
-    rows = map(json.loads, source.place.read_text(encoding="utf-8").splitlines())
+    rows = map(json.loads, source.path.read_text(encoding="utf-8").splitlines())
     return [row for row in rows if row["ok"]]
 
 
 def runs() -> list[Run]:
     """Every run, predicted now: models are traced one after the other on each core."""
-    places = [(source, number) for source in SOURCES for number in range(len(rows_of(source)))]
+    numbered_rows = [(source, number) for source in SOURCES for number in range(len(rows_of(source)))]
     found = []
     with ProcessPoolExecutor() as pool:
-        for run in pool.map(_run, *zip(*places, strict=True), chunksize=4):
+        for run in pool.map(_run, *zip(*numbered_rows, strict=True), chunksize=4):
             found.append(run)
             print(f"{len(found)} {run.name}: {run.error:+.2%}", file=sys.stderr, flush=True)
     return found
@@ -123,7 +123,7 @@ def _run(source: Source, number: int) -> Run:
     judged = accuracy.judge(case, accuracy.profile_of(case))
     predicted, measured = max(judged.peaks, key=lambda pair: abs(accuracy.error(pair)))
     return Run(
-        name=row["id"], status=status_of(row, source), source=source.place.name, row=row, judged=judged,
+        name=row["id"], status=status_of(row, source), source=source.path.name, row=row, judged=judged,
         predicted=predicted, measured=measured, before=_before(row), peers=peers.all_of(row),
     )  # fmt: skip
 

@@ -162,10 +162,10 @@ class Benchmark:
         names = ("model", "seq_len", "global_batch", "gpus", "device", "card_gib", "stages", "top",
                  "tune_steps", "steps")  # fmt: skip
         job = {name: getattr(options, name) for name in names}
-        place = self.folder / "result.json"
-        kept = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {"job": job}
+        path = self.folder / "result.json"
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"job": job}
         if kept["job"] != job:
-            raise SystemExit(f"{place} is of another job: {kept['job']}")
+            raise SystemExit(f"{path} is of another job: {kept['job']}")
         self.result: dict[str, Any] = {"answers": {}} | kept
 
     @property
@@ -226,18 +226,18 @@ class Benchmark:
         """``zerokit tune``; its answer is its fastest trial, also when it was stopped."""
         if self.options.card_gib is not None:
             return {"error": "zerokit tune plans for the GPUs that are there, not for a smaller card"}
-        place = fresh(self.folder / "tune")
+        path = fresh(self.folder / "tune")
         job = {name.replace("_", "-"): value for name, value in self.planning.items() if value is not True}
         # a process of its own: it is stopped when time is up
         command = [sys.executable, "-m", "zerokit", "tune", *planned.argv(job), "--no-calibration",
-                   "--style", "raw", "--out", "files", "--run-dir", place / "run", "--top", self.options.top,
+                   "--style", "raw", "--out", "files", "--run-dir", path / "run", "--top", self.options.top,
                    "--steps", self.options.tune_steps,
-                   *self.script(10_000, place / "notes", "{checkpointing}")]  # fmt: skip
-        done = run(command, place, self.left - self.options.run_seconds)
+                   *self.script(10_000, path / "notes", "{checkpointing}")]  # fmt: skip
+        done = run(command, path, self.left - self.options.run_seconds)
         found: Answer = {"seconds": done.seconds, "finished": done.code is not None}
-        if not (place / "run" / "tune.json").exists():
+        if not (path / "run" / "tune.json").exists():
             return found | {"error": done.why}
-        body = json.loads((place / "run" / "tune.json").read_text(encoding="utf-8"))
+        body = json.loads((path / "run" / "tune.json").read_text(encoding="utf-8"))
         kept = ("description", "outcome", "counts", "problem", "measured_step_seconds")
         found["runs"] = [
             {name: trial.get(name) for name in kept}
@@ -253,28 +253,28 @@ class Benchmark:
 
     def autotuner(self) -> Answer:
         """``deepspeed --autotuning tune``; when it was stopped, the best of its runs so far."""
-        place = fresh(self.folder / "autotuner")
-        stand_in = fresh(place / "bin") / "pdsh"
+        path = fresh(self.folder / "autotuner")
+        stand_in = fresh(path / "bin") / "pdsh"
         stand_in.write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
         stand_in.chmod(0o755)
-        config = self.autotuner_config(place)
-        (place / "ds_config.json").write_text(json.dumps(config), encoding="utf-8")
+        config = self.autotuner_config(path)
+        (path / "ds_config.json").write_text(json.dumps(config), encoding="utf-8")
         command = ["deepspeed", "--autotuning", "tune", "--num_gpus", self.options.gpus, "--master_port",
-                   free_port(), *self.script(10_000, place / "notes", "none"),
-                   "--deepspeed_config", place / "ds_config.json"]  # fmt: skip
+                   free_port(), *self.script(10_000, path / "notes", "none"),
+                   "--deepspeed_config", path / "ds_config.json"]  # fmt: skip
         environment = {"PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}", **QUIET}
         limit = self.left - self.options.run_seconds
-        done = run(command, place, limit, environment | self.device_environment)
-        runs = experiments(place / "results")
+        done = run(command, path, limit, environment | self.device_environment)
+        runs = experiments(path / "results")
         found: Answer = {"seconds": done.seconds, "finished": done.code == 0, "runs": runs}
-        best = place / "results" / "ds_config_optimal.json"
+        best = path / "results" / "ds_config_optimal.json"
         if not best.exists():
             ran = [one for one in runs if one["throughput"] and not one["error"]]
             if not ran:
                 why = [one["error"] for one in runs if one["error"]]
                 return found | {"error": why[-1] if why else done.why}
             fastest = max(ran, key=lambda one: one["throughput"])
-            best = place / "results" / fastest["name"] / "ds_config.json"
+            best = path / "results" / fastest["name"] / "ds_config.json"
         answer = json.loads(best.read_text(encoding="utf-8"))
         answer.pop("autotuning", None)
         same = [one for one in runs if one["deepspeed_config"] == answer]
@@ -306,15 +306,15 @@ class Benchmark:
             timed = "tokens_per_second" in known.get("measured", {})
             if timed and all(known[key] == answer[key] for key in keys):
                 return {**known["measured"], "same_as": other}
-        place = fresh(self.folder / "measured" / name)
+        path = fresh(self.folder / "measured" / name)
         config = answer["deepspeed_config"]
-        (place / "ds_config.json").write_text(json.dumps(config), encoding="utf-8")
+        (path / "ds_config.json").write_text(json.dumps(config), encoding="utf-8")
         command = ["deepspeed", "--num_gpus", self.options.gpus, "--master_port", free_port(),
-                   *self.script(self.options.steps, place / "notes", answer["checkpointing"]),
-                   "--deepspeed_config", place / "ds_config.json"]  # fmt: skip
+                   *self.script(self.options.steps, path / "notes", answer["checkpointing"]),
+                   "--deepspeed_config", path / "ds_config.json"]  # fmt: skip
         environment = answer["environment"] | self.device_environment
-        done = run(command, place, min(self.left, self.options.run_seconds), environment)
-        notes = notes_of(place / "notes", self.options.gpus)
+        done = run(command, path, min(self.left, self.options.run_seconds), environment)
+        notes = notes_of(path / "notes", self.options.gpus)
         seconds = notes[0].get("step_seconds", [])
         found = {"seconds": done.seconds, "step_seconds": seconds, "versions": notes[0].get("versions"),
                  "peak_allocated_bytes": [note.get("peak_allocated_bytes") for note in notes]}  # fmt: skip
@@ -351,18 +351,18 @@ def experiments(results: Path) -> list[dict[str, Any]]:
     ``error``: a line of the run's stderr with that word in it, for which the autotuner drops the run.
     """
     found = []
-    for place in sorted(results.glob("*/exp.json"), key=lambda place: place.stat().st_mtime):
-        folder = place.parent
+    for path in sorted(results.glob("*/exp.json"), key=lambda path: path.stat().st_mtime):
+        folder = path.parent
         config = json.loads((folder / "ds_config.json").read_text(encoding="utf-8"))
         config.pop("autotuning", None)
         said, log, metrics = folder / "stdout.log", folder / "stderr.log", folder / "metrics.json"
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         values = json.loads(metrics.read_text(encoding="utf-8")) if metrics.exists() else {}
-        ended = said.stat().st_mtime if said.exists() else place.stat().st_mtime
+        ended = said.stat().st_mtime if said.exists() else path.stat().st_mtime
         found.append(
             {
                 "name": folder.name,
-                "seconds": round(ended - place.stat().st_mtime, 1),
+                "seconds": round(ended - path.stat().st_mtime, 1),
                 "throughput": values.get("throughput"),
                 "error": next((s for s in text.splitlines() if re.search("Error|error|ERROR", s)), None),
                 "deepspeed_config": config,
@@ -378,8 +378,8 @@ def main() -> None:
     options = parse()
     benchmark = Benchmark(options)
     if options.device == "cuda":  # before anything is timed: the operator is built, files are in the cache
-        place = fresh(benchmark.folder / "operators")
-        built = run([sys.executable, "-c", OPERATORS], place, benchmark.left)
+        path = fresh(benchmark.folder / "operators")
+        built = run([sys.executable, "-c", OPERATORS], path, benchmark.left)
         if built.code != 0:
             raise SystemExit(f"DeepSpeed's FusedAdam: {built.why}")
     for name in ("plan", "tune", "autotuner"):

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=float, nargs="+", default=[0.6, 0.8, 1.0])
     options = parser.parse_args()
     errors: dict[str, list[float]] = {}
-    for row in (each for path in options.rows for each in cases.read(path)):
+    for row in (record for path in options.rows for record in cases.read(path)):
         measured = row.get("step_seconds_mean")
         if "error" in row:
             said = (row["error"].strip().splitlines() or ["it did not end in time"])[-1]
@@ -69,7 +69,7 @@ def main() -> None:
             f"{steps[-1]:.3f})  predicted {seconds:.3f}  {100 * error:+.1f} %"
         )
     for kind, found in errors.items():
-        sizes = [abs(each) for each in found]
+        sizes = [abs(entry) for entry in found]
         mean, worst = 100 * statistics.mean(sizes), 100 * max(sizes)
         print(f"{kind}: {len(found)} rows, mean error {mean:.1f} %, worst {worst:.1f} %")
 

@@ -108,7 +108,7 @@ class Case:
         right = hang.get("kind", "none") in kinds and words.format(last=last) in f"{why} {hang.get('what')}"
         right = right and code in (10, 11)
         if self.kind == "shapes" and self.args.device == "cuda":  # NCCL compares nothing, and nothing hangs
-            told = [each for each in report.get("problems", ()) if "GPUs do not notice" in each]
+            told = [problem for problem in report.get("problems", ()) if "GPUs do not notice" in problem]
             right, why = bool(told) and code == 0, " ".join([why, *told])
         steps = [at for at, line in self.lines if line.lower().startswith("step ")]
         said = [at for at, line in self.lines if "likely cause" in line]

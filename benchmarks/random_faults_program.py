@@ -51,13 +51,13 @@ def noisy(seconds: float) -> None:
 
 def lockstep(seconds: float) -> None:
     """Each step waits for the other rank, as a collective does."""
-    place = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ["MASTER_PORT"]))
+    address = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ["MASTER_PORT"]))
     if RANK == 0:
-        peer, _ = socket.create_server(("", place[1])).accept()
+        peer, _ = socket.create_server(("", address[1])).accept()
     else:
         for _ in work(60):
             try:
-                peer = socket.create_connection(place, 5)
+                peer = socket.create_connection(address, 5)
                 break
             except OSError:
                 time.sleep(0.05)

@@ -51,7 +51,7 @@ def is_rank(pid: int, rank: int) -> bool:
     """Whether it is the rank itself: a child of one has its environment too."""
     try:
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        own, above = (Path(f"/proc/{each}/environ").read_bytes().split(b"\0") for each in (pid, parent))
+        own, above = (Path(f"/proc/{item}/environ").read_bytes().split(b"\0") for item in (pid, parent))
     except OSError:
         return False
     return f"RANK={rank}".encode() in own and not any(entry.startswith(b"RANK=") for entry in above)

@@ -89,7 +89,7 @@ class Seam:
     def microseconds(self, what: str) -> float:
         """The recorder's own, a call: the mean of those that the system did not interrupt."""
         calls, clocks = (sorted(self.seconds[what, recording]) for recording in (True, False))
-        calls, clocks = (each[: len(each) - len(each) // 20] for each in (calls, clocks))
+        calls, clocks = (entry[: len(entry) - len(entry) // 20] for entry in (calls, clocks))
         return 1e6 * (statistics.fmean(calls) - statistics.fmean(clocks))
 
 

@@ -31,8 +31,8 @@ _SETTLED_STEPS = 2
 class Clock:
     """Of one rank."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._ready = False
         self._steps = 0
         self._began = 0.0
@@ -47,7 +47,7 @@ class Clock:
         if self._ready:
             return
         self._ready = True
-        folder = self._place.parent
+        folder = self._path.parent
         (folder / f"ready.{os.environ.get('RANK', '0')}").touch()
         while not (folder / "go").exists():
             time.sleep(0.2)
@@ -73,8 +73,8 @@ class Clock:
         self._meet()
         _settle()
         if self._trace_after and self._steps == self._trace_after:
-            place = self._place.with_name(f"trace.{os.environ.get('RANK', '0')}")
-            self._trace = Trace(place)
+            path = self._path.with_name(f"trace.{os.environ.get('RANK', '0')}")
+            self._trace = Trace(path)
         self._began = time.perf_counter()
 
     def _round(self) -> dict[str, float]:
@@ -108,7 +108,7 @@ class Clock:
             "allocated": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),
         }
-        self._place.with_name(f"times.{os.environ.get('RANK', '0')}").write_text(json.dumps(found))
+        self._path.with_name(f"times.{os.environ.get('RANK', '0')}").write_text(json.dumps(found))
 
 
 def _settle() -> None:

@@ -242,7 +242,7 @@ def run_alone(work: Path, ranks: int, env: dict[str, str], peak: Path) -> list[d
     with concurrent.futures.ThreadPoolExecutor(ranks) as pool:
         jobs = []
         for rank in range(ranks):
-            place = {
+            variables = {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
                 "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
                 "READ_PEAK_TO": str(work / "peak"),
@@ -251,7 +251,7 @@ def run_alone(work: Path, ranks: int, env: dict[str, str], peak: Path) -> list[d
             if own.get("CUDA_VISIBLE_DEVICES") != "":
                 own.pop("CUDA_VISIBLE_DEVICES", None)
             alone = [sys.executable, *argv[script:]]
-            jobs.append(pool.submit(run, alone, work / f"alone-{rank}.log", env | own | place))
+            jobs.append(pool.submit(run, alone, work / f"alone-{rank}.log", env | own | variables))
         codes = [job.result() for job in jobs]
     ranks_read = []
     for rank, code in enumerate(codes):

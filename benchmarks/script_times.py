@@ -80,7 +80,7 @@ class Started:
         config = work / "ds_config.json"
         config.write_text(json.dumps(row["deepspeed_config"]))
         values = {"{data}": str(inputs.folder), "{model}": str(model), "{out}": str(work / "out")}
-        arguments = [_filled(each, values) for each in row["args"]]
+        arguments = [_filled(arg, values) for arg in row["args"]]
         script = script_path(row["script"], {"--transformers": transformers})
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(row["gpus"]),
@@ -117,17 +117,17 @@ class Started:
         if len(read) < self.row["gpus"]:
             return {**self.row, "error": (self.work / "log").read_text()[-6000:]}
         seconds = read[0]["step_seconds"]
-        speed = speed_of({MODEL: [took for each in read for took in each["rounds"]["first"]]}, "probe")
+        speed = speed_of({MODEL: [took for record in read for took in record["rounds"]["first"]]}, "probe")
         return {
             **self.row,
             "alone_on_host": True,
             "step_seconds": seconds,
             "step_seconds_median": round(statistics.median(seconds), 5),
-            "peak_allocated_bytes": max(each["allocated"] for each in read),
-            "peak_reserved_bytes": max(each["reserved"] for each in read),
+            "peak_allocated_bytes": max(record["allocated"] for record in read),
+            "peak_reserved_bytes": max(record["reserved"] for record in read),
             "host_factor": round(speed.factor, 4),
-            "host_factor_range": [round(each, 4) for each in (speed.low, speed.high) if each],
-            "host_rounds": [each["rounds"] for each in read],
+            "host_factor_range": [round(entry, 4) for entry in (speed.low, speed.high) if entry],
+            "host_rounds": [record["rounds"] for record in read],
             "versions": _versions(),
         }
 
@@ -202,23 +202,23 @@ def main() -> int:
         try:
             _wait(started, min(START_SECONDS, options.seconds))
             print(f"all wait after {time.monotonic() - began:.0f} s", flush=True)
-            for each in started:
+            for process in started:
                 left = options.seconds - (time.monotonic() - began)
                 if left <= 0:
                     break
-                done = each.go(min(options.case_seconds, left))
+                done = process.go(min(options.case_seconds, left))
                 failed += "error" in done
                 with options.output.open("a") as output:
                     output.write(json.dumps(done) + "\n")
                 if options.traces:
-                    each.keep_traces(options.traces)
+                    process.keep_traces(options.traces)
                 said = done.get("step_seconds_median") or done["error"][-600:]
                 print(f"{done['name']:24} host {done.get('host_factor')}  {said}", flush=True)
         finally:
-            for each in started:
-                each.process.terminate()  # all at once; stop() then waits for them
-            for each in started:
-                each.stop()
+            for process in started:
+                process.process.terminate()  # all at once; stop() then waits for them
+            for process in started:
+                process.stop()
     return 1 if failed else 0
 
 
@@ -227,7 +227,7 @@ def _wait(started: list[Started], limit_seconds: float) -> None:
     end = time.monotonic() + limit_seconds
     compiling = subprocess.Popen([sys.executable, "-c", COMPILE], stdout=subprocess.DEVNULL)
     while time.monotonic() < end:
-        if compiling.poll() is not None and all(each.ready() for each in started):
+        if compiling.poll() is not None and all(process.ready() for process in started):
             return
         time.sleep(0.2)
     if compiling.poll() is None:

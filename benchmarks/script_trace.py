@@ -25,17 +25,17 @@ PHASE = "phase:"
 class Trace:
     """Of some steps of one process."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, path: Path) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        self._place = place
+        self._path = path
         self._profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
         self._profile.start()
 
     def stop(self, about: dict[str, Any]) -> None:
         """End it and write what is kept of it, beside ``about``."""
         self._profile.stop()
-        handle, name = tempfile.mkstemp(suffix=".json", dir=self._place.parent)
+        handle, name = tempfile.mkstemp(suffix=".json", dir=self._path.parent)
         os.close(handle)
         try:
             self._profile.export_chrome_trace(name)
@@ -43,7 +43,7 @@ class Trace:
                 kept = compact(json.load(file))
         finally:
             Path(name).unlink()
-        self._place.write_text(json.dumps({**about, **kept}), encoding="utf-8")
+        self._path.write_text(json.dumps({**about, **kept}), encoding="utf-8")
 
 
 def compact(trace: dict[str, Any]) -> dict[str, Any]:
@@ -54,26 +54,26 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
         :data:`KINDS` and name by their index, lane a thread or a stream, times in tenths of microseconds
         from the first event on, correlation what joins a launch and its kernel (0: none).
     """
-    found = [each for each in trace["traceEvents"] if each.get("ph") == "X" and each.get("cat") in KINDS]
-    found.sort(key=lambda each: float(each["ts"]))
+    found = [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in KINDS]
+    found.sort(key=lambda event: float(event["ts"]))
     began = float(found[0]["ts"]) if found else 0.0
     names: dict[str, int] = {}
     lanes: dict[Any, int] = {}
     events = []
-    for each in found:
-        arguments = each.get("args", {})
-        lane = ("stream", arguments["stream"]) if "stream" in arguments else ("thread", each["tid"])
-        on_gpu = each["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
-        name = each["name"].split("(")[0][:60] if on_gpu else each["name"][:60]
+    for event in found:
+        arguments = event.get("args", {})
+        lane = ("stream", arguments["stream"]) if "stream" in arguments else ("thread", event["tid"])
+        on_gpu = event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
+        name = event["name"].split("(")[0][:60] if on_gpu else event["name"][:60]
         events.append([
-            KINDS.index(each["cat"]),
+            KINDS.index(event["cat"]),
             names.setdefault(name, len(names)),
-            lanes.setdefault(lane if on_gpu else ("thread", each["tid"]), len(lanes)),
-            round(10 * (float(each["ts"]) - began)),
-            round(10 * float(each.get("dur", 0.0))),
+            lanes.setdefault(lane if on_gpu else ("thread", event["tid"]), len(lanes)),
+            round(10 * (float(event["ts"]) - began)),
+            round(10 * float(event.get("dur", 0.0))),
             int(arguments.get("correlation", 0)),
         ])  # fmt: skip
-    return {"names": list(names), "lanes": [list(each) for each in lanes], "events": events}
+    return {"names": list(names), "lanes": [list(lane) for lane in lanes], "events": events}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -130,27 +130,29 @@ def summary(trace: dict[str, Any]) -> dict[str, Any]:
     """Seconds a step: of each thread in operators, the runtime and Python between them; of the GPU."""
     found, phases = spans(trace)
     ends = sorted(last for _, last in phases.get("step", ()))
-    began, ended = (ends[0], ends[-1]) if len(ends) > 1 else (0.0, max(each.begin for each in found))
+    began, ended = (ends[0], ends[-1]) if len(ends) > 1 else (0.0, max(event.begin for event in found))
     steps = max(1, len(ends) - 1)
-    inside = [each for each in found if began <= each.begin < ended]
+    inside = [event for event in found if began <= event.begin < ended]
     lanes: dict[str, Any] = {}
-    for lane in dict.fromkeys(each.lane for each in inside):
-        mine = [each for each in inside if each.lane == lane]
+    for lane in dict.fromkeys(event.lane for event in inside):
+        mine = [event for event in inside if event.lane == lane]
         kind, number = trace["lanes"][lane]
         kinds: dict[str, list[float]] = {}
-        for each in mine:
-            counted = kinds.setdefault(f"{each.kind} {each.name}", [0, 0.0, 0.0, 0])
+        for event in mine:
+            counted = kinds.setdefault(f"{event.kind} {event.name}", [0, 0.0, 0.0, 0])
             counted[0] += 1
-            counted[1] += each.seconds
-            counted[2] += each.runtime
-            counted[3] += each.calls
+            counted[1] += event.seconds
+            counted[2] += event.runtime
+            counted[3] += event.calls
         largest = sorted(kinds.items(), key=lambda item: -item[1][1])[:25]
         lanes[f"{kind} {number}"] = {
             "spans": len(mine) / steps,
-            "busy": sum(each.seconds for each in mine) / steps,
-            "largest": {name: [each / steps for each in counted] for name, counted in largest},
+            "busy": sum(event.seconds for event in mine) / steps,
+            "largest": {name: [seconds / steps for seconds in counted] for name, counted in largest},
         }
-    took = {name: sum(b - a for a, b in each if began <= a < ended) / steps for name, each in phases.items()}
+    took = {
+        name: sum(b - a for a, b in phase if began <= a < ended) / steps for name, phase in phases.items()
+    }
     return {"name": trace.get("name"), "rank": trace.get("rank"), "step": (ended - began) / steps,
             "phases": took, "lanes": lanes}  # fmt: skip
 

@@ -120,10 +120,10 @@ def kernels(constants: Constants = HUGGING_FACE) -> list[Timed]:
 
 def rows(name: str) -> Iterator[dict[str, Any]]:
     """Runs of a file that went through; ``name``: of the committed data, or a path."""
-    place = accuracy.DATA if name == accuracy.DATA.stem else DATA / f"{name}.jsonl"
+    path = accuracy.DATA if name == accuracy.DATA.stem else DATA / f"{name}.jsonl"
     if name.endswith(".jsonl"):
-        place = Path(name)
-    for line in place.read_text(encoding="utf-8").splitlines():
+        path = Path(name)
+    for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if row.get("ok", not row.get("error")) and _steps(row):
             yield {"cap_bytes": None, **row}

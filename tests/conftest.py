@@ -94,8 +94,8 @@ def write_config(tmp_path: Path) -> Callable[[object], str]:
     """Writes a model's config.json; returns its path, as ``--model`` takes it."""
 
     def write(config: object) -> str:
-        place = tmp_path / "config.json"
-        place.write_text(json.dumps(config))
-        return str(place)
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        return str(path)
 
     return write

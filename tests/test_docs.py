@@ -67,9 +67,9 @@ def test_every_link_leads_somewhere_and_nothing_comes_from_a_network(site: Path)
             if re.match(r"[a-z]+:|//", link):
                 continue
             target, _, anchor = link.partition("#")
-            place = (path.parent / target).resolve() if target else path
-            assert place.exists(), f"{path.name} links to {link}"
-            assert not anchor or place.suffix != ".html" or anchor in pages[place].anchors, (
+            file = (path.parent / target).resolve() if target else path
+            assert file.exists(), f"{path.name} links to {link}"
+            assert not anchor or file.suffix != ".html" or anchor in pages[file].anchors, (
                 f"{path.name}: {link}"
             )
 

@@ -108,8 +108,8 @@ def run(example: Example, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-    for place in (str(folder.resolve()), str(ROOT)):
-        done.stdout = done.stdout.replace(place, "~")
+    for folder_name in (str(folder.resolve()), str(ROOT)):
+        done.stdout = done.stdout.replace(folder_name, "~")
     done.stdout = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node-1", done.stdout)
     return done
 
@@ -142,20 +142,20 @@ def alike(shown: str, real: str, *, vary: bool) -> bool:
 def difference(example: Example, output: str) -> str | None:
     """The first shown line that the output lacks, in order; None when all are there."""
     real = [line for line in output.splitlines() if line.strip()]
-    place, gap = 0, False
+    position, gap = 0, False
     for line in (line for line in example.shown if line.strip()):
         if line.strip() in ("…", "..."):
             gap = True
             continue
-        stop = len(real) if gap else place + 1
-        for at in range(place, min(stop, len(real))):
+        stop = len(real) if gap else position + 1
+        for at in range(position, min(stop, len(real))):
             if alike(line, real[at], vary=example.vary):
-                place, gap = at + 1, False
+                position, gap = at + 1, False
                 break
         else:
             return line
-    if place < len(real) and not gap and example.shown:
-        return f"(nothing more) but there is: {real[place]}"
+    if position < len(real) and not gap and example.shown:
+        return f"(nothing more) but there is: {real[position]}"
     return None
 
 

@@ -70,7 +70,7 @@ def of_anything(text: str, seed: str) -> Iterator[Mutation]:
             continue
         written = json.dumps(broken, indent=4)
         keys = parse_json(written, strict=False).keys
-        lines = {place.line for key, place in keys.items() if key[: len(path)] == path and path}
+        lines = {location.line for key, location in keys.items() if key[: len(path)] == path and path}
         yield Mutation(kind, written, frozenset(lines), sure=False)
     yield from _wrapped(config)
     yield from _text(json.dumps(config, indent=4), random.Random(f"{seed} text"))
@@ -96,16 +96,16 @@ def _new_key(value: Any) -> Callable[[dict[str, Any], random.Random], Path | Non
 
     def change(config: dict[str, Any], chance: random.Random) -> Path | None:
         there = {(): config} | {path: block for path, block in paths(config) if isinstance(block, dict)}
-        places = [
+        key_paths = [
             (*path, key)
             for path, block in there.items()
             if ".".join(path) in key_list()["blocks"]
             for key in key_list()["blocks"][".".join(path)]["keys"]
             if key not in block
         ]
-        if not places:
+        if not key_paths:
             return None
-        path = chance.choice(places)
+        path = chance.choice(key_paths)
         _parent(config, path)[path[-1]] = copy.deepcopy(value)
         return path
 
@@ -114,10 +114,10 @@ def _new_key(value: Any) -> Callable[[dict[str, Any], random.Random], Path | Non
 
 def _name(new: Callable[[str], str]) -> Callable[[dict[str, Any], random.Random], Path | None]:
     def change(config: dict[str, Any], chance: random.Random) -> Path | None:
-        places = [path for path, _ in paths(config) if new(path[-1]) != path[-1] and len(path[-1]) > 3]
-        if not places:
+        key_paths = [path for path, _ in paths(config) if new(path[-1]) != path[-1] and len(path[-1]) > 3]
+        if not key_paths:
             return None
-        path = chance.choice(places)
+        path = chance.choice(key_paths)
         parent, name = _parent(config, path), new(path[-1])
         if name in parent:
             return None
@@ -146,10 +146,10 @@ def _lose(config: dict[str, Any], chance: random.Random) -> Path | None:
 
 
 def _move_up(config: dict[str, Any], chance: random.Random) -> Path | None:
-    places = [path for path, _ in paths(config) if len(path) > 1]
-    if not places:
+    key_paths = [path for path, _ in paths(config) if len(path) > 1]
+    if not key_paths:
         return None
-    path = chance.choice(places)
+    path = chance.choice(key_paths)
     above = _parent(config, path[:-1])
     if path[-1] in above:
         return None
@@ -260,15 +260,15 @@ def of_any_yaml(text: str, seed: str) -> Iterator[Mutation]:
     yield at("any-yaml-comma", index, f"{lines[index]},")
     yield at("any-yaml-open-quote", index, lines[index].replace(": ", ': "', 1))
     yield at("any-yaml-open-bracket", index, lines[index].replace(": ", ": [", 1))
-    nested = [place for place in plain if lines[place].startswith(" ")]
+    nested = [number for number in plain if lines[number].startswith(" ")]
     if nested:
         index = chance.choice(nested)
         yield at("any-yaml-moved-up", index, lines[index].lstrip())
-    top = [place for place in plain if not lines[place].startswith(" ")]
-    block = next((place for place, line in enumerate(lines) if line.startswith("deepspeed_config:")), None)
+    top = [number for number in plain if not lines[number].startswith(" ")]
+    block = next((number for number, line in enumerate(lines) if line.startswith("deepspeed_config:")), None)
     if block is not None and top and lines[block].rstrip().endswith(":"):
         index = chance.choice(top)
-        moved = [line for place, line in enumerate(lines) if place != index]
+        moved = [line for number, line in enumerate(lines) if number != index]
         where = moved.index(lines[block]) + 1
         broken = [*moved[:where], f"  {lines[index]}", *moved[where:]]
         lines_of_it = frozenset({where + 1})

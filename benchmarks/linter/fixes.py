@@ -36,7 +36,7 @@ def main() -> None:
     truth = Truth(options.truth)
     files, texts, worlds, readers, works = read_corpus(options.folder, truth)
     drawn = mutations_of(texts, works, files, options.seed, options.mutations)
-    inputs = [*texts.items(), *((name, made.text) for name, made in drawn)]
+    inputs = [*texts.items(), *((name, mutation.text) for name, mutation in drawn)]
     with tempfile.TemporaryDirectory() as folder:
         pairs = []
         counts = dict.fromkeys(("files", "changed", "not idempotent", "comment lost", "order changed"), 0)
@@ -86,8 +86,8 @@ def _compare(
     ]
     answers = truth.of(cases)
     same = runs_now = 0
-    for place in range(0, len(answers), 2):
-        before, after = answers[place : place + 2]
+    for first in range(0, len(answers), 2):
+        before, after = answers[first : first + 2]
         if not before["ok"]:
             runs_now += after["ok"]
         elif after["ok"] and _meaning(before) == _meaning(after):

@@ -132,8 +132,8 @@ def accepted(
         cases = [
             {"id": name, "reader": reader, "path": str(path), "world_size": worlds[name]}
             for name, path in files.items()
-            for place, reader in enumerate(readers[name])
-            if number is None or (place == number and not found[name])
+            for position, reader in enumerate(readers[name])
+            if number is None or (position == number and not found[name])
         ]
         for answer in truth.of(cases):
             if answer["ok"]:
@@ -258,10 +258,10 @@ def mutations_of(
             for mutation in _of(texts[name], files[name].parent.name, f"{seed} {name}"):
                 by_kind[mutation.kind].append((name, mutation))
     drawn: list[tuple[str, Mutation]] = []
-    each = wanted // len(by_kind) + 1
+    per_kind = wanted // len(by_kind) + 1
     for kind in sorted(by_kind):
         chance = random.Random(f"{seed} {kind}")
-        drawn += chance.sample(by_kind[kind], min(each, len(by_kind[kind])))
+        drawn += chance.sample(by_kind[kind], min(per_kind, len(by_kind[kind])))
     print(f"mutations: {len(drawn)} of {len(by_kind)} kinds, in {len({name for name, _ in drawn})} files")
     return drawn
 

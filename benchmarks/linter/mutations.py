@@ -46,7 +46,7 @@ def of_json(text: str, seed: str) -> Iterator[Mutation]:
             continue
         written = json.dumps(broken, indent=4)
         keys = parse_json(written, strict=False).keys
-        lines = {place.line for key, place in keys.items() if key[: len(path)] == path}
+        lines = {location.line for key, location in keys.items() if key[: len(path)] == path}
         yield Mutation(kind, written, frozenset(lines), _SCHEMA_KINDS.get(kind))
     yield from _texts(json.dumps(config, indent=4), random.Random(f"{seed} text"))
 
@@ -78,10 +78,10 @@ def _at(wanted: Callable[[Path, Any], bool], new: Callable[[Any, random.Random],
     """Give one of the keys that ``wanted`` picks another value."""
 
     def change(config: dict[str, Any], chance: random.Random) -> Path | None:
-        places = [(path, value) for path, value in paths(config) if wanted(path, value)]
-        if not places:
+        key_paths = [(path, value) for path, value in paths(config) if wanted(path, value)]
+        if not key_paths:
             return None
-        path, value = chance.choice(places)
+        path, value = chance.choice(key_paths)
         _parent(config, path)[path[-1]] = new(value, chance)
         return path
 
@@ -90,10 +90,10 @@ def _at(wanted: Callable[[Path, Any], bool], new: Callable[[Any, random.Random],
 
 def _renamed(wanted: Callable[[Path, Any], bool], new: Callable[[str, random.Random], str]) -> Change:
     def change(config: dict[str, Any], chance: random.Random) -> Path | None:
-        places = [path for path, value in paths(config) if wanted(path, value)]
-        if not places:
+        key_paths = [path for path, value in paths(config) if wanted(path, value)]
+        if not key_paths:
             return None
-        path = chance.choice(places)
+        path = chance.choice(key_paths)
         parent = _parent(config, path)
         name = new(path[-1], chance)
         if name == path[-1] or name in parent:
@@ -140,12 +140,12 @@ def _set(dotted: str, value: Any, *, needs: str | None = None, without: str | No
         have |= {f"{'.'.join(p)}=even" for p, v in paths(config) if type(v) is int and v > 1 and v % 2 == 0}
         if (needs and needs not in have) or (without and without in have):
             return None
-        place = config
+        block = config
         for part in path[:-1]:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
+            block = block.setdefault(part, {})
+            if not isinstance(block, dict):
                 return None
-        place[path[-1]] = copy.deepcopy(value)
+        block[path[-1]] = copy.deepcopy(value)
         return path
 
     return change
@@ -154,14 +154,14 @@ def _set(dotted: str, value: Any, *, needs: str | None = None, without: str | No
 def _drop(dotted: str, *others: str) -> Change:
     def change(config: dict[str, Any], chance: random.Random) -> Path | None:
         path = tuple(dotted.split("."))
-        place = config
+        block = config
         for part in path[:-1]:
-            place = place.get(part, {})
-            if not isinstance(place, dict):
+            block = block.get(part, {})
+            if not isinstance(block, dict):
                 return None
-        if path[-1] not in place:
+        if path[-1] not in block:
             return None
-        del place[path[-1]]
+        del block[path[-1]]
         for other in others:
             config.pop(other, None)
         return path

@@ -50,7 +50,7 @@ def main() -> None:
         checker.check_schema(checker.schema)
     good = alarms = 0
     caught: collections.Counter[str] = collections.Counter()
-    made: collections.Counter[str] = collections.Counter()
+    drawn: collections.Counter[str] = collections.Counter()
     for folder in options.folders:
         corpus = read_corpus(folder, Truth(options.truth))
         for name, path in corpus.files.items():
@@ -65,15 +65,15 @@ def main() -> None:
                 print("false alarm:", name, wrong[0].message[:100])
                 continue
             for kind, mutation, text in _mutations(corpus.texts[name], name, is_json):
-                made[kind] += 1
+                drawn[kind] += 1
                 found = not checker.is_valid(_value(text, is_json))
                 caught[kind] += found
                 if not found:
                     print("missed:", mutation, name)
     print(f"good files: {good}, false alarms: {alarms}")
-    for kind, count in made.items():
+    for kind, count in drawn.items():
         print(f"{kind}: {caught[kind]} of {count} ({caught[kind] / count:.1%})")
-    print(f"all: {caught.total()} of {made.total()} ({caught.total() / max(1, made.total()):.1%})")
+    print(f"all: {caught.total()} of {drawn.total()} ({caught.total() / max(1, drawn.total()):.1%})")
 
 
 def _is_clean(path: pathlib.Path) -> bool:

@@ -79,21 +79,21 @@ def complete(case: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-def read(place: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[dict[str, Any]]:
     """The cases of a JSON file (a list), or rows of a JSONL file.
 
     Raises:
         InputError: not JSON, or not a list of objects.
     """
-    text = place.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     try:
-        if place.suffix == ".jsonl":
+        if path.suffix == ".jsonl":
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         found = json.loads(text)
     except ValueError as error:
-        raise InputError(f"{place}: {error}") from error
+        raise InputError(f"{path}: {error}") from error
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise InputError(f"{place}: expected a list of cases")
+        raise InputError(f"{path}: expected a list of cases")
     return found
 
 

@@ -201,10 +201,10 @@ def measure_all(
                     print(f"{run.case['id']}: stopped: out of time", file=sys.stderr, flush=True)
                 return len(todo) + len(host.running)
             for case in list(todo) if spent < options.start_seconds else []:
-                spot = host.place(case)
-                if spot is not None:
+                placement = host.place(case)
+                if placement is not None:
                     todo.remove(case)
-                    host.start(case, *spot)
+                    host.start(case, *placement)
             tick(host.running)
             for run in host.finished():
                 found = host.route.row(run)

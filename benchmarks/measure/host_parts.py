@@ -160,11 +160,11 @@ def rounds(device: torch.device, seconds: float) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(found.get("item", ())) < 3:
-        took = {name: _once(each) for name, each in work.items()}
-        took |= {f"probe: {name}": each for name, each in probe.round().items()}
-        for name, each in took.items():
-            found.setdefault(name, []).append(each)
-    return {name: float(f"{statistics.median(each[1:]):.4g}") for name, each in found.items()}
+        took = {name: _once(task) for name, task in work.items()}
+        took |= {f"probe: {name}": duration for name, duration in probe.round().items()}
+        for name, duration in took.items():
+            found.setdefault(name, []).append(duration)
+    return {name: float(f"{statistics.median(duration[1:]):.4g}") for name, duration in found.items()}
 
 
 def _rate(do: Callable[[], Any], amount: float, repeats: int = 4) -> float:

@@ -328,10 +328,10 @@ def main() -> int:
         command = [sys.executable, "-m", "benchmarks.measure.kernels", "--case", case["id"]]
         ranks = []
         for rank in range(case["world_size"]):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case["world_size"]),
+            variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case["world_size"]),
                      "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
             ranks.append(
-                subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environment, **place})
+                subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environment, **variables})
             )
         texts = [rank.communicate()[0] for rank in ranks]
         lines = [line for line in texts[0].splitlines() if line.startswith("{")]

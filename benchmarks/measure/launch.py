@@ -93,8 +93,8 @@ class Launched:
         case = run.case
         notes = rows.notes_of(run.folder, case["world_size"])
         found = rows.row_of(case, notes, run.folder / "log-0.txt")
-        place = run.folder / "run" / "report.json"
-        report = json.loads(place.read_text(encoding="utf-8")) if place.exists() else None
+        path = run.folder / "run" / "report.json"
+        report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         found["launched"] = None if report is None else reported(report)
         found["oom"] = found["oom"] or (report is not None and report["outcome"] == "oom")
         found["ok"] = found["ok"] and report is not None and report["outcome"] == "ok"

@@ -79,9 +79,9 @@ def prepare(trial: Trial, folder: Path) -> list[Case]:
         limit = largest(
             lambda notch: planned.ask_plan(grown(trial, pinned, notch), Path(scratch)) is not None
         )
-    place = folder / "plans" / trial.name
+    path = folder / "plans" / trial.name
     at_limit = grown(trial, pinned, limit)
-    chosen = planned.write_plan(at_limit, place)["chosen"]
+    chosen = planned.write_plan(at_limit, path)["chosen"]
     config = chosen["deepspeed_config"]
     cap = planned.allocator_limit(planned.card(CARDS_MIB[trial.card]), config, trial.gpus)
     about = {
@@ -95,7 +95,7 @@ def prepare(trial: Trial, folder: Path) -> list[Case]:
     checkpointing = chosen["activation_checkpointing"]
     run = {"steps": FP16_STEPS if chosen["precision"] == "fp16" else STEPS, "cap_bytes": cap}
     fits = planned.case_of(
-        f"fits.{trial.name}", model, at_limit, config, estimate=chosen["estimate"], plan=str(place),
+        f"fits.{trial.name}", model, at_limit, config, estimate=chosen["estimate"], plan=str(path),
         about={**about, "kind": "fits"}, checkpointing=checkpointing, **run,
     )  # fmt: skip
     beyond = _beyond(trial, model, grown(trial, pinned, limit + 1), config, checkpointing, folder)
@@ -202,11 +202,11 @@ def main() -> int:
         text, good = table(planned.rows_of(options.rows))
         print(text)
         return 0 if good else 1
-    made: list[Case] = []
+    prepared: list[Case] = []
     for trial in TRIALS:
         if options.only in trial.name:
             found = prepare(trial, options.folder)
-            made += found
+            prepared += found
             peaks = "".join(f" {max(c['expected']['peak_allocated_bytes']) / GIB:.2f}" for c in found)
             limit = (
                 f"limit {found[0]['about']['limit']}, {found[0]['expected']['basis']}"
@@ -215,8 +215,8 @@ def main() -> int:
             )
             print(f"{trial.name}: {limit}{peaks}", flush=True)
     # the fullest first: they need a GPU to themselves, which is to be had before the others start
-    made.sort(key=lambda case: -case["cap_bytes"] * case["world_size"])
-    planned.write_cases(made, options.folder / "cases.json")
+    prepared.sort(key=lambda case: -case["cap_bytes"] * case["world_size"])
+    planned.write_cases(prepared, options.folder / "cases.json")
     return 0
 
 

@@ -82,16 +82,16 @@ class Meter:
 class Note:
     """What a rank found out, on disk after every change."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.values: dict[str, Any] = {"ok": False, "oom": False}
 
     def add(self, **values: Any) -> None:
         """Keep more."""
         self.values |= values
-        temporary = self.place.with_suffix(".part")
+        temporary = self.path.with_suffix(".part")
         temporary.write_text(json.dumps(self.values), encoding="utf-8")
-        temporary.replace(self.place)
+        temporary.replace(self.path)
 
 
 def versions() -> dict[str, str]:

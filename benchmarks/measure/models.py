@@ -95,7 +95,7 @@ def quantise(model: torch.nn.Module) -> None:
     for name, layer in list(model.named_modules()):
         if type(layer) is not torch.nn.Linear or layer is head:
             continue
-        made = bitsandbytes.nn.Linear4bit(
+        quantized = bitsandbytes.nn.Linear4bit(
             layer.in_features,
             layer.out_features,
             bias=layer.bias is not None,
@@ -104,12 +104,12 @@ def quantise(model: torch.nn.Module) -> None:
             quant_type="nf4",
             device="meta",
         )
-        made.weight = bitsandbytes.nn.Params4bit(
+        quantized.weight = bitsandbytes.nn.Params4bit(
             layer.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4"
         )
-        made.bias = layer.bias
+        quantized.bias = layer.bias
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, made.to("cuda"))
+        setattr(model.get_submodule(parent), last, quantized.to("cuda"))
     model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
@@ -157,15 +157,15 @@ def make_batch(
 ) -> dict[str, torch.Tensor]:
     """Random tokens (or images) on this rank's device, labels the same tokens."""
     config: Any = model.config
-    batch, length, place = case["micro_batch"], case["seq_len"], device()
+    batch, length, target_device = case["micro_batch"], case["seq_len"], device()
     if case["head"] == "image-classification":
         size = config.image_size
-        pixels = torch.randn(batch, config.num_channels, size, size, device=place, dtype=dtype)
-        return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.long, device=place)}
-    tokens = torch.randint(2, config.vocab_size, (batch, length), device=place)
+        pixels = torch.randn(batch, config.num_channels, size, size, device=target_device, dtype=dtype)
+        return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.long, device=target_device)}
+    tokens = torch.randint(2, config.vocab_size, (batch, length), device=target_device)
     inputs = {"input_ids": tokens, "labels": tokens}
     if case["attention_mask_given"] or case["attention_mask_padded"]:
-        mask = torch.ones(batch, length, dtype=torch.long, device=place)
+        mask = torch.ones(batch, length, dtype=torch.long, device=target_device)
         if case["attention_mask_padded"]:
             mask[:, -max(1, length // 8) :] = 0
         inputs["attention_mask"] = mask

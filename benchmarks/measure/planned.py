@@ -46,10 +46,10 @@ def subject(name: str, folder: Path) -> Subject:
     entry = models.load(name)
     argument = name
     if name not in profiles.names():
-        place = folder / "configs" / f"{name}.json"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(dict(entry.hf_config)), encoding="utf-8")
-        argument = str(place)
+        path = folder / "configs" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dict(entry.hf_config)), encoding="utf-8")
+        argument = str(path)
     return Subject(name=name, argument=argument, head=entry.head, hf_config=entry.hf_config)
 
 
@@ -82,10 +82,10 @@ def write_plan(options: Options, folder: Path) -> dict[str, Any]:
 
 def ask_estimate(options: Options, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """``zerokit estimate --json`` of a DeepSpeed configuration."""
-    place = folder / "ds_config.json"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps(config), encoding="utf-8")
-    return planner.estimate(named(options), deepspeed=place).to_dict()
+    path = folder / "ds_config.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return planner.estimate(named(options), deepspeed=path).to_dict()
 
 
 def expected(estimate: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,9 +154,9 @@ def allocator_limit(gpu: Gpu, config: Mapping[str, Any], world_size: int) -> int
     return gpu.vram_bytes - outside_allocator_bytes(gpu, strategy)
 
 
-def write_cases(cases: Iterable[Case], place: Path) -> None:
+def write_cases(cases: Iterable[Case], path: Path) -> None:
     """The file that ``launch`` reads."""
-    place.write_text(json.dumps(list(cases), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(list(cases), indent=1) + "\n", encoding="utf-8")
 
 
 def command_line(description: str | None, what: str) -> argparse.ArgumentParser:
@@ -174,7 +174,7 @@ def command_line(description: str | None, what: str) -> argparse.ArgumentParser:
     return parser
 
 
-def rows_of(places: Iterable[Path]) -> list[dict[str, Any]]:
+def rows_of(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """The rows of JSONL files."""
-    texts = (place.read_text(encoding="utf-8") for place in places)
+    texts = (path.read_text(encoding="utf-8") for path in paths)
     return [json.loads(line) for text in texts for line in text.splitlines() if line.strip()]

@@ -103,32 +103,32 @@ class Trials:
 
     def cases(self) -> list[Case]:
         """Every strategy on the smallest card that holds it, and on the larger where that may matter."""
-        made = [case for known in self._strategies.values() for case in self._cases(*known)]
-        made.sort(key=lambda case: (not case["about"]["planned"], case["expected"]["step_seconds"]))
-        return [{**case, "id": f"{case['id']}.{number:02d}"} for number, case in enumerate(made)]
+        prepared = [case for known in self._strategies.values() for case in self._cases(*known)]
+        prepared.sort(key=lambda case: (not case["about"]["planned"], case["expected"]["step_seconds"]))
+        return [{**case, "id": f"{case['id']}.{number:02d}"} for number, case in enumerate(prepared)]
 
     def _cases(
         self, options: planned.Options, strategy: Mapping[str, Any], ranks: Mapping[int, int]
     ) -> list[Case]:
         config, estimate, job = strategy["deepspeed_config"], strategy["estimate"], self.comparison
         peak = max(rank["peak_allocated_bytes"] for rank in estimate["per_rank"])
-        made: list[Case] = []
+        prepared: list[Case] = []
         for card in job.cards:
             gpu = planned.card(CARDS_MIB[card])
             if estimate["min_vram_bytes"] > gpu.driver_vram_bytes:
                 continue
             rival = card in ranks or estimate["step_seconds"] <= RIVAL * self.fastest[card]
-            if not made or (rival and made[0]["cap_bytes"] - peak < ROOM_BYTES):
+            if not prepared or (rival and prepared[0]["cap_bytes"] - peak < ROOM_BYTES):
                 case = planned.case_of(
                     f"quality.{job.name}.{words(strategy)}.{card}gb", self.model, options, config,
                     checkpointing=strategy["activation_checkpointing"], estimate=estimate,
                     cap_bytes=planned.allocator_limit(gpu, config, job.gpus), steps=STEPS, gate=True,
                     about={"comparison": job.name, "cards": list(job.cards), "planned": {}},
                 )  # fmt: skip
-                made.append(case)
+                prepared.append(case)
             if card in ranks:
-                made[-1]["about"]["planned"][str(card)] = ranks[card]
-        return made
+                prepared[-1]["about"]["planned"][str(card)] = ranks[card]
+        return prepared
 
 
 def words(strategy: Mapping[str, Any]) -> str:
@@ -235,9 +235,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     )
     judged = verdicts(rows)
     for one in judged:
-        place = f"{one.name} {one.card} GB"
+        label = f"{one.name} {one.card} GB"
         lines.append(
-            f"{place:<16} {one.tried:>8}  {_short(one.choice):<28} {_short(one.best):<28} {one.regret:>7.1%} "
+            f"{label:<16} {one.tried:>8}  {_short(one.choice):<28} {_short(one.best):<28} {one.regret:>7.1%} "
             f"{one.regret_of_three:>7.1%}"
         )
     if judged:
@@ -267,16 +267,16 @@ def main() -> int:
     if options.command == "table":
         print(table(planned.rows_of(options.rows)))
         return 0
-    made: list[Case] = []
+    prepared: list[Case] = []
     for one in COMPARISONS:
         if options.only in one.name:
-            made += prepare(one, options.folder)
-    for case in made:
+            prepared += prepare(one, options.folder)
+    for case in prepared:
         said = case["expected"]
         peak = max(said["peak_allocated_bytes"]) / GIB
         print(f"{case['id']}: {peak:.1f} GiB, {said['step_seconds']:.2f} s, {case['about']['planned']}")
     options.folder.mkdir(parents=True, exist_ok=True)
-    planned.write_cases(made, options.folder / "cases.json")
+    planned.write_cases(prepared, options.folder / "cases.json")
     return 0
 
 

@@ -15,8 +15,8 @@ _NOT_KEPT = ("cap_ladder_mib", "alone")
 
 def notes_of(folder: Path, ranks: int) -> list[dict[str, Any]]:
     """What each rank wrote; empty where it wrote nothing."""
-    places = [folder / f"rank-{rank}.json" for rank in range(ranks)]
-    return [json.loads(p.read_text(encoding="utf-8")) if p.exists() else {} for p in places]
+    paths = [folder / f"rank-{rank}.json" for rank in range(ranks)]
+    return [json.loads(p.read_text(encoding="utf-8")) if p.exists() else {} for p in paths]
 
 
 def row_of(case: Mapping[str, Any], notes: Sequence[Mapping[str, Any]], log: Path) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def say(found: Mapping[str, Any], case: Mapping[str, Any], seconds: float) -> No
     print(line, flush=True)
 
 
-def measured_ids(place: Path) -> set[str]:
+def measured_ids(path: Path) -> set[str]:
     """The cases that a file of rows holds already."""
-    if not place.exists():
+    if not path.exists():
         return set()
-    lines = place.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     return {json.loads(line)["id"] for line in lines if line.strip()}

@@ -88,7 +88,7 @@ class Training:
             found.append(round(time.perf_counter() - began, 5))
         return found
 
-    def trace(self, place: Path) -> None:
+    def trace(self, path: Path) -> None:
         """A compressed Chrome trace of two steps."""
         from torch.profiler import ProfilerActivity, profile
 
@@ -97,9 +97,9 @@ class Training:
                 self.step()
             torch.cuda.synchronize()
         if os.environ["RANK"] == "0":
-            plain = place.with_suffix("")
+            plain = path.with_suffix("")
             recorded.export_chrome_trace(str(plain))
-            with plain.open("rb") as source, gzip.open(place, "wb") as packed:
+            with plain.open("rb") as source, gzip.open(path, "wb") as packed:
                 shutil.copyfileobj(source, packed)
             plain.unlink()
 
@@ -113,12 +113,12 @@ def _host(rounds: Mapping[str, list[float]]) -> dict[str, Any]:
     """The host's speed, and the rounds of each rank."""
     every: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(every, rounds)
-    speed = speed_of({MODEL: [took for each in every for took in each[MODEL]]}, "probe")
+    speed = speed_of({MODEL: [took for entry in every for took in entry[MODEL]]}, "probe")
     return {
         "host_factor": round(speed.factor, 4),
-        "host_factor_range": [round(each, 4) for each in (speed.low, speed.high) if each],
+        "host_factor_range": [round(entry, 4) for entry in (speed.low, speed.high) if entry],
         "host_rounds": [
-            {name: [float(f"{took:.4g}") for took in each] for name, each in rank.items()} for rank in every
+            {name: [float(f"{took:.4g}") for took in entry] for name, entry in rank.items()} for rank in every
         ],
     }
 
@@ -246,32 +246,32 @@ def main() -> None:
     if options.work:
         work(options.work, options.steps, options.trace_to)
         return
-    todo = [case for each in cases.read(options.cases) if (case := cases.complete(each))]
+    todo = [case for record in cases.read(options.cases) if (case := cases.complete(record))]
     todo = [case for case in todo if case["world_size"] == options.gpus]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="series-") as folder:
         waiting = [Waiting(case, at, Path(folder), options) for at, case in enumerate(todo)]
         try:
             compiling = subprocess.Popen([sys.executable, "-c", COMPILE], stdout=subprocess.DEVNULL)
-            while compiling.poll() is None or not all(each.ready() for each in waiting):
+            while compiling.poll() is None or not all(process.ready() for process in waiting):
                 if time.monotonic() - began > min(START_SECONDS, options.seconds):
                     compiling.kill()
                     break
                 time.sleep(0.2)
             print(f"all ready after {time.monotonic() - began:.0f} s", flush=True)
-            for each in waiting:
+            for process in waiting:
                 if time.monotonic() - began > options.seconds:
                     break
                 left = began + options.seconds - time.monotonic()
-                row = each.go(min(options.case_seconds, left))
+                row = process.go(min(options.case_seconds, left))
                 with options.output.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(row) + "\n")
                 said = row.get("step_seconds_median") or row["error"][-500:]
                 spent = row.get("building_and_training_seconds", "")
                 print(f"{row['id']:32} host {row.get('host_factor')}  {said}  {spent}", flush=True)
         finally:
-            for each in waiting:
-                each.stop()
+            for process in waiting:
+                process.stop()
 
 
 if __name__ == "__main__":

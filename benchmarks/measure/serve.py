@@ -27,21 +27,21 @@ def quantise(model: torch.nn.Module, kind: str) -> None:
             continue
         sizes, bias = (layer.in_features, layer.out_features), layer.bias is not None
         if kind == "int8":
-            made = bitsandbytes.nn.Linear8bitLt(*sizes, bias=bias, has_fp16_weights=False, threshold=6.0)
-            made.weight = bitsandbytes.nn.Int8Params(
+            quantized = bitsandbytes.nn.Linear8bitLt(*sizes, bias=bias, has_fp16_weights=False, threshold=6.0)
+            quantized.weight = bitsandbytes.nn.Int8Params(
                 layer.weight.data, requires_grad=False, has_fp16_weights=False
             )
         else:
-            made = bitsandbytes.nn.Linear4bit(
+            quantized = bitsandbytes.nn.Linear4bit(
                 *sizes, bias=bias, compute_dtype=layer.weight.dtype, compress_statistics=False,
                 quant_type="nf4",
             )  # fmt: skip
-            made.weight = bitsandbytes.nn.Params4bit(
+            quantized.weight = bitsandbytes.nn.Params4bit(
                 layer.weight.data, requires_grad=False, compress_statistics=False, quant_type="nf4"
             )
-        made.bias = layer.bias
+        quantized.bias = layer.bias
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, made.to("cuda"))
+        setattr(model.get_submodule(parent), last, quantized.to("cuda"))
 
 
 def generate(model: Any, case: Mapping[str, Any], meter: Meter) -> dict[str, dict[str, int]]:

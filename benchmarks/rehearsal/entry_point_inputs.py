@@ -105,9 +105,9 @@ class EntryPointInputs(CaseInputs):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         for name, (config, architecture) in MODELS.items():
-            place = folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(self.model({**config, "architectures": [architecture]}))
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(self.model({**config, "architectures": [architecture]}))
         for name in ("accuracy", "rouge", "sacrebleu", "seqeval"):
             (folder / name).mkdir()
             (folder / name / f"{name}.py").write_text(METRIC.replace("NAME", name))

@@ -96,7 +96,7 @@ class Runner:
             *target,
             *entry.arguments.split(),
         ]
-        tree = os.pathsep.join(each for each in (str(ROOT), os.environ.get("PYTHONPATH")) if each)
+        tree = os.pathsep.join(item for item in (str(ROOT), os.environ.get("PYTHONPATH")) if item)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": tree}
         done = subprocess.run(
             command,
@@ -123,9 +123,9 @@ class Runner:
             "peak_allocated_bytes": rank.get("peak_allocated_bytes"),
             "peak_reserved_bytes": rank.get("peak_reserved_bytes"),
             "guesses": [
-                f"{each['location']}: {each['what']} = {each['value']}"
-                + (" (decides sizes)" if each.get("decides_sizes") else "")
-                for each in said.get("guesses", [])
+                f"{guess['location']}: {guess['what']} = {guess['value']}"
+                + (" (decides sizes)" if guess.get("decides_sizes") else "")
+                for guess in said.get("guesses", [])
             ],
             "stubbed": said.get("stubbed", []),
             "warnings": said.get("warnings", []),
@@ -165,7 +165,7 @@ def main() -> int:
         for entry in chosen:
             row = runner.rehearse(entry)
             ended += row["complete"]
-            guesses = [each for each in row["guesses"] if each.endswith("(decides sizes)")]
+            guesses = [guess for guess in row["guesses"] if guess.endswith("(decides sizes)")]
             outcome = "to the end" if row["complete"] else "STOPPED"
             print(
                 f"{row['name']:<30} {outcome}  steps {row['steps']}  peak "

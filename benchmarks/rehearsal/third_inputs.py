@@ -188,8 +188,8 @@ def _seen(folder: Path, pictures: list[Path], text: Any) -> None:
         for picture in pictures
     ]
     folder.mkdir()
-    seen = Dataset.from_list(rows).cast_column("images", Sequence(Image()))
-    seen.to_parquet(str(folder / "train.parquet"))
+    observed = Dataset.from_list(rows).cast_column("images", Sequence(Image()))
+    observed.to_parquet(str(folder / "train.parquet"))
 
 
 def _question(number: int, text: Any) -> dict[str, Any]:

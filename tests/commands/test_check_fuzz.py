@@ -54,18 +54,18 @@ def with_odd_values(value: Any, chance: random.Random) -> Any:
     """The document with a few values replaced, keys renamed and blocks moved."""
     value = json.loads(json.dumps(value))
     for _ in range(chance.randint(1, 3)):
-        places = containers(value)
-        if not places:
+        parts = containers(value)
+        if not parts:
             return copy.deepcopy(chance.choice(ODD))
-        place = chance.choice(places)
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        part = chance.choice(parts)
+        keys = list(part) if isinstance(part, dict) else list(range(len(part)))
         if not keys:
             continue
         key = chance.choice(keys)
-        if isinstance(place, dict) and chance.random() < 0.2:
-            place[chance.choice(["", "x.y", "stage", "params", f"{key}s"])] = place.pop(key)
+        if isinstance(part, dict) and chance.random() < 0.2:
+            part[chance.choice(["", "x.y", "stage", "params", f"{key}s"])] = part.pop(key)
         else:
-            place[key] = copy.deepcopy(chance.choice(ODD))
+            part[key] = copy.deepcopy(chance.choice(ODD))
     return value
 
 

@@ -172,9 +172,9 @@ def test_a_size_means_the_same_as_an_option_and_in_a_file(
         "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3, **sizes}, "optimizer": {"type": "AdamW"},
     }  # fmt: skip
-    place = tmp_path / "ds.json"
-    place.write_text(json.dumps(config))
-    _, by_file, _ = answer(capsys, "estimate", *ONE, "--deepspeed", str(place))
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    _, by_file, _ = answer(capsys, "estimate", *ONE, "--deepspeed", str(path))
     _, by_option, _ = answer(
         capsys, "estimate", *ONE, "--zero", "3", "--reduce-bucket", "20m", "--prefetch-bucket", "7m",
         "--persistence", "1e9", "--sub-group", "90m", "--overlap-comm", "off",

@@ -19,26 +19,26 @@ def python_with(folder: Path, name: str, *requirements: str) -> Path:
     ``TOOL_ENVIRONMENTS`` names a folder that keeps environments from one run to the next.
     """
     kept = os.environ.get("TOOL_ENVIRONMENTS")
-    place = Path(kept or folder) / name
-    python = place / "bin" / "python"
-    done = place / "installed"
+    home = Path(kept or folder) / name
+    python = home / "bin" / "python"
+    done = home / "installed"
     if done.is_file():
         return python
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
-    site = next((place / "lib").iterdir()) / "site-packages"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    site = next((home / "lib").iterdir()) / "site-packages"
     here = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (site / "_here.pth").write_text("\n".join([*here, ""]))
     import torch
 
-    pins = place / "pins.txt"
+    pins = home / "pins.txt"
     pins.write_text(f"torch=={torch.__version__.partition('+')[0]}\n")
     install = [str(python), "-m", "pip", "install", "-q", "--no-input", "-c", str(pins)]
     environment = {**os.environ, "DS_BUILD_OPS": "0"}
-    made = subprocess.run(
+    result = subprocess.run(
         [*install, *requirements], env=environment, capture_output=True, text=True, check=False
     )
-    if made.returncode != 0:
-        pytest.skip(f"{name} cannot be installed here: {made.stderr[-300:]}")
+    if result.returncode != 0:
+        pytest.skip(f"{name} cannot be installed here: {result.stderr[-300:]}")
     for package in _UNLIKE_TORCH:
         if subprocess.run(
             [str(python), "-c", f"import {package}"], capture_output=True, check=False

@@ -21,7 +21,9 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 @pytest.mark.slow
 def test_the_newest_is_what_all_tests_run() -> None:
-    assert [version(each.package) for each in SUPPORTED] == [each.newest for each in SUPPORTED]
+    assert [version(supported.package) for supported in SUPPORTED] == [
+        supported.newest for supported in SUPPORTED
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +32,13 @@ def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept = os.environ.get("TOOL_ENVIRONMENTS")
     site = (Path(kept) if kept else tmp_path_factory.mktemp("oldest")) / "oldest" / "site-packages"
     if not site.is_dir():
-        words = [f"{each.package}=={each.oldest}" for each in SUPPORTED]
+        words = [f"{supported.package}=={supported.oldest}" for supported in SUPPORTED]
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
         environment = {**os.environ, "DS_BUILD_OPS": "0"}
-        made = subprocess.run([*pip, "--target", str(site), *words], env=environment, capture_output=True,
+        result = subprocess.run([*pip, "--target", str(site), *words], env=environment, capture_output=True,
                               text=True, check=False)  # fmt: skip
-        if made.returncode != 0:
-            pytest.skip(f"they cannot be installed here: {made.stderr[-300:]}")
+        if result.returncode != 0:
+            pytest.skip(f"they cannot be installed here: {result.stderr[-300:]}")
     return site
 
 

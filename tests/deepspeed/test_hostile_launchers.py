@@ -176,6 +176,6 @@ def test_they_arrive_with_every_launcher_of_one_machine(launcher: str, tmp_path:
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
     for rank in (0, 1):
-        seen = ast.literal_eval((here / f"seen-{rank}").read_text())
-        assert seen == ([f"./{name}", *texts], variables)
+        observed = ast.literal_eval((here / f"seen-{rank}").read_text())
+        assert observed == ([f"./{name}", *texts], variables)
     assert not list(tmp_path.rglob(MARKER))

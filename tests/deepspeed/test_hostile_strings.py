@@ -142,10 +142,10 @@ def test_they_arrive_through_srun_and_torchrun(tmp_path: Path, monkeypatch: pyte
             base={"HF_X": texts[0]},
         )
         words = built.argv[built.argv.index(str(BOOTSTRAP)) + 1 :]
-        seen = [_Template(word).safe_substitute(local_rank="0") for word in words]
-        if seen[0].startswith(packed.OPTION):
-            seen = packed.unpack(seen[0])[0]
-        target = parse_arguments(seen)
+        observed = [_Template(word).safe_substitute(local_rank="0") for word in words]
+        if observed[0].startswith(packed.OPTION):
+            observed = packed.unpack(observed[0])[0]
+        target = parse_arguments(observed)
         assert (target.name, tuple(target.arguments)) == (f"./{texts[0]}", texts)
         assert built.environment({"HF_X": texts[0]})["HF_X"] == texts[0]
 

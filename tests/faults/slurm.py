@@ -79,10 +79,10 @@ class Slurm:
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        places = {"key-file": "munge.key", "socket": "munge", "pid-file": "munge.pid",
+        paths = {"key-file": "munge.key", "socket": "munge", "pid-file": "munge.pid",
                   "log-file": "munge.log", "seed-file": "munge.seed"}  # fmt: skip
         self._daemon("munged", "--foreground", "--force",
-                     *(f"--{option}={self.folder / name}" for option, name in places.items()))  # fmt: skip
+                     *(f"--{option}={self.folder / name}" for option, name in paths.items()))  # fmt: skip
         self._until(lambda: (self.folder / "munge").exists(), "munged listens")
         self._daemon("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
         # Ranks meet at the first node: names resolve within the daemons' own mounts.

@@ -72,12 +72,12 @@ class Cluster:
 )
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     shared, real_pdsh = request.param
-    made = Cluster(tmp_path, shared=shared, real_pdsh=real_pdsh)
+    cluster = Cluster(tmp_path, shared=shared, real_pdsh=real_pdsh)
     try:
-        made.start()
-        yield made
+        cluster.start()
+        yield cluster
     finally:
-        made.stop()
+        cluster.stop()
 
 
 def test_a_run_on_two_hosts(cluster: Cluster) -> None:

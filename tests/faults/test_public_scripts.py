@@ -75,7 +75,7 @@ def test_sft_with_adapters(tmp_path: Path, model: Path) -> None:
     make_rows(tmp_path / "data", texts())
     ranks = ranks_of(launch(tmp_path, model, "sft.py", "--max_length", "32", "--use_peft", stage=3))
     assert 0 < ranks[0]["engine"]["trainable_parameters"] < 0.5 * ranks[0]["engine"]["parameters"]
-    named = [each["what"] for each in differences_of(tmp_path)]
+    named = [difference["what"] for difference in differences_of(tmp_path)]
     assert "trained parameters" in named and "ZeRO stage" not in named
 
 
@@ -91,7 +91,7 @@ def test_dpo_with_its_reference_model(tmp_path: Path, model: Path) -> None:
         assert counts["eval"] == 3 + 2  # a reference pass in each step, and the evaluations
         assert rank["engine"]["zero_stage"] == 2  # of the model that trains, not of its reference
         assert rank["peak_phase"] != "other"
-    texts_ = [each["text"] for each in differences_of(tmp_path)]
+    texts_ = [difference["text"] for difference in differences_of(tmp_path)]
     assert "batch size per GPU 4 ran, not 2" in texts_  # chosen and rejected together
     assert any("2 DeepSpeed engines ran" in text for text in texts_)
 

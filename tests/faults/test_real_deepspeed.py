@@ -52,13 +52,13 @@ def used_config(run: Run) -> dict[str, Any]:
 @pytest.mark.slow  # raw.py runs in test_faults_under_deepspeed, the README's raw script to its end
 def test_a_raw_script(tmp_path: Path) -> None:
     run = launch(tmp_path, "raw.py", "--steps", "3", precision="fp16", stage=3)
-    seen = check_success(run)
-    assert "step 3 loss" in seen["out"]
+    observed = check_success(run)
+    assert "step 3 loss" in observed["out"]
     config = used_config(run)
     precision = "bf16" if bf16_in_hardware() else "fp32"
     assert config["bf16"]["enabled"] == (precision == "bf16") and config["fp16"]["enabled"] is False
     assert config["optimizer"]["params"]["torch_adam"] is True
-    assert f"fp16 → {precision}" in seen["err"]
+    assert f"fp16 → {precision}" in observed["err"]
 
 
 @pytest.mark.slow  # one of accelerate's own runs in tests/corpus_scripts
@@ -82,10 +82,10 @@ def test_a_trainer_script_that_contradicts_the_plan_is_refused(tmp_path: Path) -
 def test_a_trainer_script_runs_beside_another_plan(tmp_path: Path) -> None:
     """The plan's micro-batch is not the script's: the Trainer must not stop, and the user must hear."""
     run = launch(tmp_path, "trainer.py", "--steps", "3", micro_batch=4, options=("--accept-mismatch",))
-    seen = check_success(run)
-    assert "trained 3 steps on 2 processes" in seen["out"]
+    observed = check_success(run)
+    assert "trained 3 steps on 2 processes" in observed["out"]
     assert used_config(run)["train_micro_batch_size_per_gpu"] == "auto"
-    assert "warning: the script contradicts the plan" in seen["err"]
+    assert "warning: the script contradicts the plan" in observed["err"]
 
 
 @pytest.mark.slow
@@ -106,8 +106,8 @@ def test_the_documented_script_with_adapters(tmp_path: Path, four_bit: bool) -> 
     saved = load_file(tmp_path / "out" / "adapter_model.safetensors")
     layers, width, inner, grouped = (2, 64, 128, 32) if four_bit else (6, 384, 1024, 384)
     # r (in + out) of q, k, v, o, gate, up and down in each layer
-    each = 8 * (2 * (width + width) + 2 * (width + grouped) + 3 * (width + inner))
-    assert sum(tensor.numel() for tensor in saved.values()) == layers * each
+    layer_elements = 8 * (2 * (width + width) + 2 * (width + grouped) + 3 * (width + inner))
+    assert sum(tensor.numel() for tensor in saved.values()) == layers * layer_elements
     assert any(tensor.any() for name, tensor in saved.items() if "lora_B" in name)  # zeros before training
 
 

@@ -137,12 +137,12 @@ HOSTFILES = {
 
 @pytest.mark.parametrize("name", HOSTFILES)
 def test_a_bad_hostfile(launch: Launch, tmp_path: Path, name: str) -> None:
-    data, place = HOSTFILES[name]
+    data, location = HOSTFILES[name]
     (tmp_path / "hosts").write_bytes(data)
     run = launch("all:arguments", options=("--hostfile", "hosts"))
     code, _, err = run.end()
     assert code == 2, err
-    assert f"hosts{place}" in err
+    assert f"hosts{location}" in err
     assert "Traceback" not in err
     assert not list(tmp_path.glob("argv-*")) and not (tmp_path / "hacked").exists()
 

@@ -80,7 +80,7 @@ def test_it_goes_on_from_the_newest_checkpoint(
         assert words in out
         report = run.report()
         assert (report["outcome"], report["first_failure"]["signal"]) == ("rank_failed", 9)
-        assert [each["outcome"] for each in report["retries"]] == ["ok"]
+        assert [retry["outcome"] for retry in report["retries"]] == ["ok"]
         assert "step 4" in report["retries"][0]["changes"]
         assert not run.left()
     finally:

@@ -28,12 +28,12 @@ ZEROKIT = f"{sys.executable} -m zerokit"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
-    made = slurm.Slurm(tmp_path_factory.mktemp("slurm"))
+    system = slurm.Slurm(tmp_path_factory.mktemp("slurm"))
     try:
-        made.start()
-        yield made
+        system.start()
+        yield system
     finally:
-        made.stop()
+        system.stop()
 
 
 class Job:
@@ -52,13 +52,11 @@ class Job:
 
     def until_started(self) -> dict[int, int]:
         """Wait until both ranks train; their process ids."""
-        places = {rank: self.folder / "run" / f"rank-{rank:05d}.jsonl" for rank in range(2)}
-        ticked = [
-            lambda path=path: path.exists() and '"tick"' in path.read_text() for path in places.values()
-        ]
+        paths = {rank: self.folder / "run" / f"rank-{rank:05d}.jsonl" for rank in range(2)}
+        ticked = [lambda path=path: path.exists() and '"tick"' in path.read_text() for path in paths.values()]
         wait_for(lambda: all(one() for one in ticked), 120, self.out)
         time.sleep(1)
-        return {rank: json.loads(path.read_text().splitlines()[0])["pid"] for rank, path in places.items()}
+        return {rank: json.loads(path.read_text().splitlines()[0])["pid"] for rank, path in paths.items()}
 
     def state(self) -> str:
         fields = self.cluster.ask("scontrol", "--oneliner", "show", "job", self.number).split()

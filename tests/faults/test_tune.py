@@ -50,7 +50,7 @@ class Tune:
     def kept(self) -> list[dict[str, Any]]:
         """Observations for later plans."""
         files = list((self.folder / "cache" / "zerokit" / "tuned").glob("*.json"))
-        return [each for path in files for each in json.loads(path.read_text())["observations"]]
+        return [observation for path in files for observation in json.loads(path.read_text())["observations"]]
 
     def left(self) -> list[int]:
         """Living ranks or launchers of any trial."""
@@ -118,7 +118,7 @@ def test_the_fastest_is_kept_and_what_fails_is_survived(tune: Start) -> None:
     config = json.loads((run.folder / "zerokit-plan" / "ds_config.json").read_text())
     assert config["zero_optimization"]["stage"] == 3
     assert (run.folder / "zerokit-plan" / "accelerate.yaml").is_file()
-    assert sorted(each["zero_stage"] for each in run.kept()) == [1, 3]
+    assert sorted(row["zero_stage"] for row in run.kept()) == [1, 3]
     assert not run.left()
     assert "trial 1 of 4" in err and "memory" in err
 
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_all_and_keeps_what_was_measured(tune: Start) -> None:
     assert body["interrupted"] is True and body["fastest"] == 1
     assert json.loads(out)["trials"] == body["trials"]
     assert [t["outcome"] for t in body["trials"]] == ["stopped", "interrupted", "not_run", "not_run"]
-    assert [each["zero_stage"] for each in run.kept()] == stages[:1]
+    assert [row["zero_stage"] for row in run.kept()] == stages[:1]
     assert body["files"] == {} and not (run.folder / "zerokit-plan").exists()
 
 

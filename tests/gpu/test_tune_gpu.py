@@ -21,8 +21,8 @@ MODEL = {**json.loads((ROOT / "examples" / "tiny-llama.json").read_text()), "hid
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_tuning_on_gpus(tmp_path: Path, gpus: int) -> None:
-    seen = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    if seen.count("GPU ") < gpus:
+    observed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    if observed.count("GPU ") < gpus:
         pytest.skip(f"needs {gpus} GPUs")
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     job = ("--model", "config.json", "--gpus", str(gpus), "--seq-len", "1024", "--global-batch", "8")

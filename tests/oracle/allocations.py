@@ -88,12 +88,12 @@ def compare(run: dict[str, Any], rank: int, measured: dict[str, Any]) -> list[st
     last = measured["steps"][-1]
     pairs = []
     for number, own in ((0, wanted["micro_steps"][0]), (len(last) - 1, wanted["micro_steps"][-1])):
-        seen = last[number]
+        observed = last[number]
         pairs += [
-            (f"forward of micro-step {number}", own["forward"], seen["forward"]["peak"]),
-            (f"level after forward {number}", own["after_forward"], seen["forward"]["level"]),
-            (f"backward of micro-step {number}", own["backward"], seen["backward"]["peak"]),
-            (f"level after backward {number}", own["after_backward"], seen["backward"]["level"]),
+            (f"forward of micro-step {number}", own["forward"], observed["forward"]["peak"]),
+            (f"level after forward {number}", own["after_forward"], observed["forward"]["level"]),
+            (f"backward of micro-step {number}", own["backward"], observed["backward"]["peak"]),
+            (f"level after backward {number}", own["after_backward"], observed["backward"]["level"]),
         ]
     pairs.append(("level between steps", wanted["between_steps"], last[-1]["step"]["level"]))
     if not host:
@@ -105,14 +105,14 @@ def compare(run: dict[str, Any], rank: int, measured: dict[str, Any]) -> list[st
     offloaded = "offload_param" in run["deepspeed_config"]["zero_optimization"]
     no_copies = wanted["copied"] if offloaded else 0
     found = []
-    for what, size, seen in pairs:
+    for what, size, observed in pairs:
         predicted = size + host
         # the order in which modules are built decides which parameter is whole while how many are shares
         slack = AUTOCAST_SLACK if "torch_autocast" in run["deepspeed_config"] else SLACK
-        slack = max(slack, seen // 100) if what == "init" else slack
+        slack = max(slack, observed // 100) if what == "init" else slack
         # hpZ's copy comes layer by layer: where the peak is early, not all of it is there
         more = no_copies + (wanted["second_copy"] if "forward" in what else 0)
-        if not -slack <= predicted - seen <= slack + more:
-            line = f"{run['name']}, rank {rank}: {what}: predicted {predicted:,}, allocated {seen:,}"
+        if not -slack <= predicted - observed <= slack + more:
+            line = f"{run['name']}, rank {rank}: {what}: predicted {predicted:,}, allocated {observed:,}"
             found.append(line)
     return found

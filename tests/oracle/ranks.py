@@ -269,10 +269,10 @@ def _model(case: dict[str, Any]) -> Any:
     half = torch.float16 if case["deepspeed_config"].get("fp16") else torch.bfloat16
     dtype = half if case["precision"] == "16" else torch.float32
     stage3 = case["deepspeed_config"]["zero_optimization"]["stage"] == 3
-    place: Any = contextlib.nullcontext()
+    context: Any = contextlib.nullcontext()
     if stage3:
-        place = deepspeed.zero.Init(config_dict_or_path=case["deepspeed_config"])
-    with place:
+        context = deepspeed.zero.Init(config_dict_or_path=case["deepspeed_config"])
+    with context:
         attention = "sdpa" if case["sequence_parallel"] > 1 else "eager"
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     if stage3:

@@ -91,7 +91,7 @@ def test_checkpoints_and_gathered_weights_are_as_large_as_counted(tmp_path: Path
     parameters, frozen_parameters = 512 * 512 * 5, 512 * 512
     for at, (config, frozen) in enumerate(cases):
         files = (tmp_path / f"case{at}").rglob("*_states.pt")
-        written = sum(place.stat().st_size for place in files)
+        written = sum(path.stat().st_size for path in files)
         trainable = parameters - frozen_parameters * frozen
         counted = checkpoint_bytes(parameters, trainable, from_config(config))
         # names, shapes and hyperparameters take some kilobytes a file

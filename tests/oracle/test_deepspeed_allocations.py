@@ -235,7 +235,9 @@ ULYSSES = [_ulysses(2, 2)[number] for number in (1, 4, -1)]  # one key-value hea
 
 @pytest.mark.parametrize("run", ULYSSES, ids=lambda run: run["name"])
 def test_exchanges_of_sequence_parallel_ranks(run, measured) -> None:  # type: ignore[no-untyped-def]
-    off = [line for rank, seen in enumerate(measured[run["name"]]) for line in compare(run, rank, seen)]
+    off = [
+        line for rank, observed in enumerate(measured[run["name"]]) for line in compare(run, rank, observed)
+    ]
     assert not off, "\n".join(off)
 
 
@@ -255,15 +257,17 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
 @pytest.mark.parametrize("run", PIPELINE, ids=lambda run: run["name"])
 def test_pipeline_stages_peak_as_predicted(run, measured) -> None:  # type: ignore[no-untyped-def]
     """Within 3 %: a ``PipelineModule`` makes masks and angles layer by layer, the traced model once."""
-    for rank, seen in enumerate(measured[run["name"]]):
-        assert "error" not in seen, seen["error"]
+    for rank, observed in enumerate(measured[run["name"]]):
+        assert "error" not in observed, observed["error"]
         wanted = expected_stage(run, rank)
-        assert wanted["peak"] == pytest.approx(seen["steps"][-1]["peak"], rel=0.03), (run["name"], rank)
+        assert wanted["peak"] == pytest.approx(observed["steps"][-1]["peak"], rel=0.03), (run["name"], rank)
 
 
 @pytest.mark.parametrize("run", QUICK, ids=lambda run: run["name"])
 def test_every_rank_allocates_what_the_replay_says(run, measured) -> None:  # type: ignore[no-untyped-def]
-    off = [line for rank, seen in enumerate(measured[run["name"]]) for line in compare(run, rank, seen)]
+    off = [
+        line for rank, observed in enumerate(measured[run["name"]]) for line in compare(run, rank, observed)
+    ]
     assert not off, "\n".join(off)
 
 
@@ -275,8 +279,8 @@ def test_every_setting(ranks: int, tmp_path: Path) -> None:
     found = run_ranks(runs, tmp_path)
     off = []
     for run in runs:
-        for rank, seen in enumerate(found[run["name"]]):
-            off += compare(run, rank, seen)
+        for rank, observed in enumerate(found[run["name"]]):
+            off += compare(run, rank, observed)
     assert not off, "\n".join(off)
 
 

@@ -90,9 +90,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 @pytest.mark.parametrize("number", range(CASES))
 def test_drawn_settings(number: int, answers: dict[str, list[dict[str, Any]]]) -> None:
     run = drawn(number)
-    seen = answers[run["name"]]
-    refused = [one["error"].strip().splitlines()[-1] for one in seen if "error" in one]
+    observed = answers[run["name"]]
+    refused = [one["error"].strip().splitlines()[-1] for one in observed if "error" in one]
     if refused:
         pytest.skip(f"DeepSpeed refuses it: {refused[0]}")
-    off = [line for rank, one in enumerate(seen) for line in fixed.compare(run, rank, one)]
+    off = [line for rank, one in enumerate(observed) for line in fixed.compare(run, rank, one)]
     assert not off, f"{run}\n" + "\n".join(off)

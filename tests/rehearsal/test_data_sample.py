@@ -72,11 +72,11 @@ def test_what_is_made_of_a_sample_stands_for_as_many_rows(monkeypatch: pytest.Mo
     large = datasets.Dataset.from_dict({"text": ["w"] * 10_000})
     sample = large.map(lambda row: row)
     assert (len(sample), rows_for_each(sample)) == (2048, 10_000 / 2048)
-    for made in (
+    for dataset in (
         sample.filter(lambda row: True), sample.shuffle(), sample.with_format("torch"), sample.select([1]),
         sample.rename_column("text", "words"), *sample.train_test_split(0.1).values(),
     ):  # fmt: skip
-        assert rows_for_each(made) == 10_000 / 2048
+        assert rows_for_each(dataset) == 10_000 / 2048
     assert len(sample.select(range(3000, 3010))) == 10  # rows of the run's data that the sample lacks
     other = datasets.Dataset.from_dict({"text": ["w"] * 2048})  # as many rows, and no sample
     assert rows_for_each(other.map(lambda row: row)) == 1
@@ -109,8 +109,8 @@ class Evaluated:
             kept.append(self.ledger.hold(1 << 20, "output"))
             if len(kept) == most:
                 break
-        for each in kept:
-            self.ledger.release(each)
+        for row in kept:
+            self.ledger.release(row)
         return len(kept)
 
 
@@ -197,9 +197,9 @@ def test_what_follows_an_evaluation_counts_a_prediction_for_each_row(monkeypatch
         args = SimpleNamespace(eval_accumulation_steps=None)
 
         def evaluation_loop(self, dataloader: Any) -> Any:
-            seen = np.concatenate([batch.numpy() for batch in dataloader])
+            observed = np.concatenate([batch.numpy() for batch in dataloader])
             rows = len(dataloader.dataset)  # as transformers counts them
-            return Output((seen, np.stack([seen, seen], axis=1)), None, {}, rows)
+            return Output((observed, np.stack([observed, observed], axis=1)), None, {}, rows)
 
     training.trainer(Evaluated(monkeypatch).context, SimpleNamespace(Trainer=Trainer))
     told = Trainer().evaluation_loop(dataloader.DataLoader(range(99), batch_size=4))

@@ -57,8 +57,8 @@ def test_weights_are_not_read_and_two_ranks_reduce_gradients(tmp_path: Path, mod
     rank = rank_of(said)
     # weights, gradients in DDP's buckets, Adam's two moments: four times fp32
     assert rank["phases"]["step"] >= 4 * 4 * PARAMETERS
-    assert any("from_pretrained" in each for each in said["stubbed"])
-    assert [each["rank"] for each in said["ranks"]] == [0, 1]
+    assert any("from_pretrained" in entry for entry in said["stubbed"])
+    assert [entry["rank"] for entry in said["ranks"]] == [0, 1]
     assert said["ranks"][1]["phases"] == rank["phases"]  # DDP's ranks hold the same
     assert code == 0
 
@@ -109,7 +109,7 @@ def test_deepspeed_shares_optimizer_states_between_ranks(tmp_path: Path, model: 
 def test_much_data_is_cut_and_an_evaluation_after_thousands_of_steps_is_told_whole(tmp_path: Path) -> None:
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "keeps_logits.py"), "50000", "800")
     rank = rank_of(said)
-    sizes = {each["what"]: each["value"] for each in said["guesses"] if each["decides_sizes"]}
+    sizes = {guess["what"]: guess["value"] for guess in said["guesses"] if guess["decides_sizes"]}
     (cut,) = sizes
     assert "50,000 rows" in cut and sizes[cut] == 2048
     assert {"eval", "save"} <= set(rank["phases"])
@@ -125,18 +125,20 @@ def test_much_data_is_cut_and_an_evaluation_after_thousands_of_steps_is_told_who
 def test_flash_attention_that_is_not_installed_allocates_as_its_kernels_do(tmp_path: Path) -> None:
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", "--out", "kept", str(SCRIPTS / "flash.py"))
     assert said["stopped"] is None
-    assert any("flash-attn, which is not installed here" in each for each in said["stubbed"])
+    assert any("flash-attn, which is not installed here" in entry for entry in said["stubbed"])
     lines = (tmp_path / "kept" / "output.txt").read_text().splitlines()
-    seen = {name: int(size) for name, _, size in (line.rpartition(" ") for line in lines) if size.isdigit()}
+    observed = {
+        name: int(size) for name, _, size in (line.rpartition(" ") for line in lines) if size.isdigit()
+    }
     tokens, heads, dim = 4 * 1024, 16, 64
     one = tokens * heads * dim * 2
     # the output, the fp32 log-sum-exp and the state of random numbers
-    assert 0 <= seen["saved"] - (one + 4 * heads * tokens) <= 2048
+    assert 0 <= observed["saved"] - (one + 4 * heads * tokens) <= 2048
     # dq, dk and dv; an accumulator and softmax_d in fp32; dk and dv for every query head (mha_bwd)
-    assert seen["workspaces"] == one + 2 * one // 4 + 2 * one + 4 * heads * tokens + 2 * one
+    assert observed["workspaces"] == one + 2 * one // 4 + 2 * one + 4 * heads * tokens + 2 * one
     # without padding; every sequence has 128 rows to spare in the fp32 ones (mha_varlen_bwd); a block keeps
     # up to 1 MiB that was not asked for
     tokens = 1024 + 3 * 256
     one, spare = tokens * heads * dim * 2, tokens + 4 * 128
-    assert 0 <= seen["in a row"] - (3 * one + 4 * heads * spare * (dim + 1)) <= 3 << 20
+    assert 0 <= observed["in a row"] - (3 * one + 4 * heads * spare * (dim + 1)) <= 3 << 20
     assert code == 0

@@ -42,7 +42,7 @@ def test_a_plan_for_a_script_holds_what_the_script_holds(tmp_path: Path, monkeyp
     assert (estimate["basis"], estimate["fits"]) == ("rehearsed", True)
     assert chosen["parameters"] == PARAMETERS  # nobody named the model
     assert body["request"]["seq-len"] == "128"
-    assert all(each["stopped"] is None for each in body["rehearsals"])
+    assert all(rehearsal["stopped"] is None for rehearsal in body["rehearsals"])
     # the teacher's weights are in every phase but the first two
     plain = zerokit.estimate(
         model=body["request"]["model"], gpus=2, gpu="h200", zero=2, seq_len=128,

@@ -67,7 +67,7 @@ def test_folders_that_matter_are_covered_before_the_kernel_takes_no_more(
     monkeypatch.setenv("HOME", "/tmp/home")
     temporary = [f"/tmp/{number}" for number in range(600)]
     folders = ["/usr", *temporary, "/tmp/home", "/work", "/tmp/zerokit"]
-    beside = Counter(each.rpartition("/")[0] or "/" for each in folders)
+    beside = Counter(folder.rpartition("/")[0] or "/" for folder in folders)
     last, working = Path("/tmp/zerokit/rehearsal"), Path("/work/project")
     folders.sort(key=lambda each: sandbox._turn(each, last, working, beside))
     assert set(folders[:2]) == {"/work", "/tmp/home"}

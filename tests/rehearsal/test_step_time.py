@@ -75,10 +75,10 @@ def test_a_copy_on_the_host_reads_its_source_alone(recorded):
 
 def test_python_between_operators_is_counted(recorded):
     _, _, events = recorded
-    made = next(event for event in events if event.name == "randn")
+    randn = next(event for event in events if event.name == "randn")
     # sum, range's and the list's calls are the script's own: 50 of float, which is a type, are none, nor are
     # the thousand times that a generator goes on
-    assert 0 < made.python_calls + made.c_calls < 60
+    assert 0 < randn.python_calls + randn.c_calls < 60
     inside = [event for event in events if event.thread != 0]
     # autograd's own thread runs no Python here
     assert sum(event.python_calls for event in inside) == 0

@@ -101,7 +101,7 @@ def main() -> None:
         model=(model := Model()), model_parameters=model.parameters(), config=config
     )
     device = engine.device
-    halves = [torch.distributed.new_group([each]) for each in range(LAST + 1)]
+    halves = [torch.distributed.new_group([entry]) for entry in range(LAST + 1)]
     other = torch.distributed.new_group([*range(LAST + 1)])
     loader = torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=1 if KIND == "loader" else 0)
     lock = threading.Lock()

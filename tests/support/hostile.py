@@ -47,24 +47,24 @@ def odd(value: Any, draw: random.Random) -> Any:
     """Plain data with one to three values replaced, keys renamed or taken out."""
     value = copy.deepcopy(value)
     for _ in range(draw.randint(1, 3)):
-        places = _containers(value)
-        if not places or draw.random() < 0.03:
+        parts = _containers(value)
+        if not parts or draw.random() < 0.03:
             return copy.deepcopy(draw.choice(_ODD))
-        place = draw.choice(places)
-        key = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        part = draw.choice(parts)
+        key = draw.choice(list(part) if isinstance(part, dict) else range(len(part)))
         if draw.random() < 0.8:
-            place[key] = copy.deepcopy(draw.choice(_ODD))
-        elif isinstance(place, dict) and draw.random() < 0.5:
-            place[f"{key}x"] = place.pop(key)
+            part[key] = copy.deepcopy(draw.choice(_ODD))
+        elif isinstance(part, dict) and draw.random() < 0.5:
+            part[f"{key}x"] = part.pop(key)
         else:
-            del place[key]
+            del part[key]
     return value
 
 
 def _containers(value: Any) -> list[Any]:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     own = [value] if isinstance(value, dict | list) and value else []
-    return own + [found for each in inner for found in _containers(each)]
+    return own + [found for entry in inner for found in _containers(entry)]
 
 
 def damaged(data: bytes, draw: random.Random) -> bytes:

@@ -42,6 +42,6 @@ class Machine:
 
 def pretend_torch(monkeypatch: pytest.MonkeyPatch, cuda: str | None) -> None:
     """Let the doctor find torch 2.13 as it is built for this CUDA; None: for CPUs."""
-    made = software.TorchBuild(version="2.13.0", cuda=cuda, hip=None)
-    monkeypatch.setattr(software, "torch_build", lambda: made)
-    monkeypatch.setattr(operators, "torch_build", lambda: made)
+    result = software.TorchBuild(version="2.13.0", cuda=cuda, hip=None)
+    monkeypatch.setattr(software, "torch_build", lambda: result)
+    monkeypatch.setattr(operators, "torch_build", lambda: result)

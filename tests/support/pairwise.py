@@ -121,7 +121,7 @@ def pairwise(count: int, *, seed: int = 0) -> tuple[list[Strategy], float]:
     Each is the one of 40 random legal choices that brings most pairs not yet covered.
     """
     source = random.Random(seed)
-    seen: set[tuple[Any, ...]] = set()
+    observed: set[tuple[Any, ...]] = set()
     covered: set[tuple[Any, ...]] = set()
     chosen: list[Strategy] = []
     while len(chosen) < count:
@@ -136,8 +136,8 @@ def pairwise(count: int, *, seed: int = 0) -> tuple[list[Strategy], float]:
             if legal(choice):
                 candidates.append(choice)
         for choice in candidates:
-            seen |= pairs(choice)
+            observed |= pairs(choice)
         best = max(candidates, key=lambda choice: len(pairs(choice) - covered))
         covered |= pairs(best)
         chosen.append(build(best))
-    return chosen, len(covered) / len(seen)
+    return chosen, len(covered) / len(observed)

@@ -23,7 +23,7 @@ def test_a_teacher_is_counted_and_shared_or_meta_weights_are_not() -> None:
     assert parameters_beside(model, [model, *model, wrapped, shape_alone, broken]) == 0
     assert parameters_beside(model, [model, teacher, teacher, shape_alone]) == 16 * 32 + 32
     found = live_modules()
-    assert all(any(each is one for one in found) for each in (model, wrapped, teacher))
+    assert all(any(module is one for one in found) for module in (model, wrapped, teacher))
 
 
 def test_of_weights_in_a_mapped_file_what_was_read_is_resident(tmp_path: Path) -> None:

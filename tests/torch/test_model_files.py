@@ -59,10 +59,10 @@ def test_a_model_with_a_tower_asks_for_its_images(
 ) -> None:
     from transformers import CONFIG_MAPPING
 
-    place = write_config(json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False)))
-    assert run(["plan", "--model", place, "--gpus", "1", "--gpu", "h200"]) == 2
+    path = write_config(json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False)))
+    assert run(["plan", "--model", path, "--gpus", "1", "--gpu", "h200"]) == 2
     err = capsys.readouterr().err
-    assert "give the images of a sequence, --images N --image-size WxH" in err and place in err
+    assert "give the images of a sequence, --images N --image-size WxH" in err and path in err
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def check_count(write_config: Any, model_type: str, auto_class: str, **values: o
     with torch.device("meta"):
         built = getattr(transformers, auto_class).from_config(config)
     written = json.loads(config.to_json_string(use_diff=False))
-    place = write_config({**written, "dtype": None, "architectures": [type(built).__name__]})
-    shape = choose_model(None, place).shape
+    path = write_config({**written, "dtype": None, "architectures": [type(built).__name__]})
+    shape = choose_model(None, path).shape
     assert shape.parameters == sum(parameter.numel() for parameter in built.parameters())
     assert all(stack.layer_parameters > 0 for stack in shape.stacks)
     tables = shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)
@@ -157,13 +157,13 @@ def test_no_causal_model_of_transformers_is_miscounted_or_a_bug(write_config: An
             built = AutoModelForCausalLM.from_config(config)
     except Exception:
         pytest.skip("Transformers itself cannot build its defaults")
-    place = write_config(
+    path = write_config(
         json.loads(config.to_json_string(use_diff=False)) | {"architectures": [type(built).__name__]}
     )
     try:
-        shape = choose_model(None, place).shape
+        shape = choose_model(None, path).shape
     except InputError as error:
-        assert place in str(error)
+        assert path in str(error)
         return
     assert shape.parameters == sum(parameter.numel() for parameter in built.parameters())
 
@@ -235,11 +235,11 @@ def test_layers_that_run_token_by_token_are_refused_for_long_sequences(
     capsys: pytest.CaptureFixture[str], write_config: Any
 ) -> None:
     """Mamba without its kernels: a loop over tokens, which is not traced for minutes."""
-    place = write_config({"model_type": "mamba", "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2,
+    path = write_config({"model_type": "mamba", "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2,
                    "vocab_size": 777, "architectures": ["MambaForCausalLM"]})  # fmt: skip
-    assert run(["estimate", "--model", place, "--gpus", "1", "--gpu", "h200", "--seq-len", "100000"]) == 2
+    assert run(["estimate", "--model", path, "--gpus", "1", "--gpu", "h200", "--seq-len", "100000"]) == 2
     err = capsys.readouterr().err
-    assert "one operator after the other over 100,000 tokens" in err and place in err
+    assert "one operator after the other over 100,000 tokens" in err and path in err
 
 
 def test_a_file_or_its_folder_is_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

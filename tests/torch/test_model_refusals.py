@@ -46,12 +46,12 @@ from zerokit.planner.models import choose_model
 def test_what_cannot_be_is_refused_with_the_file_and_the_key(
     capsys: pytest.CaptureFixture[str], write_config: Any, change: dict[str, Any], words: str
 ) -> None:
-    place = write_config(LLAMA | change)
+    path = write_config(LLAMA | change)
     started = time.process_time()
     for command in ("plan", "estimate"):
-        assert run([command, "--model", place, "--gpus", "1", "--gpu", "h200"]) == 2
+        assert run([command, "--model", path, "--gpus", "1", "--gpu", "h200"]) == 2
         out, err = capsys.readouterr()
-        assert out == "" and words in err and place in err and "Traceback" not in err
+        assert out == "" and words in err and path in err and "Traceback" not in err
     assert time.process_time() - started < 20
 
 

@@ -71,11 +71,11 @@ def test_the_trace_is_torchs_own_count() -> None:
     found = own.trace(variant, 96)
     assert found is not None
     timeline = found.timeline(3, 96)
-    seen, _ = measured(True, 3, 96)
+    observed, _ = measured(True, 3, 96)
     inputs = 8 * 3 * 96
-    assert abs(timeline.after_forward - inputs - seen["level"]) <= 1024
-    assert abs(timeline.forward_peak - inputs - seen["forward"]) <= 1024
-    assert abs(max(timeline.backward.peaks) - inputs - seen["backward"]) <= seen["backward"] // 100
+    assert abs(timeline.after_forward - inputs - observed["level"]) <= 1024
+    assert abs(timeline.forward_peak - inputs - observed["forward"]) <= 1024
+    assert abs(max(timeline.backward.peaks) - inputs - observed["backward"]) <= observed["backward"] // 100
 
 
 def test_other_models_of_the_process_go_on_as_before() -> None:

@@ -80,12 +80,14 @@ def test_sizes_are_those_of_transformers_own_processors(size: tuple[int, int]) -
 
     image = image_module.fromarray(numpy.zeros((size[1], size[0], 3), dtype=numpy.uint8))
     qwen = {"model_type": "qwen2_vl", "vision_config": {"patch_size": 14, "spatial_merge_size": 2}}
-    made = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=401_408)(images=[image], return_tensors="np")
+    processed = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=401_408)(
+        images=[image], return_tensors="np"
+    )
     found = images_of(qwen, {"max_pixels": 401_408}, count=1, width=size[0], height=size[1])
-    assert made["pixel_values"].shape[0] == found.patches
-    assert list(made["image_grid_thw"][0]) == [1, found.height // 14, found.width // 14]
+    assert processed["pixel_values"].shape[0] == found.patches
+    assert list(processed["image_grid_thw"][0]) == [1, found.height // 14, found.width // 14]
     tiled = {"model_type": "idefics3", "vision_config": {"image_size": 112, "patch_size": 14}}
     bounds = {"size": {"longest_edge": 448}, "max_image_size": {"longest_edge": 112}}
-    made = Idefics3ImageProcessorPil(**bounds)(images=[image], return_tensors="np")
+    processed = Idefics3ImageProcessorPil(**bounds)(images=[image], return_tensors="np")
     found = images_of(tiled, bounds, count=1, width=size[0], height=size[1])
-    assert made["pixel_values"].shape[1:] == (found.tiles, 3, 112, 112)
+    assert processed["pixel_values"].shape[1:] == (found.tiles, 3, 112, 112)

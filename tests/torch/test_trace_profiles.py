@@ -222,11 +222,11 @@ def test_a_profile_is_the_same_after_a_round_trip(
 def test_another_format_or_a_broken_file_is_no_profile(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"profile format 'zerokit\.profile/99'"):
         from_json({"format": "zerokit.profile/99"})
-    place = tmp_path / "x.json.gz"
-    assert store.read(place) is None
-    place.write_bytes(b"\x1f\x8b\x08no")
+    path = tmp_path / "x.json.gz"
+    assert store.read(path) is None
+    path.write_bytes(b"\x1f\x8b\x08no")
     with pytest.raises(store.DamagedProfile):
-        store.read(place)
+        store.read(path)
 
 
 def test_a_committed_profile_is_what_a_trace_gives_today() -> None:

@@ -90,17 +90,17 @@ def test_every_pass_of_generate(
     """The prompt and each further token, of models whole and sliding, at sizes that were never traced."""
     own = profile(name, attention, cpu_profiles)
     measured = generated(name, attention, batch, prompt, new=4)
-    for made, seen in enumerate(measured):
-        job = Job(seq_len=prompt + made + 1, new_tokens=made + 1, attention=attention, inference=True)
+    for tokens, observed in enumerate(measured):
+        job = Job(seq_len=prompt + tokens + 1, new_tokens=tokens + 1, attention=attention, inference=True)
         found = estimate(own, job, strategy(batch))
         weights = 2 * own.parameter_count + own.buffer_bytes + FORWARD_WORKSPACE_BYTES
-        predicted = phase_peaks(own, job, strategy(batch))["decode" if made else "prefill"] - weights
+        predicted = phase_peaks(own, job, strategy(batch))["decode" if tokens else "prefill"] - weights
         sliding = name in ("gemma2", "gemma3") and prompt > WINDOW
-        if made == 1 and sliding:  # whole prompts still lie behind the windows that were cut from them
-            assert predicted < seen < measured[0]
+        if tokens == 1 and sliding:  # whole prompts still lie behind the windows that were cut from them
+            assert predicted < observed < measured[0]
         else:
-            assert abs(predicted - seen) <= SLACK, (made, predicted, seen)
-        assert found.worst.peak_allocated_bytes - weights >= max(measured[: made + 1]) - SLACK
+            assert abs(predicted - observed) <= SLACK, (tokens, predicted, observed)
+        assert found.worst.peak_allocated_bytes - weights >= max(measured[: tokens + 1]) - SLACK
 
 
 def strategy(

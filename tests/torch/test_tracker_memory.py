@@ -35,25 +35,25 @@ class Tracked:
 
     def __init__(self, probe) -> None:
         self.seen: dict[str, dict[str, float]] = {"tensorboard": {}, "wandb": {}, "trackio": {}, "mlflow": {}}
-        seen = self.seen
+        observed = self.seen
 
         class SummaryWriter:
             def add_scalar(self, tag, scalar_value, global_step=None):
-                seen["tensorboard"][tag] = scalar_value
+                observed["tensorboard"][tag] = scalar_value
 
         class WandbRun:
             def log(self, data, step=None):
-                seen["wandb"].update(data)
+                observed["wandb"].update(data)
 
         class TrackioRun:
             def log(self, metrics, step=None):
-                seen["trackio"].update(metrics)
+                observed["trackio"].update(metrics)
 
         writer, wandb, trackio = (ModuleType(name) for name in ("writer", "wandb_run", "trackio_run"))
         self.mlflow = ModuleType("fluent")
         writer.SummaryWriter, wandb.Run, trackio.Run = SummaryWriter, WandbRun, TrackioRun
-        self.mlflow.log_metrics = lambda metrics, step=None: seen["mlflow"].update(metrics)
-        self.mlflow.log_metric = lambda key, value, step=None: seen["mlflow"].update({key: value})
+        self.mlflow.log_metrics = lambda metrics, step=None: observed["mlflow"].update(metrics)
+        self.mlflow.log_metric = lambda key, value, step=None: observed["mlflow"].update({key: value})
         hooks = trackers.hooks(probe)
         for name, module in (("torch.utils.tensorboard.writer", writer), ("wandb.sdk.wandb_run", wandb),
                              ("trackio.run", trackio), ("mlflow.tracking.fluent", self.mlflow)):  # fmt: skip
@@ -76,12 +76,14 @@ def test_trackers_get_the_gpus_memory_by_phase(probe, allocator):
     expected = {"loss": 2.5, "zerokit/peak_allocated_gib/forward": 1.5,
                 "zerokit/peak_allocated_gib/backward": 2.5, "zerokit/peak_allocated_gib/step": 0.75,
                 "zerokit/reserved_gib": 2.5}  # fmt: skip
-    for name, seen in tracked.seen.items():
-        assert {key: value for key, value in seen.items() if key in expected} == expected, name
-        assert not any("host_rss_gib/" in key for key in seen), name
-        assert seen["zerokit/host_rss_gib"] > 0
+    for name, observed in tracked.seen.items():
+        assert {key: value for key, value in observed.items() if key in expected} == expected, name
+        assert not any("host_rss_gib/" in key for key in observed), name
+        assert observed["zerokit/host_rss_gib"] > 0
     train_step(probe, allocator, 256, 512, 128)  # a smaller step: the curve falls
     tracked.log(2.0, 2)
-    for name, seen in tracked.seen.items():
-        peaks_now = [seen[f"zerokit/peak_allocated_gib/{phase}"] for phase in ("forward", "backward", "step")]
+    for name, observed in tracked.seen.items():
+        peaks_now = [
+            observed[f"zerokit/peak_allocated_gib/{phase}"] for phase in ("forward", "backward", "step")
+        ]
         assert peaks_now == [0.75, 1.0, 0.625], name

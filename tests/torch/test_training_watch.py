@@ -12,12 +12,12 @@ from zerokit.launcher.rank.training_watch import TrainingWatch  # noqa: E402
 
 
 def watch(losses: list[float], norms: list[Any]) -> dict[str, Any]:
-    seen = TrainingWatch()
+    training = TrainingWatch()
     for loss in losses:
-        seen.see_loss(torch.tensor(loss, requires_grad=True))
+        training.see_loss(torch.tensor(loss, requires_grad=True))
     for norm in norms:
-        seen.see_gradient_norm(norm)
-    known: dict[str, Any] = seen.account().get("learning", {})
+        training.see_gradient_norm(norm)
+    known: dict[str, Any] = training.account().get("learning", {})
     return known
 
 
@@ -30,9 +30,9 @@ def test_runs_of_the_same_and_of_no_number() -> None:
 
 def test_the_first_losses_tell_whether_ranks_read_the_same_batches() -> None:
     losses = [5.0 - 0.1 * number for number in range(40)]
-    seen, again = watch(losses, []), watch([*losses[:32], 1.5], [])
-    assert seen["first_losses"] == again["first_losses"]
-    assert watch([*losses[:20], 9.0, *losses[21:]], [])["first_losses"] != seen["first_losses"]
+    training, again = watch(losses, []), watch([*losses[:32], 1.5], [])
+    assert training["first_losses"] == again["first_losses"]
+    assert watch([*losses[:20], 9.0, *losses[21:]], [])["first_losses"] != training["first_losses"]
     assert "first_losses" not in watch(losses[:31], [])
     coarse = [5.0 - (number // 6) / 16 for number in range(128)]  # as losses in bf16 are, with any data
     assert "first_losses" not in watch(coarse[:127], [])
@@ -50,8 +50,8 @@ def test_a_norm_that_was_never_computed_is_not_zero() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_on_a_gpu_nobody_waits() -> None:
-    seen = TrainingWatch()
+    training = TrainingWatch()
     for _ in range(5):
-        seen.see_loss(torch.full((), 2.0, device="cuda"))
+        training.see_loss(torch.full((), 2.0, device="cuda"))
         torch.cuda.synchronize()
-    assert seen.account()["learning"]["same"] == 4  # the last is on its way
+    assert training.account()["learning"]["same"] == 4  # the last is on its way

@@ -67,23 +67,23 @@ class One:
 
 @pytest.mark.parametrize("decorator", [standard, frozen_dataclass])
 def test_what_a_dataclass_does(decorator: Callable[[type], type]) -> None:
-    made = point(decorator)
-    one, same, other = made(x=1, note="n"), made(x=1), made(x=1, y=3)
+    point_class = point(decorator)
+    one, same, other = point_class(x=1, note="n"), point_class(x=1), point_class(x=1, y=3)
     assert one == same and one != other and one != (1, 2)
     assert repr(one).endswith("Point(x=1, y=2, tags=[], double=2)")
     assert one.tags is not same.tags
     assert [item.name for item in fields(one)] == ["x", "y", "tags", "note", "double"]
     assert asdict(one) == {"x": 1, "y": 2, "tags": [], "note": "n", "double": 2}
     assert replace(one, x=5).double == 10 and replace(one, x=5).note == "n"
-    assert one.total == 3 and made.kinds == 3
+    assert one.total == 3 and point_class.kinds == 3
     assert not hasattr(one, "__dict__")
     for broken in ({}, {"x": 1, "z": 2}, {"x": 1, "double": 4}):
         with pytest.raises(TypeError):
-            made(**broken)
+            point_class(**broken)
     with pytest.raises(TypeError):
-        made(1)
-    assert str(inspect.signature(made)) == str(inspect.signature(point(standard)))
-    several = [made(x=number) for number in range(12)]  # its method is compiled when it is used often
+        point_class(1)
+    assert str(inspect.signature(point_class)) == str(inspect.signature(point(standard)))
+    several = [point_class(x=number) for number in range(12)]  # its method is compiled when it is used often
     assert [item.double for item in several] == [2 * number for number in range(12)]
     with pytest.raises(FrozenInstanceError):
         one.x = 2

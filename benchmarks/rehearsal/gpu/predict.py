@@ -38,7 +38,7 @@ def predict(case: Case, inputs: CaseInputs) -> dict[str, object]:
         "peak_reserved_bytes": rank.peak_reserved_bytes,
         "steps": done.steps,
         "versions": done.versions,
-        "guesses": [f"{each.location}: {each.what}" for each in done.guesses if each.decides_sizes],
+        "guesses": [f"{guess.location}: {guess.what}" for guess in done.guesses if guess.decides_sizes],
         "warnings": done.warnings,
         "cpu_seconds": done.cpu_seconds,
     }

@@ -38,14 +38,14 @@ def make_weights(folder: Path, names: list[str]) -> None:
     import transformers
 
     for name in names:
-        place = folder / name
-        if (place / "model.safetensors").exists():
+        path = folder / name
+        if (path / "model.safetensors").exists():
             continue
         torch.manual_seed(0)
-        config = transformers.AutoConfig.from_pretrained(place)
+        config = transformers.AutoConfig.from_pretrained(path)
         with torch.device("cuda"):  # seconds faster than the CPU's generator
             model = getattr(transformers, MODELS[name][1])(config).to(config.dtype)
-        model.save_pretrained(place)
+        model.save_pretrained(path)
 
 
 class Measurer:

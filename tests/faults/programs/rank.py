@@ -50,14 +50,14 @@ def daemon() -> None:
 
 def together() -> None:
     """What a collective does: every step waits for the peer (two ranks)."""
-    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if RANK == 0:
-        peer, _ = socket.create_server(("", place[1])).accept()
+        peer, _ = socket.create_server(("", address[1])).accept()
     else:
         deadline = time.monotonic() + 120
         while True:
             try:
-                peer = socket.create_connection(place, 5)
+                peer = socket.create_connection(address, 5)
                 break
             except OSError:
                 if time.monotonic() > deadline:

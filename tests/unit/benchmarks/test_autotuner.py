@@ -117,10 +117,10 @@ def _lives(pid: int) -> bool:
 
 def test_the_configuration_comes_as_a_file_or_as_the_autotuner_hands_it_on(tmp_path: Path) -> None:
     job = pytest.importorskip("benchmarks.autotuner_job", reason="needs torch and deepspeed")
-    place = tmp_path / "ds_config.json"
-    place.write_text(json.dumps(CONFIG))
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(CONFIG))
     encoded = base64.urlsafe_b64encode(json.dumps(CONFIG).encode()).decode()
-    assert job.deepspeed_config(str(place)) == job.deepspeed_config(encoded) == CONFIG
+    assert job.deepspeed_config(str(path)) == job.deepspeed_config(encoded) == CONFIG
 
 
 def test_the_table() -> None:

@@ -57,13 +57,11 @@ def tiny() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_two_cpu_ranks_through_zerokit_launch(tiny: dict[str, Any], tmp_path: Path) -> None:
-    place, rows = tmp_path / "cases.json", tmp_path / "rows.jsonl"
-    place.write_text(json.dumps([tiny, tiny | {"id": "again", "gate": False}]))
+    path, rows = tmp_path / "cases.json", tmp_path / "rows.jsonl"
+    path.write_text(json.dumps([tiny, tiny | {"id": "again", "gate": False}]))
     rows.write_text(json.dumps({"id": "again"}) + "\n")  # a row from an interrupted measurement
 
-    done = run(
-        "benchmarks.measure.launch", place, "-o", rows, "--device", "cpu", "--at-once", 2, "--logs", 20
-    )
+    done = run("benchmarks.measure.launch", path, "-o", rows, "--device", "cpu", "--at-once", 2, "--logs", 20)
 
     assert done.returncode == 0, done.stdout + done.stderr
     old, row = map(json.loads, rows.read_text().splitlines())
@@ -168,22 +166,23 @@ def test_strategies_of_a_job_are_run_once_each(tmp_path: Path) -> None:
         name="small", model="qwen2.5-0.5b", cards=(16, 24), gpus=2,
         by_hand=({"zero": 3, "micro-batch": 1, "checkpointing": "full"},),
     )  # fmt: skip
-    made = quality.prepare(small, tmp_path)
-    keys = {json.dumps([case["deepspeed_config"], case["activation_checkpointing"]]) for case in made}
-    assert len(keys) == len(made) == len({case["id"] for case in made})
+    result = quality.prepare(small, tmp_path)
+    keys = {json.dumps([case["deepspeed_config"], case["activation_checkpointing"]]) for case in result}
+    assert len(keys) == len(result) == len({case["id"] for case in result})
     for card in ("16", "24"):
-        (choice,) = [case for case in made if case["about"]["planned"].get(card) == 1]
+        (choice,) = [case for case in result if case["about"]["planned"].get(card) == 1]
         assert choice["cap_bytes"] <= CARDS_MIB[int(card)] << 20
-    assert all(case["gate"] and case["expected"]["step_seconds"] for case in made)
-    assert all(max(case["expected"]["peak_allocated_bytes"]) < case["cap_bytes"] for case in made)
+    assert all(case["gate"] and case["expected"]["step_seconds"] for case in result)
+    assert all(max(case["expected"]["peak_allocated_bytes"]) < case["cap_bytes"] for case in result)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("comparison", quality.COMPARISONS, ids=lambda comparison: comparison.name)
 def test_a_dozen_strategies_of_every_job_can_be_run(comparison: quality.Comparison, tmp_path: Path) -> None:
-    made = quality.prepare(comparison, tmp_path)
+    result = quality.prepare(comparison, tmp_path)
     assert (
-        len({json.dumps([case["deepspeed_config"], case["activation_checkpointing"]]) for case in made}) >= 12
+        len({json.dumps([case["deepspeed_config"], case["activation_checkpointing"]]) for case in result})
+        >= 12
     )
 
 

@@ -261,14 +261,14 @@ def test_names_that_can_be_no_file(name: str, tmp_path: Path, capsys: pytest.Cap
     assert code == 2 and "cannot be read" in out
 
 
-@pytest.mark.parametrize(("line", "place"), [("model: llama-9", "2:1"), ("gpu: h2000", "2:1")])
+@pytest.mark.parametrize(("line", "location"), [("model: llama-9", "2:1"), ("gpu: h2000", "2:1")])
 def test_recipes_name_what_exists(
-    line: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: str, location: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = "params: 8b\ngpus: 8\n" if line.startswith("gpu") else "gpus: 8\n"
     path = write(tmp_path, "r.yaml", f"title: t\n{line}\n{more}")
     code, out, _ = check(path, capsys=capsys)
-    assert code == 2 and f"{path}:{place}: error:" in out and "did you mean" in out
+    assert code == 2 and f"{path}:{location}: error:" in out and "did you mean" in out
 
 
 def test_torch_is_not_imported_and_the_folder_is_not_trusted(tmp_path: Path) -> None:

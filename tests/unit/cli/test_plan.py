@@ -237,10 +237,10 @@ def test_flash_attention_needs_a_gpu_that_has_it(capsys: pytest.CaptureFixture[s
 def test_an_estimate_of_a_file_says_what_deepspeed_does_not_read_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = tmp_path / "ds.json"
-    place.write_text('{\n  // a comment\n  "train_batch_size": 8, "zero_optimisation": {"stage": 3}\n}')
+    path = tmp_path / "ds.json"
+    path.write_text('{\n  // a comment\n  "train_batch_size": 8, "zero_optimisation": {"stage": 3}\n}')
     body = as_json(capsys, "estimate", "--model", "llama-3.2-1b", "--gpus", "8", "--gpu", "h200",
-                   "--deepspeed", str(place))  # fmt: skip
+                   "--deepspeed", str(path))  # fmt: skip
     (said,) = (line for line in body["assumptions"] if "zerokit check" in line)
     assert "ds.json:3: DeepSpeed ignores 'zero_optimisation'" in said
 

@@ -14,9 +14,9 @@ def test_installed_versions_are_those_of_the_packages() -> None:
         assert software.installed(name) == package.__version__
     import torch
 
-    made = software.torch_build()
-    assert made is not None
-    assert (made.cuda, made.hip) == (torch.version.cuda, torch.version.hip)
+    result = software.torch_build()
+    assert result is not None
+    assert (result.cuda, result.hip) == (torch.version.cuda, torch.version.hip)
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ def config(key: str, value: Any) -> dict[str, Any]:
 def test_a_key_that_is_not_followed_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, key: str, value: Any
 ) -> None:
-    place = tmp_path / "ds.json"
-    place.write_text(json.dumps(config(key, value)))
-    assert run(["estimate", *ASKED, "--deepspeed", str(place), "--json"]) in (0, 2)
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config(key, value)))
+    assert run(["estimate", *ASKED, "--deepspeed", str(path), "--json"]) in (0, 2)
     out, err = capsys.readouterr()
     if not out:  # refused by a rule: not answered as if the key were not there
         assert key.rpartition(".")[2] in err
@@ -109,9 +109,9 @@ def test_the_keys_are_deepspeeds() -> None:
 def test_the_second_copy_of_weights_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = []
     for group in (1, 8):
-        place = tmp_path / f"{group}.json"
-        place.write_text(json.dumps(config("zero_optimization.zero_hpz_partition_size", group)))
-        assert run(["estimate", *ASKED, "--deepspeed", str(place), "--json"]) == 0
+        path = tmp_path / f"{group}.json"
+        path.write_text(json.dumps(config("zero_optimization.zero_hpz_partition_size", group)))
+        assert run(["estimate", *ASKED, "--deepspeed", str(path), "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[1]["basis"] == "traced"
     more = found[1]["peak_allocated_bytes"] - found[0]["peak_allocated_bytes"]

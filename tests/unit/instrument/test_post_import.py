@@ -118,7 +118,7 @@ def test_a_module_removed_and_imported_anew_is_hooked_anew(world):
 
 
 def test_threads_that_import_at_once_hook_once_and_never_see_it_unhooked(world):
-    seen: list[bool] = []
+    observed: list[bool] = []
     hooked = world("hooked_package.inner")
     start = threading.Barrier(8)
 
@@ -126,14 +126,14 @@ def test_threads_that_import_at_once_hook_once_and_never_see_it_unhooked(world):
         start.wait()
         importlib.util.find_spec("hooked_package")
         module = importlib.import_module("hooked_package.inner")
-        seen.append(module in hooked)
+        observed.append(module in hooked)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen == [True] * 8
+    assert observed == [True] * 8
     assert len(hooked) == 1
 
 
@@ -258,7 +258,7 @@ class Chaining:
             spec = importlib.util.find_spec(name)
         finally:
             self.busy = False
-        inner, seen = spec.loader, self.seen
+        inner, observed = spec.loader, self.seen
 
         class Chained(importlib.abc.Loader):
             def create_module(self, spec: object) -> object:
@@ -266,22 +266,22 @@ class Chaining:
 
             def exec_module(self, module: ModuleType) -> None:
                 inner.exec_module(module)
-                seen.append(module.__name__)
+                observed.append(module.__name__)
 
         spec.loader = Chained()
         return spec
 
 
-@pytest.mark.parametrize("place", ["in front of ours", "behind ours"])
-def test_another_hook_and_ours_run_once_each(world, place):
-    seen: list[str] = []
-    if place == "behind ours":  # a sitecustomize installed it before our bootstrap ran
-        sys.meta_path.insert(0, Chaining(seen))
+@pytest.mark.parametrize("order", ["in front of ours", "behind ours"])
+def test_another_hook_and_ours_run_once_each(world, order):
+    observed: list[str] = []
+    if order == "behind ours":  # a sitecustomize installed it before our bootstrap ran
+        sys.meta_path.insert(0, Chaining(observed))
     hooked = world("hooked_package")
-    if place == "in front of ours":
-        sys.meta_path.insert(0, Chaining(seen))
+    if order == "in front of ours":
+        sys.meta_path.insert(0, Chaining(observed))
     module = importlib.import_module("hooked_package")
-    assert (hooked, seen) == ([module], ["hooked_package"])
+    assert (hooked, observed) == ([module], ["hooked_package"])
 
 
 def test_a_patched_exec_module_of_a_looked_up_spec_is_called_once(world):
@@ -293,7 +293,7 @@ def test_a_patched_exec_module_of_a_looked_up_spec_is_called_once(world):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert calls == ["hooked_package"]
-    assert [id(each) for each in hooked] == [id(module)]
+    assert [id(entry) for entry in hooked] == [id(module)]
 
 
 def test_a_hook_that_fails_leaves_the_module_imported(world, capsys):

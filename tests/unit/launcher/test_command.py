@@ -37,8 +37,8 @@ def build(tmp_path: Path, base: Any = None, **changed: Any) -> commands.LaunchCo
     parts = ((LaunchOptions, options), (Placement, placement), (commands.ScriptSetup, setup))
     for kind, values in parts:
         values.update({name: value for name, value in changed.items() if name in kind.__dataclass_fields__})
-    made = [kind(**values) for kind, values in parts]
-    return commands.build(*made, run_dir=tmp_path, base=base or {})
+    built = [kind(**values) for kind, values in parts]
+    return commands.build(*built, run_dir=tmp_path, base=base or {})
 
 
 def test_gpus_are_given_by_index(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ def test_sarif_is_what_code_scanning_reads(tmp_path: Path, monkeypatch: pytest.M
     assert log["version"] == "2.1.0" and only["tool"]["driver"]["name"] == "zerokit"
     (result,) = only["results"]
     assert only["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "wrong-value"
-    place = result["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"]["uri"] == "ds.json"
-    assert place["region"] == {"startLine": 3, "startColumn": 24}
+    location = result["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"]["uri"] == "ds.json"
+    assert location["region"] == {"startLine": 3, "startColumn": 24}
 
 
 def test_junit_is_well_formed_whatever_is_found(tmp_path: Path) -> None:

@@ -39,13 +39,14 @@ def test_another_version_is_refused_by_name(
     words = ["launch", "--device", "cpu", "--num-ranks", "2", "--dry-run", SCRIPT]
     assert run(words) == 2
     said = capsys.readouterr().err
-    each = next(each for each in SUPPORTED if each.package == package)
+    supported = next(supported for supported in SUPPORTED if supported.package == package)
     assert (
-        f"{package} {version} is installed" in said and f"(tested: {each.oldest} and {each.newest})" in said
+        f"{package} {version} is installed" in said
+        and f"(tested: {supported.oldest} and {supported.newest})" in said
     )
-    assert f"pip install '{each.specifier}'" in said
+    assert f"pip install '{supported.specifier}'" in said
     assert run(["doctor", "--strict"]) == 13
-    assert f"pip install '{each.specifier}'" in capsys.readouterr().out
+    assert f"pip install '{supported.specifier}'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,6 @@ def test_what_lies_between_is_not(version: str) -> None:
 def test_the_package_asks_for_the_same_versions_and_the_readme_names_them() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     readme = (ROOT / "README.md").read_text()
-    for each in SUPPORTED:
-        assert f'"{each.specifier}"' in project
-        assert f"`{each.specifier}`" in readme
+    for package in SUPPORTED:
+        assert f'"{package.specifier}"' in project
+        assert f"`{package.specifier}`" in readme

@@ -25,12 +25,12 @@ def assumptions(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def with_deepspeed(folder: Path, number: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment in which this version (or none) is installed, in front of everything else."""
-    place = folder / "site-packages"
-    place.mkdir()
+    path = folder / "site-packages"
+    path.mkdir()
     if number is not None:
-        (place / f"deepspeed-{number}.dist-info").mkdir()
+        (path / f"deepspeed-{number}.dist-info").mkdir()
     others = [p for p in sys.path if not p.endswith(("site-packages", "dist-packages"))]
-    monkeypatch.setattr(sys, "path", [str(place), *others])
+    monkeypatch.setattr(sys, "path", [str(path), *others])
 
 
 def test_another_version_is_an_assumption(

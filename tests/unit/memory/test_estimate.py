@@ -187,8 +187,8 @@ def test_memory_never_grows_with_gpus(
     optimizer, parameters = _legal(stage, placement)
 
     def at(count: int) -> int:
-        made = strategy(stage, count, offload=optimizer, offload_param=parameters, micro_batch=micro_batch)
-        return peak(made)
+        chosen = strategy(stage, count, offload=optimizer, offload_param=parameters, micro_batch=micro_batch)
+        return peak(chosen)
 
     profile = profiles.load(NAME)
     assert profile is not None
@@ -204,10 +204,10 @@ def test_memory_never_grows_with_gpus(
 @given(st.sampled_from([2, 4, 8, 16]), st.integers(1, 8), st.sampled_from(["none", "full"]))
 def test_memory_never_grows_with_the_stage(ranks: int, micro_batch: int, checkpointing: str) -> None:
     """But for buckets (none at stage 0) and, at stage 3, gathers and a bucket that is never given back."""
-    made = [
+    strategies = [
         strategy(stage, ranks, micro_batch=micro_batch, checkpointing=checkpointing) for stage in range(4)
     ]
-    found = list(map(peak, made))
+    found = list(map(peak, strategies))
     profile = profiles.load(NAME)
     assert profile is not None
     bucket = 2 * 2 * SMALL_BUCKET

@@ -80,19 +80,19 @@ def test_the_host_memory_that_is_assumed_limits_what_is_gathered(
 
 
 def test_a_file_that_does_not_gather_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    place = tmp_path / "ds.json"
+    path = tmp_path / "ds.json"
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3},
     }
     asked = [word for word in ASKED if word not in ("--zero", "3")]
-    place.write_text(json.dumps(config))
-    body = answer(capsys, "estimate", *asked, "--deepspeed", str(place))
+    path.write_text(json.dumps(config))
+    body = answer(capsys, "estimate", *asked, "--deepspeed", str(path))
     assert any("are not gathered (stage3_gather_16bit" in line for line in body["assumptions"])
     config["zero_optimization"]["gather_16bit_weights_on_model_save"] = True
-    place.write_text(json.dumps(config))
-    body = answer(capsys, "estimate", *asked, "--deepspeed", str(place))
+    path.write_text(json.dumps(config))
+    body = answer(capsys, "estimate", *asked, "--deepspeed", str(path))
     assert body["saving"]["host_bytes"] == 2 * WEIGHTS
     assert not any("zero_to_fp32" in line for line in body["assumptions"])
 
@@ -106,8 +106,8 @@ class _Usage(NamedTuple):
 def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
 
-    def usage(place: Path) -> _Usage:
-        asked.append(place)
+    def usage(path: Path) -> _Usage:
+        asked.append(path)
         return _Usage(100 * GIB, 80 * GIB, 20 * GIB)
 
     monkeypatch.setattr(shutil, "disk_usage", usage)

@@ -125,16 +125,16 @@ def test_a_recipe_can_say_all_that_plan_takes() -> None:
     assert recipe.arguments() == ["--params", "7b", "--overlap-comm", "off", "--reduce-bucket", "200000000.0"]
 
 
-@pytest.mark.parametrize("place", ["zerokit-plan", "zerokit-plan/plan.yaml"])
+@pytest.mark.parametrize("source", ["zerokit-plan", "zerokit-plan/plan.yaml"])
 def test_a_written_plan_is_planned_again_with_overrides(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     first = zerokit.plan(params="1b", gpus=2, gpu="a100-40gb", network="25GB", zero=2, overlap_comm="off",
                          reduce_bucket="1e8", out="zerokit-plan").chosen  # fmt: skip
-    again = zerokit.plan(recipe=place).chosen
+    again = zerokit.plan(recipe=source).chosen
     assert again.deepspeed_config == first.deepspeed_config
-    other = planner.plan({}, recipe=place, overrides=("gpus=4", "zero=3")).chosen
+    other = planner.plan({}, recipe=source, overrides=("gpus=4", "zero=3")).chosen
     assert (other.zero_stage, other.data_parallel) == (3, 4)
     zero = other.deepspeed_config["zero_optimization"]
     assert (zero["reduce_bucket_size"], zero["overlap_comm"]) == (100_000_000, False)

@@ -26,7 +26,7 @@ def told(
     found: RankMemory, gpus: int = 1, engine: dict[str, object] | None = None, **more: bool
 ) -> dict[str, float]:
     given = {"expandable_segments": True, **more}
-    return {each.what: each.saves_bytes / GIB for each in changes(found, gpus, engine, **given)}
+    return {change.what: change.saves_bytes / GIB for change in changes(found, gpus, engine, **given)}
 
 
 def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:

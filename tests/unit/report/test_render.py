@@ -143,8 +143,8 @@ def test_the_first_failure_wins(tmp_path, exits, stopped_at, first, states):
         write_rank(tmp_path, rank, extra=broken)
         lines = rank_file(tmp_path, rank).read_text().splitlines(keepends=True)
         rank_file(tmp_path, rank).write_text("".join(lines[:-1]))  # no end
-    seen = [RankExit(rank=rank, code=code, signal=number, at=at) for rank, code, number, at in exits]
-    report = report_of(tmp_path, 2, exits=seen, stopped_at=stopped_at)
+    observed = [RankExit(rank=rank, code=code, signal=number, at=at) for rank, code, number, at in exits]
+    report = report_of(tmp_path, 2, exits=observed, stopped_at=stopped_at)
     assert report["first_failure"]["rank"] == first
     assert [rank["state"] for rank in report["ranks"]] == states
     assert report["exit_code"] == 10

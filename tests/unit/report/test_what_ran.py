@@ -80,7 +80,7 @@ def test_adapters():
     ran = {**adapted, "adapters": {"rank": 8, "targets": "q_proj,v_proj"}}
     # the model is the planned one, however large the adapters are beside it
     tiny = {**ran, "parameters": 1_100_100, "trainable_parameters": 100_000}
-    assert [each.option for each in of_engine(CHOSEN, tiny, REQUEST)] == ["method"]
+    assert [entry.option for entry in of_engine(CHOSEN, tiny, REQUEST)] == ["method"]
     (found,) = of_engine(CHOSEN, ran, REQUEST)
     lora = Lora(rank=8, targets=("q_proj", "v_proj"))
     assert (found.option, found.ran, found.lora) == ("method", "LoRA of rank 8 on q_proj, v_proj", lora)
@@ -152,7 +152,10 @@ def test_what_ran_otherwise_is_named_and_not_compared(tmp_path):
     assert compared["peak_bytes"] == {"predicted": None, "measured": 30 * GIB, "error_fraction": None}
     assert not any(pair["error_fraction"] for pair in compared["phases"].values())
     assert compared["step_seconds"]["predicted"] is None
-    assert [each["what"] for each in compared["differences"]] == ["batch size per GPU", "precision"]
+    assert [difference["what"] for difference in compared["differences"]] == [
+        "batch size per GPU",
+        "precision",
+    ]
     assert report["ranks"][0]["predicted_peak_allocated_bytes"] == 31 * GIB  # the plan's, as it was
     for text in (shown(report), render_html(report)):
         assert "not compared with the plan" in text
@@ -164,7 +167,7 @@ def test_a_prediction_for_what_ran_is_compared(tmp_path):
     asked: list[Any] = []
 
     def again(plan: Any, found: Any) -> Any:
-        asked.append((plan, [each.option for each in found]))
+        asked.append((plan, [entry.option for entry in found]))
         estimate = {**plan["chosen"]["estimate"]}
         estimate["per_rank"] = [{"ranks": [0, 1], "peak_allocated_bytes": 15 * GIB, "phases": {}}]
         return PredictedAgain(plan={"chosen": {**plan["chosen"], "estimate": estimate}})
@@ -242,9 +245,9 @@ def test_a_gpu_without_figures_is_not_measured_and_stands_beside_nothing(tmp_pat
     assert compared["kind"] == "gpu_memory"
     assert compared["peak_bytes"] == {"predicted": 31 * GIB, "measured": None, "error_fraction": None}
     text = shown(report)
-    for place in (text, render_html(report)):
-        assert "not measured" in place and why in place
-        assert not re.search(r"\d %", place)
+    for page in (text, render_html(report)):
+        assert "not measured" in page and why in page
+        assert not re.search(r"\d %", page)
     assert "1 problem named above" in text
 
 

@@ -32,12 +32,12 @@ def everything(space: Space):  # type: ignore[no-untyped-def]
     for layout in layouts(space.cluster, space.pins):
         if layout_violation(layout, space.shape, space.job, space.cluster, space.pins):
             continue
-        spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
-        for spot, mode, (micro, steps) in itertools.product(
-            spots, checkpointings(space), list(batches(space, layout))
+        choices = placements(space.pins, space.job, space.cluster.nvme_path is not None)
+        for placement, mode, (micro, steps) in itertools.product(
+            choices, checkpointings(space), list(batches(space, layout))
         ):
-            for chosen in knobs(spot.stage, space.pins, space.timing.trainable):
-                strategy = build_strategy(space, layout, spot, mode, micro, steps, chosen)
+            for chosen in knobs(placement.stage, space.pins, space.timing.trainable):
+                strategy = build_strategy(space, layout, placement, mode, micro, steps, chosen)
                 if first_violation(
                     strategy, gpus_per_node=space.cluster.gpus_per_node, key_value_heads=space.shape.kv_heads
                 ):
@@ -132,10 +132,10 @@ def test_host_memory_is_known_without_the_rest() -> None:
     memory = known("llama-3.1-8b").memory(job)
     request = request_for("llama-3.1-8b", "a100-40gb", 4, job=job, host_ram=512 * GIB)
     space, strategies = make_space(request)[0], set()
-    for spot in placements(space.pins, job, has_nvme=False):
+    for placement in placements(space.pins, job, has_nvme=False):
         layout = next(iter(layouts(space.cluster, space.pins)))
-        for chosen in knobs(spot.stage, space.pins, space.timing.trainable)[::4]:
-            strategies.add(build_strategy(space, layout, spot, "full", 1, 16, chosen))
+        for chosen in knobs(placement.stage, space.pins, space.timing.trainable)[::4]:
+            strategies.add(build_strategy(space, layout, placement, "full", 1, 16, chosen))
     for strategy in strategies:
         exact = memory(job, strategy, space.cluster).host_bytes_per_node
         assert memory.host_bytes(job, strategy, space.cluster) == exact
@@ -176,13 +176,13 @@ def random_requests(number: int) -> list[Request]:
 
 @pytest.mark.parametrize("number", [6, pytest.param(200, marks=pytest.mark.slow)])
 def test_random_plans_fit_and_are_valid_and_meet_the_batch(number: int) -> None:
-    made = traced = 0
+    compared = traced = 0
     for request in random_requests(number):
         space = make_space(request)[0]
         ranked = search(space, top=1).ranked
         if not ranked:
             continue
-        made += 1
+        compared += 1
         chosen, cluster = ranked[0], request.cluster
         assert chosen.memory.min_vram_bytes <= cluster.gpu.driver_vram_bytes
         if cluster.host_ram_bytes is not None:
@@ -203,4 +203,4 @@ def test_random_plans_fit_and_are_valid_and_meet_the_batch(number: int) -> None:
             * (chosen.strategy.data_parallel)
             == space.global_batch
         )
-    assert made > number / 2 and traced > 0.3 * number
+    assert compared > number / 2 and traced > 0.3 * number

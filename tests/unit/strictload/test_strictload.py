@@ -70,7 +70,7 @@ BILLION = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "message"),
+    ("text", "location", "message"),
     [
         ("a: 1\na: 2\n", ":2:1", "duplicate key 'a' (first in line 1)"),
         ("a:\n  b: {}\n  b: 1\n", ":3:3", "duplicate key"),
@@ -94,12 +94,12 @@ BILLION = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("a: " + "9" * 5000, ":1:4", "5000 digits"),
     ],
 )
-def test_yaml_refused_with_the_place(text: str, place: str, message: str, tmp_path: Path) -> None:
+def test_yaml_refused_with_the_place(text: str, location: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(FileInputError) as caught:
         load_yaml(file)
-    assert f"{file}{place}" in str(caught.value)
+    assert f"{file}{location}" in str(caught.value)
     assert message in str(caught.value)
 
 
@@ -144,7 +144,7 @@ def test_encodings(load: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "message"),
+    ("text", "location", "message"),
     [
         ('{\n "a": 1,\n "a": 2}', ":3:2", "duplicate key 'a' (first in line 2)"),
         ('{\n "a": 1, // why\n "b": 2}', ":2:10", "comment"),
@@ -166,12 +166,12 @@ def test_encodings(load: Any, tmp_path: Path) -> None:
         ('{"a": "\\x"}', ":1:8", "escape"),
     ],
 )
-def test_json_refused_with_the_place(text: str, place: str, message: str, tmp_path: Path) -> None:
+def test_json_refused_with_the_place(text: str, location: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.json"
     file.write_text(text)
     with pytest.raises(FileInputError) as caught:
         load_json(file)
-    assert f"{file}{place}" in str(caught.value)
+    assert f"{file}{location}" in str(caught.value)
     assert message in str(caught.value)
 
 

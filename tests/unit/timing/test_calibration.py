@@ -108,10 +108,10 @@ def test_layers_of_enough_jobs_carry_over_to_their_width_and_to_no_other() -> No
 def test_the_layer_factors_of_a_job_give_back_its_measured_times() -> None:
     request = request_for(job=Job(seq_len=2048, global_batch=64))
     observations = tune(request, [1.3, 1.3, 1.3])
-    assert any(each.layer_factor for each in observations)
+    assert any(observation.layer_factor for observation in observations)
     assert observations[0].job_key == job_key(request.shape, request.job)
-    for each in observations:
-        assert each.layer_factor is None or 1.2 < each.layer_factor < 1.9
+    for observation in observations:
+        assert observation.layer_factor is None or 1.2 < observation.layer_factor < 1.9
 
 
 # -------------------------------------------------------------------------------- the file
@@ -123,13 +123,13 @@ def observations() -> list[Observation]:
 
 
 def test_what_was_kept_is_read_back(tmp_path: Path, observations: list[Observation]) -> None:
-    place = tmp_path / "deep" / "host.json"
-    assert tuned.load(place) == ((), None)
-    tuned.save(observations, place)
-    assert tuned.load(place) == (tuple(observations), None)
+    path = tmp_path / "deep" / "host.json"
+    assert tuned.load(path) == ((), None)
+    tuned.save(observations, path)
+    assert tuned.load(path) == (tuple(observations), None)
     newer = replace(observations[0], measured_step_seconds=9.0, measured_at="2027-01-01T00:00:00")
-    tuned.save([newer], place)
-    kept, _ = tuned.load(place)
+    tuned.save([newer], path)
+    kept, _ = tuned.load(path)
     assert len(kept) == 2 and newer in kept and observations[0] not in kept
 
 
@@ -165,32 +165,32 @@ DAMAGES = {
 def test_a_damaged_file_is_a_warning_and_is_put_aside_by_the_next_tune(
     kind: str, tmp_path: Path, observations: list[Observation]
 ) -> None:
-    place = tmp_path / "host.json"
-    tuned.save(observations, place)
-    DAMAGES[kind](place)
-    bad = place.read_bytes()
-    found, warning = tuned.load(place)
+    path = tmp_path / "host.json"
+    tuned.save(observations, path)
+    DAMAGES[kind](path)
+    bad = path.read_bytes()
+    found, warning = tuned.load(path)
     assert found == () and warning is not None
-    assert warning.startswith(f"warning: {place} ") and "is not used" in warning and len(warning) < 400
-    _, note = tuned.save(observations, place)
+    assert warning.startswith(f"warning: {path} ") and "is not used" in warning and len(warning) < 400
+    _, note = tuned.save(observations, path)
     assert note is not None and "put aside" in note
-    assert tuned.load(place) == (tuple(observations), None)
+    assert tuned.load(path) == (tuple(observations), None)
     assert (tmp_path / "host.unusable.json").read_bytes() == bad
 
 
-def _save_one(place: str, number: int) -> None:
+def _save_one(path: str, number: int) -> None:
     body = asdict(tune(request_for(), [1.5])[0])
-    tuned.save([Observation(**{**body, "micro_batch": number + 1})], Path(place))
+    tuned.save([Observation(**{**body, "micro_batch": number + 1})], Path(path))
 
 
 def test_tunes_that_end_together_lose_nothing(tmp_path: Path) -> None:
-    place = tmp_path / "host.json"
-    workers = [multiprocessing.Process(target=_save_one, args=(str(place), number)) for number in range(6)]
+    path = tmp_path / "host.json"
+    workers = [multiprocessing.Process(target=_save_one, args=(str(path), number)) for number in range(6)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
-    assert sorted(each.micro_batch for each in tuned.load(place)[0]) == [1, 2, 3, 4, 5, 6]
+    assert sorted(entry.micro_batch for entry in tuned.load(path)[0]) == [1, 2, 3, 4, 5, 6]
 
 
 # -------------------------------------------------------------------------------- zerokit plan
@@ -221,14 +221,14 @@ def keep(strategies: list[dict[str, Any]], seconds: list[float]) -> None:
     from zerokit.planner.request import resolve
 
     request = resolve({name.replace("-", "_"): value for name, value in JOB.items()}).request
-    made = make_plan(request, top=20)
+    plan = make_plan(request, top=20)
     known = {
         (
             c.strategy.settings.zero.stage,
             c.strategy.settings.micro_batch,
             c.strategy.checkpointing,
         ): c.strategy
-        for c in (made.chosen, *made.alternatives)
+        for c in (plan.chosen, *plan.alternatives)
     }
     ran = [(known[degrees(strategy)], time) for strategy, time in zip(strategies, seconds, strict=True)]
     tuned.save(observed(request, ran, "2026-05-05T10:00:00"))

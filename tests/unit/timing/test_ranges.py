@@ -52,7 +52,7 @@ def test_only_an_unknown_network_widens_the_range() -> None:
     given = replace(request, cluster=replace(request.cluster, network_bytes_per_second=400e9))
     for asked, names in ((request, {"the host's speed", "the network"}), (given, {"the host's speed"})):
         chosen, space = make_plan(asked).chosen, make_space(asked)[0]
-        assert {each.name for each in unmeasured(space.timing, chosen.strategy)} == names
+        assert {entry.name for entry in unmeasured(space.timing, chosen.strategy)} == names
         low, high = step_range(space.timing, chosen.strategy, chosen.memory) or (0, 0)
         assert low <= chosen.time.step_seconds <= high
 
@@ -65,7 +65,7 @@ def test_offload_depends_on_the_host_unless_it_was_measured() -> None:
     assert high > 1.2 * low
     measured = Calibration(cpu_adam_parameters_per_second=3e9, host_to_device_bytes_per_second=100e9)
     model = TimeModel(space.shape, space.job, space.cluster, calibration=measured)
-    assert {each.name for each in unmeasured(model, chosen.strategy)} == {"the host's speed"}
+    assert {entry.name for entry in unmeasured(model, chosen.strategy)} == {"the host's speed"}
 
 
 def test_a_plan_says_when_a_slow_network_would_change_the_choice() -> None:

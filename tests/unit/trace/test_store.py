@@ -30,10 +30,10 @@ def good() -> dict[str, Any]:
 def test_a_flipped_bit_or_a_cut_is_noticed(tmp_path: Path, good: dict[str, Any]) -> None:
     profile = profiles.load("smollm2-135m")
     assert profile is not None
-    place = tmp_path / "a.profile"
-    store.keep(profile, place)
-    data, draw = place.read_bytes(), random.Random(8)
-    assert store.read(place) is not None
+    path = tmp_path / "a.profile"
+    store.keep(profile, path)
+    data, draw = path.read_bytes(), random.Random(8)
+    assert store.read(path) is not None
     for number in range(CASES):
         at = draw.randrange(len(data))
         cut = (
@@ -41,11 +41,11 @@ def test_a_flipped_bit_or_a_cut_is_noticed(tmp_path: Path, good: dict[str, Any])
             if number % 5 == 0
             else data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]
         )
-        place.write_bytes(cut)
+        path.write_bytes(cut)
         with pytest.raises(store.DamagedProfile):
-            store.read(place)
-    store.keep(profile, place)
-    place.rename(tmp_path / "b.profile")  # another model's, under this one's name
+            store.read(path)
+    store.keep(profile, path)
+    path.rename(tmp_path / "b.profile")  # another model's, under this one's name
     with pytest.raises(store.DamagedProfile, match="checksum"):
         store.read(tmp_path / "b.profile")
 
@@ -62,10 +62,10 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_LARGEST_BYTES", 1 << 20)
-    place, data = tmp_path / "a.profile", gzip.compress(b" " * (64 << 20))
-    place.write_bytes(store._header(data, place) + data)
+    path, data = tmp_path / "a.profile", gzip.compress(b" " * (64 << 20))
+    path.write_bytes(store._header(data, path) + data)
     with pytest.raises(store.DamagedProfile, match="too large"):
-        store.read(place)
+        store.read(path)
 
 
 WRONG = (None, True, -1, 1.5, "x", [], {}, [[]], {"a": 1}, 10**30, float("nan"), float("inf"), "", [None])
@@ -84,31 +84,31 @@ def _spots(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def test_json_of_another_shape_is_refused_or_gives_the_same(good: dict[str, Any]) -> None:
     """A wrong value anywhere, with a right checksum: refused, or where text is free, of no effect."""
-    spots = [spot for spot in _spots(good) if spot[0] != "hf_config"]
+    key_paths = [key_path for key_path in _spots(good) if key_path[0] != "hf_config"]
     draw = random.Random(9)
     refused = 0
     body = copy.deepcopy(good)
     for _ in range(CASES):
-        spot, wrong = draw.choice(spots), draw.choice(WRONG)
+        key_path, wrong = draw.choice(key_paths), draw.choice(WRONG)
         target: Any = body
-        for key in spot[:-1]:
+        for key in key_path[:-1]:
             target = target[key]
-        before = target[spot[-1]]
+        before = target[key_path[-1]]
         if json.dumps(before) == json.dumps(wrong):
             continue
         if isinstance(wrong, str) and isinstance(before, str):
             continue  # another name is no damage that a type shows: the checksum does
-        target[spot[-1]] = wrong
+        target[key_path[-1]] = wrong
         try:
             check(body)
         except ValueError:
             refused += 1
             continue
         finally:
-            target[spot[-1]] = before
+            target[key_path[-1]] = before
         empty = isinstance(before, list | dict) and type(before) is type(wrong) and not wrong
         same_kind = isinstance(before, int | float) and isinstance(wrong, int | float)
-        assert empty or same_kind, (spot, before, wrong)
+        assert empty or same_kind, (key_path, before, wrong)
     assert refused > CASES // 2
 
 
@@ -122,10 +122,10 @@ def test_nothing_where_there_must_be_something(part: str, good: dict[str, Any]) 
 def test_a_damaged_file_is_said_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = store.cache_path({"model_type": "llama"}, None)
-    place.parent.mkdir(parents=True)
-    place.write_bytes(b"zerokit.profile-cache/1 0\n")
+    path = store.cache_path({"model_type": "llama"}, None)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"zerokit.profile-cache/1 0\n")
     said: list[str] = []
     assert on_demand.cached({"model_type": "llama"}, None, said.append) is None
-    assert len(said) == 1 and str(place) in said[0] and "traced again" in said[0]
-    assert not place.exists()
+    assert len(said) == 1 and str(path) in said[0] and "traced again" in said[0]
+    assert not path.exists()

@@ -63,8 +63,8 @@ def rehearsals(rehearse: Callable[..., Outcome], said: list[str], **more: float)
 
 
 def planned(tuned: TrialRehearsals) -> list[Candidate]:
-    made = make_plan(tuned.request, top=12)
-    return [made.chosen, *made.alternatives][: tuned.count]
+    plan = make_plan(tuned.request, top=12)
+    return [plan.chosen, *plan.alternatives][: tuned.count]
 
 
 def test_what_a_rehearsal_says_cannot_fit_is_not_tried() -> None:
@@ -72,14 +72,14 @@ def test_what_a_rehearsal_says_cannot_fit_is_not_tried() -> None:
     # as logits that the script keeps: far more than the replay knows of
     tuned = rehearsals(holds(lambda strategy: strategy.settings.micro_batch * 20 * GIB), said)
     before = planned(tuned)
-    assert max(each.strategy.settings.micro_batch for each in before) > 8
+    assert max(candidate.strategy.settings.micro_batch for candidate in before) > 8
     chosen = tuned.choose(before)
     assert len(chosen) == 3
-    for each in chosen:
-        known = tuned.of(each.strategy)
-        assert known is not None and each.memory.basis == "rehearsed"
-        assert each.memory.worst.peak_allocated_bytes == known.peak_allocated_bytes
-        assert each.memory.min_vram_bytes <= tuned.request.cluster.gpu.driver_vram_bytes
+    for candidate in chosen:
+        known = tuned.of(candidate.strategy)
+        assert known is not None and candidate.memory.basis == "rehearsed"
+        assert candidate.memory.worst.peak_allocated_bytes == known.peak_allocated_bytes
+        assert candidate.memory.min_vram_bytes <= tuned.request.cluster.gpu.driver_vram_bytes
     left = tuned.not_tried(chosen)
     assert any("rehearsed, it takes" in text and "the GPU has 140.40 GiB" in text for text in left), left
     assert [f"not tried: {text}" for text in left] == [text for text in said if text.startswith("not tried")]

@@ -132,10 +132,10 @@ def test_each_call_is_counted_once_in_its_group(calls, c10d):
 
 
 def test_a_call_under_way_says_so(calls, c10d):
-    seen = []
-    c10d.inside = lambda: seen.append(calls.record()["calls"][-1])
+    observed = []
+    c10d.inside = lambda: observed.append(calls.record()["calls"][-1])
     c10d.all_gather_object([], 5)
-    assert seen[0]["inside"] and seen[0]["operation"] == "all_gather_object"
+    assert observed[0]["inside"] and observed[0]["operation"] == "all_gather_object"
     assert "inside" not in calls.record()["calls"][-1]
 
 
@@ -174,9 +174,9 @@ def test_the_modules_of_the_last_forward(probe, calls, fetch):
     fetch("head", forward=False)
     probe.position = (1, 1)
     fetch("layers.0")
-    seen = []
-    fetch("head", work=lambda: seen.append(calls.record()))  # as where it hangs in this one
-    for record in (*seen, calls.record()):
+    observed = []
+    fetch("head", work=lambda: observed.append(calls.record()))  # as where it hangs in this one
+    for record in (*observed, calls.record()):
         assert (record["visited"], record["forward"]) == (["layers.0", "head"], [1, 1])
 
 

@@ -52,6 +52,6 @@ def test_one_that_is_still_written_is_told_of_when_it_is_committed(
         engine.save_checkpoint("/c")
     assert len(told) == (0 if decoupled else 1)
     engine._commit_decoupled_checkpoint()
-    assert [(each["folder"], each.get("tag")) for each in told] == [
+    assert [(entry["folder"], entry.get("tag")) for entry in told] == [
         ("/c", None if by_accelerate else "global_step4")
     ]

@@ -25,13 +25,13 @@ def test_a_failed_save_names_its_folder_where_the_disk_is_full(
     (tmp_path / "model.pt").symlink_to("/dev/full")  # each write ends as on a full disk
     error = failed_save(str(tmp_path / "model.pt"))
     assert full_disk(error, str(error)) is None  # this disk has room
-    seen: list[str] = []
+    observed: list[str] = []
 
     def nothing_left(folder: str) -> SimpleNamespace:
-        seen.append(folder)
+        observed.append(folder)
         return SimpleNamespace(f_bavail=0, f_frsize=4096, f_flag=0)
 
     monkeypatch.setattr(os, "statvfs", nothing_left)
     assert full_disk(error, str(error)) == f"the disk of {tmp_path} is full"
-    assert seen == [str(tmp_path)]
+    assert observed == [str(tmp_path)]
     assert full_disk(error, "another error") is None

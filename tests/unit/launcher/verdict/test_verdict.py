@@ -174,12 +174,12 @@ def test_the_first_failure(seen: dict[str, Any], first: int, states: str) -> Non
 
 
 def test_terminal_report_and_exit_code_name_one_rank() -> None:
-    seen = evidence(
+    observed = evidence(
         expected_ranks=4, logs=running(0, 1, 2, 3), launcher_code=None,
         exits=[exit_(0, 1, at=10.0), exit_(3, None, SIGABRT, at=10.1)],
     )  # fmt: skip
-    verdict = judge(seen)
-    report = build_report(seen, verdict=verdict)
+    verdict = judge(observed)
+    report = build_report(observed, verdict=verdict)
     assert verdict.why == report.why == "rank 3 on h was killed by SIGABRT"
     assert report.first_failure is not None and report.first_failure.rank == 3
     assert (report.outcome, report.exit_code) == (verdict.outcome, verdict.exit_code)

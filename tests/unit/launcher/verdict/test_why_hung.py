@@ -117,7 +117,7 @@ def test_the_kernel_tells_where_no_line_does(kernel: str, expected: str) -> None
 
 def flight(*calls: dict[str, Any]) -> dict[str, Any]:
     """What PyTorch recorded; the last is the one that never ended."""
-    entries = [{**each, "from_end": len(calls) - 1 - n} for n, each in enumerate(calls)]
+    entries = [{**call, "from_end": len(calls) - 1 - n} for n, call in enumerate(calls)]
     entries[-1]["pending"] = True
     return {"calls": entries}
 
@@ -138,7 +138,7 @@ def test_collectives_that_cpp_starts_are_compared() -> None:
     backward = [["/v/site-packages/torch/autograd/graph.py", 1, "_engine_run_backward", ""], SCRIPT]
     bucket = {"count": 3, "operation": "all_reduce", "group": "0", "shape": [10], "dtype": "float32"}
     other = {**bucket, "shape": [12]}
-    views = [rank(n, frames=backward, flight=flight(each)) for n, each in enumerate([bucket, other])]
+    views = [rank(n, frames=backward, flight=flight(entry)) for n, entry in enumerate([bucket, other])]
     cause = explain(views)
     assert cause is not None and cause.kind == "different_shapes"
     assert "rank 0 entered all_reduce of [10] float32 (train.py:31), rank 1 all_reduce of [12]" in cause.what
@@ -177,10 +177,10 @@ def test_an_evaluation_whose_calls_are_those_of_training() -> None:
     assert cause is not None and (cause.kind, cause.ranks) == ("eval_on_some_ranks", (0,))
     assert "rank 0 entered all_gather_into_tensor of [8] float32 for embed in eval" in cause.what
     # the same phases on both: what is unlike is the tensor
-    together = [{**each, "phase": "eval"} if each["count"] < 90 else each for each in trains]
+    together = [{**entry, "phase": "eval"} if entry["count"] < 90 else entry for entry in trains]
     assert kind(rank(0, *evaluates), rank(1, *together)) == "different_shapes"
     # they wait before anything is unlike
-    alike = [dict(each) for each in evaluates[:3]], [dict(each) for each in trains[:3]]
+    alike = [dict(entry) for entry in evaluates[:3]], [dict(entry) for entry in trains[:3]]
     alike[0][-1]["inside"] = alike[1][-1]["inside"] = True
     assert kind(rank(0, *alike[0]), rank(1, *alike[1])) == "eval_on_some_ranks"
 
