@@ -44,7 +44,7 @@ COMPILE = (
     "CPUAdamBuilder().load(); FusedAdamBuilder().load()"
 )
 START_SECONDS = 150.0
-"""Imports, data preparation and the compiler may take no longer."""
+"""Imports, data preparation and the compiler may take no longer, where nothing else is said."""
 
 
 def with_weights(folder: Path) -> None:
@@ -56,7 +56,11 @@ def with_weights(folder: Path) -> None:
 
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(folder)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    with torch.device("cuda"):  # a CPU takes long for its random numbers
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    del model
+    torch.cuda.empty_cache()
 
 
 class Started:
@@ -164,8 +168,7 @@ def _versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in names} | {"gpu": torch.cuda.get_device_name()}
 
 
-def main() -> int:
-    """Run the cases; 1 where one failed."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -175,16 +178,26 @@ def main() -> int:
     parser.add_argument("--list", choices=tuple(LISTS), default="first", help="of cases")
     parser.add_argument("--transformers", type=Path, help="a copy of that repository, for its examples")
     parser.add_argument("--traces", type=Path, help="trace the last steps of traced cases there (.jsonl.gz)")
-    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--only", action="append", default=[], help="a case; in the order in which they run")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=1e9, help="everything ends after that")
+    parser.add_argument(
+        "--start-seconds", type=float, default=START_SECONDS, help="what is not ready then is left out"
+    )
     parser.add_argument("--case-seconds", type=float, default=60.0, help="longest time of one case")
+    return parser
+
+
+def main() -> int:
+    """Run the cases; 1 where one failed."""
+    parser = _parser()
     options = parser.parse_args()
-    cases = [
-        row_of(case, options.steps)
-        for case in LISTS[options.list]
-        if (not options.only or case.name in options.only) and options.gpus in (None, case.gpus)
-    ]
+    listed = {case.name: case for case in LISTS[options.list]}
+    if unknown := set(options.only) - listed.keys():
+        parser.error(f"no case of this list: {', '.join(sorted(unknown))}")
+    names = options.only or list(listed)
+    chosen = [listed[name] for name in names if options.gpus in (None, listed[name].gpus)]
+    cases = [row_of(case, options.steps) for case in chosen]
     if options.cases:
         options.cases.write_text("".join(json.dumps(row) + "\n" for row in cases))
         return 0
@@ -200,9 +213,13 @@ def main() -> int:
             for at, row in enumerate(cases)
         ]
         try:
-            _wait(started, min(START_SECONDS, options.seconds))
-            print(f"all wait after {time.monotonic() - began:.0f} s", flush=True)
-            for process in started:
+            _wait(started, min(options.start_seconds, options.seconds))
+            late = [process for process in started if not process.ready()]
+            for process in late:
+                process.stop()  # it would disturb the others
+            names = ", ".join(process.row["name"] for process in late) or "none"
+            print(f"started in {time.monotonic() - began:.0f} s; left out: {names}", flush=True)
+            for process in (process for process in started if process not in late):
                 left = options.seconds - (time.monotonic() - began)
                 if left <= 0:
                     break
