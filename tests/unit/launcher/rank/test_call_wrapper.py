@@ -94,3 +94,11 @@ def test_what_is_fetched_is_named_and_timed_as_a_whole():
     recording(gather, "gather", recorder)(1, TENSOR)
     assert (recorder.last()["fetched"], recorder.last()["under_way"]) == (7, False)
     assert recorder["waited"] == [0.0]
+
+
+def test_what_it_calls_can_be_exchanged_while_a_step_is_sampled():
+    wrapper = recording(gather, "all_gather", Recorder())
+    wrapper.__globals__["original"] = lambda *args: ("timed", *args)
+    assert wrapper(1, TENSOR)[0] == "timed"
+    wrapper.__globals__["original"] = gather
+    assert wrapper(1, TENSOR)[0] == "gather"
