@@ -12,9 +12,11 @@ import pytest
 
 from tests.support.rehearsals import SCRIPTS, rehearse
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from zerokit.rehearsal.process import guesses, native, stand_ins
+from torch._subclasses.fake_tensor import UnsupportedOperatorException  # noqa: E402
+
+from zerokit.rehearsal.process import guesses, native, stand_ins  # noqa: E402
 
 KERNELS = [name for name in stand_ins.NOT_STOOD_IN if importlib.util.find_spec(name) is None]
 
@@ -30,6 +32,12 @@ def test_kernels_that_are_imported_and_not_there_are_told(name: str, monkeypatch
     assert len(told) == 1 and told[0].startswith(f"{stand_ins.NOT_STOOD_IN[name]} is imported")
     assert stand_ins.NOT_STOOD_IN[name] in stand_ins.explain(caught.value)
     assert stand_ins.explain(ModuleNotFoundError(name="nltk")) == ""
+
+
+def test_a_sparse_tensor_is_named_as_what_is_not_modelled() -> None:
+    operator = torch.ops.aten._to_sparse.default
+    assert "sparse tensors are not modelled" in stand_ins.explain(UnsupportedOperatorException(operator))
+    assert stand_ins.explain(RuntimeError("the hardware is sparse")) == ""
 
 
 @pytest.mark.parametrize(
