@@ -49,6 +49,19 @@ _MULTIPROCESSORS = {
 }
 """Streaming multiprocessors (NVIDIA's data sheets); H100 SXM, H100 NVL, H200 and H800 SXM have 132."""
 
+_L2_MIB = {
+    (7, 0): 6.0,
+    (7, 5): 4.0,
+    (8, 0): 40.0,
+    (8, 6): 6.0,
+    (8, 9): 96.0,
+    (9, 0): 50.0,
+    (10, 0): 126.5,
+    (12, 0): 128.0,
+}
+_OTHER_L2_MIB = {"h200": 60.0, "h20-96gb": 60.0, "a30": 24.0, "l4": 48.0, "rtx-4090": 72.0, "rtx-5090": 96.0}
+"""L2 cache (NVIDIA's architecture papers; ``torch.cuda.get_device_properties`` of H200 and B200)."""
+
 _H200_MEMORY_CLOCK_MHZ = 3201
 _MEMORY_CLOCKS_MHZ = {
     "h100-pcie-80gb": 1593,
@@ -77,6 +90,7 @@ class FakeGpu:
     multiprocessors: int
     count: int
     memory_clock_mhz: int = _H200_MEMORY_CLOCK_MHZ
+    l2_cache_bytes: int = 50 << 20
 
     @property
     def threads_per_multiprocessor(self) -> int:
@@ -101,6 +115,7 @@ class FakeGpu:
                     multiprocessors=_MULTIPROCESSORS.get(gpu.name, 132),
                     count=count,
                     memory_clock_mhz=_MEMORY_CLOCKS_MHZ.get(gpu.name, _H200_MEMORY_CLOCK_MHZ),
+                    l2_cache_bytes=int(_OTHER_L2_MIB.get(gpu.name, _L2_MIB[capability]) * (1 << 20)),
                 )
         catalogue_names = ", ".join(sorted(name for names in _CAPABILITIES.values() for name in names))
         raise InputError(f"--gpu {gpu.name}: rehearsals support NVIDIA GPUs only, of these {catalogue_names}")

@@ -130,7 +130,7 @@ def _properties(machine: Machine) -> SimpleNamespace:
         gcnArchName="",
         is_integrated=False,
         is_multi_gpu_board=False,
-        L2_cache_size=50 << 20,
+        L2_cache_size=gpu.l2_cache_bytes,
         uuid="0",
         pci_bus_id=0,
         pci_device_id=0,

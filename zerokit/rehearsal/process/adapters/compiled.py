@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from zerokit.rehearsal.process import twins
+from zerokit.rehearsal.process.adapters import silent_kernels
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.mode import FakeCuda
 
@@ -50,17 +50,6 @@ _WITHOUT_TRITON = (
     "torch.compile: Triton is not installed here, so the code ran uncompiled and may need other memory than "
     "on the GPU (pip install triton)"
 )
-
-
-class SilentKernel:
-    """What Inductor gets for a Triton kernel."""
-
-    def run(self, *args: Any, **kwargs: Any) -> None:
-        """Its outputs belong to Inductor's wrapper."""
-        twins.forget((args, kwargs))
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
 
 
 def install(context: Context) -> None:
@@ -107,7 +96,7 @@ def _prepare(context: Context) -> None:
     for name in ("compile_fx", "compile_fx_inner"):
         setattr(compile_fx, name, _without_mode(context, getattr(compile_fx, name)))
     _configure()
-    _silence_triton()
+    _silence_triton(context)
     _device_interface(context)
     _guards()
     _random_operators()
@@ -137,7 +126,7 @@ def _configure() -> None:
     functorch_config.graphsafe_rng_functionalization = False
 
 
-def _silence_triton() -> None:
+def _silence_triton(context: Context) -> None:
     import torch._inductor.async_compile as async_compile
     import torch._inductor.scheduler as scheduler
     import torch._inductor.utils as inductor_utils
@@ -149,7 +138,9 @@ def _silence_triton() -> None:
         for name in ("has_triton", "has_triton_package"):
             if hasattr(module, name):
                 setattr(module, name, lambda *args: True)
-    async_compile.AsyncCompile.triton = lambda self, *args, **kwargs: SilentKernel()
+    async_compile.AsyncCompile.triton = lambda self, name, source, *args, **kwargs: silent_kernels.of_source(
+        context, name, source
+    )
     async_compile.AsyncCompile.wait = lambda self, scope: None
     major, minor = torch.cuda.get_device_capability()
 
