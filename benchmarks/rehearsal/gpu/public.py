@@ -4,7 +4,7 @@
     python -m benchmarks.rehearsal.gpu.public measure OUT.jsonl [NAME…] --checkouts FOLDER [--list LIST]
     python -m benchmarks.rehearsal.gpu.compare PREDICTED.jsonl MEASURED.jsonl
 
-``public.json``, ``public-second.json`` and ``public-third.json`` (``--list``) list them, in the form of
+``public.json``, ``public-second.json`` to ``public-fourth.json`` (``--list``) list them, in the form of
 ``entry-points.json``: none was measured before it was rehearsed. Each runs to its own end. Random weights of
 the models are made beside their configurations. Runs share the GPUs, several at a time: their figures are
 their own allocators'.
@@ -29,6 +29,7 @@ from benchmarks.rehearsal.entry_points import EntryPoint, Runner
 MEASURE = Path(__file__).resolve().parent / "measure.py"
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_SECONDS = 150
+LISTS = ("public", "public-second", "public-third", "public-fourth")
 EVERY_STEP = 10**9
 
 
@@ -160,7 +161,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--checkouts", type=Path, required=True)
-    parser.add_argument("--list", default="public", choices=("public", "public-second", "public-third"))
+    parser.add_argument("--list", default="public", choices=LISTS)
     parser.add_argument("--gpus", type=int, help="only those of so many GPUs")
     parser.add_argument("--jobs", type=int, default=1, help="rehearsals at a time")
     parser.add_argument("--at-once", type=int, default=6, help="runs at a time")
