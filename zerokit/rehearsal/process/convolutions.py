@@ -135,8 +135,8 @@ class Convolutions:
         if of_bias is not None:  # grad_output.sum over all but the channels
             machine.ledger.track(of_bias, "convolution_backward")
             over = [dimension for dimension in range(gradient.dim()) if dimension != 1]
-            temporary = reductions.temporary_bytes(gradient, over, 4, machine.gpu)
-            machine.ledger.pass_through(temporary, "convolution_backward")
+            partial = reductions.temporary_blocks(gradient, over, 4, machine.gpu)
+            machine.ledger.pass_through(partial, "convolution_backward")
 
     # ---------------------------------------------------------------- parts
 
@@ -199,13 +199,13 @@ class Convolutions:
                 machine.not_modelled("cuDNN's choice of the fastest convolution", _SEARCH)
                 if convolution not in self._searched:
                     self._searched.add(convolution)
-                    machine.ledger.pass_through(cudnn.search_bytes(convolution, choice), "cuDNN's search")
+                    machine.ledger.pass_through((cudnn.search_bytes(convolution, choice),), "cuDNN's search")
                     machine.ledger.empty_cache()
             size = cudnn.workspace_bytes(convolution, choice)
         except CudnnError as error:
             self._not_modelled(f"{_NOT_MODELLED} ({error})")
             return
-        machine.ledger.pass_through(size, "cuDNN workspace")
+        machine.ledger.pass_through((size,), "cuDNN workspace")
 
     def _library(self) -> Cudnn | None:
         if not self._asked:

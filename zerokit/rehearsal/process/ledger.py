@@ -11,7 +11,8 @@ import heapq
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -137,11 +138,18 @@ class GpuMemory:
         """The end of :meth:`hold`."""
         self._give_back(*allocation)
 
-    def pass_through(self, size: int, why: str) -> None:
-        """A kernel's temporary: taken and given back at once."""
-        if size:
-            number, block = self._take(size, why)
-            self._give_back(number, block)
+    def pass_through(self, sizes: Sequence[int], why: str) -> None:
+        """A kernel's temporaries: taken in this order, and given back at once in the reverse one."""
+        with self.holding(sizes, why):
+            pass
+
+    @contextmanager
+    def holding(self, sizes: Sequence[int], why: str) -> Iterator[None]:
+        """Temporaries that a kernel has while it does something else."""
+        blocks = [self._take(size, why) for size in sizes if size]
+        yield
+        for block in reversed(blocks):
+            self._give_back(*block)
 
     def _take(self, size: int, why: str) -> tuple[int, Block]:
         stream = self.stream

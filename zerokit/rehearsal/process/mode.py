@@ -24,10 +24,10 @@ from zerokit.rehearsal.process import (
     collectives,
     convolutions,
     factories,
-    reductions,
+    temporaries,
     twins,
 )
-from zerokit.rehearsal.process.kernels import OF_OPERATORS, PRODUCTS, TEMPORARIES, in_order_of_allocation
+from zerokit.rehearsal.process.kernels import OF_OPERATORS, PRODUCTS
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.shapes import RULES
 from zerokit.rehearsal.process.twins import twin
@@ -197,7 +197,7 @@ class FakeCuda(TorchDispatchMode):
         if special is not None:
             result = special(self._machine, func, args, kwargs)
             if result is not answers.PASS:
-                self._track(result, name)
+                self._track(result, name, args)
                 return self._observed(func, args, kwargs, result)
         if comes_apart(func):
             with self:
@@ -255,11 +255,8 @@ class FakeCuda(TorchDispatchMode):
         fakes: list[Any],
     ) -> Any:
         machine = self._machine
-        temporary = TEMPORARIES.get(name)
         on_gpu = bool(fakes) and fakes[0].fake_device.type == "cuda"
-        extra_bytes = 0
         if on_gpu:
-            extra_bytes = temporary(args) if temporary else reductions.of_operator(name, args, machine.gpu)
             batch_norms.check(machine, name, args)
         rule = RULES.get(full_name(func))
         if rule is not None:
@@ -269,16 +266,18 @@ class FakeCuda(TorchDispatchMode):
         if on_gpu and name in convolutions.OPERATORS:
             self._convolutions.count(name, args, result)
         else:
-            self._track(result, name)
-            machine.ledger.pass_through(extra_bytes, name)
+            with machine.ledger.holding(temporaries.first(name, args) if on_gpu else (), name):
+                self._track(result, name, args)
+            for blocks in temporaries.afterwards(name, args, machine.gpu) if on_gpu else ():
+                machine.ledger.pass_through(blocks, name)
         if name in PRODUCTS:
             output = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)), None)
             if output is not None and output.fake_device.type == "cuda":
                 machine.workspaces.product(name, args, kwargs)
         return result
 
-    def _track(self, result: Any, name: str) -> None:
-        for leaf in in_order_of_allocation(name, result):
+    def _track(self, result: Any, name: str, args: tuple[Any, ...]) -> None:
+        for leaf in temporaries.in_order_of_allocation(name, args, result):
             if isinstance(leaf, FakeTensor):
                 if leaf.fake_device.type == "cuda":
                     self._machine.ledger.track(leaf, name)

@@ -21,7 +21,6 @@ _WARP = 32
 _VALUES = 4  # vt0 and input_vec_size
 _FEWEST_VALUES, _MOST_VALUES = 16, 256  # per thread
 _INDEX_LIMIT = 2**31 - 1  # bytes that a kernel's 32-bit offsets reach
-_BLOCK_BYTES = 512
 
 _Dimension = tuple[int, int]  # size, stride of the input in elements
 
@@ -69,8 +68,11 @@ def _output_vector(reduced: list[_Dimension], kept_dimensions: list[_Dimension],
     return vector
 
 
-def temporary_bytes(tensor: torch.Tensor, dimensions: Sequence[int], accumulator: int, gpu: FakeGpu) -> int:
-    """Of a reduction of ``tensor`` over ``dimensions``; ``accumulator``: bytes of a partial result."""
+def temporary_blocks(
+    tensor: torch.Tensor, dimensions: Sequence[int], accumulator: int, gpu: FakeGpu
+) -> tuple[int, ...]:
+    """Bytes of the partial results and of the semaphores of a reduction of ``tensor`` over ``dimensions``;
+    empty where blocks share no output. ``accumulator``: bytes of a partial result."""
     element = tensor.element_size()
     reduced_indexes = {dimension % max(1, tensor.dim()) for dimension in dimensions} or set(
         range(tensor.dim())
@@ -81,12 +83,12 @@ def temporary_bytes(tensor: torch.Tensor, dimensions: Sequence[int], accumulator
         [extent for number, extent in enumerate(shape) if number not in reduced_indexes]
     )
     if not tensor.numel():
-        return 0
+        return ()
     _halved(reduced, kept_dimensions, element)
     outputs = math.prod(size for size, _ in kept_dimensions)
     inputs = math.prod(size for size, _ in reduced)
     if not reduced:
-        return 0
+        return ()
     along = not kept_dimensions or reduced[0][1] < kept_dimensions[0][1]
     width, height, vector = (inputs, outputs, 1) if along else (outputs, inputs, 1)
     if (reduced if along else kept_dimensions)[0][1] == 1:
@@ -107,7 +109,7 @@ def _of_launch(
     vector: int,
     along: bool,
     accumulator: int,
-) -> int:
+) -> tuple[int, ...]:
     most = _MOST_THREADS // vector
     wide, high = (_power_below(extent) if extent < most else most for extent in (width, height))
     block_width = min(wide, _WARP)
@@ -115,18 +117,17 @@ def _of_launch(
     block_width = min(wide, most // block_height)
     step_input, step_output = (block_width, 1) if along else (1, block_width)
     if -(-inputs // step_input) < min(block_height * 16, _MOST_VALUES):
-        return 0  # each warp has an output of its own: nothing is shared
+        return ()  # each warp has an output of its own: nothing is shared
     step_input *= block_height
     values = -(-inputs // step_input)
     grid = -(-(outputs // vector) // step_output)
     target = gpu.multiprocessors * (gpu.threads_per_multiprocessor // (block_width * block_height))
     if values < _MOST_VALUES or grid > target:
-        return 0
+        return ()
     blocks = max(min(-(-target // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
     if blocks < 2:
-        return 0
-    size = accumulator * outputs * blocks * (1 if along else block_width * vector)
-    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES + -(-4 * grid // _BLOCK_BYTES) * _BLOCK_BYTES
+        return ()
+    return accumulator * outputs * blocks * (1 if along else block_width * vector), 4 * grid
 
 
 def _sums(tensor: torch.Tensor) -> int:
@@ -149,11 +150,11 @@ _ACCUMULATORS: dict[str, tuple[int, Callable[[torch.Tensor], int]]] = {
 }
 
 
-def of_operator(name: str, args: tuple[Any, ...], gpu: FakeGpu) -> int:
-    """Bytes that a reduction takes for the moment of its call; 0 for other operators."""
+def of_operator(name: str, args: tuple[Any, ...], gpu: FakeGpu) -> tuple[int, ...]:
+    """:func:`temporary_blocks` of an operator; empty for one that is no reduction."""
     accumulator_of = _ACCUMULATORS.get(name)
     if accumulator_of is None:
-        return 0
+        return ()
     position, accumulator = accumulator_of
     tensor = args[0]
     dimensions = args[position] if len(args) > position else None
@@ -161,4 +162,4 @@ def of_operator(name: str, args: tuple[Any, ...], gpu: FakeGpu) -> int:
         dimensions = [dimensions]
     if not isinstance(dimensions, list | tuple):
         dimensions = []
-    return temporary_bytes(tensor, dimensions, accumulator(tensor), gpu)
+    return temporary_blocks(tensor, dimensions, accumulator(tensor), gpu)

@@ -26,6 +26,12 @@ _CUDNN_HEAD_DIM = 128
 """``check_cudnn_tensor_shapes``; 192 for queries with 128 for values, with cuDNN from 9.11."""
 _CUDNN_BY_DEFAULT = (2, 10)
 """From this PyTorch on its wheels carry a cuDNN above 9.15, which ``check_prefer_cudnn_attention`` wants."""
+_CUDNN_ROUNDS_DROPOUT = (2, 12)
+"""``check_cudnn_dropout`` came with this PyTorch: only multiples of 1/16. Before it, cuDNN takes any dropout
+(the wheels of 2.10 and 2.11 hold no such check; seen in the allocations of BERT on an H200 with 2.11)."""
+_CUDNN_WIDE_HEADS = (2, 14)
+"""From this PyTorch on, with the cuDNN of its wheels, heads of up to 256 on Hopper and Blackwell
+(``kCuDNNFrontendSupportsD256``; ``check_cudnn_d256_bprop_head_dim``)."""
 
 
 class Kernel(IntEnum):
@@ -82,10 +88,13 @@ def choose(
     return Kernel.MATH
 
 
+def _torch_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
 def _prefers_cudnn(capability: tuple[int, int]) -> bool:
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     deprioritized = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
-    return capability[0] in (9, 10) and version >= _CUDNN_BY_DEFAULT and not deprioritized
+    return capability[0] in (9, 10) and _torch_version() >= _CUDNN_BY_DEFAULT and not deprioritized
 
 
 def _dense(*tensors: torch.Tensor | None, singleton: bool) -> bool:
@@ -105,21 +114,33 @@ def _same_heads(call: AttentionCall, gqa: bool) -> bool:
 
 def _cudnn(call: AttentionCall) -> bool:
     capability, query, key, value, mask, dropout, *_ = call
-    dims = query.shape[-1], value.shape[-1]
-    limit = 192 if capability[0] in (9, 10) and dims == (192, 128) else _CUDNN_HEAD_DIM
     return (
         capability >= (8, 0)
         and query.dtype in _HALF
         and (mask is None or not mask.requires_grad)
-        and dropout * 16 == int(dropout * 16)
+        and (_torch_version() < _CUDNN_ROUNDS_DROPOUT or dropout * 16 == int(dropout * 16))
         and not torch.are_deterministic_algorithms_enabled()
         and _dense(query, key, value, mask, singleton=True)
         and _same_heads(call, call.gqa)
-        and max(dims) <= limit
-        and all(dim % 8 == 0 for dim in dims)
+        and _cudnn_takes_heads(call)
         and key.shape[2] != 1
         and not (dropout and query.shape[2] == 1)
     )
+
+
+def _cudnn_takes_heads(call: AttentionCall) -> bool:
+    """The sizes of a head that cuDNN takes, forward and, where a gradient is wanted, backward."""
+    dims = call.query.shape[-1], call.value.shape[-1]
+    limit = _CUDNN_HEAD_DIM
+    if call.capability in ((9, 0), (10, 0), (10, 3)):
+        wants_gradient = any(tensor.requires_grad for tensor in (call.query, call.key, call.value))
+        if _torch_version() >= _CUDNN_WIDE_HEADS and not wants_gradient:
+            limit = 256
+        elif dims == (192, 128):
+            limit = 192
+        elif _torch_version() >= _CUDNN_WIDE_HEADS and dims == (256, 256):
+            limit = 256
+    return max(dims) <= limit and all(dim % 8 == 0 for dim in dims)
 
 
 def _flash(call: AttentionCall) -> bool:
@@ -244,6 +265,14 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]
 
 
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``convert_boolean_attn_mask``: both values are tensors on the GPU for the moment of the choice."""
+    masked, kept = (
+        torch.scalar_tensor(value, dtype=dtype, device=mask.device) for value in (-torch.inf, 0.0)
+    )
+    return torch.where(mask, kept, masked)
+
+
 def _fused(
     kernel: Kernel,
     query: Any,
@@ -255,8 +284,8 @@ def _fused(
     scale: float | None,
 ) -> torch.Tensor:
     """``scaled_dot_product_attention`` (``native/transformers/attention.cpp``) after the choice."""
-    if mask is not None and mask.dtype == torch.bool:  # convert_boolean_attn_mask
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    if mask is not None and mask.dtype == torch.bool:
+        mask = _additive(mask, query.dtype)
     aten = torch.ops.aten
     result: torch.Tensor
     tensors = (query, key, value) if mask is None else (query, key, value, mask)
