@@ -26,4 +26,6 @@ def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, .
         parts.append(name)
     if cluster.nodes > 1 and name not in _PUBLISHED:
         parts.append("several nodes")
+    if strategy.tensor_parallel > cluster.gpus_per_node:
+        parts.append("tensor parallel across nodes")
     return tuple(parts)

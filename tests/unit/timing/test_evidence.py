@@ -11,14 +11,22 @@ import pytest
 from click.testing import CliRunner
 
 import zerokit
+from zerokit.catalog import gpus, models
 from zerokit.cli import cli
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.families import from_config
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Strategy
+from zerokit.timing.evidence import measured_on_no_machine
+from zerokit.timing.step_time import TimeModel
 
 JOB: dict[str, Any] = {"model": "llama-3.2-1b", "micro_batch": 1}
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
-    ("gpu", "gpus", "expected"),
+    ("gpu", "count", "expected"),
     [
         ("h200", 8, []),
         ("h200", 16, ["several nodes"]),
@@ -27,12 +35,20 @@ ROOT = Path(__file__).resolve().parents[3]
         ("b200", 16, ["b200", "several nodes"]),
     ],
 )
-def test_the_json_names_what_was_measured_on_no_machine(gpu: str, gpus: int, expected: list[str]) -> None:
+def test_the_json_names_what_was_measured_on_no_machine(gpu: str, count: int, expected: list[str]) -> None:
     for body in (
-        zerokit.estimate(**JOB, gpu=gpu, gpus=gpus, zero=2).to_dict(),
-        zerokit.plan(**JOB, gpu=gpu, gpus=gpus, all_gpus=True).to_dict()["chosen"]["estimate"],
+        zerokit.estimate(**JOB, gpu=gpu, gpus=count, zero=2).to_dict(),
+        zerokit.plan(**JOB, gpu=gpu, gpus=count, all_gpus=True).to_dict()["chosen"]["estimate"],
     ):
         assert body["measured_on_no_machine"] == expected
+
+
+@pytest.mark.parametrize(("degree", "expected"), [(8, ()), (16, ("tensor parallel across nodes",))])
+def test_tensor_parallel_across_nodes_was_never_measured(degree: int, expected: tuple[str, ...]) -> None:
+    cluster = Cluster(gpu=gpus.load("a100-80gb"), gpus=64, nodes=8)
+    shape = from_config(models.load("gpt-3-175b").hf_config, name="gpt-3-175b")
+    strategy = Strategy(settings=DeepSpeedSettings(), data_parallel=64 // degree, tensor_parallel=degree)
+    assert measured_on_no_machine(TimeModel(shape, Job(seq_len=2048), cluster), strategy) == expected
 
 
 def test_it_stands_beside_the_figure_in_text_and_on_the_page(tmp_path: Path) -> None:
