@@ -51,6 +51,16 @@ def test_gpus_that_only_launch_kernels_are_left_idle() -> None:
     assert any("1 of the 4 GPUs" in note for note in plan.assumptions)
 
 
+def test_frozen_weights_have_no_gradients_to_compute() -> None:
+    """A token of Llama 3.2 1B meets 1.24e9 weights, four operations each; RTX 4090: 165 TFLOP/s."""
+    plan = zerokit.plan(
+        model="llama-3.2-1b", gpu="rtx-4090", gpus=1, seq_len=128, global_batch=1, method="lora"
+    )
+    (said,) = (line for line in plan.to_dict()["advice"] if "of their peak" in line)
+    share = float(said.split("reach ")[1].split("%")[0]) / 100
+    assert share == pytest.approx(4 * 1.236e9 * 128 / step_seconds(plan) / 165e12, abs=0.001)
+
+
 def test_gpus_that_wait_for_the_network_are_told_of_with_what_helps() -> None:
     """Gradients of 13 B parameters for one sequence a GPU: hardly any work between two reductions."""
     plan = zerokit.plan(

@@ -205,7 +205,8 @@ def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluste
     tokens = strategy.global_batch * job.seq_len
     peaks = cluster.gpu.peak_flops
     peak = peaks.get(strategy.settings.precision) or max(peaks.values())
-    share = _FLOPS_A_WEIGHT * shape.matmul_parameters * tokens / time.step_seconds / cluster.gpus / peak
+    per_weight = _FLOPS_A_WEIGHT if job.method == "full" else _FLOPS_A_FROZEN_WEIGHT
+    share = per_weight * shape.matmul_parameters * tokens / time.step_seconds / cluster.gpus / peak
     if share >= _IDLE_SHARE:
         return []
     part = time.parts.get(time.bound_by, 0.0) / time.step_seconds
@@ -217,8 +218,9 @@ def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluste
 
 _IDLE_SHARE = 0.05
 """Of the datasheet's rate, below which a plan says so."""
-_FLOPS_A_WEIGHT = 6
-"""Of a token: two in forward, four in backward (arXiv 2001.08361, section 2.1)."""
+_FLOPS_A_WEIGHT, _FLOPS_A_FROZEN_WEIGHT = 6, 4
+"""Of a token: two in forward, four in backward (arXiv 2001.08361, section 2.1), of which two are for the
+weight's gradient."""
 _REMEDIES = {
     "network": "; a larger ⟨global_batch⟩ sends the same gradients less often, fewer nodes send less",
     "link": "; a larger ⟨global_batch⟩ sends the same gradients less often",
