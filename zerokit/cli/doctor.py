@@ -71,6 +71,8 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
         lines.append(
             f"  host memory: {measured.host_memory_bytes_per_second / 1e9:.3g} GB/s, all ranks together"
         )
+    if measured.host_cast_bytes_per_second is not None:
+        lines.append(f"  casts in host memory: {measured.host_cast_bytes_per_second / 1e9:.3g} GB/s, as well")
     if measured.host_factor is not None:
         lines.append(
             f"  host: {measured.host_factor:.2f} times the reference host's seconds to issue operators"

@@ -50,6 +50,7 @@ class Measured:
         cpu_adam_parameters_per_second: of the node, all its cores.
         host_memory_bytes_per_second: of the node: elementwise work on fp32 tensors, read and written
             bytes together, all ranks at once with an equal share of the cores.
+        host_cast_bytes_per_second: of the node, as that: casts from fp32 to (pinned) bf16.
         host_factor: seconds that the host takes to issue operators over those of the reference host
             (``zerokit.timing.host_speed``); below 1 is faster.
         host_factor_low, host_factor_high: between them are nine tenths of the probe's rounds.
@@ -71,6 +72,7 @@ class Measured:
     cpu_adam_kind: str
     collectives: tuple[Collective, ...]
     host_memory_bytes_per_second: float | None = None
+    host_cast_bytes_per_second: float | None = None
     host_factor: float | None = None
     host_factor_low: float | None = None
     host_factor_high: float | None = None
@@ -138,6 +140,7 @@ def from_dict(values: Any) -> Measured:
         measured.host_to_device_bytes_per_second,
         measured.device_to_host_bytes_per_second,
         measured.host_memory_bytes_per_second,
+        measured.host_cast_bytes_per_second,
         measured.host_factor,
         measured.host_factor_low,
         measured.host_factor_high,

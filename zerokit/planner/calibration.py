@@ -96,6 +96,7 @@ def _of_measured(stored: Measured, source: str) -> Calibration:
         device_to_host_bytes_per_second=down * stored.ranks if down else None,
         cpu_adam_parameters_per_second=stored.cpu_adam_parameters_per_second,
         host_memory_bytes_per_second=stored.host_memory_bytes_per_second,
+        host_cast_bytes_per_second=stored.host_cast_bytes_per_second,
         host_factor=stored.host_factor,
         host_factor_low=stored.host_factor_low,
         host_factor_high=stored.host_factor_high,

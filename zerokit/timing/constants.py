@@ -298,6 +298,7 @@ class Calibration:
         matmul_flops: largest 16-bit matmul rate.
         allreduce_bytes_per_second: bus bandwidth inside a node for large messages.
         host_memory_bytes_per_second: of the node: elementwise work on host tensors, read and written.
+        host_cast_bytes_per_second: of the node: casts of host tensors to half their width, read and written.
         layer_factors: measured layers; they speak for layers of nearly the same sizes only.
         host_factor: the host's seconds to issue operators over the reference host's (``host_speed``).
         host_factor_low, host_factor_high: between them are nine tenths of its probe's rounds.
@@ -314,6 +315,7 @@ class Calibration:
     cpu_adam_parameters_per_second: float | None = None
     nvme_bytes_per_second: float | None = None
     host_memory_bytes_per_second: float | None = None
+    host_cast_bytes_per_second: float | None = None
     host_factor: float | None = None
     host_factor_low: float | None = None
     host_factor_high: float | None = None

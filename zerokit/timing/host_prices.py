@@ -53,6 +53,7 @@ class HostPrices:
 
 
 REFERENCE = HostPrices()
+_CASTS = ("copy_", "_to_copy")
 
 
 def issue_seconds(event: IssuedOperator, prices: HostPrices = REFERENCE) -> float:
@@ -67,6 +68,13 @@ def moved_bytes(event: IssuedOperator) -> float:
         return event.bytes
     staged = event.kind in (operators.TO_DEVICE, operators.TO_HOST) and event.layout == PAGEABLE
     return event.bytes_read if staged else 0.0
+
+
+def narrows(event: IssuedOperator) -> bool:
+    """Whether it casts the host's memory to narrower elements, which is slower than work in place."""
+    return (
+        event.kind == operators.HOST and event.name in _CASTS and 0 < event.bytes_written < event.bytes_read
+    )
 
 
 def _itself(event: IssuedOperator, prices: HostPrices) -> float:

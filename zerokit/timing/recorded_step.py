@@ -184,12 +184,15 @@ def prices(
     known = calibration or Calibration()
     if node and known.cpu_adam_parameters_per_second is None:
         known = replace(known, cpu_adam_parameters_per_second=_ADAM_RATES[node])
-    memory = (known.host_memory_bytes_per_second or _MEMORY[node]) / max(1, min(ranks, gpu.max_gpus_per_node))
+    sharing = max(1, min(ranks, gpu.max_gpus_per_node))
+    memory = (known.host_memory_bytes_per_second or _MEMORY[node]) / sharing
+    casts = known.host_cast_bytes_per_second / sharing if known.host_cast_bytes_per_second else memory
     rate = kernel_prices.rates(gpu, known.matmul_flops)
     links = _Links(gpu, ranks, known)
     return lanes.Prices(
         host=lambda event: (
-            host_factor * host_prices.issue_seconds(event) + host_prices.moved_bytes(event) / memory
+            host_factor * host_prices.issue_seconds(event)
+            + host_prices.moved_bytes(event) / (casts if host_prices.narrows(event) else memory)
         ),
         kernel=lambda event: kernel_prices.seconds(event, rate),
         collective=lambda event: links.collective(event, rate.vectorized),

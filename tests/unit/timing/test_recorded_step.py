@@ -76,6 +76,16 @@ def test_gpus_of_a_node_share_its_host_link_and_its_cores():
     assert eight.cpu_adam(adam) == pytest.approx(8 * one.cpu_adam(adam))
 
 
+def test_casts_in_host_memory_take_the_rate_that_was_measured_for_them():
+    cast = IssuedOperator(operators.HOST, "copy_", bytes_read=4 * 10**9, bytes_written=2 * 10**9)
+    in_place = IssuedOperator(operators.HOST, "mul_", bytes_read=3 * 10**9, bytes_written=3 * 10**9)
+    plain = Calibration(host_memory_bytes_per_second=200e9)
+    for known, took in ((plain, 0.06), (replace(plain, host_cast_bytes_per_second=100e9), 0.12)):
+        priced = prices(gpus.load("h200"), 2, calibration=known)
+        assert priced.host(cast) == pytest.approx(took, rel=1e-3)  # each of two ranks has half
+        assert priced.host(in_place) == pytest.approx(0.06, rel=1e-3)
+
+
 def test_offloaded_states_widen_the_range_until_the_host_is_measured():
     events = [*small_kernels(100), IssuedOperator(operators.CPU_ADAM, "adam_update", bytes_read=10**9)]
     events.append(IssuedOperator(operators.HOST, "copy_", bytes_read=4 * 10**9, bytes_written=2 * 10**9))
