@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import html.parser
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 
 import zerokit
+from tests.browser.screenshots import SCREENSHOTS, drawn, wanted
+from tests.support.site import build_site
 from zerokit.cli import cli, commands
 from zerokit.linter.explain import examples
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+MOST_SCREENSHOT_BYTES = 3_000_000
 SH_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(zerokit [a-z][^`]*)`")
 ENDS_A_COMMAND = ("|", ">", "&&", "#")
@@ -51,10 +51,7 @@ class Page(html.parser.HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr  # strict: a broken link is an error
+    build_site(folder)
     return folder
 
 
@@ -72,6 +69,13 @@ def test_every_link_leads_somewhere_and_nothing_comes_from_a_network(site: Path)
             assert not anchor or file.suffix != ".html" or anchor in pages[file].anchors, (
                 f"{path.name}: {link}"
             )
+
+
+def test_every_page_has_a_screenshot(site: Path) -> None:
+    kept = set(SCREENSHOTS.rglob("*.webp"))
+    assert kept == {*wanted(site), *drawn()}, "run python -m tests.browser.screenshots"
+    assert all(shot.read_bytes()[8:12] == b"WEBP" for shot in kept)
+    assert sum(shot.stat().st_size for shot in kept) < MOST_SCREENSHOT_BYTES
 
 
 def test_every_command_and_rule_is_documented(site: Path) -> None:
