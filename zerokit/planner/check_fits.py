@@ -1,8 +1,9 @@
-"""Whether somebody's DeepSpeed file fits, as an estimate of it says."""
+"""Whether somebody's DeepSpeed file or accelerate YAML fits, as an estimate of it says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,55 +16,112 @@ from zerokit.units import format_gib
 
 _OF_THE_JOB = ("method", "lora-rank", "lora-targets", "seq-len", "attention")
 """Of a plan's request: what its DeepSpeed file does not say."""
+_ACCELERATE_STAGE = 2
+"""Where the YAML names none (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
 
 
-def why_it_does_not_fit(
-    path: str, options: Mapping[str, Any], world_size: int | str | None, say: Say
-) -> tuple[Literal["error", "warning"], str] | None:
-    """Severity and a sentence with the figures, or ``None`` when the file fits (or no memory was named).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether a file fits.
 
-    What a DeepSpeed file does not say comes from the options, else from the ``plan.yaml`` beside it that it
-    was written with. Without either, activation checkpointing is left to the script: a file that fits only
-    with it gets a warning.
+    Attributes:
+        severity: of what is lacking; None: it fits, or no memory was named.
+        message: a sentence with the figures.
+    """
+
+    severity: Literal["error", "warning"] | None
+    message: str
+
+
+def whether_it_fits(path: str, options: Mapping[str, Any], world_size: int | str | None, say: Say) -> Fit:
+    """What an estimate of a DeepSpeed file says.
+
+    What the file does not say comes from the options, else from the ``plan.yaml`` beside it that it was
+    written with. Without either, activation checkpointing is left to the script: a file that fits only with
+    it gets a warning.
 
     Raises:
         InputError: an option that cannot be.
     """
-    estimate_options = _estimate_options(path, options, world_size)
-    answer = _lack(path, estimate_options, say)
-    if answer is None:
-        return None
-    if (
-        "checkpointing" not in estimate_options
-        and _lack(path, {**estimate_options, "checkpointing": "full"}, say) is None
-    ):
-        return "warning", f"{answer} without activation checkpointing; it fits if the script turns that on"
-    return "error", answer
+    return _fit(_estimate_options(path, options, world_size), path, say)
 
 
-def _lack(path: str, estimate_options: Mapping[str, str], say: Say) -> str | None:
-    """What is lacking, in a sentence; None where nothing is."""
+def whether_accelerate_fits(
+    value: Mapping[str, Any], options: Mapping[str, Any], world_size: int | str | None, say: Say
+) -> Fit | None:
+    """What an estimate of an accelerate YAML says; None where it names a DeepSpeed file, which speaks for it.
+
+    Accelerate takes the batch per GPU from the script's DataLoader: the estimate takes 1, and the message
+    names it.
+
+    Raises:
+        InputError: an option that cannot be.
+    """
+    block = value.get("deepspeed_config")
+    if value.get("distributed_type") != "DEEPSPEED" or not isinstance(block, Mapping):
+        return Fit(severity=None, message="not told whether it fits: it does not use DeepSpeed")
+    if block.get("deepspeed_config_file"):
+        return None  # checked as a file of its own
+    stage = block.get("zero_stage", _ACCELERATE_STAGE)
+    strategy = {"zero": stage, "gradient_accumulation": block.get("gradient_accumulation_steps", 1)}
+    if stage in (1, 2, 3):
+        strategy["offload_optimizer"] = block.get("offload_optimizer_device", "none")
+    if stage == 3:
+        strategy["offload_param"] = block.get("offload_param_device", "none")
+    precision = value.get("mixed_precision")
+    if precision in ("bf16", "fp16"):
+        strategy["precision"] = precision
+    ranks = world_size or value.get("num_processes")
+    job = _given(options, ranks)
+    stated = {name: str(value) for name, value in strategy.items() if value not in (None, "auto")}
+    return _fit(job | stated, None, say)
+
+
+def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say) -> Fit:
+    lacking, message = _answer(estimate_options, path, say)
+    if not lacking:
+        return Fit(severity=None, message=message)
+    if "checkpointing" not in estimate_options:
+        still_lacking, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say)
+        if not still_lacking:
+            return Fit(
+                severity="warning",
+                message=f"{message} without activation checkpointing; it fits if the script turns that on",
+            )
+    return Fit(severity="error", message=message)
+
+
+def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> tuple[bool, str]:
+    """Whether something is lacking, and a sentence with the figures."""
     try:
         answer = planner.estimate(estimate_options, deepspeed=path, say=say)
     except NothingFits as error:
-        return as_options(error.marked)
-    if answer.fits is not False:
-        return None
-    return (
-        f"does not fit: the worst GPU needs {format_gib(answer.min_vram_bytes)} "
-        f"(peak of tensors {format_gib(answer.peak_allocated_bytes)})"
-    )
+        return True, as_options(error.marked)
+    peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
+    if answer.fits is False:
+        return True, f"does not fit: the worst GPU needs {format_gib(answer.min_vram_bytes)} ({peak})"
+    required = f"{format_gib(answer.min_vram_bytes)} required"
+    batch = f"batch size per GPU {answer.planned.candidate.strategy.settings.micro_batch}"
+    if answer.fits is None:
+        return False, f"{required} per GPU ({peak}; {batch}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits"
+    available = format_gib(answer.planned.cluster.gpu.driver_vram_bytes)
+    return False, f"fits: {required} of {available} per GPU ({peak}; {batch})"
 
 
 def _estimate_options(path: str, options: Mapping[str, Any], world_size: int | str | None) -> dict[str, str]:
     """The options of the estimate."""
-    values = {option.name: options.get(option.name) for option in OPTIONS if option.in_check is not None}
-    if world_size and not values["gpus"]:
-        values["gpus"] = world_size
+    given = _given(options, world_size)
     planned = _of_plan_beside(Path(path))
-    if values["method"] not in (None, planned.get("method")):  # the plan's adapters are of another method
+    if given.get("method") not in (None, planned.get("method")):  # the plan's adapters are of another method
         planned = {name: value for name, value in planned.items() if not name.startswith("lora_")}
-    return planned | {name: str(value) for name, value in values.items() if value}
+    return planned | given
+
+
+def _given(options: Mapping[str, Any], ranks: object) -> dict[str, str]:
+    """The options that ``check`` takes for this, the number of GPUs from ``ranks`` where it was not given."""
+    values = {option.name: options.get(option.name) for option in OPTIONS if option.in_check is not None}
+    values["gpus"] = values["gpus"] or ranks
+    return {name: str(value) for name, value in values.items() if value}
 
 
 def _of_plan_beside(path: Path) -> dict[str, str]:

@@ -362,24 +362,34 @@ def _not_modelled(file: CheckedFile) -> list[Finding]:
 def _ask_whether_it_fits(
     checked: Sequence[CheckedFile], options: Mapping[str, Any], world_size: int | str | None, say: Say
 ) -> None:
-    from zerokit.planner.check_fits import why_it_does_not_fit
+    from zerokit.planner.check_fits import whether_accelerate_fits, whether_it_fits
 
     for file in checked:
-        if file.kind != "deepspeed" or file.document is None or file.failed:
+        if file.document is None or file.failed:
             continue
-        answer = why_it_does_not_fit(file.path, options, world_size, say)
-        file.findings += _not_modelled(file)
-        if answer is not None:
-            severity, message = answer
-            file.findings.append(
-                Finding(
-                    path=file.path,
-                    location=file.document.location(("zero_optimization", "stage")),
-                    rule="does-not-fit",
-                    severity=severity,
-                    message=message,
-                    fix="turn it on in the script, and say so here with --checkpointing full"
-                    if severity == "warning"
-                    else "let `zerokit plan` choose",
-                )
+        if file.kind == "deepspeed":
+            fit = whether_it_fits(file.path, options, world_size, say)
+            file.findings += _not_modelled(file)
+            stage = ("zero_optimization", "stage")
+        elif file.kind == "accelerate" and isinstance(file.document.value, dict):
+            accelerate_fit = whether_accelerate_fits(file.document.value, options, world_size, say)
+            if accelerate_fit is None:
+                continue
+            fit, stage = accelerate_fit, ("deepspeed_config", "zero_stage")
+        else:
+            continue
+        if fit.severity is None:
+            say(f"{file.path}: {fit.message}")
+            continue
+        file.findings.append(
+            Finding(
+                path=file.path,
+                location=file.document.location(stage),
+                rule="does-not-fit",
+                severity=fit.severity,
+                message=fit.message,
+                fix="turn it on in the script, and say so here with --checkpointing full"
+                if fit.severity == "warning"
+                else "let `zerokit plan` choose",
             )
+        )

@@ -255,7 +255,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             "accelerate-offload-stage",
             f"{key} works at stage {'3' if name == 'param' else '1, 2 or 3'} only; at stage {stage} it is "
             f"ignored, and the {'weights' if name == 'param' else 'optimizer states'} stay on the GPU",
-            "change zero_stage, or set it to none",
+            f"set zero_stage to {'3' if name == 'param' else '1, 2 or 3'}, or {key} to none",
             severity="warning",
             source="DeepSpeed 0.19.8, runtime/engine.py:2749",
         )

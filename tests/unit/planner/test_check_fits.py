@@ -1,0 +1,72 @@
+"""Whether a DeepSpeed file or an accelerate YAML fits: as ``zerokit estimate`` says of the same strategy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerokit.cli import run
+
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: {kind}
+deepspeed_config:
+  zero_stage: {stage}
+  gradient_accumulation_steps: 4
+  offload_optimizer_device: {offload}
+  offload_param_device: none
+  zero3_init_flag: false
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+"""
+JOB = ["--model", "llama-3.1-8b", "--gpu", "a100-40gb"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "fits"), [(2, "none", False), (2, "cpu", True), (3, "none", True)]
+)
+def test_an_accelerate_config_fits_as_its_strategy_does(
+    stage: int, offload: str, fits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.yaml").write_text(ACCELERATE.format(kind="DEEPSPEED", stage=stage, offload=offload))
+    strategy = ["--zero", str(stage), "--offload-optimizer", offload, "--gradient-accumulation", "4",
+                "--checkpointing", "none"]  # fmt: skip
+    assert run(["estimate", *JOB, "--gpus", "8", *strategy, "--json"]) == (0 if fits else 3)
+    required = json.loads(capsys.readouterr().out)["min_vram_bytes"]
+    assert run(["check", "config.yaml", *JOB, "--checkpointing", "none"]) == (0 if fits else 2)
+    said = capsys.readouterr()
+    figure = f"{required / 2**30:.2f} GiB"
+    if fits:
+        assert f"fits: {figure} required of 40.00 GiB per GPU" in said.err
+        assert "batch size per GPU 1" in said.err and "no problems" in said.out
+    else:
+        assert f"the worst GPU needs {figure}" in said.out and "[does-not-fit]" in said.out
+
+
+def test_a_deepspeed_file_that_fits_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ds.json").write_text(json.dumps(
+        {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    ))  # fmt: skip
+    job = ["--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "8"]
+    assert run(["check", "ds.json", *job]) == 0
+    assert "ds.json: fits: " in (said := capsys.readouterr().err) and "batch size per GPU 2" in said
+    assert run(["check", "ds.json", "--model", "llama-3.1-8b", "--gpus", "8"]) == 0
+    assert "--gpu or --vram tells whether it fits" in capsys.readouterr().err
+    assert run(["check", "ds.json", *job, "-q"]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_what_is_not_told_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
+                                   "num_machines: 1\nnum_processes: 8\n")  # fmt: skip
+    assert run(["check", "config.yaml", *JOB]) == 0
+    assert "not told whether it fits: it does not use DeepSpeed" in capsys.readouterr().err
