@@ -12,8 +12,10 @@ from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, HostSpeed, of_slo
 from zerokit.timing.operators import IssuedOperator
 from zerokit.values import replace
 
-_PAGEABLE_BYTES_PER_SECOND = 6e9
-"""Copies from and to memory that is not pinned go through the driver's staging buffer: not measured."""
+_PAGEABLE_BYTES_PER_SECOND = 9.5e9
+"""Copies from and to memory that is not pinned go through the driver's staging buffer: the middle of six
+readings on two hosts of H200s, 8.4 to 13.1 GB/s whatever the threads (``host-parts.json``,
+``host-parts-fourth.json``)."""
 _TWO_PASSES = ("allreduce",)
 _ADAM_RATES = {"fast": 6.5e9, "slow": 2.1e9}
 """Weights that CPU Adam steps a second, of a node; fast: 32 cores of an H200's host (``host-parts.json``)."""
