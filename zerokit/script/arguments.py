@@ -140,9 +140,10 @@ class ScriptOptions:
         """What the user's arguments say, ``true`` for a flag without a value, and how it is written there."""
         spelt = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         negated = {f"--no_{name}" for name in names} | {f"--no-{name.replace('_', '-')}" for name in names}
-        by_argparse = self.facts.options or self.facts.parses_training_arguments
-        known_options = (*self.facts.options, *(f"--{name}" for name in (*_TRAINERS_OWN, *self.defaults)))
-        exact = frozenset(known_options) if by_argparse else None
+        known_options = set(self.facts.options)
+        if self.facts.parses_training_arguments:
+            known_options |= {f"--{name}" for name in (*_TRAINERS_OWN, *self.defaults)}
+        exact = frozenset(known_options) or None
         for index, argument in enumerate(self.user_arguments):
             option, equals, value = argument.partition("=")
             if option in negated:
@@ -225,9 +226,8 @@ class ScriptOptions:
         if self.facts.parses_training_arguments:
             default = self.facts.field_defaults.get(name, _TRAINERS_OWN.get(name))
             return None if self._has_other_class else default
-        default = (
-            _TRAINERS_OWN.get(name) if self.facts.spells_out_arguments and not self._has_other_class else None
-        )
+        is_known = self.facts.spells_out_arguments and not self.facts.hides_arguments
+        default = _TRAINERS_OWN.get(name) if is_known and not self._has_other_class else None
         return self.facts.batch_arguments.get(name, default)
 
     @property

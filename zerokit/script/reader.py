@@ -33,7 +33,7 @@ STYLE_WORDS = {
 _MOST_FILES = 60
 _LARGEST_SOURCE_BYTES = 4 << 20
 _MICRO_BATCH = "train_micro_batch_size_per_gpu"
-_TRAINER_PACKAGES = ("transformers", "trl")
+_ARGUMENT_CLASSES = {"transformers": ("TrainingArguments",), "trl": ("Config",)}  # SFTConfig
 PARSERS_OF_DATACLASSES = frozenset({"HfArgumentParser", "TrlParser"})
 ARGUMENT_FILES = (".json", ".yaml", ".yml")
 """How a file of arguments ends that is given in their place."""
@@ -53,7 +53,8 @@ class ScriptFacts:
         has_subcommands: its parser has subparsers, before which options mean something else.
         own_configurations: ``file:line: argument`` of calls of ``initialize`` with ``config=``.
         argument_classes: names such as ``trl.SFTConfig`` that it imports.
-        spells_out_arguments: it makes training arguments with keywords, none of them hidden in ``**``.
+        spells_out_arguments: it makes training arguments itself, with keywords.
+        hides_arguments: some of them by ``**``, from a file or a computation.
         names_optimizer: the text ``optimizer`` stands in it, as a key.
         keywords: of all calls.
         field_defaults: literal defaults of such arguments in dataclasses of its own.
@@ -73,6 +74,7 @@ class ScriptFacts:
     own_configurations: list[str] = field(default_factory=list)
     argument_classes: list[str] = field(default_factory=list)
     spells_out_arguments: bool = False
+    hides_arguments: bool = False
     names_optimizer: bool = False
     keywords: set[str] = field(default_factory=set)
     field_defaults: dict[str, object] = field(default_factory=dict)
@@ -347,7 +349,8 @@ class _Reader(ast.NodeVisitor):
             self.facts.has_subcommands = True
         elif name.endswith(("TrainingArguments", "Config")):
             made_here = any(class_name.endswith(f".{name}") for class_name in self.facts.argument_classes)
-            self.facts.spells_out_arguments |= made_here and all(k.arg for k in node.keywords)
+            self.facts.spells_out_arguments |= made_here
+            self.facts.hides_arguments |= made_here and not all(k.arg for k in node.keywords)
         self.facts.reads_micro_batch |= any(k.arg == "training_data" for k in node.keywords)
         self.facts.keywords |= {keyword.arg for keyword in node.keywords if keyword.arg}
         for keyword in node.keywords:
@@ -373,9 +376,9 @@ class _Reader(ast.NodeVisitor):
             self.facts.reads_micro_batch = True
         if name == "Accelerator":
             self.facts.uses_accelerator = True
-        if package in _TRAINER_PACKAGES and name.endswith(("Config", "TrainingArguments")):
+        if name.endswith(_ARGUMENT_CLASSES.get(package, ())):
             self.facts.argument_classes.append(f"{package}.{name}")
-        if package in _TRAINER_PACKAGES and (name.endswith(("Trainer", "TrainingArguments"))):
+        if package in _ARGUMENT_CLASSES and name.endswith(("Trainer", "TrainingArguments")):
             self.facts.uses_trainer = True
 
     def _add_argument(self, node: ast.Call) -> None:

@@ -119,9 +119,10 @@ def installed_values(facts: ScriptFacts, arguments: Sequence[str]) -> dict[str, 
 def means(option: str, spelt: set[str], exact: frozenset[str] | None) -> bool:
     """Whether ``option`` is one that is ``spelt`` so, or argparse takes it for one.
 
-    argparse takes any beginning that is no ``exact`` option itself, and ends where several options begin so;
-    ``exact`` is None where the script's parser is not argparse.
+    argparse takes any beginning of an option that it has and that is no other of them itself, and ends where
+    several begin so. ``exact``: all that the script's parser has; None where that is not argparse.
     """
     if option in spelt or exact is None or option in exact:
         return option in spelt
-    return option.startswith("--") and len(option) > len("--b") and any(e.startswith(option) for e in spelt)
+    known = spelt & exact
+    return option.startswith("--") and len(option) > len("--b") and any(e.startswith(option) for e in known)

@@ -21,6 +21,22 @@ HIDDEN = """
     from transformers import Trainer, TrainingArguments
     Trainer(args=TrainingArguments(**settings)).train()
 """
+HIDDEN_BESIDE_A_MODEL = """
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512))
+    Trainer(model, TrainingArguments(**settings)).train()
+"""
+OWN_PARSER = """
+    import argparse
+    from transformers import Trainer, TrainingArguments
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--grad_accum", type=int)
+    args = parser.parse_args()
+    arguments = TrainingArguments("out", per_device_train_batch_size=args.batch_size, bf16=True,
+                                  gradient_accumulation_steps=args.grad_accum, gradient_checkpointing=True)
+    Trainer(args=arguments).train()
+"""
 
 
 @pytest.mark.parametrize(
@@ -40,6 +56,9 @@ HIDDEN = """
         (FIXED_TRAINER.replace("size=4", "size=3"), "",
          ["t.py sets per_device_train_batch_size 3", "gradient_acc", "bf16"]),
         (HIDDEN, "", []),
+        (HIDDEN_BESIDE_A_MODEL, "", []),
+        # no beginning of an option that the script's own parser does not have
+        (OWN_PARSER, "--grad 0 --batch 2", []),
         # what is not argparse takes an option by its whole name alone
         ("import deepspeed, fire; deepspeed.initialize(config='ds.json')", "--micro 9", []),
     ],
