@@ -25,6 +25,8 @@ from typing import Any
 from benchmarks.rehearsal.__main__ import Bench, allocator_of_run
 from benchmarks.rehearsal.rows import DATA, MeasuredRun, timed_runs
 from zerokit.catalog import gpus
+from zerokit.machine import measured as measurements
+from zerokit.planner.calibration import of_measured
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.script import PlanUse
 from zerokit.script.entry_points import Target
@@ -49,6 +51,9 @@ def main() -> int:
     parser.add_argument(
         "--kernels", action="store_true", help="the cases of kernels.jsonl on one GPU instead"
     )
+    parser.add_argument(
+        "--measured", type=Path, help="`doctor --measure --json` of the rows' machine: its rates are used"
+    )
     parser.add_argument("--host", type=float, help="the host's factor, for rows that hold none")
     parser.add_argument("--deepspeed-examples", type=Path, help="a copy of that repository, for its scripts")
     parser.add_argument("--transformers", type=Path, help="a copy of that repository, for its examples")
@@ -57,14 +62,8 @@ def main() -> int:
     parser.add_argument("--jsonl", type=Path, help="append predictions by the host's factor there")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
-    for name in (
-        "rows",
-        "keep",
-        "kept",
-        "jsonl",
-        "deepspeed_examples",
-        "transformers",
-    ):  # the folder is changed later
+    paths = ("rows", "measured", "keep", "kept", "jsonl", "deepspeed_examples", "transformers")
+    for name in paths:  # the folder is changed later
         path = getattr(options, name)
         setattr(options, name, path.resolve() if path else None)
     with tempfile.TemporaryDirectory(prefix="zerokit-benchmark-") as folder:
@@ -84,6 +83,10 @@ class Times:
         self.folder = folder
         self.gpu = gpus.load("h200")
         self._bench: Bench | None = None
+        self._machine: Calibration | None = None
+        if options.measured:
+            values = json.loads(options.measured.read_text())
+            self._machine = of_measured(measurements.from_dict(values.get("measured", values)), "--measured")
         self._errors: list[float] = []
         self._known_errors: list[float] = []
         self._inside = 0
@@ -146,7 +149,9 @@ class Times:
         if not factor:
             return ""
         host = _host(factor, row, "the row's probe" if given else "--host")
-        rates = Calibration(**row.row.get("host_rates", {})) if isinstance(row, MeasuredRun) else None
+        rates = self._machine
+        if rates is None and isinstance(row, MeasuredRun):
+            rates = Calibration(**row.row.get("host_rates", {}))
         found = step_time(events, self.gpu, ranks, host=host, calibration=rates)
         error = found.seconds / measured - 1
         self._known_errors.append(abs(error))

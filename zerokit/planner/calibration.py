@@ -46,7 +46,7 @@ def rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
     elif stored.device != "cuda" or stored.device_name not in gpu_titles:
         note = f"rates of {stored.device_name} were measured here, and are not used for another GPU"
         stored = None
-    calibration = _of_measured(stored, reason) if stored is not None else None
+    calibration = of_measured(stored, reason) if stored is not None else None
     speed = _by_launches(gpu_titles, stored)
     if speed is None:
         return calibration, note
@@ -84,7 +84,8 @@ def _by_launches(gpu_titles: tuple[str, ...], stored: Measured | None) -> HostSp
     return host_speeds.together(readings, str(host_speeds.path()))
 
 
-def _of_measured(stored: Measured, source: str) -> Calibration:
+def of_measured(stored: Measured, source: str) -> Calibration:
+    """The rates that the time models count with."""
     reductions = [point for point in stored.collectives if point.operation == "all_reduce"]
     largest = max(reductions, key=lambda point: point.message_bytes, default=None)
     up, down = stored.host_to_device_bytes_per_second, stored.device_to_host_bytes_per_second
