@@ -149,8 +149,10 @@ pip_install() {
         "$venv/bin/python" -m pip install $quiet --disable-pip-version-check --no-input --no-compile \
         -e ".[$1]" >&2 || return
     # On all cores, while pip would use one. Where PYTHONDONTWRITEBYTECODE is set, every start would
-    # compile the sources again.
-    "$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python*/site-packages zerokit >/dev/null 2>&1 || true
+    # compile the sources again. A third of them hardly anybody imports: tests, and Transformers' models.
+    "$venv/bin/python" -m compileall -q -j 0 \
+        -x 'site-packages/(.*/tests?/|transformers/models/(?!auto/)[a-z0-9_]+/)' \
+        "$venv"/lib/python*/site-packages zerokit >/dev/null 2>&1 || true
 }
 
 # Without an index: the packages that $python has itself, if those are all that zerokit[$1] needs.

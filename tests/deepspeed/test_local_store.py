@@ -43,7 +43,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("launcher", ["deepspeed", "accelerate", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["deepspeed", pytest.param("accelerate", marks=pytest.mark.slow), "torchrun"]
+)
 def test_the_store_listens_on_the_loopback_address(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
     main = f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from zerokit.cli import main; main()"

@@ -201,7 +201,10 @@ BART = {"model_type": "bart", "d_model": 64, "encoder_layers": 3, "decoder_layer
         "decoder_attention_heads": 4}  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "name"), [(T5, "T5"), (BART, "Bart")])
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [pytest.param(T5, "T5", marks=pytest.mark.slow, id="T5"), pytest.param(BART, "Bart", id="Bart")],
+)
 def test_a_classifier_of_an_encoder_decoder_is_traced_as_what_it_is(
     write_config: Any, config: dict[str, Any], name: str
 ) -> None:

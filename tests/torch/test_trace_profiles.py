@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from tests.support.models import MODELS, SMALL  # noqa: E402
 from zerokit.catalog import models, profiles  # noqa: E402
+from zerokit.cli import run  # noqa: E402
 from zerokit.domain.profile import ModelProfile, Variant  # noqa: E402
 from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
@@ -269,34 +270,28 @@ def test_committed_profiles_are_whole(name: str) -> None:
 # ------------------------------------------------------------------ what users hand in
 
 
-def test_remote_code_is_never_run(tmp_path: Path) -> None:
+def test_remote_code_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A config with auto_map, its code beside it: read as data, even when the type is unknown."""
     marker = tmp_path / "ran"
-    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Evil: pass\n"
+    source = f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Evil: pass\n"
     for name in ("modeling_evil.py", "configuration_evil.py"):
-        (tmp_path / name).write_text(code)
+        (tmp_path / name).write_text(source)
     auto_map = {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"}
     known = MODELS["llama"][1] | {"auto_map": auto_map, "trust_remote_code": True}
     unknown = {"model_type": "evil", "auto_map": auto_map}
+    monkeypatch.chdir(tmp_path)
     for config in (known, unknown):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        command = [
-            sys.executable,
-            "-m",
-            "zerokit",
-            "estimate",
-            "--model",
-            str(tmp_path),
-            "--gpus",
-            "1",
-            "--json",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        code = run(["estimate", "--model", str(tmp_path), "--gpus", "1", "--json"])
+        out, err = capsys.readouterr()
         assert not marker.exists()
-        assert "Traceback" not in done.stderr
+        assert not {"modeling_evil", "configuration_evil"} & sys.modules.keys()
+        assert "Traceback" not in err
         if config is known:
-            assert done.returncode == 0, done.stderr
-            assert json.loads(done.stdout)["basis"] == "traced"
+            assert code == 0, err
+            assert json.loads(out)["basis"] == "traced"
 
 
 def test_what_cannot_be_traced_is_said_clearly() -> None:
