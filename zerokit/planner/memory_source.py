@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from zerokit.domain.hardware import Cluster
@@ -148,7 +149,8 @@ class Source:
         assert self.hf_config is not None
         cached_profile = cached(self.hf_config, self.head, self.say)
         if cached_profile is None or not cached_profile.has_all(job, strategy):
-            self.say(f"tracing {self.name} ({key}); later runs use the cached trace")
+            name = Path(self.name).stem if Path(self.name).is_absolute() else self.name
+            self.say(f"tracing {name} ({key}), for seconds to a minute; later runs use the cached trace")
         try:
             self.profile = complete(
                 self.profile, self.hf_config, job, strategy, name=self.name, head=self.head
