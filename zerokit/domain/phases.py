@@ -8,3 +8,6 @@ training step, ``eval`` without gradients, ``generate``, ``save``, and ``other``
 
 ESTIMATED_PHASES = ("init", "forward", "backward", "step")
 """Those that an estimate has: of one given strategy, without a script."""
+
+TRAINING_PHASES = ("forward", "backward", "step")
+"""Those of which a training step consists: what happens in them happens in a step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.memory.components import label
 from zerokit.report.figure_text import size
 from zerokit.report.oom_advice import TO_NEED_LESS
@@ -12,13 +13,14 @@ _MOST_LINES, _FIRST_LINES, _LAST_LINES = 14, 6, 6
 
 
 def failure_place(failure: Failure) -> str:
-    """``rank 3 on node-1, in backward of step 12``."""
+    """``rank 3 on node-1, in backward of step 12``; ``…, in eval after step 12``."""
     location = f"rank {failure.rank} on {failure.host}"
     if failure.phase is None:
         return location
-    return f"{location}, in {failure.phase}" + (
-        f" of step {failure.step}" if failure.phase not in ("load", "init") else ""
-    )
+    location += f", in {failure.phase}"
+    if failure.phase in TRAINING_PHASES:
+        return f"{location} of step {failure.step}"
+    return f"{location} after step {failure.step}" if failure.step else location
 
 
 def failure_lines(failure: Failure) -> list[str]:

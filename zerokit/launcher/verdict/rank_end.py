@@ -18,6 +18,7 @@ import signal as signals
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.launcher.rank_file import RankLog, Record
 from zerokit.report.outcome import RankState
 
@@ -98,7 +99,11 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """One rank's end. ``at``: Unix seconds."""
+    """One rank's end. ``at``: Unix seconds.
+
+    ``step``: the optimizer step that was under way in forward, backward and step; in other phases the last
+    one that was done; None in load.
+    """
 
     rank: int
     state: RankState
@@ -183,7 +188,7 @@ def rank_end(
         exit_code=end.get("exit_code") if exit_code is None else exit_code,
         at=error.get("time") or (exit_.at if exit_ else None) or tick.get("time"),
         phase=(error or tick).get("phase"),
-        step=error.get("step") or (tick.get("steps", 0) + 1 if tick else None),
+        step=_step_of(error, tick),
         error=error.get("error") or (end.get("error") if end.get("state") == "failed" else None),
         traceback=error.get("traceback"),
         oom=_oom_of(log, error, killed=killed_for_memory),
@@ -198,6 +203,15 @@ def rank_end(
     if state is RankState.FAILED and base.oom is None and not base.consequence and not _crashed(exit_):
         base = replace(base, oom=_oom_not_overcome(log, base.steps))
     return replace(base, state=state, error=text)
+
+
+def _step_of(error: Record, tick: Record) -> int | None:
+    """See :class:`RankEnd`. An error's own ``step`` is the one that would be next, whatever the phase."""
+    following = error.get("step") or (tick.get("steps", 0) + 1 if tick else None)
+    phase = (error or tick).get("phase")
+    if following is None or phase == "load":
+        return None
+    return int(following) - (phase not in TRAINING_PHASES)
 
 
 def _own_exit(exit_: RankExit | None, end: Record) -> RankExit | None:

@@ -12,6 +12,7 @@ from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.report import build_report
 from zerokit.launcher.verdict.verdict import Evidence, judge, launcher_status
+from zerokit.report.failure_text import failure_place
 from zerokit.report.outcome import Outcome
 
 T = 1000.0  # when the first rank of each case fails, in Unix seconds
@@ -201,3 +202,22 @@ def test_a_lost_launcher_is_not_its_ranks_fault() -> None:
 )
 def test_deepspeeds_exit_codes(code: int, status: int) -> None:
     assert launcher_status(code) == status
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "named"),
+    [
+        ("backward", 6, "rank 1 on h, in backward of step 6"),
+        # after the last of five steps there is no sixth
+        ("other", 5, "rank 1 on h, in other after step 5"),
+        ("eval", 5, "rank 1 on h, in eval after step 5"),
+        ("load", None, "rank 1 on h, in load"),
+    ],
+)
+def test_a_failure_names_no_step_that_never_was(phase: str, step: int | None, named: str) -> None:
+    observed = evidence(logs={0: log(0), 1: raised(1, phase=phase, step=6)}, exits=[exit_(1, 1)])
+    failure = build_report(observed).first_failure
+    assert failure is not None and (failure.step, failure_place(failure)) == (step, named)
+    killed = {"logs": {0: log(0), 1: log(1, {"type": "tick", "phase": phase})}, "exits": [exit_(1, None, 9)]}
+    first = judge(evidence(**killed)).first_failure
+    assert first is not None and first.step == step
