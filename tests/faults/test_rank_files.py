@@ -78,6 +78,9 @@ LEAVES = """
     if sys.argv[2] == "atexit":
         import atexit
         atexit.register(os._exit, 0)
+    if sys.argv[2] == "save":
+        probe.ACTIVE.begin("save")
+        os._exit(0)
 """
 
 
@@ -88,6 +91,8 @@ LEAVES = """
         ([("3", "leave"), ("9", "end")], "launcher_lost", ["lost", "finished"]),
         ([("0", "leave"), ("0", "end")], "launcher_lost", ["lost", "finished"]),
         ([("3", "leave"), ("9", "leave")], "launcher_lost", ["lost", "finished"]),
+        # alike, but from inside a call that was under way
+        ([("3", "save"), ("3", "save")], "launcher_lost", ["lost", "lost"]),
         # on purpose, as the last thing that it does
         ([("9", "leave"), ("9", "leave")], "ok", ["finished", "finished"]),
         ([("9", "leave"), ("9", "end")], "ok", ["finished", "finished"]),
@@ -104,7 +109,12 @@ def test_a_rank_that_leaves_half_way_has_not_finished(tmp_path, ranks, outcome, 
     assert (report["outcome"], [rank["state"] for rank in report["ranks"]]) == (outcome, states)
     if "lost" in states:
         error = report["ranks"][0]["error"]
-        assert f"os._exit(0) at {script}:6 after {ranks[0][0]} steps" in error
+        line = 12 if ranks[0][1] == "save" else 6
+        assert f"os._exit(0) at {script}:{line} after {ranks[0][0]} steps" in error
+        assert ("(save was under way)" in error) == (line == 12)
+    warned = [text for text in report["problems"] if "left with os._exit(0)" in text]
+    left = [way == "leave" and state == "finished" for (_, way), state in zip(ranks, states, strict=True)]
+    assert len(warned) == any(left)
 
 
 def test_an_exception_leaves_its_traceback_and_no_frame_of_ours(tmp_path):

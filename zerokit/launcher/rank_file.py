@@ -225,17 +225,13 @@ _COUNTS = frozenset(
         peak_device_used_bytes peak_host_rss_bytes""",
     )
 )
-_NUMBERS = frozenset(
-    re.split(
-        r"\s+",
-        """time uptime_seconds idle_seconds cpu_seconds step_seconds median_step_seconds seconds
-        bytes_per_step""",
-    )
-)
+_NUMBERS = frozenset(re.split(r"\s+", """time uptime_seconds idle_seconds cpu_seconds step_seconds seconds
+    median_step_seconds bytes_per_step"""))  # fmt: skip
 _TEXTS = frozenset(
     re.split(
-        r"\s+",
-        "type phase state host script error traceback memory device name dtype label kind gpu_status left_at",
+        " ",
+        "type phase state host script error traceback memory device name dtype label kind gpu_status left_at"
+        " left_in",
     )
 )
 _TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}

@@ -52,7 +52,7 @@ class Probe:
         self.host = HostMemory()
         self.phase = "load"
         self.phases: dict[str, PhaseRecord] = {"load": PhaseRecord(count=1)}
-        self._parts: list[str] = []  # init, eval, generate, save that are under way, outermost first
+        self.parts: list[str] = []  # init, eval, generate, save that are under way, outermost first
         self._left_by: tuple[int, str] | None = None  # the last exception that left one, and which
         self.named: list[str] = []  # phases that the script opened, outermost first
         self.position = (0, 0)  # optimizer steps that are done, backward passes that were begun
@@ -101,11 +101,11 @@ class Probe:
         """
         if not self.is_rank:
             return
-        if self._parts and phase not in _TRAINING:
-            phase = self._parts[-1]
+        if self.parts and phase not in _TRAINING:
+            phase = self.parts[-1]
         if phase == self.phase:
             if phase == "eval":  # one forward after another
-                self._record(phase).count += not self._parts
+                self._record(phase).count += not self.parts
                 self.progress += 1
             return
         with self._lock:
@@ -123,12 +123,12 @@ class Probe:
 
     def begin(self, phase: str) -> str | None:
         """A call begins that is ``phase`` as a whole; hand to :meth:`finish` what this returns."""
-        if not self.is_rank or self._parts[-1:] == [phase] or threading.get_ident() != self.main_thread:
+        if not self.is_rank or self.parts[-1:] == [phase] or threading.get_ident() != self.main_thread:
             return None
         with self._lock:
             self._settle()
             before, self.phase, self._left_by = self.phase, phase, None
-            self._parts.append(phase)
+            self.parts.append(phase)
             self._record(phase).count += 1
             self.progress += 1
         return before
@@ -139,7 +139,7 @@ class Probe:
             return
         with self._lock:
             self._settle()
-            part = self._parts.pop()
+            part = self.parts.pop()
             if error is not None and (self._left_by is None or self._left_by[0] != id(error)):
                 self._left_by = (id(error), part)  # the innermost call that it leaves
             self.phase = "other" if part == "init" and before == "load" else before
@@ -373,10 +373,11 @@ class Probe:
         signal: int | None = None,
         reason: str | None = None,
         left_at: str | None = None,
+        left_in: str | None = None,
     ) -> None:
         """Write the last line. Only the first call counts.
 
-        ``left_at``: where the script called ``os._exit`` before it had come to its end.
+        ``left_at``: where the script called ``os._exit`` before its end; ``left_in``: in which call.
         """
         if not self.is_rank:
             return
@@ -391,7 +392,7 @@ class Probe:
             state = "failed"
         record.update(state=state, exit_code=exit_code, signal=signal, error=failure.get("error") or reason)
         if left_at is not None:
-            record["left_at"] = left_at
+            record |= {"left_at": left_at, "left_in": left_in}
         self.writer.write(record, last=True)
 
 

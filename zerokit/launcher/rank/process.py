@@ -37,6 +37,7 @@ _OUR_FOLDERS = (  # frames of files in these are not the script's
 )
 _BOOTSTRAP = os.path.join(_OURS, "bootstrap.py")  # noqa: PTH118
 _LOCAL_RANK = ("--local_rank", "--local-rank")
+_TRAINER = ("transformers.trainer", "Trainer")
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 
@@ -183,12 +184,13 @@ class RankProcess:
         return argv
 
     def _exit_now(self, status: int) -> None:
-        left_at = None
+        left_at = left_in = None
         if not self.probe.ending:
             with contextlib.suppress(Exception):
                 caller = sys._getframe(1)
                 left_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-        self._end(status & 0xFF, left_at)
+                left_in = trainer_around(caller) or next(reversed(self.probe.parts), None)
+        self._end(status & 0xFF, left_at, left_in)
         self._os_exit(status)
 
     def _at_exit(self) -> None:
@@ -199,12 +201,12 @@ class RankProcess:
                 hooks.close_process_groups()
         self._end(self.exit_code)
 
-    def _end(self, exit_code: int, left_at: str | None = None) -> None:
+    def _end(self, exit_code: int, left_at: str | None = None, left_in: str | None = None) -> None:
         if not self.probe.is_rank:
             return
         with contextlib.suppress(Exception):
             state = "finished" if exit_code == 0 else "failed"
-            self.probe.end(state, exit_code, reason=self.exit_reason, left_at=left_at)
+            self.probe.end(state, exit_code, reason=self.exit_reason, left_at=left_at, left_in=left_in)
             self.ticker.stop()
             self._drop_empty_stacks()
 
@@ -212,6 +214,21 @@ class RankProcess:
         path = stacks_file(self.probe.run_dir, self.probe.identity.rank)
         if path.stat().st_size == 0:
             path.unlink()
+
+
+def trainer_around(frame: FrameType | None) -> str | None:
+    """The ``train`` of a Transformers Trainer, or of a class made from it, from which this was called.
+
+    Returns:
+        ``SFTTrainer.train``; None where no such call is under way.
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "train":
+            kind = type(frame.f_locals.get("self"))
+            if any((base.__module__, base.__name__) == _TRAINER for base in kind.__mro__):
+                return f"{kind.__name__}.train"
+        frame = frame.f_back
+    return None
 
 
 def _exit_code_of(error: SystemExit) -> int:

@@ -29,6 +29,7 @@ CRASH_SIGNALS = frozenset(
                    signals.SIGSYS, signals.SIGTRAP)
 )  # fmt: skip
 """Signals that end a process and are never what a peer's failure does to it."""
+_MOST_NAMED = 8
 _KINDS_BY_WEIGHT = ("oom", "crash", "exception", "signal", "exit")
 _BROKEN_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process (exited|has)|NCCL (error|communicator)"
@@ -118,6 +119,8 @@ class RankEnd:
     oom: Record | None = None
     left_at: str | None = None
     """Where its script called ``os._exit`` before it had come to its end."""
+    left_in: str | None = None
+    """The call that was under way there: ``Trainer.train``, or an evaluation, a save and the like."""
     steps: int = 0
     consequence: bool = False
     """It ended as a peer's failure makes a rank end: with a broken connection."""
@@ -193,6 +196,7 @@ def rank_end(
         traceback=error.get("traceback"),
         oom=_oom_of(log, error, killed=killed_for_memory),
         left_at=end.get("left_at"),
+        left_in=end.get("left_in"),
         steps=tick.get("steps") or 0,
         consequence=bool(_BROKEN_PEER.search(str(error.get("error") or (last_words if aborted else "")))),
     )
@@ -300,7 +304,8 @@ def _without_leavers(ends: list[RankEnd]) -> list[RankEnd]:
     """A rank that left with ``os._exit(0)`` has finished where its peers did as much and no more.
 
     Scripts end so on purpose, to pass by libraries that hang at exit. One that did fewer steps than a
-    peer, or none where a peer's script came to its end, left half-way; so did one whose peers lost it.
+    peer, or none where a peer's script came to its end, left half-way; so did one whose peers lost it, and
+    one that left from inside a Trainer's training, whatever its peers did.
     """
     finished = [end for end in ends if end.state is RankState.FINISHED]
     most = max((end.steps for end in finished), default=0)
@@ -309,14 +314,29 @@ def _without_leavers(ends: list[RankEnd]) -> list[RankEnd]:
 
     def early(end: RankEnd) -> bool:
         left_early = end.state is RankState.FINISHED and end.left_at is not None
-        return left_early and (missed or end.steps < most or (others_ended and most == 0))
+        behind = missed or end.steps < most or (others_ended and most == 0)
+        return left_early and (behind or end.left_in is not None)
 
     return [
         replace(end, state=RankState.LOST, error=f"left with os._exit(0) at {end.left_at} after {end.steps} "
-                "steps, before its script had ended")
+                "steps, before its script had ended"
+                + (f" ({end.left_in} was under way)" if end.left_in else ""))
         if early(end) else end
         for end in ends
     ]  # fmt: skip
+
+
+def left_problems(ends: Iterable[RankEnd]) -> list[str]:
+    """A sentence where ranks count as finished that left with ``os._exit(0)``: nobody saw their end."""
+    left = [end for end in ends if end.state is RankState.FINISHED and end.left_at is not None]
+    if not left:
+        return []
+    names = f"rank{'s' if len(left) > 1 else ''} {', '.join(str(end.rank) for end in left[:_MOST_NAMED])}"
+    names += " …" if len(left) > _MOST_NAMED else ""
+    return [
+        f"{names} left with os._exit(0) at {left[0].left_at} after {left[0].steps} steps; what follows there "
+        "never ran, and whether the training was complete is not known"
+    ]
 
 
 def _first_failure(failed: list[RankEnd]) -> RankEnd | None:

@@ -16,7 +16,7 @@ from zerokit.launcher.rank_events import RankEvents
 from zerokit.launcher.rank_file import RankLog, Record, rank_file_name
 from zerokit.launcher.run_folder import REPORT_FILE, REPORT_PAGE
 from zerokit.launcher.verdict.evidence import read_rank_files
-from zerokit.launcher.verdict.rank_end import RankEnd
+from zerokit.launcher.verdict.rank_end import RankEnd, left_problems
 from zerokit.launcher.verdict.training import training_problems
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
@@ -67,7 +67,8 @@ def build_report(
     ]
     warnings += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
     as_dicts = [rank.model_dump(mode="json") for rank in ranks]
-    warnings += [*unmeasured_problems(as_dicts), *training_problems(logs), *verdict.differences]
+    warnings += [*unmeasured_problems(as_dicts), *training_problems(logs), *left_problems(ends)]
+    warnings += verdict.differences
     facts = _run_facts(logs)
     if elapsed_seconds is not None:
         facts["elapsed_seconds"] = round(elapsed_seconds, 3)

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.verdict.as_planned import PlanCheck
-from zerokit.launcher.verdict.rank_end import RankEnd, RankExit, RunEnd, rank_end, settle, signal_name
+from zerokit.launcher.verdict.rank_end import (
+    RankEnd,
+    RankExit,
+    RunEnd,
+    left_problems,
+    rank_end,
+    settle,
+    signal_name,
+)
 from zerokit.launcher.verdict.training import doubts, newest, unlike_collective
 from zerokit.report.outcome import Outcome, RankState
 
@@ -235,7 +243,8 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
         return _judge_stopped(evidence, ends)
     why = f"all {evidence.expected_ranks} ranks finished"
     unlike = unlike_collective(evidence.logs)
-    if doubtful := [*([unlike] if unlike else []), *doubts(newest(evidence.logs))]:
+    doubtful = [*([unlike] if unlike else []), *doubts(newest(evidence.logs)), *left_problems(ends)]
+    if doubtful:
         why += f", but {doubtful[0].partition(';')[0]}"
     return _held_to_plan(evidence, _verdict(Outcome.OK, why))
 

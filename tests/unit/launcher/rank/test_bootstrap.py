@@ -12,7 +12,7 @@ import pytest
 
 import zerokit
 from tests.support.ranks import BOOTSTRAP, rank_environment, run_rank, write_script
-from zerokit.launcher.rank.process import parse_arguments
+from zerokit.launcher.rank.process import parse_arguments, trainer_around
 
 LOOK = """
     import inspect, os, pickle, sys, threading
@@ -181,3 +181,22 @@ def test_another_installed_version_is_not_mixed_in(tmp_path):
     _, _, shown = plain(tmp_path, copy / "launcher" / "rank" / "bootstrap.py", "--", script)
     assert shown.splitlines()[-1] == f"ValueError: {copy / 'launcher' / 'rank' / 'process.py'}"
     assert "bootstrap" not in shown
+
+
+def test_a_trainers_training_is_known_by_its_class() -> None:
+    """Whether ``os._exit`` was called from inside it: also in a class made from Transformers' Trainer."""
+    trainer = type("Trainer", (), {"__module__": "transformers.trainer"})
+
+    class OwnTrainer(trainer):
+        def train(self) -> str | None:
+            return self.callback()
+
+        def callback(self) -> str | None:
+            return trainer_around(sys._getframe())
+
+    class Pet:
+        def train(self) -> str | None:
+            return trainer_around(sys._getframe())
+
+    assert OwnTrainer().train() == "OwnTrainer.train"
+    assert OwnTrainer().callback() is Pet().train() is None
