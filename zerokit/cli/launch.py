@@ -118,7 +118,9 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
 )
 @click.option("--no-arguments", is_flag=True, help="Add nothing to the script's own arguments.")
 @click.option(
-    "--accept-mismatch", is_flag=True, help="Run a script whose own configuration contradicts the plan."
+    "--accept-mismatch",
+    is_flag=True,
+    help="Run a script whose own configuration contradicts the plan, or a DeepSpeed file with errors.",
 )
 @click.option(
     "--no-trackers",

@@ -14,7 +14,7 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.files import home_folder
-from zerokit.launcher import build_locks, host_threads, preflight, run_folder
+from zerokit.launcher import build_locks, host_threads, own_file, preflight, run_folder
 from zerokit.launcher import command as commands
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
@@ -147,11 +147,15 @@ def _own_file(
 ) -> _Configured:
     """The user's own file: what runs on CPU ranks is all that may be changed."""
     agreement.check_reaches(facts, style)
+    warnings = own_file.check_own_file(
+        str(options.deepspeed), style=style, ranks=placement.ranks, accept_mismatch=options.accept_mismatch
+    )
     adapted = adapt_config.adapt(
         config, style="none", device=placement.devices.kind, ranks=placement.ranks,
         planned_ranks=placement.ranks, facts=facts,
     )  # fmt: skip
-    return _Configured(config=adapted.config, notes=_adapted_notes(str(options.deepspeed), adapted))
+    notes = (*warnings, *_adapted_notes(str(options.deepspeed), adapted))
+    return _Configured(config=adapted.config, notes=notes)
 
 
 def _from_plan(

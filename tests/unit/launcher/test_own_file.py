@@ -1,0 +1,43 @@
+"""A DeepSpeed file of the user's own: what DeepSpeed refuses is said before any rank starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokit.errors import InputError
+from zerokit.launcher.own_file import check_own_file
+
+GOOD = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}
+OLD_OFFLOAD = {"zero_optimization": {"stage": 2, "cpu_offload": True}}
+"""Which made every rank of a Trainer end with ZeRORuntimeException."""
+
+
+def checked(tmp_path: Path, changed: dict[str, Any], **options: Any) -> tuple[str, ...]:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(GOOD | changed))
+    return check_own_file(str(path), **{"style": "trainer", "ranks": 2, "accept_mismatch": False} | options)
+
+
+def test_what_deepspeed_refuses_stops_the_launch(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as stopped:
+        checked(tmp_path, OLD_OFFLOAD | {"steps_per_print": "often", "foo": 1})
+    text = str(stopped.value)
+    assert "fail on 2 errors" in text and "foo" not in text
+    assert f"{tmp_path}/ds.json:1:" in text and "[cpu-offload-with-scripts-optimizer]" in text
+    assert 'fix: write "offload_optimizer": {"device": "cpu"}' in text and "[wrong-kind]" in text
+    warned = checked(tmp_path, OLD_OFFLOAD, accept_mismatch=True)
+    assert any("[cpu-offload-with-scripts-optimizer]" in text for text in warned)
+
+
+def test_a_file_without_faults_or_without_a_reader_is_not_spoken_of(tmp_path: Path) -> None:
+    assert checked(tmp_path, {}) == ()
+    assert checked(tmp_path, OLD_OFFLOAD, style="none") == ()
+
+
+def test_a_key_that_nobody_reads_is_a_warning(tmp_path: Path) -> None:
+    (warned,) = checked(tmp_path, {"zero_optimisation": {"stage": 3}})
+    assert warned.startswith("warning: ") and "ignores 'zero_optimisation'" in warned
