@@ -103,6 +103,11 @@ class PlanFile:
         return parse_count(str(self.request.get("seq-len", Job().seq_len)))
 
     @property
+    def method(self) -> str:
+        """What the plan trains: ``full``, ``lora`` or ``qlora``."""
+        return str(self.request.get("method", Job().method))
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables that the plan sets; each was checked against the list of those it may set."""
         return variables.as_text(self.chosen.get("environment") or {})

@@ -144,6 +144,7 @@ class _Planned:
             self._plan.chosen,
             self._adapted(config, "none").config,
             seq_len=self._plan.seq_len,
+            method=self._plan.method,
             plan_folder=self._plan.folder,
             on_cpu=False,
             no_arguments=use.no_arguments,

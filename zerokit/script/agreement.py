@@ -10,7 +10,7 @@ from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
-from zerokit.script import adapt_config, assignments, disk_space
+from zerokit.script import adapt_config, assignments, code_settings, disk_space, unlike_job
 from zerokit.script.arguments import SPELLINGS, PlannedValues, ScriptOptions
 from zerokit.script.reader import ScriptFacts
 
@@ -29,6 +29,7 @@ def agree(
     config: dict[str, Any],
     *,
     seq_len: int,
+    method: str,
     plan_folder: Path,
     on_cpu: bool,
     no_arguments: bool,
@@ -42,6 +43,7 @@ def agree(
         chosen: the plan's choice.
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
         seq_len: tokens of a sequence that the plan counts on.
+        method: what the plan trains: ``full``, ``lora`` or ``qlora``.
         plan_folder: where the plan's files lie, which a script may name itself.
         on_cpu: the ranks run without a GPU.
         no_arguments: add nothing.
@@ -63,6 +65,10 @@ def agree(
     added = () if no_arguments else options.additions(planned)
     conflicts += options.conflicts(planned, added=not no_arguments)
     conflicts += _own_file(options, config, plan_folder)
+    conflicts += code_settings.unlike_plan(
+        options.facts.code_settings, options.style, chosen, planned.precision
+    )
+    conflicts += unlike_job.conflicts(options, config)
     notes = []
     if added:
         notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments⟩ adds nothing)")
@@ -74,7 +80,9 @@ def agree(
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
     if not isinstance(chosen.get("rehearsed"), Mapping):  # its length is that of the script's own data
-        notes += _another_length(options, seq_len)
+        notes += [*_another_length(options, seq_len), *unlike_job.warnings(options, method)]
+    saves_less = method == "full" and unlike_job.trains_adapters(options)
+    writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen, writes_here)))
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from zerokit.domain.strategy import Strategy
+from zerokit.script.code_settings import bound_value, own_option
+from zerokit.script.option_values import NO, differs, number, truth
 from zerokit.script.reader import ScriptFacts
 from zerokit.script.tools import Tool, tool_of
 from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values, means
@@ -23,6 +25,7 @@ _MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "micro_batch"
                 "train_batch_size_per_device")  # fmt: skip
 _ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps")
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
+_NUMBERS = (_MICRO_BATCH[0], _ACCUMULATION[0])
 _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential", "checkpoint_wrapper",
                         "apply_activation_checkpointing"}  # fmt: skip
 _TRAINERS_OWN: Mapping[str, object] = {
@@ -30,7 +33,6 @@ _TRAINERS_OWN: Mapping[str, object] = {
     "bf16": False, "fp16": False, "max_grad_norm": 1.0,
 }  # fmt: skip
 """Defaults of transformers/training_args.py, 4.56 to 5.23; TRL's are read from its installed classes."""
-_NO = ("false", "0", "no", "none", "off", "null", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,10 @@ class ScriptOptions:
             return value, f"{option} {value}"
         return None
 
+    def given(self, name: str) -> tuple[object, str] | None:
+        """What the user gave for an option, by the command line or in a file, and how it is written there."""
+        return self._user_value((name,))
+
     def _user_value(self, names: tuple[str, ...]) -> tuple[object, str] | None:
         """The value in the user's arguments or in the file that they name, and where it stands."""
         if (value := self._value_given(names)) is not None:
@@ -170,7 +176,7 @@ class ScriptOptions:
     def _opposite_value(self, names: tuple[str, ...]) -> tuple[object, str] | None:
         opposite = next((self._tool.negated[name] for name in names if name in self._tool.negated), None)
         opposite_value = self._user_value((opposite,)) if opposite is not None else None
-        return None if opposite_value is None else (_truth(opposite_value[0]) is False, opposite_value[1])
+        return None if opposite_value is None else (truth(opposite_value[0]) is False, opposite_value[1])
 
     # ---------------------------------------------------------------- what is fixed
 
@@ -187,11 +193,11 @@ class ScriptOptions:
             effect = "leaves it off" if mode == "none" else "turns it on"
             notes.append(f"checkpointing {mode}: the script {effect}, and has no option for it that is known")
         micro, steps = pins.micro_batch, pins.gradient_accumulation
-        if micro is None and (micro := self._fixed_number(_MICRO_BATCH, "{micro_batch}")) is not None:
+        if micro is None and (micro := self._fixed_number(_MICRO_BATCH[0], "{micro_batch}")) is not None:
             notes.append(f"micro-batch {micro}: the script decides it")
         if (
             steps is None
-            and (steps := self._fixed_number(_ACCUMULATION, "{gradient_accumulation}")) is not None
+            and (steps := self._fixed_number(_ACCUMULATION[0], "{gradient_accumulation}")) is not None
         ):
             notes.append(f"accumulation {steps}: the script decides it")
         pins = replace(pins, micro_batch=micro, gradient_accumulation=steps)
@@ -210,7 +216,7 @@ class ScriptOptions:
         ):
             return requested, ()
         for name, setting in by_user.items():
-            value = _truth(setting[0]) if setting is not None else self._of_script(name)
+            value = truth(setting[0]) if setting is not None else self._of_script(name)
             if value is None:  # computed: only the run will tell
                 return requested, ()
             if value is True:
@@ -228,7 +234,9 @@ class ScriptOptions:
             return None if self._has_other_class else default
         is_known = self.facts.spells_out_arguments and not self.facts.hides_arguments
         default = _TRAINERS_OWN.get(name) if is_known and not self._has_other_class else None
-        return self.facts.batch_arguments.get(name, default)
+        value = self.facts.batch_arguments.get(name, default)
+        bound = bound_value(self.facts.code_settings, name) if value is None and name in _NUMBERS else None
+        return value if bound is None else bound.value
 
     @property
     def _has_other_class(self) -> bool:
@@ -240,7 +248,7 @@ class ScriptOptions:
             return None
         by_user = self._user_value(_CHECKPOINTING)
         if by_user is not None:
-            return "none" if _truth(by_user[0]) is False else "full"
+            return "none" if truth(by_user[0]) is False else "full"
         if self._takes_trainer_options or self._declared(_CHECKPOINTING) in self.facts.flags:
             return None
         literal = self.facts.batch_arguments.get("gradient_checkpointing")
@@ -255,24 +263,24 @@ class ScriptOptions:
             return None
         by_user = self._user_value(("deepspeed",))
         value = by_user[0] if by_user is not None else self.facts.batch_arguments.get("deepspeed")
-        return value if isinstance(value, str) and value.lower() not in (*_NO, "true") else None
+        return value if isinstance(value, str) and value.lower() not in (*NO, "true") else None
 
     @property
     def never_checkpoints(self) -> bool:
         """Whether nothing in the script or its arguments looks like activation checkpointing."""
         return self._fixed_checkpointing() == "none"
 
-    def _fixed_number(self, names: tuple[str, ...], placeholder: str) -> int | None:
+    def _fixed_number(self, name: str, placeholder: str) -> int | None:
         """A number that the user's arguments or the script's source fix; None: it can be given, or is
         not known (then the run tells)."""
         if placeholder in " ".join(self.user_arguments):
             return None
-        by_user = self._user_value(names)
+        by_user = self._user_value(self._names(name))
         if by_user is not None:
-            return _number(by_user[0])
-        if self.style != "trainer" or self._declared(names) is not None:
+            return number(by_user[0])
+        if self.style != "trainer" or self._declared(self._names(name)) is not None:
             return None
-        return _number(self._of_script(names[0]))
+        return number(self._of_script(name))
 
     # ---------------------------------------------------------------- what is added, what contradicts
 
@@ -303,14 +311,24 @@ class ScriptOptions:
             if planned.on_cpu and planned.precision == "bf16" and self._user_value(("use_cpu",)) is None:
                 added += self._spelt("use_cpu", True)  # or TrainingArguments refuse bf16 without a GPU
             return tuple(added)
-        for names, value in (
-            (_MICRO_BATCH, planned.micro_batch),
-            (_ACCUMULATION, planned.gradient_accumulation),
+        for name, value in (
+            (_MICRO_BATCH[0], planned.micro_batch),
+            (_ACCUMULATION[0], planned.gradient_accumulation),
         ):
-            option = self._declared(names)
-            if option is not None and not self._said(names[0]) and self._user_value(names) is None:
+            option = self._declared(self._names(name))
+            if option is not None and not self._said(name) and self._user_value(self._names(name)) is None:
                 added += [option, str(value)]
         return (*added, *self._checkpointing_flag(planned.checkpointing == "full"))
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        """How the option may be called; a script may pass on one of its own, ``--batch-size``."""
+        own = own_option(self.facts.code_settings, name) if name in _NUMBERS else None
+        names = SPELLINGS.get(name, (name,))
+        return (*names, own.option.removeprefix("--")) if own is not None and own.option else names
+
+    def _is_added(self, name: str) -> bool:
+        own = name in _NUMBERS and self._declared(self._names(name)) is not None
+        return self._takes_trainer_options or own
 
     def _spelt(self, name: str, value: object) -> list[str]:
         if not self._is_file_alone:
@@ -348,14 +366,14 @@ class ScriptOptions:
         for name, value in planned_values.items():
             if name in _ONLY_TOLD or self._said(name):
                 continue
-            by_user = self._user_value(SPELLINGS.get(name, (name,)))
+            by_user = self._user_value(self._names(name))
             if by_user is not None:
                 actual, location = by_user
-            elif (added and self._takes_trainer_options) or self.style != "trainer":
+            elif (added and self._is_added(name)) or self.style != "trainer":
                 continue
             else:
                 actual, location = self._of_script(name), self._where(name)
-            if _differs(actual, value):
+            if differs(actual, value):
                 result.append(f"{location}, but the plan has {name} {value}")
         return result
 
@@ -365,8 +383,8 @@ class ScriptOptions:
         by_user = self._user_value(_LENGTHS)
         if by_user is None and "max_length" in self.defaults:
             by_user = self.defaults["max_length"], f"max_length is {self.defaults['max_length']} by default"
-        number = _number(by_user[0]) if by_user is not None else None
-        return None if by_user is None or number is None else (number, by_user[1])
+        tokens = number(by_user[0]) if by_user is not None else None
+        return None if by_user is None or tokens is None else (tokens, by_user[1])
 
     def _where(self, name: str) -> str:
         value = self._of_script(name)
@@ -375,25 +393,3 @@ class ScriptOptions:
         if self._is_file_alone and self.file is not None:
             return f"{self.file.path} has no {name}, whose default is {value}"
         return f"{name} is {value} by default"
-
-
-def _truth(value: object) -> bool | None:
-    """Of a switch, as text or as a value; None: neither (``auto``)."""
-    if isinstance(value, bool):
-        return value
-    text = str(value).lower()
-    return None if text == "auto" else text not in _NO
-
-
-def _number(value: object) -> int | None:
-    if isinstance(value, str):
-        value = int(value) if value.isdigit() else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _differs(actual: object, planned: object) -> bool:
-    """Whether a value contradicts the plan's; what is computed or ``auto`` is not known to."""
-    if isinstance(planned, bool):
-        return actual is not None and _truth(actual) not in (None, planned)
-    number = _number(actual)
-    return number is not None and number != planned

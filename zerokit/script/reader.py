@@ -21,6 +21,7 @@ from pathlib import Path
 
 from zerokit.errors import InputError
 from zerokit.script.assignments import Assignment, assignments
+from zerokit.script.code_settings import CodeSetting, code_settings
 
 STYLES = ("raw", "accelerate", "trainer", "none")
 STYLE_WORDS = {
@@ -48,6 +49,7 @@ class ScriptFacts:
         flags: those of them that take no value.
         batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
         assigned: literals that attributes are set to.
+        code_settings: what its code passes to Accelerate and to training arguments.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
         fields: names annotated in class bodies: what a parser of dataclasses turns into options.
         has_subcommands: its parser has subparsers, before which options mean something else.
@@ -83,6 +85,7 @@ class ScriptFacts:
     uses_trainer: bool = False
     batch_arguments: dict[str, object] = field(default_factory=dict)
     assigned: list[Assignment] = field(default_factory=list)
+    code_settings: list[CodeSetting] = field(default_factory=list)
     mentions: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
     has_subcommands: bool = False
@@ -193,6 +196,7 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         if tree is not None:
             _Reader(facts, current).visit(tree)
             facts.assigned.extend(assignments(tree, current))
+            facts.code_settings.extend(code_settings(tree, current))
             waiting.extend(_own_modules(tree, root, current.parent, package.name if package else None))
     return facts
 
@@ -389,11 +393,5 @@ class _Reader(ast.NodeVisitor):
             self.facts.flags |= texts
 
 
-BATCH_KEYWORDS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "bf16",
-    "fp16",
-    "gradient_checkpointing",
-    "deepspeed",
-)
+BATCH_KEYWORDS = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16",
+                  "gradient_checkpointing", "deepspeed")  # fmt: skip

@@ -12,6 +12,7 @@ from tests.support.scripts_read import (
     NO_TRAINER,
     PLANNED,
     TRAINER,
+    joined,
     options,
 )
 from zerokit.script.arguments import ScriptOptions
@@ -37,6 +38,13 @@ OWN_PARSER = """
                                   gradient_accumulation_steps=args.grad_accum, gradient_checkpointing=True)
     Trainer(args=arguments).train()
 """
+BOUND = """
+    from transformers import Trainer, TrainingArguments
+    size = 3
+    arguments = TrainingArguments("out", per_device_train_batch_size=size, gradient_accumulation_steps=2,
+                                  bf16=True, gradient_checkpointing=True)
+    Trainer(args=arguments).train()
+"""
 
 
 @pytest.mark.parametrize(
@@ -58,7 +66,9 @@ OWN_PARSER = """
         (HIDDEN, "", []),
         (HIDDEN_BESIDE_A_MODEL, "", []),
         # no beginning of an option that the script's own parser does not have
-        (OWN_PARSER, "--grad 0 --batch 2", []),
+        (OWN_PARSER, "--grad 0 --batch 2", ["--batch 2, but the plan has per_device_train_batch_size 4"]),
+        (OWN_PARSER, "--grad 2", []),  # the batch is given by its --batch-size
+        (BOUND, "", ["t.py sets per_device_train_batch_size 3"]),
         # what is not argparse takes an option by its whole name alone
         ("import deepspeed, fire; deepspeed.initialize(config='ds.json')", "--micro 9", []),
     ],
@@ -84,3 +94,7 @@ def test_a_file_in_the_place_of_all_arguments_is_held_to_the_plan(tmp_path: Path
     # LLaMA-Factory's way to change a key of its file
     changed = options(tmp_path, TRAINER, str(path), "per_device_train_batch_size=4")
     assert len(changed.conflicts(PLANNED, added=True)) == 1
+
+
+def test_an_option_of_the_scripts_own_gets_the_batch(tmp_path: Path) -> None:
+    assert joined(options(tmp_path, OWN_PARSER)) == "--batch-size 4 --grad_accum 2"

@@ -1,0 +1,155 @@
+"""What a script's own code passes to Accelerate and to its training arguments, held to a plan."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CALLS = ("Accelerator", "DeepSpeedPlugin", "TrainingArguments", "Config")  # SFTConfig, DPOConfig …
+_OF_A_PLUGIN = {
+    "zero_stage": "zero_stage",
+    "gradient_accumulation_steps": "gradient_accumulation",
+    "offload_optimizer_device": "offload_optimizer",
+    "offload_param_device": "offload_param",
+}
+_EXCLUDES = "and DeepSpeed exclude each other: remove it, or run the script as it is with ⟨no_plan⟩"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeSetting:
+    """One keyword of such a call.
+
+    Attributes:
+        call: the class that is called.
+        value: a literal, that of a name which is bound once, or an option's default; None: computed.
+        option: of the script's own parser, whose value is passed on; None: there is none.
+        makes: the class of an object that is made for it.
+    """
+
+    path: Path
+    line: int
+    call: str
+    name: str
+    value: object = None
+    option: str | None = None
+    makes: str | None = None
+
+    @property
+    def text(self) -> str:
+        """``train.py:12: Accelerator(mixed_precision='bf16')``."""
+        return f"{self.path}:{self.line}: {self.call}({self.name}={self.makes or repr(self.value)})"
+
+
+def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
+    """The keywords of a file's calls."""
+    bound = _bound_once(tree)
+    options = _options(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        call = _called(node)
+        if not call.endswith(_CALLS):
+            continue
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                continue
+            expression = keyword.value
+            if isinstance(expression, ast.Name):
+                expression = bound.get(expression.id, expression)
+            option: str | None = None
+            value: object = expression.value if isinstance(expression, ast.Constant) else None
+            if isinstance(expression, ast.Attribute) and expression.attr in options:
+                option, value = options[expression.attr]
+            yield CodeSetting(
+                path=path, line=node.lineno, call=call, name=keyword.arg, value=value, option=option,
+                makes=f"{_called(expression)}(…)" if isinstance(expression, ast.Call) else None,
+            )  # fmt: skip
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _bound_once(tree: ast.AST) -> dict[str, ast.expr]:
+    """Names that one plain assignment binds, and nothing else in the file."""
+    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not _is_load(n))
+    stores.update(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))
+    return {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and len(node.targets) == stores[node.targets[0].id] == 1
+    }
+
+
+def _is_load(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Load)
+
+
+def _options(tree: ast.AST) -> dict[str, tuple[str, object]]:
+    """The parser's options with a literal default, by the attribute that holds them."""
+    result: dict[str, tuple[str, object]] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or _called(node) != "add_argument":
+            continue
+        names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        option = next((name for name in names if name.startswith("--")), None)
+        given = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
+        if option is not None and "dest" not in given:
+            result[option[2:].replace("-", "_")] = option, given.get("default")
+    return result
+
+
+def own_option(settings: Iterable[CodeSetting], name: str) -> CodeSetting | None:
+    """Where training arguments take ``name`` from an option of the script's own parser."""
+    return next((s for s in settings if s.name == name and s.option and s.call != "Accelerator"), None)
+
+
+def bound_value(settings: Iterable[CodeSetting], name: str) -> CodeSetting | None:
+    """Where training arguments take ``name`` from a name that is bound to a literal."""
+    return next((s for s in settings if s.name == name and s.value is not None and not s.option), None)
+
+
+def unlike_plan(
+    settings: Iterable[CodeSetting], style: str, chosen: Mapping[str, Any], precision: str
+) -> list[str]:
+    """Where the code asks Accelerate or a Trainer for something else than the plan, one sentence each.
+
+    The plan's file reaches Accelerate by the environment and wins, without a word, over what the code says
+    (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``).
+
+    Args:
+        settings: of the script.
+        style: how the script takes its configuration.
+        chosen: the plan's choice.
+        precision: as the ranks will run.
+    """
+    result = []
+    for one in settings:
+        if one.name == "fsdp" and style == "trainer" and one.value:
+            result.append(f"{one.text}: FSDP {_EXCLUDES}")
+        if style != "accelerate":
+            continue
+        if one.call == "Accelerator" and one.name == "fsdp_plugin" and one.makes:
+            result.append(f"{one.text}: FSDP {_EXCLUDES}")
+        planned = _planned(one, chosen, precision)
+        if one.value is not None and one.option is None and planned is not None and one.value != planned:
+            result.append(f"{one.text}, but the plan has {one.name} {planned}")
+        elif one.call == "DeepSpeedPlugin" and one.name == "hf_ds_config" and (one.value or one.makes):
+            result.append(f"{one.text}: a DeepSpeed configuration of its own, so the plan's cannot reach it")
+    return result
+
+
+def _planned(setting: CodeSetting, chosen: Mapping[str, Any], precision: str) -> object:
+    if setting.call == "DeepSpeedPlugin" and setting.name in _OF_A_PLUGIN:
+        return chosen.get(_OF_A_PLUGIN[setting.name])
+    if setting.call == "Accelerator" and setting.name == "mixed_precision":
+        return "no" if precision == "fp32" else precision
+    if setting.call == "Accelerator" and setting.name == "gradient_accumulation_steps":
+        return chosen.get("gradient_accumulation")
+    return None

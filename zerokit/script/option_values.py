@@ -1,0 +1,29 @@
+"""Values of options, as text of a command line or as a script's code has them."""
+
+from __future__ import annotations
+
+NO = ("false", "0", "no", "none", "off", "null", "")
+"""How a switch is turned off."""
+
+
+def truth(value: object) -> bool | None:
+    """Of a switch, as text or as a value; None: neither (``auto``)."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    return None if text == "auto" else text not in NO
+
+
+def number(value: object) -> int | None:
+    """A positive whole number, as text or as a value; None: anything else."""
+    if isinstance(value, str):
+        value = int(value) if value.isdigit() else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def differs(actual: object, planned: object) -> bool:
+    """Whether a value contradicts the plan's; what is computed or ``auto`` is not known to."""
+    if isinstance(planned, bool):
+        return actual is not None and truth(actual) not in (None, planned)
+    count = number(actual)
+    return count is not None and count != planned

@@ -1,0 +1,77 @@
+"""What a Trainer's script does besides what a plan decides, said before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.script.arguments import ScriptOptions
+from zerokit.script.option_values import truth
+
+_WITH_A_REFERENCE = ("DPOTrainer", "KTOTrainer", "BCOTrainer", "OnlineDPOTrainer", "NashMDTrainer",
+                     "XPOTrainer", "PPOTrainer", "GKDTrainer")  # fmt: skip
+_GENERATE = ("GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "NashMDTrainer", "XPOTrainer", "PPOTrainer")
+
+
+def trains_adapters(options: ScriptOptions) -> bool:
+    """Whether the user asked a script of TRL's for adapters."""
+    adapters = options.given("use_peft")
+    return adapters is not None and truth(adapters[0]) is True
+
+
+def conflicts(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
+    """What the user gave and DeepSpeed's configuration excludes or overrides, one sentence each.
+
+    Args:
+        options: of the script.
+        config: the plan's DeepSpeed configuration.
+    """
+    result = []
+    sharding = options.given("fsdp")
+    if options.style == "trainer" and sharding is not None and truth(sharding[0]) is not False:
+        result.append(
+            f"{sharding[1]}: FSDP and DeepSpeed exclude each other: leave it out, or run the script as it is "
+            "with ⟨no_plan⟩"
+        )
+    optimizer = options.given("optim")
+    planned = config.get("optimizer")
+    has_own = optimizer is not None and not str(optimizer[0]).lower().startswith("adam")
+    if options.style == "trainer" and optimizer is not None and has_own and isinstance(planned, Mapping):
+        result.append(
+            f"{optimizer[1]}, but the plan has {planned.get('type')} in DeepSpeed's configuration, which a "
+            "Trainer takes instead"
+        )
+    return result
+
+
+def warnings(options: ScriptOptions, method: str) -> list[str]:
+    """Where the script's job is another than the plan's.
+
+    Args:
+        options: of the script.
+        method: what the plan trains: ``full``, ``lora`` or ``qlora``.
+    """
+    if options.style != "trainer":
+        return []
+    result = []
+    if method == "full" and trains_adapters(options):
+        result.append(
+            "warning: --use_peft trains adapters, and the plan trains all weights: the run takes less than "
+            "predicted; plan again with ⟨method⟩ lora"
+        )
+    bits = options.given("load_in_4bit")
+    if method != "qlora" and bits is not None and truth(bits[0]) is True:
+        result.append(
+            "warning: --load_in_4bit holds the weights in 4 bits, and the plan does not; plan again with "
+            "⟨method⟩ qlora"
+        )
+    reference = next((name for name in _WITH_A_REFERENCE if name in options.facts.mentions), None)
+    if reference is not None and not trains_adapters(options):
+        result.append(
+            f"warning: {reference} may hold a reference or another model beside the one that trains, which "
+            "the plan does not count: it may take more memory than predicted"
+        )
+    generating = next((name for name in _GENERATE if name in options.facts.mentions), None)
+    if generating is not None:
+        result.append(f"warning: {generating} generates between its steps, which the plan does not predict")
+    return result
