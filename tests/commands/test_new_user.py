@@ -157,7 +157,7 @@ def test_the_answer_of_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]
          ("defaults for --network, --seq-len and --host-ram", "6 more: --explain")),
         ("--model mixtral-8x7b --gpus 2 --gpu rtx-4090 --method qlora --host-ram 64GiB",
          ("have no room there …", "6 more: --explain")),
-        ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "defaults for --seq-len and --global-batch")),
+        ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "--seq-len not given")),
         ("--model llama-3.1-70b --gpus 4 --gpu h100-sxm-80gb --inference --quant int8", ()),
         ("--model gpt2 --device cpu --gpus 2", ()),
     ],
