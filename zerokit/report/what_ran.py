@@ -131,8 +131,8 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
         result += [*_of_training(chosen, engine, request), *_of_size(chosen, engine, request)]
     if (engine.get("engines") or 1) > 1:
         text = (
-            f"{engine['engines']} DeepSpeed engines ran (a reference or reward model beside the one that "
-            "trains), the plan has one"
+            f"{engine['engines']} DeepSpeed engines ran, but the plan has one: it predicts one model and its "
+            "training"
         )
         result += _unlike("engines", 1, engine["engines"], None, text)
     elif request is not None:
@@ -146,8 +146,8 @@ def _of_other_models(engine: Facts) -> list[Difference]:
     if not trained or other_parameters <= _SAME_PARAMETERS * trained:
         return []
     text = (
-        f"{other_parameters:,} parameters of other models were held beside the one that trains (a teacher, a "
-        "reference or a reward model), which the plan does not have"
+        f"{other_parameters:,} parameters of other models were held beside the one that trains, which the "
+        "plan does not have"
     )
     return _unlike("other models", 0, other_parameters, None, text)
 
