@@ -39,6 +39,11 @@ _UNKNOWN = (
 _BEFORE_USE = ("no_torch", "not_used", "nothing_allocated")
 
 
+def had_engine(rank: Rank) -> bool:
+    """Whether a DeepSpeed engine came up in it, or began to."""
+    return bool(rank.get("engine") or rank.get("steps") or "init" in (rank.get("phase_details") or {}))
+
+
 def on_gpu(device: str | None, peak_allocated_bytes: int | None) -> bool:
     """Whether it is GPU memory that a rank's figures are to be of."""
     return device == "cuda" or peak_allocated_bytes is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zerokit.domain.phases import ESTIMATED_PHASES
-from zerokit.report.measured import init_bytes, on_gpu, reached_end_of
+from zerokit.report.measured import had_engine, init_bytes, on_gpu, reached_end_of
 from zerokit.report.what_ran import Difference, differences
 from zerokit.report.worst_rank import worst_rank
 
@@ -94,9 +94,15 @@ def compare_with_plan(
 
     A prediction stands beside a measurement only where the run did what was predicted: else it is made
     again for what ran, with ``predict_again``, or left out. The same goes for a phase that a rank did not
-    get through.
+    get through. A run that ended well without any engine, or CPU ranks that had none whose baseline could be
+    read, is compared with nothing.
     """
-    if not estimate_of(plan) or not any(rank["reported"] for rank in report["ranks"]):
+    reported = [rank for rank in report["ranks"] if rank["reported"]]
+    if not estimate_of(plan) or not reported:
+        return None
+    is_over = all(rank["state"] in ("finished", "stopped") for rank in reported)
+    is_gpu = any(on_gpu(rank.get("device"), rank["peak_allocated_bytes"]) for rank in reported)
+    if not any(had_engine(rank) for rank in reported) and (is_over or not is_gpu):
         return None
     reached = any(rank.get("engine") or rank["steps"] for rank in report["ranks"])
     differing = differences(plan, report["ranks"]) if reached else []
@@ -105,12 +111,9 @@ def compare_with_plan(
     usable = not differing or predicted_anew
     shown_plan = again.plan if again is not None and again.plan is not None else plan
     ranks: list[Mapping[str, Any]] = [
-        {**rank, **predicted_of_rank(shown_plan if usable else None, rank["rank"])}
-        for rank in report["ranks"]
-        if rank["reported"]
+        {**rank, **predicted_of_rank(shown_plan if usable else None, rank["rank"])} for rank in reported
     ]
-    gpu = any(on_gpu(rank.get("device"), rank["peak_allocated_bytes"]) for rank in ranks)
-    result = _gpu(ranks) if gpu else _host(ranks, _offloaded_bytes(shown_plan))
+    result = _gpu(ranks) if is_gpu else _host(ranks, _offloaded_bytes(shown_plan))
     estimate = estimate_of(shown_plan) if usable else {}
     result["step_seconds"] = _pair(
         estimate.get("step_seconds")
@@ -120,7 +123,7 @@ def compare_with_plan(
     )
     result["min_vram_bytes"] = estimate.get("min_vram_bytes")
     result["components"] = {
-        phase: parts for phase, parts in (estimate.get("components_by_phase") or {}).items() if gpu
+        phase: parts for phase, parts in (estimate.get("components_by_phase") or {}).items() if is_gpu
     }
     result["differences"] = [difference.to_dict() for difference in differing]
     result["predicted_for"] = "plan" if not differing else "what ran" if predicted_anew else None

@@ -16,6 +16,7 @@ from zerokit.domain.phases import PHASES
 from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, shortened
 from zerokit.report.figure_text import percent, seconds, signal_name, size
 from zerokit.report.host_names import short_hosts
+from zerokit.report.measured import had_engine
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
 from zerokit.units import MIB, format_seconds
@@ -23,6 +24,8 @@ from zerokit.units import MIB, format_seconds
 NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 MOST_RANKS = 64
 _NOTHING_MEASURED = "No rank got past load: no memory and no steps to show."
+_SAID_BY_THEIR_VALUE = ("micro-batch", "gradient-accumulation", "zero", "precision", "seq-len")
+"""Options of ``plan`` whose value is a difference's."""
 _PIPE_WIDTH = 160
 _WIDE = 132  # columns that the table of ranks takes with everything in it
 _STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
@@ -54,7 +57,7 @@ def parts(
     tables: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
-    tables += [Text(line) for line in retry_lines(run)]
+    tables += [Text(line) for line in (*what_to_do(run), *retry_lines(run))]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
     return tables
@@ -181,13 +184,21 @@ def _memory_cells(run: RunReport, rank: RankReport, expected: float | None) -> l
 def _phase_table(run: RunReport) -> RenderableType:
     worst = worst_rank(run.ranks, measured)
     measure = "GPU memory allocated" if run.on_gpu else "host memory"
-    title = f"By phase: {measure}, rank {worst.rank} (no plan to compare with)"
+    title = f"By phase: {measure}, rank {worst.rank} ({_why_not_compared(run)})"
     table = new_table()
     table.add_column("phase")
     table.add_column("peak", justify="right")
     for name in ordered_phases(worst.phases):
         table.add_row(escape(name), size(worst.phases[name]))
     return _titled(title, table)
+
+
+def _why_not_compared(run: RunReport) -> str:
+    if any(had_engine(rank.model_dump()) for rank in run.ranks):
+        return "no plan to compare with"
+    ended_well = all(rank.state in ("finished", "stopped") for rank in run.ranks)
+    came_up = "came up: all of the run counts as load" if ended_well else "had come up"
+    return f"nothing to compare with: no DeepSpeed engine {came_up}"
 
 
 def _predicted_table(predicted: Predicted) -> RenderableType:
@@ -260,7 +271,9 @@ def warnings(run: RunReport) -> list[str]:
             )
         if rank.restarts:
             lines.append(f"rank {rank.rank} was restarted {rank.restarts} times; the last life is shown")
-    return lines[:20] + run.problems[:20]
+    told = run.predicted_vs_measured.differences if run.predicted_vs_measured else []
+    texts = {difference.text for difference in told}  # which stand below the table
+    return lines[:20] + [problem for problem in run.problems if problem not in texts][:20]
 
 
 def _leak_text(rank: RankReport, leak: Leak) -> str:
@@ -293,6 +306,20 @@ def retry_lines(run: RunReport) -> list[str]:
         changes = f" ({retry.changes})" if retry.changes else ""
         lines.append(f"Attempt {number + 1} in {retry.folder}{changes}: {retry.outcome}")
     return lines
+
+
+def what_to_do(run: RunReport) -> list[str]:
+    """After a run that was not as planned: the options of a plan for what ran; empty for other runs."""
+    predicted = run.predicted_vs_measured
+    if run.outcome != "not_as_planned" or predicted is None:
+        return []
+    options = [f"--{d.option} {d.ran}" for d in predicted.differences if d.option in _SAID_BY_THEIR_VALUE]
+    if not options:
+        return []
+    return [
+        "What to do: make the script use the plan's values, or plan for what it does: "
+        f"zerokit plan … {' '.join(options)} (… as for this plan)"
+    ]
 
 
 def outcome_line(run: RunReport) -> Text:

@@ -56,6 +56,7 @@ class Differing(_Part):
     what: str
     planned: str
     ran: str
+    option: str | None = None
     text: str
 
 

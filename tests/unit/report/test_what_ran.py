@@ -11,6 +11,7 @@ from tests.support import reports
 from tests.support.run_reports import GIB, PLAN, gpu_phase, report_of, shown, write_rank
 from zerokit.domain.job import PACKED_LORA, Lora
 from zerokit.launcher.predict_again import predict_again
+from zerokit.launcher.verdict.as_planned import PlanCheck
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
 from zerokit.report.predicted import PredictedAgain
@@ -159,7 +160,7 @@ def test_what_ran_otherwise_is_named_and_not_compared(tmp_path):
     assert report["ranks"][0]["predicted_peak_allocated_bytes"] == 31 * GIB  # the plan's, as it was
     for text in (shown(report), render_html(report)):
         assert "not compared with the plan" in text
-        assert "batch size per GPU 8 ran, not 2" in text
+        assert text.count("batch size per GPU 8 ran, not 2") == 1
         assert not re.search(r"\d %", text)
 
 
@@ -303,3 +304,28 @@ def test_the_peak_of_host_memory_is_in_the_phase_that_reached_it_first(tmp_path)
               for name, size in sizes.items()}  # fmt: skip
     write_rank(tmp_path, 0, on_gpu=False, device="cpu", phases=phases)
     assert report_of(tmp_path, 1)["ranks"][0]["peak_phase"] == "forward"
+
+
+def test_a_run_that_was_not_as_planned_says_what_to_do(tmp_path):
+    """Each difference once below the table, and the options that would plan for what ran."""
+    run(tmp_path, batch_rows=8)
+    check = PlanCheck(plan={"chosen": CHOSEN, "request": REQUEST}, style="raw")
+    report = reports.report_of(tmp_path, 2, plan={"chosen": CHOSEN, "request": REQUEST}, plan_check=check)
+    assert report["outcome"] == "not_as_planned"
+    text = shown(report)
+    assert text.count("batch size per GPU 8 ran, not 2") == 1
+    assert "zerokit plan … --micro-batch 8 (… as for this plan)" in text
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_run_without_an_engine_is_compared_with_nothing(tmp_path, on_gpu):
+    """Plain DDP: nothing was predicted of it, and its steps are told apart by nobody."""
+    for rank in range(2):
+        load = {"load": gpu_phase(30 * GIB)}
+        write_rank(tmp_path, rank, on_gpu=on_gpu, phases=load, steps=0, micro_steps=0)
+    check = PlanCheck(plan={"chosen": CHOSEN, "request": REQUEST}, style="none")
+    report = reports.report_of(tmp_path, 2, plan={"chosen": CHOSEN, "request": REQUEST}, plan_check=check)
+    assert (report["outcome"], report["predicted_vs_measured"]) == ("not_as_planned", None)
+    text = shown(report)
+    assert "no DeepSpeed engine came up: all of the run counts as load" in text
+    assert "--no-plan" in text and "when DeepSpeed began" not in text and " init " not in text

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerokit.launcher.rank_file import RankLog
+from zerokit.report.measured import had_engine
 from zerokit.report.what_ran import differences
 
 _DECIDED = frozenset({"batch size per GPU", "gradient accumulation", "ZeRO stage", "precision"})
@@ -39,13 +40,12 @@ def _without_rows(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def no_engine(ranks: Iterable[Mapping[str, Any]]) -> str | None:
     """What to say where no rank made a DeepSpeed engine, though a configuration was given."""
-    for rank in ranks:
-        if rank.get("engine") or rank.get("steps") or "init" in (rank.get("phase_details") or {}):
-            return None
+    if any(had_engine(rank) for rank in ranks):
+        return None
     return (
         "no DeepSpeed engine came up: the script ran without the configuration that it was given; look for "
-        "an option of the script that turns DeepSpeed on, or say how it takes it: --style raw, accelerate "
-        "or trainer"
+        "an option of the script that turns DeepSpeed on, say how it takes it (--style raw, accelerate or "
+        "trainer), or measure it as it is with --no-plan"
     )
 
 
