@@ -198,17 +198,16 @@ class GpuWaits:
         waits += [(owner, name, lambda *args, **kwargs: True) for owner, name in blocks]
         return [
             _Wrapper(
+                functools.partial(getattr, owner, name),
                 functools.partial(setattr, owner, name),
-                getattr(owner, name),
                 self._timed(getattr(owner, name), stands),
             )
             for owner, name, stands in waits
         ]
 
     def _wrapper_of_collective(self, caller: dict[str, Any]) -> _Wrapper:
-        original = caller["original"]
-        put = functools.partial(caller.__setitem__, "original")
-        return _Wrapper(put, original, self._timed(original, self._calling_stream))
+        timed = self._timed(caller["original"], self._calling_stream)
+        return _Wrapper(lambda: caller["original"], functools.partial(caller.__setitem__, "original"), timed)
 
     def _calling_stream(self, *args: Any, **kwargs: Any) -> bool:
         sample = self._sample
@@ -244,16 +243,18 @@ class GpuWaits:
 
 
 class _Wrapper:
-    """A function and what stands in for it during a sampled step."""
+    """A function and what stands in for it during a sampled step; what the script puts there itself stays."""
 
-    def __init__(self, put: Callable[[Any], None], original: Any, timed: Any) -> None:
-        self._put, self._original, self._timed = put, original, timed
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], None], timed: Any) -> None:
+        self._get, self._put, self._original, self._timed = get, put, get(), timed
 
     def put(self) -> None:
-        self._put(self._timed)
+        if self._get() is self._original:
+            self._put(self._timed)
 
     def remove(self) -> None:
-        self._put(self._original)
+        if self._get() is self._timed:
+            self._put(self._original)
 
 
 def _new_event() -> Any:

@@ -208,3 +208,16 @@ def test_the_scripts_own_error_comes_through(rank: Any) -> None:
         rank.waits.step_done(step)
     with pytest.raises(ValueError, match="sizes differ"):
         rank.caller["original"](1)
+
+
+def test_what_the_script_puts_there_itself_stays(rank: Any) -> None:
+    def theirs(size: int) -> int:
+        return 2 * size
+
+    rank.waits.step_done(1)
+    rank.waits.step_done(2)  # the third is sampled
+    rank.caller["original"] = theirs
+    rank.waits.step_done(3)
+    assert rank.caller["original"] is theirs
+    rank.waits.step_done(4)
+    assert rank.caller["original"] is theirs
