@@ -196,7 +196,7 @@ def _decide(evidence: Evidence, ends: Sequence[RankEnd], first: RankEnd | None) 
     if evidence.timed_out is not None:
         return _verdict(Outcome.TIMED_OUT, evidence.timed_out)
     if first is not None and not (evidence.launcher_lost and _came_after(first, evidence)):
-        return _failure(first)
+        return _failure(first, ends)
     if evidence.launcher_lost is not None:
         return _verdict(Outcome.LAUNCHER_LOST, evidence.launcher_lost)
     return _judge_quiet_end(evidence, ends)
@@ -208,13 +208,28 @@ def _came_after(first: RankEnd, evidence: Evidence) -> bool:
     return first.consequence or late
 
 
-def _failure(first: RankEnd) -> Verdict:
+def _failure(first: RankEnd, ends: Sequence[RankEnd]) -> Verdict:
     if first.oom is None:
-        return _verdict(Outcome.RANK_FAILED, first.describe())
+        return _verdict(Outcome.RANK_FAILED, first.describe() + _others_alike(first, ends))
     fault = str(first.oom.get("message") or first.oom.get("error") or "an allocation failed")
     if first.oom.get("killer"):
         fault = "host memory; the kernel's OOM-killer ended it"
     return _verdict(Outcome.OOM, f"rank {first.rank} on {first.host} ran out of memory: {fault}")
+
+
+def _others_alike(first: RankEnd, ends: Sequence[RankEnd]) -> str:
+    """``; rank 0 failed with the same error``: a fault of the script, not of one rank."""
+    alike = [
+        end.rank for end in ends
+        if end.rank != first.rank and end.state is RankState.FAILED and end.traceback
+        and end.error == first.error
+    ]  # fmt: skip
+    if not alike:
+        return ""
+    if len(alike) == len(ends) - 1 > 1:
+        return "; all other ranks failed with the same error"
+    names = ", ".join(map(str, alike[:_MOST_NAMED])) + (" …" if len(alike) > _MOST_NAMED else "")
+    return f"; rank{'s' if len(alike) > 1 else ''} {names} failed with the same error"
 
 
 def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
