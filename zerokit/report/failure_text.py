@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.memory.components import label
 from zerokit.report.figure_text import size
 from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import Failure, RunReport
 
+_FRAME = re.compile(r'  File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
+_LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
 _MOST_LINES, _FIRST_LINES, _LAST_LINES = 14, 6, 6
 """Of an exception's message that is shown without its traceback."""
 
@@ -21,6 +25,21 @@ def failure_place(failure: Failure) -> str:
     if failure.phase in TRAINING_PHASES:
         return f"{location} of step {failure.step}"
     return f"{location} after step {failure.step}" if failure.step else location
+
+
+def raised_at(failure: Failure) -> str | None:
+    """``raised at /home/me/train.py:25, in main``: the innermost line of code that no library holds.
+
+    Of an exception that was raised while another was handled, the one that ended the rank counts.
+    """
+    _, _, last = (failure.traceback or "").rpartition("Traceback (most recent call last)")
+    frames = [match for line in last.splitlines() if (match := _FRAME.match(line))]
+    own = [frame for frame in frames if not _LIBRARIES.search(frame["path"])]
+    if not own:
+        return None
+    word = "raised at" if own[-1] is frames[-1] else "raised in a library, called from"
+    name = "" if own[-1]["name"] == "<module>" else f", in {own[-1]['name']}"
+    return f"{word} {own[-1]['path']}:{own[-1]['line']}{name}"
 
 
 def failure_lines(failure: Failure) -> list[str]:

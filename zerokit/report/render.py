@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zerokit.domain.phases import PHASES
-from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, shortened
+from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, raised_at, shortened
 from zerokit.report.figure_text import percent, seconds, signal_name, size
 from zerokit.report.host_names import short_hosts
 from zerokit.report.measured import had_engine
@@ -293,7 +293,8 @@ def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
         Text(""),
         Text(f"First failure: {failure_place(failure)}", style="bold red"),
     ]
-    lines += [Text("  " + line) for line in failure_lines(failure)]
+    location = None if traceback else raised_at(failure)  # the traceback has it
+    lines += [Text("  " + line) for line in (*([location] if location else []), *failure_lines(failure))]
     text = ((failure.traceback if traceback else None) or failure.error or "").rstrip()
     lines.append(Text(text if traceback else shortened(text)))
     return lines

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.report import build_report
 from zerokit.launcher.verdict.verdict import Evidence, judge, launcher_status
-from zerokit.report.failure_text import failure_place
+from zerokit.report.failure_text import failure_place, raised_at
 from zerokit.report.outcome import Outcome
+from zerokit.report.render import print_report
 
 T = 1000.0  # when the first rank of each case fails, in Unix seconds
 
@@ -221,3 +224,42 @@ def test_a_failure_names_no_step_that_never_was(phase: str, step: int | None, na
     killed = {"logs": {0: log(0), 1: log(1, {"type": "tick", "phase": phase})}, "exits": [exit_(1, None, 9)]}
     first = judge(evidence(**killed)).first_failure
     assert first is not None and first.step == step
+
+
+def test_ranks_that_fail_with_one_error_are_told_together() -> None:
+    both = {0: raised(0, at=T + 0.1), 1: raised(1)}
+    why = judge(evidence(logs=both, exits=[exit_(0, 1), exit_(1, 1)])).why
+    assert why == "rank 1 on h exited with code 1; rank 0 failed with the same error"
+    other = {0: raised(0, "KeyError: 'a'", at=T + 0.1), 1: raised(1)}
+    assert judge(evidence(logs=other, exits=[exit_(1, 1)])).why == "rank 1 on h exited with code 1"
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/me/old.py", line 3, in first
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 37, in <module>
+    main()
+  File "/home/me/train.py", line 25, in main
+    trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("frames", "location"),
+    [
+        ("", "raised at /home/me/train.py:25, in main"),
+        ('  File "/v/lib/python3.12/site-packages/torch/nn.py", line 9, in forward\n',
+         "raised in a library, called from /home/me/train.py:25, in main"),
+    ],
+)  # fmt: skip
+def test_a_failure_names_the_scripts_own_line(frames: str, location: str) -> None:
+    failed = raised(1, traceback=TRACEBACK + frames + "ValueError: no")
+    report = build_report(evidence(logs={0: log(0), 1: failed}, exits=[exit_(1, 1)]))
+    assert report.first_failure is not None and raised_at(report.first_failure) == location
+    console = Console(record=True, file=io.StringIO(), width=160)
+    print_report(report, console, traceback=False)
+    assert location in console.export_text()
