@@ -9,6 +9,10 @@ from zerokit.memory.components import label
 from zerokit.report.figure_text import size
 from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import Failure, RunReport
+from zerokit.units import MIB
+
+_SOMETHING_BYTES = MIB
+"""Of GPU memory: less is the process group's own (1 KiB on an H200), not the script's."""
 
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 _LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
@@ -116,5 +120,6 @@ def failed_in_load(run: RunReport) -> bool:
     if failure is None or failure.oom is not None or failure.kind not in ("exception", "exit"):
         return False
     return not any(
-        rank.steps or rank.peak_allocated_bytes or set(rank.phases) - {"load"} for rank in run.ranks
+        rank.steps or (rank.peak_allocated_bytes or 0) >= _SOMETHING_BYTES or set(rank.phases) - {"load"}
+        for rank in run.ranks
     )

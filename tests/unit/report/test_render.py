@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.support.run_reports import BROKEN, ERROR, GIB, MIB, OOM, PLAN, report_of, shown, write_rank
 from zerokit.launcher.rank_file import rank_file
 from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.report.failure_text import failed_in_load
 from zerokit.report.render import print_report
 from zerokit.report.schema import RunReport
 
@@ -118,6 +119,10 @@ def test_a_failure_in_load_shows_its_whole_message_and_no_tables(tmp_path):
     print_report(report_of(tmp_path, 1, plan=None), console, traceback=False)
     text = console.export_text()
     assert "Peak memory" not in text and "By phase" not in text and "No rank got past load" in text
+    body = report_of(tmp_path, 1, plan=None)
+    for peak, has_tables in ((1024, False), (5 * MIB, True)):  # the first is the process group's own
+        body["ranks"][0]["peak_allocated_bytes"] = peak
+        assert failed_in_load(RunReport.model_validate(body)) != has_tables
     assert text.rstrip().endswith("\n".join("  " + line for line in lines))
     rank_file(tmp_path, 0).unlink()
     error["error"] = "\n".join(f"line {n}" for n in range(40))
