@@ -30,6 +30,7 @@ PROBE_SECONDS = 4.0
 LIMIT_SECONDS = 120.0
 """Of the whole probe, imports from a slow disk and the GPU's context with it."""
 _TRY_AGAIN = timedelta(days=1)
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _STEPS = 10
 """Fewer say little of a run's pace: the first ones choose kernels and compile."""
 
@@ -93,7 +94,7 @@ class LaunchHostSpeeds:
         )
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         try:
-            speed = self.probe(indexes, launch.environment)
+            speed = self.probe(indexes, _with_every_gpu(launch.environment))
             reading = Reading(
                 device_name=device, torch_version=torch_version, factor=speed.factor,
                 low=speed.low or speed.factor, high=speed.high or speed.factor,
@@ -152,6 +153,11 @@ def of_steps(plan: Mapping[str, Any], report: RunReport) -> HostSpeed | None:
         return of_step(pairs, float(measured), f"the steps of a run of {rehearsed.get('script', 'a script')}")
     except (TypeError, ValueError, ZeroDivisionError):  # a plan file that somebody edited
         return None
+
+
+def _with_every_gpu(environment: Mapping[str, str]) -> dict[str, str]:
+    """Some launchers get GPUs by CUDA_VISIBLE_DEVICES and count anew; a probe counts as the driver does."""
+    return {name: value for name, value in environment.items() if name not in _VISIBLE}
 
 
 def _device_name(index: int) -> str | None:

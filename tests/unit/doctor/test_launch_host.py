@@ -44,12 +44,12 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def launch_on(kind: str, *, held_to: dict[str, Any] | None = None) -> Launch:
+def launch_on(kind: str, *, held_to: dict[str, Any] | None = None, **variables: str) -> Launch:
     indexes = (0, 1) if kind == "cuda" else ()
     return Launch(
         options=LaunchOptions(target=Target(script="train.py", module=None, arguments=())),
         placement=Placement(devices=Devices(kind=kind, ranks=2, gpu_indexes=indexes, why=""), port=1),
-        command=LaunchCommand(argv=[]), environment=dict(os.environ), cwd=Path(), run_dir=Path(),
+        command=LaunchCommand(argv=[]), environment={**os.environ, **variables}, cwd=Path(), run_dir=Path(),
         host="node1", held_to=held_to,
     )  # fmt: skip
 
@@ -90,6 +90,18 @@ def test_the_first_launch_probes_and_the_next_prediction_counts_with_it():
     assert rates(("NVIDIA A100-SXM4-80GB",)) == (None, None)
     (shown,) = load_rates().to_dict()["host_speed"]["readings"]  # of doctor --json
     assert shown["factor"] == 0.8
+
+
+def test_a_probe_counts_gpus_as_the_driver_does():
+    """torchrun gets GPUs 1 and 3 as CUDA_VISIBLE_DEVICES; beside it, a GPU 3 would not be there."""
+
+    def probe(indexes, environment):
+        assert indexes == (0, 1) and "CUDA_VISIBLE_DEVICES" not in environment
+        return HostSpeed(factor=0.8, source="probe")
+
+    launch = launch_on("cuda", CUDA_VISIBLE_DEVICES="0,1")
+    LaunchHostSpeeds(probe=probe).before(launch, print)
+    assert [reading.factor for reading in host_speeds.load().readings] == [0.8]
 
 
 @pytest.mark.parametrize("case", ["cpu", "turned off"])
