@@ -53,7 +53,7 @@ class Run:
         self.began = time.monotonic()
         command = [str(python), "-m", "zerokit", "launch", "--device", "cpu", "--run-dir", "run"]
         self.process = subprocess.Popen(
-            [*command, "--rehearsal-seconds", "0", *arguments],
+            [*command, "--rehearsal-seconds", "0", "--no-host-probe", *arguments],
             cwd=folder,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
