@@ -21,10 +21,11 @@ _EXCLUDES = "and DeepSpeed exclude each other: remove it, or run the script as i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeSetting:
-    """One keyword of such a call.
+    """One keyword of such a call, or the call itself.
 
     Attributes:
         call: the class that is called.
+        name: of the keyword; empty for the call itself.
         value: a literal, that of a name which is bound once, or an option's default; None: computed.
         option: of the script's own parser, whose value is passed on; None: there is none.
         makes: the class of an object that is made for it.
@@ -45,7 +46,7 @@ class CodeSetting:
 
 
 def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
-    """The keywords of a file's calls."""
+    """A file's calls and their keywords."""
     bound = _bound_once(tree)
     options = _options(tree)
     for node in ast.walk(tree):
@@ -54,6 +55,7 @@ def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
         call = _called(node)
         if not call.endswith(_CALLS):
             continue
+        yield CodeSetting(path=path, line=node.lineno, call=call, name="")
         for keyword in node.keywords:
             if keyword.arg is None:
                 continue
@@ -121,7 +123,8 @@ def unlike_plan(
     """Where the code asks Accelerate or a Trainer for something else than the plan, one sentence each.
 
     The plan's file reaches Accelerate by the environment and wins, without a word, over what the code says
-    (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``).
+    (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``). Of a class that is called at
+    several places only the run tells which call is made.
 
     Args:
         settings: of the script.
@@ -130,7 +133,11 @@ def unlike_plan(
         precision: as the ranks will run.
     """
     result = []
+    settings = list(settings)
+    calls = Counter(one.call for one in settings if not one.name)
     for one in settings:
+        if calls[one.call] > 1:
+            continue
         if one.name == "fsdp" and style == "trainer" and one.value:
             result.append(f"{one.text}: FSDP {_EXCLUDES}")
         if style != "accelerate":

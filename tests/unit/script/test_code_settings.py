@@ -31,6 +31,7 @@ TRAINER = "transformers.Trainer(args=transformers.TrainingArguments('out', {})).
           "Accelerator(gradient_accumulation_steps=4), but the plan has gradient"]),
         ("Accelerator(mixed_precision='no', gradient_accumulation_steps=2)", []),
         ("Accelerator(mixed_precision=args.precision)", []),
+        ("Accelerator(mixed_precision='bf16') if stage else Accelerator()", []),  # only the run tells
         ("Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())", ["FSDP and DeepSpeed exclude"]),
         (TRAINER.format("fsdp='full_shard'"), ["TrainingArguments(fsdp='full_shard'): FSDP and DeepSpeed"]),
         (TRAINER.format("fsdp=''"), []),
