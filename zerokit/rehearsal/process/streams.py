@@ -24,11 +24,11 @@ class Event:
         self.device = torch.device("cuda", 0)
         self.number = next(self.numbers)
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         """Nothing runs."""
         self._saw(operators.RECORD, stream)
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         """Nothing runs."""
         self._saw(operators.WAIT_EVENT, stream)
 
@@ -36,7 +36,7 @@ class Event:
         """Nothing runs."""
         self._saw(operators.CALL, waits=True)
 
-    def _saw(self, kind: str, stream: Any = None, waits: bool = False) -> None:
+    def _saw(self, kind: str, stream: Stream | None = None, waits: bool = False) -> None:
         threads = self.machine.ledger.threads
         before = getattr(threads, "stream", 0)
         threads.stream = getattr(stream, "number", before)
@@ -65,19 +65,19 @@ class Stream:
         self.device_index = 0
         self.device_type = 1
         self.priority = priority
-        self._before: Any = None
+        self._before: Stream | None = None
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: Event) -> None:
         """Nothing runs."""
         event.wait(self)
 
-    def wait_stream(self, stream: Any) -> None:
+    def wait_stream(self, stream: Stream) -> None:
         """Nothing runs."""
         if stream.number != self.number:
             with self.streams.use(self):
                 self.streams.machine.saw_runtime(operators.WAIT_STREAM, "wait_stream", handle=stream.number)
 
-    def record_event(self, event: Any = None) -> Any:
+    def record_event(self, event: Event | None = None) -> Event:
         """An event that is done."""
         event = event or Event()
         event.record(self)
@@ -95,7 +95,7 @@ class Stream:
         """Nothing runs."""
         self.streams.machine.saw_runtime(operators.CALL, "stream_synchronize", waits=True)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Stream:
         self._before = self.streams.set_current(self)
         return self
 
@@ -119,11 +119,11 @@ class Streams:
         Stream.streams, Stream.numbers = self, itertools.count()  # the default stream is number 0
         self.default = Stream()
 
-    def current(self, device: Any = None) -> Any:
+    def current(self, device: Any = None) -> Stream:
         """Of this thread."""
         return getattr(self._current, "stream", self.default)
 
-    def set_current(self, stream: Any) -> Any:
+    def set_current(self, stream: Stream | None) -> Stream:
         """Make it this thread's; returns the one before."""
         before = self.current()
         if stream is not None:
@@ -132,7 +132,7 @@ class Streams:
         return before
 
     @contextlib.contextmanager
-    def use(self, stream: Any) -> Iterator[Any]:
+    def use(self, stream: Stream | None) -> Iterator[Stream | None]:
         """``with torch.cuda.stream(stream):``."""
         before = self.set_current(stream)
         try:

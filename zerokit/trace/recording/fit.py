@@ -107,8 +107,8 @@ def _left_behind(events: Sequence[TraceEvent], stacks: Sequence[LayerList]) -> d
     """Storages that a layer makes and that die together at the end of the forward pass (weights that
     autocast has cast) -> for how many layers of the full model each stands."""
     following: tuple[str, int] | None = None
-    owners: dict[int, tuple[str, int] | None] = {}
-    freed: dict[int, tuple[str, int] | None] = {}
+    owners: dict[int | str, tuple[str, int] | None] = {}
+    freed: dict[int | str, tuple[str, int] | None] = {}
     forward = next(i for i, e in enumerate(events) if e.kind == "phase" and e.key == "backward")
     for event in reversed(events[:forward]):
         if event.kind == "alloc":
@@ -121,7 +121,7 @@ def _left_behind(events: Sequence[TraceEvent], stacks: Sequence[LayerList]) -> d
     return {
         key: lengths[owner[0]][owner[1]]
         for key, owner in owners.items()
-        if owner is not None and key in freed and freed[key] is None
+        if isinstance(key, int) and owner is not None and key in freed and freed[key] is None
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ class _Backward(torch.autograd.Function):
     (runtime/zero/parameter_offload.py ``PreBackwardFunctionForModule``, ``PostBackwardFunctionModule``)."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any, call: Any) -> Any:
+    def forward(ctx: Any, tensor: torch.Tensor, call: Callable[[], None]) -> Any:
         ctx.call = call
         return tensor.detach()
 
@@ -116,7 +117,7 @@ class Hooks:
             if state["inputs"] == 0:
                 mark("bwd_post", name)
 
-        def wrap(value: Any, call: Any, count: str) -> Any:
+        def wrap(value: Any, call: Callable[[], None], count: str) -> Any:
             if isinstance(value, torch.Tensor):
                 if value.requires_grad:
                     state[count] += 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +28,7 @@ class TraceEvent:
     """
 
     kind: str
-    key: Any
+    key: int | str
     size_bytes: int = 0
 
 
@@ -66,7 +65,7 @@ class StorageTracker(TorchDispatchMode):
         storages = (self._live.get(tensor.untyped_storage()._cdata, -1) for tensor in tensors)
         return frozenset(number for number in storages if number >= 0)
 
-    def mark(self, kind: str, key: Any) -> None:
+    def mark(self, kind: str, key: str) -> None:
         """Write a mark at this instant."""
         self.events.append(TraceEvent(kind, key))
 
