@@ -187,7 +187,7 @@ def advise(
             f"(chunked) cross-entropy would save up to {format_gib(loss * _FUSED_LOSS_SAVES, 1)}"
         )
     advice = [*_tight_advice(chosen, cluster), *advice]
-    if chosen.time.bound_by == "launch":
+    if chosen.time.bound_by == "launch" and cluster.gpu.name != "cpu":
         advice.append(
             f"kernel launches bound the step: fewer, larger kernels help (torch.compile, or a micro-batch "
             f"above {chosen.strategy.settings.micro_batch})"

@@ -293,6 +293,17 @@ def test_an_estimate_that_does_not_fit_ends_with_3_and_answers(capsys: pytest.Ca
     assert code == 0 and json.loads(out)["fits"] is None
 
 
+def test_a_plan_for_cpu_ranks_does_not_speak_of_kernel_launches(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of CPU ranks no step time is predicted, so nothing bounds it."""
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    Path("config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1024, **shape}))
+    job = ["plan", "--model", "config.json", "--gpus", "2", "--seq-len", "32", "--precision", "fp32"]
+    said = "kernel launches bound the step"
+    assert said in call(capsys, *job, "--micro-batch", "2", "--checkpointing", "none", "--gpu", "t4")[1]
+    code, out, err = call(capsys, *job, "--micro-batch", "2", "--checkpointing", "none", "--device", "cpu")
+    assert code == 0 and said not in out, err
+
+
 def test_a_plan_for_a_script_ends_with_its_command_and_what_a_launch_adds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
