@@ -254,7 +254,7 @@ class _Session:
         from zerokit.launcher import prepare, run_folder
         from zerokit.launcher.supervisor import supervisor
 
-        run_dir = run_folder.make_run_folder(options.run_dir, options.target.name, self.locks)
+        run_dir = run_folder.make_run_folder(options.run_dir, options.target.name, self.locks, self.say)
         with ExitStack() as stack:
             try:
                 launch = prepare.prepare(options, run_dir, stack)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,13 @@ _OF_A_RUN = re.compile(
 )
 
 
-def make_run_folder(requested: str | None, script: str, stack: ExitStack) -> Path:
+def make_run_folder(
+    requested: str | None, script: str, stack: ExitStack, say: Callable[[str], None] = lambda text: None
+) -> Path:
     """Make ``runs/<timestamp>-<script>`` or the folder asked for; returns its absolute path.
 
     The folder is locked until ``stack`` is closed, before anything in it is touched. What an earlier run left
-    in it moves to ``previous-<n>/``: two runs are never mixed, and none is lost.
+    in it moves to ``previous-<n>/``, which ``say`` hears: two runs are never mixed, and none is lost.
 
     Raises:
         InputError: the folder cannot be made, or another launch is running in it.
@@ -69,7 +72,9 @@ def make_run_folder(requested: str | None, script: str, stack: ExitStack) -> Pat
     lock = locks.lock_run_folder(folder, str(folder))
     stack.callback(lock.release)
     if requested is not None:
-        _put_aside(folder)
+        moved_to = _put_aside(folder)
+        if moved_to is not None:
+            say(f"{requested} held an earlier run: it is in {moved_to} now")
     write_atomically(folder / ".writable", b"x" * 4096)
     (folder / ".writable").unlink(missing_ok=True)
     folder = folder.resolve()
@@ -102,10 +107,11 @@ def _make_fresh(base: Path) -> Path:
     raise InputError(f"{base}: a thousand runs in this second; name a folder with ⟨run_dir⟩")
 
 
-def _put_aside(folder: Path) -> None:
+def _put_aside(folder: Path) -> Path | None:
+    """Move an earlier run's files away; returns where they are then."""
     old = [path for path in folder.iterdir() if _OF_A_RUN.fullmatch(path.name)]
     if not old:
-        return
+        return None
     number = 1
     while (folder / f"previous-{number}").exists():
         number += 1
@@ -125,6 +131,7 @@ def _put_aside(folder: Path) -> None:
         raise InputError(
             f"⟨run_dir⟩ {folder}: holds an earlier run that cannot be moved aside: {error.strerror}"
         ) from None
+    return target
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -30,3 +30,14 @@ def test_a_run_folder_is_named_after_the_whole_module(
     monkeypatch.chdir(tmp_path)
     with ExitStack() as stack:
         assert make_run_folder(None, script, stack).name.endswith(end)
+
+
+def test_an_earlier_run_that_is_moved_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    for number in range(2):
+        with ExitStack() as stack:
+            folder = make_run_folder(str(tmp_path / "run"), "t.py", stack, said.append)
+            assert len(said) == number
+            (folder / "report.json").write_text(str(number))
+    assert "previous-1 now" in said[0]
+    assert (folder / "previous-1" / "report.json").read_text() == "0"
