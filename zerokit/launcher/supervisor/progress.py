@@ -37,7 +37,6 @@ _HOLDS_THE_INTERPRETER_SECONDS = 2.0  # without a tick, though the ticker writes
 _BETWEEN_LOOKS_SECONDS = 0.3
 _START_SECONDS = 180.0  # importing torch and deepspeed from a cold network disk
 _UNMOVING_FACTOR = 5  # busy but never anywhere new: spinning in a collective during start-up
-_RATE_WINDOW_SECONDS = 30.0
 _MOST_ACTIVITIES = 2
 _MOST_WARNINGS = 2  # of the status line; the report has all
 
@@ -96,7 +95,6 @@ class Progress:
         self._here = socket.gethostname()
         self.started_at, self.started_clock = time.monotonic(), time.time()
         self._polled_at = self.started_at
-        self._step_times: list[tuple[float, int]] = []
 
     # ---- reading
 
@@ -112,11 +110,6 @@ class Progress:
                 self._update(state, record, now)
                 if record["type"] != "tick":
                     events.append((state.rank, record))
-        steps = self.steps
-        if steps and (not self._step_times or self._step_times[-1][1] != steps):
-            self._step_times.append((now, steps))
-            while len(self._step_times) > 2 and now - self._step_times[1][0] > _RATE_WINDOW_SECONDS:
-                self._step_times.pop(0)
         return events
 
     def _forgive(self, seconds: float) -> None:
@@ -298,11 +291,9 @@ class Progress:
         return None, 0, 0
 
     def seconds_per_step(self) -> float | None:
-        """Over the last half minute; None before two steps."""
-        if len(self._step_times) < 2:
-            return None
-        (begin, first), (end, last) = self._step_times[0], self._step_times[-1]
-        return (end - begin) / (last - first) if last > first else None
+        """Of the slowest rank, as it measures its steps itself: the report's figure; None before two."""
+        times = [state.last.get("median_step_seconds") for state in self.ranks.values()]
+        return max((seconds for seconds in times if isinstance(seconds, float | int)), default=None)
 
     def line(self, predicted_peak_bytes: int | None) -> str:
         """One line for people: step, speed, and the fullest rank against the prediction."""

@@ -125,13 +125,16 @@ def test_the_status_line_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ranks.progress.poll()
     line = ranks.progress.line(12 * gib)
     assert "step 3 (forward)" in line and "rank 1: 11.00 GiB GPU peak of 12.00 GiB predicted" in line
-    assert "!" not in line
+    assert "!" not in line and "/step" not in line
     assert "! rank 1 is 10% above the prediction" in ranks.progress.line(10 * gib)
     leak = {"memory": "gpu", "bytes_per_step": gib / 1000, "growth_bytes": gib, "first_step": 1,
             "last_step": 9}  # fmt: skip
-    ranks.write(0, steps=4, phase="forward", peak_allocated_bytes=10 * gib, alloc_retries=7, leaks=[leak])
+    ranks.write(0, steps=4, phase="forward", peak_allocated_bytes=10 * gib, alloc_retries=7, leaks=[leak],
+                median_step_seconds=0.092)  # fmt: skip
+    ranks.write(1, steps=4, phase="forward", peak_allocated_bytes=10 * gib, median_step_seconds=0.09)
     ranks.progress.poll()
     line = ranks.progress.line(12 * gib)
+    assert "92 ms/step" in line  # of the slowest rank, as its report will have it
     assert "! rank 0 ran full 7 times" in line
     assert "! suspected leak of gpu memory, rank 0: 1.0 MiB a step" in line
 
