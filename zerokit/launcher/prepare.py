@@ -262,7 +262,7 @@ def _style(options: LaunchOptions, facts: reader.ScriptFacts, notes: list[str], 
     notes.append(f"{options.target.name} is taken as {reader.STYLE_WORDS[facts.style]}: {facts.why}")
     if facts.style == "none" and has_config:
         notes.append(
-            "warning: the plan's configuration does not reach this script, which ends with exit code 9 if "
+            "warning: the DeepSpeed configuration does not reach this script, which ends with exit code 9 if "
             "it makes no DeepSpeed engine; if it takes a configuration, say how with ⟨style⟩ raw, accelerate "
             "or trainer; to measure it as it is, launch it with ⟨no_plan⟩"
         )

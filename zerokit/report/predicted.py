@@ -187,9 +187,10 @@ def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any
             }
             for rank in ranks
         ],
-        "note": "predicted: the plan's tensors, in host memory here, and the process itself as measured when "
-        "DeepSpeed began; not modelled: what libraries import and load after that (some 60 MiB a rank) and "
-        "scratch memory of CPU operators; not by phase, as a process keeps much of what tensors free",
+        "note": "predicted: the tensors that a GPU would hold, in host memory here, and the process itself "
+        "as measured when DeepSpeed began; not modelled: what libraries import and load after that (some 60 "
+        "MiB a rank) and scratch memory of CPU operators; not by phase, as a process keeps much of what "
+        "tensors free",
     }  # fmt: skip
 
 
