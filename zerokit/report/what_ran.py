@@ -174,7 +174,10 @@ def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Diffe
         text = f"{columns} tokens per micro-batch ran (one row), not {tokens} ({planned} × {length})"
         return _unlike("tokens per micro-batch", tokens, columns, None, text)
     fed = rows if rows is not None else engine.get("micro_batch")
-    result = _unlike("batch size per GPU", planned, fed, "micro-batch")
+    loaded, text = engine.get("loader_rows"), ""
+    if planned and loaded == planned:  # a pair of the data is one row of it, and two sequences
+        text = f"{fed} sequences ran in each micro-batch of {loaded} rows of data, not one of each row"
+    result = _unlike("batch size per GPU", planned, fed, "micro-batch", text)
     if length and columns and abs(columns - length) > _SAME_LENGTH * length:
         result += _unlike("sequence length", length, columns, "seq-len")
     return result

@@ -45,6 +45,8 @@ def test_a_job_as_planned_has_no_difference():
     ("changed", "text"),
     [
         ({"batch_rows": 4}, "batch size per GPU 4 ran, not 2"),
+        ({"batch_rows": 4, "loader_rows": 4}, "batch size per GPU 4 ran, not 2"),
+        ({"batch_rows": 4, "loader_rows": 2}, "4 sequences ran in each micro-batch of 2 rows of data"),
         ({"batch_columns": 512}, "sequence length 512 ran, not 1000"),
         ({"batch_rows": 1, "batch_columns": 4000}, "4000 tokens per micro-batch ran (one row), not 2000"),
         ({"gradient_accumulation": 1}, "gradient accumulation 1 ran, not 4"),
