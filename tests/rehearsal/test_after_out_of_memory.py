@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.verdict.report import with_prediction
 from zerokit.rehearsal.of_launch import LaunchRehearsals
+from zerokit.rehearsal.result import Stop
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.render import print_report
 from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport
@@ -153,3 +155,15 @@ def test_what_keeps_a_rehearsal_off_is_told_with_the_command_that_makes_it(
     )  # on the GPU that it rehearses
     short = LaunchRehearsals(seconds=0.05).of_job(*job, lambda line: None)
     assert "did not end within 0.05 s" in (short.why_not or "") and short.command == none.command
+
+
+def test_a_rehearsal_that_stopped_is_not_advised_again(
+    tmp_path: Path, plan_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command would stop at the same line; on CPU ranks it is told that a GPU is simulated."""
+    stop = Stop(location="train.py:9", operator="", reason="cuda:0 and cpu")
+    stopped = SimpleNamespace(stopped=stop, complete=False, ranks=[None])
+    monkeypatch.setattr("zerokit.rehearsal.of_launch.rehearse", lambda request: stopped)
+    again = LaunchRehearsals().of_job(*other_job(tmp_path, plan_folder), lambda line: None)
+    assert again.command is None
+    assert again.why_not == "its rehearsal, which simulates a GPU, stopped: train.py:9: cuda:0 and cpu"

@@ -75,7 +75,7 @@ class LaunchRehearsals:
         gpu, why = _gpu(launch)
         if gpu is None:
             return PredictedAgain(why_not=f"the command was not rehearsed: {why}")
-        command = _command(launch, gpu, predicted.rank)
+        command: str | None = _command(launch, gpu, predicted.rank)
         if not self.seconds:
             why_not: str | None = as_options("the command was not rehearsed: ⟨rehearsal_seconds⟩ is 0")
             return PredictedAgain(why_not=why_not, command=command)
@@ -87,6 +87,8 @@ class LaunchRehearsals:
             step_time = report.gpu_measured
             done = rehearse(_request(launch, gpu, predicted.rank, self.seconds, step_time=step_time))
             why_not = _why_unlike(done, report)
+            if done.stopped is not None:
+                command = None  # it would stop at the same line
         except KeyboardInterrupt:
             why_not = "its rehearsal was interrupted"
         except ZerokitError as error:
@@ -156,7 +158,8 @@ def _why_unlike(done: Rehearsal, report: RunReport) -> str | None:
     """Why the rehearsal is no prediction of the run; None: it is."""
     (rank,) = done.ranks
     if done.stopped is not None or not done.complete:
-        return f"its rehearsal stopped: {_why_stopped(done) or 'no reason is known'}"
+        device = "" if report.on_gpu else ", which simulates a GPU,"
+        return f"its rehearsal{device} stopped: {_why_stopped(done) or 'no reason is known'}"
     if not done.steps or not rank.peak_allocated_bytes:
         return "its rehearsal saw no optimizer step"
     if rank.lower_bounds:
