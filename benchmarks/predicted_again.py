@@ -20,14 +20,15 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import zerokit
 from benchmarks.script_peaks import GENERATION, LENGTH, LORA, SHAPE, TINY, make_inputs, run
+from zerokit.errors import ZerokitError
 
 QLORA = ("--load_in_4bit", "--bnb_4bit_quant_type", "nf4")
 
@@ -53,14 +54,13 @@ CASES = (
 )
 
 
-def _plan_command(folder: Path, plan: Path, gpu: str) -> list[str]:
+def _write_plan(folder: Path, gpu: str) -> None:
     """For full training on texts, whatever the case is."""
-    return [
-        sys.executable, "-m", "zerokit", "plan", "--model", str(folder / "model"), "--gpus", "1",
-        "--gpu", gpu, "--seq-len", "1024", "--zero", "2", "--micro-batch", "4", "--global-batch", "4",
-        "--precision", "bf16", "--checkpointing", "none", "--offload-optimizer", "none",
-        "--offload-param", "none", "--out", str(plan),
-    ]  # fmt: skip
+    zerokit.plan(
+        model=folder / "model", gpus=1, gpu=gpu, seq_len=1024, zero=2, micro_batch=4, global_batch=4,
+        precision="bf16", checkpointing="none", offload_optimizer="none", offload_param="none",
+        out=folder / "plan",
+    )  # fmt: skip
 
 
 def _file(script: str) -> Path:
@@ -117,19 +117,18 @@ def predict(case: Case, folder: Path, options: argparse.Namespace) -> dict[str, 
     """Rehearse a case's command for the GPU named."""
     work = folder / "runs" / case.name
     work.mkdir(parents=True)
-    command = [
-        sys.executable, "-m", "zerokit", "rehearse", "--json", "--plan", str(folder / "plan"),
-        "--gpus", "1", "--gpu", options.gpu, *_script(case, folder, work),
-    ]  # fmt: skip
-    done = subprocess.run(command, env=_environment(work), capture_output=True, text=True, check=False)
-    row: dict[str, Any] = {**asdict(case), "exit_code": done.returncode, "gpu": options.gpu}
+    os.environ.update(_environment(folder))  # a rehearsed script runs in a process with this one's
+    script, *arguments = _script(case, folder, work)
+    row: dict[str, Any] = {**asdict(case), "gpu": options.gpu}
     try:
-        rehearsal = json.loads(done.stdout)
-    except ValueError:
-        return row | {"error": done.stderr[-2000:]}
+        done = zerokit.rehearse(Path(script), arguments, plan=folder / "plan", gpus=1, gpu=options.gpu)
+    except ZerokitError as error:
+        return row | {"exit_code": error.exit_code, "error": str(error)[-2000:]}
+    rehearsal = done.to_dict()
     (rank,) = rehearsal["ranks"]
     names = ("peak_allocated_bytes", "peak_phase", "phases")
-    return row | {name: rank[name] for name in names} | {"stopped": rehearsal["stopped"]}
+    figures = {name: rank[name] for name in names}
+    return row | {"exit_code": done.exit_code} | figures | {"stopped": rehearsal["stopped"]}
 
 
 def _tell(row: dict[str, Any]) -> None:
@@ -160,10 +159,7 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     make_inputs(folder, TINY if options.cpu else SHAPE)
-    planned = run(_plan_command(folder, folder / "plan", options.gpu), folder / "plan.log", dict(os.environ))
-    if planned:
-        print((folder / "plan.log").read_text(), file=sys.stderr)
-        return 1
+    _write_plan(folder, options.gpu)
     cases = [case for case in CASES if not options.only or case.name in options.only]
     do = measure if options.what == "measure" else predict
     missing = 0

@@ -29,6 +29,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import zerokit
+from zerokit.errors import ZerokitError
+
 READ_PEAK = """
 import atexit, json, os, sys
 def _read():
@@ -156,17 +159,14 @@ def free_port() -> int:
         return port
 
 
-def _plan_command(case: Case, folder: Path, work: Path, gpus: int) -> list[str]:
+def _write_plan(case: Case, folder: Path, work: Path, gpus: int) -> None:
     """Plans exactly the case, whatever would be faster."""
-    batch = case.micro_batch * case.accumulation * gpus
-    return [
-        sys.executable, "-m", "zerokit", "plan", "--model", str(folder / "model"),
-        "--gpus", str(gpus), "--gpu", "h200", "--seq-len", "1024",
-        "--zero", str(case.zero), "--micro-batch", str(case.micro_batch),
-        "--global-batch", str(batch), "--method", case.method, "--checkpointing", case.checkpointing,
-        "--offload-optimizer", "none", "--offload-param", "none", "--out", str(work / "plan"),
-        *(["--lora-rank", "16"] if case.method == "lora" else []),
-    ]  # fmt: skip
+    zerokit.plan(
+        model=folder / "model", gpus=gpus, gpu="h200", seq_len=1024, zero=case.zero,
+        micro_batch=case.micro_batch, global_batch=case.micro_batch * case.accumulation * gpus,
+        method=case.method, checkpointing=case.checkpointing, offload_optimizer="none",
+        offload_param="none", lora_rank=16 if case.method == "lora" else None, out=work / "plan",
+    )  # fmt: skip
 
 
 def _figures(rank: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,8 +194,10 @@ def measure(case: Case, folder: Path, visible: list[str], device: str) -> dict[s
     spec = importlib.util.find_spec("trl")
     assert spec is not None and spec.origin is not None
     script = str(Path(spec.origin).parent / "scripts" / f"{case.script}.py")
-    if run(_plan_command(case, folder, work, len(visible)), work / "plan.log", env):
-        row["problems"].append((work / "plan.log").read_text()[-600:])
+    try:
+        _write_plan(case, folder, work, len(visible))
+    except ZerokitError as error:
+        row["problems"].append(str(error)[-600:])
         return row
     arguments = [
         "--dataset_name", str(folder / case.data), "--model_name_or_path", str(folder / "model"),
