@@ -2,6 +2,7 @@
 
     python -m benchmarks.replay_and_rehearsal                  # all cases, some minutes
     python -m benchmarks.replay_and_rehearsal llama.z3 t5.z0   # those whose names have one of these parts
+    python -m benchmarks.replay_and_rehearsal NAME… --jsonl FILE  # and a row of bytes for each
 
 Each case is a family of Transformers and a setting of ``docs/accuracy.md``, at a small size: the loop of
 ``h200-deepspeed.jsonl`` (``benchmarks/rehearsal/raw_loop.py``), rehearsed as rank 0, and the estimate of the
@@ -14,11 +15,13 @@ which the replay does not count and models of this size show (+0.1 to 0.3 %).
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,19 @@ FAMILIES |= {
     "gpt_oss": {"model_type": "gpt_oss", **_EXPERTS, "num_local_experts": 4, "intermediate_size": 704,
                 "sliding_window": 4096, "pad_token_id": 0},
 }  # fmt: skip
+NEWEST: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"model_type": "deepseek_v3", **_EXPERTS, "num_key_value_heads": 16, "q_lora_rank": 256,
+                    "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+                    "head_dim": 32, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+                    "first_k_dense_replace": 1},
+    "llama4_text": {"model_type": "llama4_text", **_LLAMA, "head_dim": 64, "intermediate_size": 704,
+                    "intermediate_size_mlp": 1408, "num_local_experts": 4, "pad_token_id": 0},
+    "minimax_m2": {"model_type": "minimax_m2", **_EXPERTS, "num_local_experts": 4, "intermediate_size": 704},
+    "lfm2": {"model_type": "lfm2", **_LLAMA,
+             "layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
+}  # fmt: skip
+"""Compared under :data:`WHERE_NEWEST` alone."""
+FAMILIES |= NEWEST
 _VISION = {"intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "hidden_size": 512}
 _QWEN_VISION = {
     "depth": 8,
@@ -210,12 +226,17 @@ TOWER_SETTINGS = {"z2.frozen": Setting(stage=2, frozen_tower=True)}
 WHERE_ALL = "llama"
 """Every setting is compared for this family; of the others :data:`FEW`."""
 FEW = ("z0", "z2.ck", "z3")
+WHERE_NEWEST = "z2.ck"
 
 
 def names() -> Iterator[str]:
     """``FAMILY.SETTING`` of every case."""
     yield from (f"{WHERE_ALL}.{setting}" for setting in (*SETTINGS, *LOSS_SETTINGS))
-    yield from (f"{family}.{setting}" for family in FAMILIES if family != WHERE_ALL for setting in FEW)
+    for family in FAMILIES:
+        if family in NEWEST:
+            yield f"{family}.{WHERE_NEWEST}"
+        elif family != WHERE_ALL:
+            yield from (f"{family}.{setting}" for setting in FEW)
     yield from (f"{family}.{setting}" for family in IMAGES for setting in TOWER_SETTINGS)
 
 
@@ -312,9 +333,17 @@ def compare(name: str, folder: Path) -> Compared:
     return Compared(name=name, pairs={phase: getattr(judged, phase) for phase in names})
 
 
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "transformers", "deepspeed")}
+
+
 def main() -> int:
     """Print every case that was asked for; 1 where two differ."""
-    wanted = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("wanted", nargs="*", metavar="NAME", help="a part of the names (default: all)")
+    parser.add_argument("--jsonl", type=Path, help="append the bytes of each case, (replayed, rehearsed)")
+    args = parser.parse_args()
+    wanted = args.wanted
     worst: list[str] = []
     with tempfile.TemporaryDirectory(prefix="zerokit-models-") as folder:
         for name in names():
@@ -330,6 +359,10 @@ def main() -> int:
                 print(f"{name:<24} stopped: {found.problem}", flush=True)
                 worst.append(name)
                 continue
+            if args.jsonl is not None:
+                row = {"name": name, "pairs": found.pairs, "versions": _versions()}
+                with args.jsonl.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
             off = max(map(abs, found.errors().values())) > LIMIT
             worst += [name] if off else []
             told = "  ".join(
