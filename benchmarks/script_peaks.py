@@ -207,11 +207,13 @@ def measure(case: Case, folder: Path, visible: list[str], device: str) -> dict[s
         "--gradient_accumulation_steps", str(case.accumulation), "--bf16", str(device == "cuda"),
         "--gradient_checkpointing", str(case.checkpointing == "full"),
     ]  # fmt: skip
+    options = ["--plan", str(work / "plan"), "--device", device]
     if device == "cpu":
         arguments += ["--use_cpu", "True"]
+        options.append("--accept-mismatch")  # fp32 beside a GPU's plan
     run_dir = work / "run"
     launch = [
-        sys.executable, "-m", "zerokit", "launch", "--plan", str(work / "plan"), "--device", device,
+        sys.executable, "-m", "zerokit", "launch", *options,
         "--run-dir", str(run_dir), "--heartbeat", "0", script, *arguments,
     ]  # fmt: skip
     started = time.monotonic()
