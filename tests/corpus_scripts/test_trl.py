@@ -1,6 +1,6 @@
 """TRL's own scripts, as its wheel has them, on two CPU ranks with a plan.
 
-They are given data and a model, and nothing of the plan: that is what `zerokit launch` adds. One runs
+They are given data and a model, and nothing of the plan: that is what `zerokit launch` adds. Two run
 everywhere; the rest with ``-m slow``.
 """
 
@@ -62,7 +62,7 @@ CASES = {
 GENERATE = ("grpo", "rloo")
 REHEARSED = ("kto", "grpo rehearsed")
 """A reference model and generation, which no option of a plan says: a rehearsal predicts these runs."""
-IN_CI = ("grpo",)  # a Trainer with a reference model, which generates
+IN_CI = ("sft", "grpo")  # with ZeRO-3, whose weights a save gathers; and one that generates
 
 
 @pytest.fixture(scope="module")
