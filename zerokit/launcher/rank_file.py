@@ -373,11 +373,14 @@ class RankTail:
         is_same_file = self._file == (status.st_dev, status.st_ino)
         if not stat.S_ISREG(status.st_mode) or (is_same_file and self._descriptor is not None):
             return
-        opened = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._shut()
-        self._descriptor = opened
+        self.adopt(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         if not is_same_file:
             self._file, self._offset = (status.st_dev, status.st_ino), 0
+
+    def adopt(self, descriptor: int) -> None:
+        """Follow what is open already: also a file that was removed before its path was read."""
+        self._shut()
+        self._descriptor = descriptor
 
     def close(self) -> None:
         """Give the descriptor back."""

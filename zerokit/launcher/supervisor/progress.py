@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from zerokit.launcher import processes
 from zerokit.launcher.rank_file import RankTail, rank_file
+from zerokit.launcher.supervisor import removed_file
 from zerokit.launcher.supervisor.heartbeat_default import MOST_SECONDS, Heartbeat
 from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.rank_view import RankView, view
@@ -92,6 +93,8 @@ class Progress:
         self._run_dir = run_dir
         self._spared = False  # quiet for long, for a reason that may pass
         self.ranks = {r: RankProgress(r, RankTail(rank_file(run_dir, r))) for r in range(ranks)}
+        self.local_pids: dict[int, int] = {}
+        """The ranks' processes on this machine, as the guard sees them."""
         self._here = socket.gethostname()
         self.started_at, self.started_clock = time.monotonic(), time.time()
         self._polled_at = self.started_at
@@ -106,6 +109,8 @@ class Progress:
         self._polled_at = now
         events = []
         for state in self.ranks.values():
+            if state.heard_at is None and state.rank in self.local_pids:
+                removed_file.follow(state.tail, self.local_pids[state.rank])
             for record in state.tail.poll():
                 self._update(state, record, now)
                 if record["type"] != "tick":

@@ -200,7 +200,7 @@ class Supervisor:
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "rank":
-            self.seen.rank_pids[event["rank"]] = event["pid"]
+            self.seen.rank_pids[event["rank"]] = self.progress.local_pids[event["rank"]] = event["pid"]
         elif kind == "rank_exit":
             self._on_rank_exit(event)
         elif kind == "launcher_exit":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -169,3 +171,24 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     ended = observed.conclude(launch, observed.Observed(launcher_code=0), progress, {}, 0)
     elapsed = report_of(launch, ended).elapsed_seconds
     assert elapsed == pytest.approx(61.0 if clock_moves else 60.0, abs=0.9)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_removed_before_it_is_read_is_still_heard(tmp_path: Path, replaced: bool) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    progress = Progress(run_dir, 2, heartbeat_seconds=60.0)
+    with (run_dir / "rank-00001.jsonl").open("w") as file:
+        file.write(json.dumps({"type": "start", "rank": 1}) + "\n")
+        file.flush()
+        shutil.rmtree(run_dir)
+        if replaced:
+            run_dir.write_text("not a folder")
+        assert progress.poll() == []
+        progress.local_pids = {0: 2**22 + 1, 1: os.getpid()}  # the first is no process
+        assert [(rank, record["type"]) for rank, record in progress.poll()] == [(1, "start")]
+        file.write(json.dumps({"type": "tick", "rank": 1, "steps": 7}) + "\n")
+        file.flush()
+        progress.poll()
+        assert progress.ranks[1].steps == 7 and progress.ranks[0].heard_at is None
+    progress.close()
