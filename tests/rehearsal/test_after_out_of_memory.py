@@ -154,7 +154,8 @@ def test_what_keeps_a_rehearsal_off_is_told_with_the_command_that_makes_it(
         "teacher.py --hub_token '<redacted>'"
     )  # on the GPU that it rehearses
     short = LaunchRehearsals(seconds=0.05).of_job(*job, lambda line: None)
-    assert "did not end within 0.05 s" in (short.why_not or "") and short.command == none.command
+    assert short.why_not == ("its rehearsal, which simulates a GPU, stopped: it did not end within 0.05 s")
+    assert short.command == none.command  # by hand it has no such limit
 
 
 def test_a_rehearsal_that_stopped_is_not_advised_again(

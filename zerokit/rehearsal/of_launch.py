@@ -87,7 +87,7 @@ class LaunchRehearsals:
             step_time = report.gpu_measured
             done = rehearse(_request(launch, gpu, predicted.rank, self.seconds, step_time=step_time))
             why_not = _why_unlike(done, report)
-            if done.stopped is not None:
+            if done.stopped is not None and done.stopped.location:
                 command = None  # it would stop at the same line
         except KeyboardInterrupt:
             why_not = "its rehearsal was interrupted"
@@ -151,7 +151,9 @@ def _command(launch: Launch, gpu: Gpu, rank: int) -> str:
 
 
 def _why_stopped(done: Rehearsal) -> str | None:
-    return None if done.stopped is None else f"{done.stopped.location}: {done.stopped.reason}"
+    if done.stopped is None:
+        return None
+    return ": ".join(filter(None, (done.stopped.location, done.stopped.reason)))
 
 
 def _why_unlike(done: Rehearsal, report: RunReport) -> str | None:
