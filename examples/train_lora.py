@@ -1,9 +1,9 @@
-"""Train LoRA adapters on a causal LM with a Hugging Face Trainer; --four_bit is QLoRA.
+r"""Train LoRA adapters on a causal LM with a Hugging Face Trainer; --four_bit is QLoRA.
 
 An ordinary Trainer script: it knows nothing of zerokit. Batch size, accumulation, precision and
 checkpointing are TrainingArguments, which `zerokit launch` fills from the plan.
 
-    zerokit launch --plan zerokit-plan train_lora.py --model meta-llama/Llama-3.1-8B --four_bit \\
+    zerokit launch --plan zerokit-plan train_lora.py --model meta-llama/Llama-3.1-8B --four_bit \
         --data my.txt --output_dir out
 """
 
