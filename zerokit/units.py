@@ -78,6 +78,45 @@ def parse_bytes(text: object, what: str = "size") -> int:
     return number
 
 
+_RATE = "400Gb/s (bits) or 50GB/s (bytes)"
+_PER_SECOND = re.compile(r"(?:ps|/s)$")
+_UNIT = re.compile(r"[A-Za-z][A-Za-z/]*$")
+_RATE_SUFFIX = re.compile(r"(?P<prefix>[kmgtKMGT]i?|)(?P<unit>bits?|[bB])(?P<per>ps|/s|)")
+
+
+def parse_rate(text: object, what: str = "rate") -> int:
+    """Read a positive bandwidth in bytes per second: ``50GB/s``, ``50GB``, ``400Gb/s``, ``400Gbps``.
+
+    ``B`` is bytes and ``b`` or ``bit`` is bits, except in small letters alone (``50gb``), which may be either
+    and are refused; ``gbps`` is bits, as everywhere.
+
+    Raises:
+        InputError: not a rate, no unit, bits or bytes not told apart, or not positive.
+    """
+    quoted = text.strip() if isinstance(text, str) else text
+    value, _ = _split(_PER_SECOND.sub("", quoted) if isinstance(quoted, str) else quoted, what, _RATE)
+    written = _UNIT.search(str(quoted))
+    suffix = written.group() if written else ""
+    match = _RATE_SUFFIX.fullmatch(suffix)
+    if match is None:
+        unit = "a unit is missing" if suffix == "" else f"unknown unit {suffix!r}"
+        raise InputError(f"{what}: {unit} in {text!r}; use for example {_RATE}")
+    prefix, unit, per = match.group("prefix", "unit", "per")
+    if unit == "b" and prefix in ("m", "g", "t") and per != "ps":
+        large = prefix.upper()
+        raise InputError(
+            f"{what}: {text!r} may be bits per second or bytes per second; "
+            f"write {value:g}{large}b/s (bits) or {value:g}{large}B/s (bytes)"
+        )
+    size = value * _BYTE_SUFFIXES[f"{prefix}b".lower()]
+    rate = int(size if unit == "B" else size / 8)
+    if rate < 1:
+        raise InputError(f"{what}: {text!r} must be more than zero bytes per second")
+    if rate > 1 << 60:
+        raise InputError(f"{what}: {text!r} is beyond an exabyte per second; check the unit")
+    return rate
+
+
 def parse_positive_int(text: object, what: str, maximum: int = 10**9) -> int:
     """Read a whole number of at least 1.
 

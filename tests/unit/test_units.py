@@ -82,3 +82,30 @@ def test_a_count_that_is_shown_is_read_back_within_half_of_its_last_digit(number
 )  # fmt: skip
 def test_numbers_for_people(shown: str, text: str) -> None:
     assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("50GB", 50 * 10**9), ("50GB/s", 50 * 10**9), ("50 GBps", 50 * 10**9), ("2GiB/s", 2 << 30),
+        ("400Gb/s", 50 * 10**9), ("400Gbps", 50 * 10**9), ("400gbps", 50 * 10**9), ("400Gbit/s", 50 * 10**9),
+        ("1.6Tb/s", 200 * 10**9),
+    ],
+)  # fmt: skip
+def test_rates_in_bits_and_in_bytes(text: str, rate: int) -> None:
+    assert units.parse_rate(text) == rate
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("50e9", "a unit is missing"), ("50", "a unit is missing"), (50, "a unit is missing"),
+        ("fast", "cannot read"), ("50GF/s", "unknown unit 'GF/s'"), ("0GB/s", "more than zero"),
+        ("400gb/s", "write 400Gb/s (bits) or 400GB/s (bytes)"), ("50gb", "bits per second or bytes per second"),
+        ("9e9TB/s", "beyond an exabyte"),
+    ],
+)  # fmt: skip
+def test_what_is_no_rate_is_refused_with_examples_of_rates(text: object, words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        units.parse_rate(text, "--network")
+    assert words in str(refused.value) and "80GiB" not in str(refused.value)

@@ -9,7 +9,7 @@ from typing import Any
 from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, Gpu
 from zerokit.errors import InputError
 from zerokit.planner.values import MAX_GPUS, choice, integer
-from zerokit.units import format_gib, parse_bytes
+from zerokit.units import format_gib, parse_bytes, parse_rate
 from zerokit.values import frozen_dataclass
 
 DEFAULT_GPU = "h100-sxm-80gb"
@@ -66,7 +66,7 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     if detected and host_ram is None and nodes == 1 and gpus <= detected:
         host_ram, note = _this_host()
         notes = (*notes, note) if note else notes
-    network = parse_bytes(options["network"], "⟨network⟩") if options.get("network") else None
+    network = parse_rate(options["network"], "⟨network⟩") if options.get("network") else None
     if nodes == 1 and network is not None and (detected or options.get("gpus")):
         notes = (*notes, f"⟨network⟩ {options['network']}: not used, one node sends nothing over it")
     if nodes > 1 and network is None:

@@ -22,7 +22,7 @@ from zerokit.domain.job import (
     QUANTIZATIONS,
 )
 from zerokit.errors import InputError
-from zerokit.units import parse_bytes, parse_count, parse_positive_int
+from zerokit.units import parse_bytes, parse_count, parse_positive_int, parse_rate
 from zerokit.values import frozen_dataclass
 
 Check = Callable[[object, str], object]
@@ -140,8 +140,8 @@ OPTIONS: tuple[Option, ...] = (
             "Host memory per node: 1TiB. [default: this machine's, or what such nodes have]", parse_bytes),
     _option("nvme", "Hardware", "DIR", "A folder on local NVMe on every node; allows NVMe offload.", _text),
     _option("network", "Hardware", "RATE",
-            "Network bandwidth per node and direction, per second. [default: usual for the GPU]",
-            parse_bytes),
+            "Network bandwidth per node and direction: 400Gb/s or 50GB/s. [default: usual for the GPU]",
+            parse_rate),
     _option("seq_len", "Job", "TOKENS", "Tokens per sequence. [default: 2048, or the model's limit]",
             parse_positive_int, f"Tokens per sequence, {_WHETHER}"),
     _option("global_batch", "Job", "N", "Sequences per optimizer step over all GPUs; met exactly.",
