@@ -123,7 +123,7 @@ def _show(result: CheckResult, options: dict[str, Any]) -> None:
         location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
         echo(f"{location}: fixed: {finding.message} [{finding.rule}]")
     if style == "text":
-        text = output.as_text(result.files, notes=options["notes"], width=width_of(1))
+        text = output.as_text(result.files, notes=options["notes"], width=width_of(1), skipped=result.skipped)
     else:
         text = output.FORMATS[style](result.files, notes=options["notes"])
     if text:

@@ -1,9 +1,13 @@
-"""The files that a path means: itself, or every configuration below a folder that git does not ignore."""
+"""The files that a path means: itself, or every configuration below a folder that git does not ignore.
+
+A folder that is named is read even where git ignores it.
+"""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"})
+_HOSTFILE = re.compile(r"hostfile[^.]*(?:\.(?:txt|cfg|conf|\d\w*))?", re.IGNORECASE)
 _MOST_BYTES = 1 << 20
 
 
@@ -55,7 +60,7 @@ def _below(folder: pathlib.Path, exclude: Sequence[str]) -> Iterator[str]:
 
         folders[:] = sorted(name for name in folders if name not in _SKIPPED and not is_ignored(name, True))
         for name in sorted(names):
-            if name.endswith(_SUFFIXES) or name.lower().startswith("hostfile"):
+            if name.endswith(_SUFFIXES) or _HOSTFILE.fullmatch(name):
                 path = parent / name
                 if not is_ignored(name, False) and path.is_file() and path.stat().st_size <= _MOST_BYTES:
                     yield str(path)
@@ -67,7 +72,9 @@ def _above(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, pathspec.GitIgn
     root = next((index for index, parent in enumerate(parents) if (parent / ".git").exists()), None)
     for parent in parents[1 : root + 1] if root is not None else []:
         if (parent / ".gitignore").is_file():
-            yield parent, _spec(parent / ".gitignore")
+            spec = _spec(parent / ".gitignore")
+            if parent == folder or not spec.match_file(folder.relative_to(parent).as_posix() + "/"):
+                yield parent, spec
 
 
 def _spec(file: pathlib.Path) -> pathspec.GitIgnoreSpec:

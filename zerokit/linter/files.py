@@ -140,6 +140,8 @@ def _is_configuration(file: CheckedFile) -> bool:
     """Whether a file that nobody named is one to check."""
     if file.kind in ("hostfile", "plan", "recipe"):
         return True
+    if file.document is not None and isinstance(file.document.value, list):
+        return False
     return file.kind != "other" and _MARKS.search(file.text) is not None
 
 

@@ -39,6 +39,8 @@ def detect_kind(path: str, text: str) -> str:
         FileInputError: it cannot be told, or the text cannot be read at all.
     """
     name = pathlib.Path(path).name.lower()
+    if name.endswith((".py", ".pyi", ".ipynb")):
+        raise FileInputError(path, _UNKNOWN, 1, 1)
     start = text.lstrip()[:1]
     if start != "{" and (name.startswith("hostfile") or _HOSTFILE_LINE.search(text)):
         return "hostfile"

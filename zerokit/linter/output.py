@@ -20,8 +20,14 @@ _SECRET = re.compile(r"(?i)(api|access|secret|auth)[_-]?(key|token)|password")
 _WIDEST = 100  # of a line of the file
 
 
-def as_text(files: Sequence[CheckedFile], *, notes: bool = False, width: int | None = None) -> str:
-    """One block per finding, ``file:line:column`` first, and a summary line; at most ``width`` columns."""
+def as_text(
+    files: Sequence[CheckedFile], *, notes: bool = False, width: int | None = None, skipped: int = 0
+) -> str:
+    """One block per finding, ``file:line:column`` first, and a summary line; at most ``width`` columns.
+
+    Args:
+        skipped: files of a folder that are no configurations.
+    """
     lines: list[str] = []
     for file in files:
         text = file.text.split("\n")
@@ -34,7 +40,7 @@ def as_text(files: Sequence[CheckedFile], *, notes: bool = False, width: int | N
                 lines.append(wrapped(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}", width))
             if finding.source:
                 lines.append(wrapped(f"  source: {finding.source}", width))
-    lines.append(wrapped(summary(files, notes=notes), width))
+    lines.append(wrapped(summary(files, notes=notes, skipped=skipped), width))
     return "\n".join(lines)
 
 
@@ -57,8 +63,8 @@ def _source_line(text: Sequence[str], finding: Finding, columns: int) -> list[st
 _CONTROL = dict.fromkeys((*range(32), 127, 65279), "?")
 
 
-def summary(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
-    """``2 files: 1 error, 3 warnings``."""
+def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int = 0) -> str:
+    """``2 files: 1 error, 3 warnings``, and how many other files were skipped."""
     counts = {
         severity: sum(finding.severity == severity for file in files for finding in file.findings)
         for severity in SEVERITIES
@@ -68,7 +74,15 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
         for severity, count in counts.items()
         if count and (severity != "note" or notes)
     ]
-    hidden = f" ({counts['note']} notes; show them with --notes)" if counts["note"] and not notes else ""
+    hidden = ""
+    if counts["note"] and not notes:
+        one = counts["note"] == 1
+        hidden = (
+            " (1 note; show it with --notes)" if one else f" ({counts['note']} notes; show them with --notes)"
+        )
+    if skipped:
+        what = "file that is no configuration" if skipped == 1 else "files that are no configurations"
+        hidden += f"; skipped {skipped} {what}"
     kinds = (
         ", ".join(f"{file.path} ({file.kind})" for file in files)
         if 0 < len(files) <= 3

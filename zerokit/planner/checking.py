@@ -33,11 +33,13 @@ class CheckResult:
     Attributes:
         files: each with its kind and findings; those that a file names come after it.
         fixed: findings whose fix was written.
+        skipped: files of a folder that are no configurations.
         stopped: why DeepSpeed could not be asked, or why nobody can tell whether it fits; else None.
     """
 
     files: tuple[CheckedFile, ...]
     fixed: tuple[Finding, ...] = ()
+    skipped: int = 0
     stopped: InputError | None = None
 
     @property
@@ -160,7 +162,8 @@ def _checked(
             _ask_whether_it_fits(checked, options, settings.world_size, say)
     except InputError as error:
         stopped = error  # what is known already is shown first
-    return CheckResult(files=tuple(checked), fixed=tuple(fixed), stopped=stopped)
+    skipped = len(set(discovered).difference(file.path for file in checked))
+    return CheckResult(files=tuple(checked), fixed=tuple(fixed), skipped=skipped, stopped=stopped)
 
 
 def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> Context:

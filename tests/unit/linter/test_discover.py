@@ -30,6 +30,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "kept.local.json": GOOD,
         "package.json": '{"name": "x", "dependencies": {}}',
         "list.json": "[1, 2]",
+        "cases.json": '[{"zero_optimization": {"stage": 2}}]',
+        "hostfile.py": "import os\nx = 1\n",
         "tsconfig.json": '{\n // comments\n "compilerOptions": {}\n}',
         "workflow.yml": "on: push\njobs: {}\n",
         "broken-syntax.json": '{"zero_optimization": {"stage": 2}',
@@ -57,7 +59,18 @@ def test_a_folder_means_the_configurations_below_it(tree: Path, capsys: pytest.C
     assert run(["check", "configs", "--json"]) == 0
     assert "configs/scratch.json" not in paths_of(capsys)
     assert run(["check", "ignored", "x.local.json", "--json"]) == 2
-    assert paths_of(capsys) == {"x.local.json"}
+    assert paths_of(capsys) == {"ignored/ds.json", "x.local.json"}, "a named folder is read though ignored"
+
+
+def test_what_is_no_configuration_is_skipped_and_counted(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", "."]) == 2
+    assert "skipped 5 files that are no configurations" in capsys.readouterr().out
+    assert run(["check", "configs"]) == 0
+    assert "skipped" not in capsys.readouterr().out
+    assert run(["check", "hostfile.py"]) == 2
+    assert capsys.readouterr().out.count(": error:") == 1
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
