@@ -20,7 +20,7 @@ from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.readers import forget_scripts
 from zerokit.linter.finding import Finding, finding_at
 from zerokit.linter.hostfile import lint_hostfile
-from zerokit.linter.kinds import KINDS, detect_kind, what_else
+from zerokit.linter.kinds import KINDS, UNKNOWN, detect_kind, what_else
 from zerokit.linter.suppress import without_ignored
 from zerokit.rules import FRAMEWORKS
 from zerokit.strictload import (
@@ -141,6 +141,8 @@ def _is_configuration(file: CheckedFile) -> bool:
     if file.kind in ("hostfile", "plan", "recipe"):
         return True
     if file.document is not None and isinstance(file.document.value, list):
+        return False
+    if any(finding.message == UNKNOWN for finding in file.findings):
         return False
     return file.kind != "other" and _MARKS.search(file.text) is not None
 

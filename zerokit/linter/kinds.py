@@ -19,7 +19,7 @@ KINDS = ("deepspeed", "accelerate", "hostfile", "plan", "recipe")
 
 _HOSTFILE_LINE = re.compile(r"^\s*[^\s#{\[\"':]+\s+slots\s*=", re.MULTILINE)
 _PLAN_SCHEMA = "zerokit.planfile/"
-_UNKNOWN = "is neither a DeepSpeed JSON, an accelerate YAML, a hostfile, a plan nor a recipe; say --kind"
+UNKNOWN = "is neither a DeepSpeed JSON, an accelerate YAML, a hostfile, a plan nor a recipe; say --kind"
 _ARGUMENTS = frozenset(
     {
         "output_dir", "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs",
@@ -40,9 +40,10 @@ def detect_kind(path: str, text: str) -> str:
     """
     name = pathlib.Path(path).name.lower()
     if name.endswith((".py", ".pyi", ".ipynb")):
-        raise FileInputError(path, _UNKNOWN, 1, 1)
+        raise FileInputError(path, UNKNOWN, 1, 1)
     start = text.lstrip()[:1]
-    if start != "{" and (name.startswith("hostfile") or _HOSTFILE_LINE.search(text)):
+    has_lines = _HOSTFILE_LINE.search(text) and not name.endswith((".json", ".yaml", ".yml"))
+    if start != "{" and (name.startswith("hostfile") or has_lines):
         return "hostfile"
     if name.endswith(".json") or (start == "{" and not name.endswith((".yaml", ".yml"))):
         value = parse_json(text, path, strict=False).value
@@ -50,7 +51,7 @@ def detect_kind(path: str, text: str) -> str:
     value = parse_yaml(text, path).value
     if isinstance(value, dict):
         return _kind_of_mapping(path, value)
-    raise FileInputError(path, _UNKNOWN, 1, 1)
+    raise FileInputError(path, UNKNOWN, 1, 1)
 
 
 def _kind_of_json(value: Mapping[str, Any]) -> str:
@@ -95,7 +96,7 @@ def _kind_of_mapping(path: str, value: dict[str, Any]) -> str:
         return "accelerate"
     if isinstance(value.get("deepspeed"), str):
         return "arguments"
-    raise FileInputError(path, _UNKNOWN, 1, 1)
+    raise FileInputError(path, UNKNOWN, 1, 1)
 
 
 def what_else(value: object) -> str:

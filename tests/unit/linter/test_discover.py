@@ -31,6 +31,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "package.json": '{"name": "x", "dependencies": {}}',
         "list.json": "[1, 2]",
         "cases.json": '[{"zero_optimization": {"stage": 2}}]',
+        "examples.yaml": "rule: |\n  node-1 slots=8\n  zero_optimization: 1\n",
         "hostfile.py": "import os\nx = 1\n",
         "tsconfig.json": '{\n // comments\n "compilerOptions": {}\n}',
         "workflow.yml": "on: push\njobs: {}\n",
@@ -66,7 +67,7 @@ def test_what_is_no_configuration_is_skipped_and_counted(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["check", "."]) == 2
-    assert "skipped 5 files that are no configurations" in capsys.readouterr().out
+    assert "skipped 6 files that are no configurations" in capsys.readouterr().out
     assert run(["check", "configs"]) == 0
     assert "skipped" not in capsys.readouterr().out
     assert run(["check", "hostfile.py"]) == 2
