@@ -101,7 +101,7 @@ def test_rates_in_bits_and_in_bytes(text: str, rate: int) -> None:
     [
         ("50e9", "a unit is missing"), ("50", "a unit is missing"), (50, "a unit is missing"),
         ("fast", "cannot read"), ("50GF/s", "unknown unit 'GF/s'"), ("0GB/s", "more than zero"),
-        ("400gb/s", "write 400Gb/s (bits) or 400GB/s (bytes)"), ("50gb", "bits per second or bytes per second"),
+        ("400gb/s", "write 400Gb/s (bits) or 400GB/s (bytes)"), ("50gb", "bits per second or bytes"),
         ("9e9TB/s", "beyond an exabyte"),
     ],
 )  # fmt: skip

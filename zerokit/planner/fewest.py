@@ -179,7 +179,8 @@ class SizeResult:
         if any(size.gpus for size in self.sizes):
             return None
         kinds = dict.fromkeys(size.gpu for size in self.sizes)
-        return f"{self.model_name} fits on none of {', '.join(kinds)} up to {self.most_gpus} GPUs"
+        most = f"{self.most_gpus} GPU{'s' if self.most_gpus > 1 else ''}"
+        return f"{self.model_name} fits on none of {', '.join(kinds)} up to {most}"
 
     def to_dict(self) -> dict[str, Any]:
         """What ``size --json`` prints."""

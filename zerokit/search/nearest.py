@@ -139,7 +139,8 @@ def _more_gpus(request: Request, works: Works) -> str | None:
             on = f" on {nodes} nodes" if nodes > 1 else ""
             drops_batch = request.job.global_batch is not None and one.job.global_batch is None
             batch = f" and ⟨global_batch⟩ {candidate.strategy.global_batch}" if drops_batch else ""
-            return f"{gpus - cluster.gpus} more GPUs (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate)}"
+            more = gpus - cluster.gpus
+            return f"{more} more GPU{'s' if more > 1 else ''} (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate)}"
     return None
 
 

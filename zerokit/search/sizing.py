@@ -96,7 +96,11 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
     if best is None:
         refused = all(refusals)
         last = refusals[-1]
-        why = last.marked if refused and last is not None else f"does not fit on {most} GPUs"
+        why = (
+            last.marked
+            if refused and last is not None
+            else f"does not fit on {most} GPU{'s' if most > 1 else ''}"
+        )
         return Size(gpu=gpu, method=method, offload=offload, gpus=0, nodes=0, candidate=None,
                     why=why, refused=refused)  # fmt: skip
     while high - low > 1:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from zerokit.errors import InputError
+
+_KERNELS_LOGGER = "bitsandbytes.backends.cpu.ops"
+"""Warns, while it is imported, of a kernel for the CPU that no trace runs."""
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """A logger that says nothing meanwhile."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def add_lora(
@@ -28,13 +45,14 @@ def add_lora(
         InputError: peft is not installed, or finds no module of these names.
     """
     try:
-        import peft
+        with _quiet(_KERNELS_LOGGER):
+            import peft
     except ImportError as error:
         raise InputError("⟨method⟩ lora needs peft to trace the model: pip install peft") from error
     modules: Any = targets[0] if len(targets) == 1 and targets[0] == "all-linear" else list(targets)
     config = peft.LoraConfig(r=rank, target_modules=modules, task_type=None, exclude_modules=spared)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _quiet(_KERNELS_LOGGER):  # peft imports bitsandbytes here
             wrapped: nn.Module = peft.get_peft_model(model, config)
     except ValueError as error:
         raise InputError(f"⟨lora_targets⟩ {','.join(targets)}: {error}") from error
