@@ -47,22 +47,30 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     result = planner.estimate(options, deepspeed=deepspeed, say=say)
     # 3 as `plan` ends where nothing fits; the answer itself stands on standard output all the same
     code = NothingFits.exit_code if result.fits is False else 0
+    strategy, job = result.planned.strategy, result.planned.job
+    has_batch = deepspeed or any(options.get(name) for name in _BATCH_PER_GPU)
+    batch = strategy.global_batch if has_batch and not job.inference else None
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
     else:
-        click.echo(plan_text.estimate(result, explain=explain, plan_command=_plan_command(options)))
+        click.echo(plan_text.estimate(result, explain=explain, plan_command=_plan_command(options, batch)))
     return code
 
 
-def _plan_command(options: Mapping[str, Any]) -> str:
-    """``zerokit plan`` with the model, the hardware and the job that were given; strategy and batch are left
-    to it."""
+def _plan_command(options: Mapping[str, Any], global_batch: int | None) -> str:
+    """``zerokit plan`` with the model, the hardware and the job that were given; the strategy is left to it.
+
+    Args:
+        global_batch: that of the batch per GPU which was given, so that the steps compare; else ``None``.
+    """
     from zerokit.cli.program import program
     from zerokit.planner.options import OPTIONS
 
     words = ["plan"]
     for option in OPTIONS:
         value = options.get(option.name)
+        if option.name == "global_batch":
+            value = value or global_batch
         planned = option.group == "Strategy" or option.name in _BATCH_PER_GPU
         if planned or value in (None, False) or (option.name, value) == ("device", "auto"):
             continue
