@@ -18,6 +18,7 @@ from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.memory.components import label
 from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
+from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.search.explain import cluster_words, strategy_words
 from zerokit.units import format_gib, format_seconds
 
@@ -159,9 +160,18 @@ def _details(planned: PlannedStrategy) -> list[str]:
     return [*lines, heading("Expected speed"), *speed(estimate)]
 
 
-def _todo(planned: PlannedStrategy) -> list[str]:
-    todo = answer.script_must(planned.strategy, planned.job)
+def _todo(planned: PlannedStrategy, assumptions: Sequence[str]) -> list[str]:
+    """What the script must do, never cut; a script that was rehearsed does all but what would be lost."""
+    does_it = planned.estimate.basis == "rehearsed"
+    todo = () if does_it else answer.script_must(planned.strategy, planned.job)
+    todo += answer.loses_work(assumptions)
     return [heading("The script must"), *bullets(todo)] if todo else []
+
+
+def _others(assumptions: Sequence[str]) -> list[str]:
+    """The assumptions that do not stand under what the script must do."""
+    shown = answer.loses_work(assumptions)
+    return [note for note in assumptions if note not in shown]
 
 
 def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str] | None = None) -> str:
@@ -172,8 +182,8 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     """
     planned, body = result.chosen, result.to_dict(detailed=False)
     lines = _answer(planned, f"Plan for {result.model_name} on {cluster_words(result.cluster)}")
-    if planned.estimate.basis != "rehearsed":  # else the script does it
-        lines += _todo(planned)
+    lines += _todo(planned, body["assumptions"])
+    body["assumptions"] = _others(body["assumptions"])
     lines += _rehearsed(result)
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if not explain:
@@ -193,7 +203,8 @@ def _notes(
     """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
 
     Where they are too long for the screen, what was not given is one note, then each note is one line, then
-    advice is left to ``--explain``, and then the first assumptions are: warnings stand last.
+    advice is left to ``--explain``, and then the first assumptions are: warnings stand last, and go only
+    where what the script must do fills the screen.
     """
     marked = answer.worth_a_look(assumptions)
     short = _without_defaults(marked)
@@ -212,6 +223,7 @@ def _notes(
         (listed(short, first, cut=True), closing),
         (listed(short, (), cut=True), closing),
         *((listed(short[at:], (), cut=True), []) for at in range(max(1, len(short)))),
+        ([], ["  --explain adds what was assumed, memory and time in detail, and other plans"]),
     ]
     return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])
 
@@ -222,7 +234,8 @@ def _without_defaults(notes: Sequence[str]) -> tuple[str, ...]:
     if len(options) < 2:
         return tuple(notes)
     rest = tuple(note for note in notes if not _NOT_GIVEN.search(note))
-    return (f"defaults for {', '.join(options[:-1])} and {options[-1]}", *rest)
+    *names, last = dict.fromkeys(options)
+    return (f"defaults for {', '.join(names)} and {last}" if names else f"defaults for {last}", *rest)
 
 
 def _height(lines: Iterable[str]) -> int:
@@ -240,7 +253,7 @@ def _listed(title: str, notes: Sequence[str], listed: Sequence[str], *, cut: boo
     if not listed:
         return []
     hidden = len(notes) - sum(note in notes for note in listed)
-    more = f" ({hidden} more: --explain)" if hidden else " (whole: --explain)" if cut else ""
+    more = f" ({hidden} more: --explain)" if hidden else " (in full: --explain)" if cut else ""
     lines = [bullets([note]) for note in listed]
     if cut:
         lines = [[_ended(first) if rest else first] for first, *rest in lines]
@@ -288,6 +301,9 @@ def _rehearsed(result: PlanResult) -> list[str]:
 def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] | None) -> list[str]:
     command = shlex.join(script) if script else "train.py"
     lines = [f"  {program()} launch --plan {shlex.quote(folder)} {command}"]
+    if result.cluster.nodes > 1:  # a launch here would start what this one machine has
+        plan_folder = "" if folder == DEFAULT_FOLDER else f"--plan {shlex.quote(folder)} "
+        lines = [f"  {program()} emit sbatch {plan_folder}{command} > job.sh"]
     added: Sequence[str] = ()
     if script:
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
@@ -314,8 +330,8 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str) -> str:
     """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
-    lines += _todo(planned)
-    assumptions = body["assumptions"]
+    lines += _todo(planned, body["assumptions"])
+    assumptions = _others(body["assumptions"])
     lines += _listed("Assumed", assumptions, assumptions if explain else answer.worth_a_look(assumptions))
     if explain:
         lines += _details(planned)

@@ -74,6 +74,11 @@ def with_saving(candidate: Candidate, shape: ModelShape, job: Job, cluster: Clus
     return replace(candidate, saving=estimate)
 
 
+NONE_LOAD = "save_model writes no weights that load"
+NO_ROOM = "which has no room for them"
+"""In notes on what loses a run's result."""
+
+
 def notes(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> tuple[str, ...]:
     """What must be said of a ZeRO-3 job whose weights are not gathered, or have no room when they are."""
     estimate, zero = candidate.saving, candidate.strategy.settings.zero
@@ -90,17 +95,16 @@ def notes(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -
     )
     if estimate.host_bytes:
         return (
-            f"saving gathers {format_gib(model_bytes, 0)} on the first node's host, which has no room for "
-            f"them beside the training: {source}",
+            f"saving gathers {format_gib(model_bytes, 0)} on the first node's host, {NO_ROOM} beside the "
+            f"training: {source}",
         )
     location = f"{format_gib(model_bytes, 0)} on the first node's host"
     why = f", {location}, have no room there beside the training ({source})"
     if limit is None or _has_room(candidate, replace(estimate, host_bytes=model_bytes), cluster):
         why = " are not gathered (stage3_gather_16bit_weights_on_model_save is false)"
     return (
-        f"the whole weights{why}: save_model writes none that load. After the run convert a checkpoint where "
-        "there is memory for it: python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR (DeepSpeed puts the script "
-        "into every checkpoint)",
+        f"save checkpoints: {NONE_LOAD}; to convert one: python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR",
+        f"the whole weights{why}",
     )
 
 

@@ -12,6 +12,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
 from zerokit.memory.components import label
+from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.timing.ranges import SURE
 from zerokit.units import format_gib, format_seconds, shown_unit
@@ -136,6 +137,11 @@ _LOSSES = {
     "cut": "fuse head and loss: cut_cross_entropy.linear_cross_entropy(hidden, lm_head.weight, labels, "
     "shift=True)",
 }
+
+
+def loses_work(assumptions: Iterable[str]) -> tuple[str, ...]:
+    """Of what was assumed, what would cost the run's result if nobody read it."""
+    return tuple(note for note in assumptions if NONE_LOAD in note or NO_ROOM in note)
 
 
 def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
