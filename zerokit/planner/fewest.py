@@ -15,9 +15,11 @@ from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import resolve
 from zerokit.planner.values import integer
 from zerokit.search.explain import strategy_words
-from zerokit.units import format_gib
+from zerokit.units import GIB, format_gib
+from zerokit.values import replace
 
 if TYPE_CHECKING:
+    from zerokit.search.request import Request
     from zerokit.search.sizing import Size
 
 SCHEMA = "zerokit.size/1"
@@ -128,6 +130,7 @@ class SizeResult:
         sizes: by kind of GPU, method and offload.
         notes: what was assumed, with arguments marked (:mod:`zerokit.fields`).
         most_gpus: the most that were tried.
+        changes: where nothing fits, the nearest changes after which the most GPUs of the largest kind do.
     """
 
     model_name: str
@@ -135,6 +138,7 @@ class SizeResult:
     sizes: tuple[FewestGpus, ...]
     notes: tuple[str, ...]
     most_gpus: int
+    changes: tuple[str, ...] = ()
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -180,7 +184,10 @@ class SizeResult:
             return None
         kinds = dict.fromkeys(size.gpu for size in self.sizes)
         most = f"{self.most_gpus} GPU{'s' if self.most_gpus > 1 else ''}"
-        return f"{self.model_name} fits on none of {', '.join(kinds)} up to {most}"
+        lines = [f"{self.model_name} fits on none of {', '.join(kinds)} up to {most}"]
+        if self.changes:
+            lines += ["What would make it fit:", *(f"  - {change}" for change in self.changes)]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """What ``size --json`` prints."""
@@ -217,11 +224,13 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     others = [name for name in dict.fromkeys(size.gpu for size in sizes) if name in by_gpu]
     others.remove(smallest.gpu)
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
+    available = smallest.size.gpu.driver_vram_bytes
+    barely = f", barely: {format_gib(available - memory, 1)} headroom" if available - memory < GIB else ""
     offload = " and offload to host memory" if smallest.offload_allowed else ""
     as_well = f"; {fewest_gpus} × {_alternatives(others)} would do as well" if others else ""
     sentences = [
         f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu}{offload} ({format_gib(memory, 1)} required of "
-        f"{format_gib(smallest.size.gpu.driver_vram_bytes, 1)} per GPU){as_well}"
+        f"{format_gib(available, 1)} per GPU{barely}){as_well}"
     ]
     timed = [size for size in sizes if size.gpu_hours_per_1e9_tokens is not None]
     if len(timed) > 1:
@@ -267,7 +276,21 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
             *_unread(options, results),
         ),
         most_gpus=most,
+        changes=() if any(size.gpus for size in results) else _changes(request, kinds, methods[-1], most),
     )
+
+
+def _changes(request: Request, kinds: Sequence[Gpu], method: str, most: int) -> tuple[str, ...]:
+    """What would make it fit on the most GPUs of the kind with the most memory, at most one node of them."""
+    from zerokit.domain.job import Lora
+    from zerokit.search.nearest import nearest_changes
+    from zerokit.search.plan import best_plan
+
+    gpu = max(kinds, key=lambda kind: kind.driver_vram_bytes)
+    lora = None if method == "full" else request.job.lora or Lora()
+    cluster = replace(request.cluster, gpu=gpu, gpus=min(most, gpu.max_gpus_per_node), nodes=1)
+    asked = replace(request, job=replace(request.job, method=method, lora=lora), cluster=cluster)
+    return tuple(nearest_changes(asked, best_plan))
 
 
 def _host_notes(options: Mapping[str, Any]) -> tuple[str, ...]:

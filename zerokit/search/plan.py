@@ -373,7 +373,7 @@ def _explain(request: Request, space: Space, result: SearchResult) -> str:
     elif result.rejected:
         reason = next(iter(result.rejected))
         lines[0] += ": the model states alone require more" if reason == STATES_REASON else f": {reason}"
-    changes = nearest_changes(request, _best)
+    changes = nearest_changes(request, best_plan)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     elif request.cluster.gpu_assumed:
@@ -386,7 +386,7 @@ def _explain(request: Request, space: Space, result: SearchResult) -> str:
     return "\n".join(lines)
 
 
-def _best(request: Request) -> Candidate | None:
+def best_plan(request: Request) -> Candidate | None:
     """The fastest plan of a request, or None where nothing fits or the request cannot be."""
     try:
         result = search(make_space(request)[0], top=1)

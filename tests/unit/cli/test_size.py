@@ -58,6 +58,9 @@ def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
         "--host-ram", "64GiB",
     )  # fmt: skip
     assert code == 3 and "fits on none" in err
+    one = ("--model", "qwen2.5-14b", "--gpu", "rtx-4090", "--gpus", "1")
+    code, _, err = call(capsys, "size", *one, "--method", "lora")
+    assert code == 3 and "up to 1 GPU\nWhat would make it fit:\n  - " in err and "--method qlora" in err
     for wrong, words in ((("--gpu", "h100-sxm,h200", "--vram", "80GiB"), "--vram: 2 kinds"),
                          (("--price", "cheap"), "--price"), (("--tp", "3"), "--tp 3 does not divide"),
                          (("--gpu", "t4", "--precision", "bf16"), "t4 has no bf16 in hardware")):  # fmt: skip
