@@ -41,6 +41,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("bogus", "there is no command 'bogus'; `zerokit help` lists them"),
         ("plan --offload-optimiser cpu", "did you mean --offload-optimizer?"),
         ("plan --checkpoint", "did you mean --checkpointing?"),
+        ("doctor --measur", "did you mean --measure?"),
         ("plan --model gpt2 --gpu h20x", "did you mean h20-96gb or h200? `zerokit gpus`"),
         ("plan --params 7b --gpu 8", "--gpu 8: for the number of GPUs, give --gpus 8"),
         (

@@ -95,7 +95,7 @@ def unknown_option(error: click.NoSuchOption) -> str:
         help_ = "use -V for the version; -v and -q go after a command" if name in ("-v", "-q") else None
         return f"{path}: there is no option {name}; {help_ or f'`{path} --help` lists them'}"
     parameter_names = (
-        {parameter.name or "" for parameter in context.command.params} if context is not None else set()
+        {name for parameter in context.command.params for name in _names(parameter)} if context else set()
     )
     hint = instead(name, parameter_names)
     if hint is not None and first_argument(hint) not in {*parameter_names, None}:
@@ -103,6 +103,11 @@ def unknown_option(error: click.NoSuchOption) -> str:
     if hint is None and key in BY_NAME:
         hint = "it is an option of `zerokit plan`"
     return as_options(f"{path}: there is no option {name}; {hint or f'`{path} --help` lists them'}")
+
+
+def _names(parameter: click.Parameter) -> list[str]:
+    """How a parameter is typed, which may differ from its name in Python (``--measure``: ``measure_too``)."""
+    return [word.lstrip("-").replace("-", "_") for word in parameter.opts]
 
 
 def misused(error: click.ClickException, command: str | None) -> str:
