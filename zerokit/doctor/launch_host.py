@@ -85,21 +85,16 @@ class LaunchHostSpeeds:
         indexes = placement.devices.gpu_indexes
         if not self.probes or placement.devices.kind != "cuda" or placement.remote or not indexes:
             return
-        device, torch_version = _device_name(indexes[0]), installed("torch") or "unknown"
+        device, torch_version = _device_name(indexes[0]), _torch_version()
         if device is None or _is_known(host_speeds.load(), device, torch_version):
             return
         say(
             "measuring how fast this host issues work, once, some 15 s (later predictions count with it; "
             f"{as_options('⟨no_host_probe⟩')} leaves it out)"
         )
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         try:
             speed = self.probe(indexes, _with_every_gpu(launch.environment))
-            reading = Reading(
-                device_name=device, torch_version=torch_version, factor=speed.factor,
-                low=speed.low or speed.factor, high=speed.high or speed.factor,
-                source="a probe before a launch", measured_at=now,
-            )  # fmt: skip
+            reading = _reading(device, speed, "a probe before a launch")
             host_speeds.add(reading)
             say(
                 f"host speed {speed.factor:.2f} ({reading.low:.2f} to {reading.high:.2f} while it was probed)"
@@ -107,7 +102,7 @@ class LaunchHostSpeeds:
         except (ZerokitError, OSError, ValueError, KeyError, TypeError) as error:
             say(f"the host's speed was not measured ({error}); predicted step times stay ranges")
             failure = Failure(
-                device_name=device, torch_version=torch_version, why=str(error), measured_at=now
+                device_name=device, torch_version=torch_version, why=str(error), measured_at=_now()
             )
             with contextlib.suppress(OSError):
                 host_speeds.add(failure)
@@ -122,13 +117,7 @@ class LaunchHostSpeeds:
         if found is None or device is None:
             return
         with contextlib.suppress(OSError):  # the run's own report is what matters
-            host_speeds.add(
-                Reading(
-                    device_name=device, torch_version=installed("torch") or "unknown", factor=found.factor,
-                    low=found.low or found.factor, high=found.high or found.factor, source=found.source,
-                    measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                )
-            )  # fmt: skip
+            host_speeds.add(_reading(device, found, found.source))
 
 
 def of_steps(plan: Mapping[str, Any], report: RunReport) -> HostSpeed | None:
@@ -153,6 +142,22 @@ def of_steps(plan: Mapping[str, Any], report: RunReport) -> HostSpeed | None:
         return of_step(pairs, float(measured), f"the steps of a run of {rehearsed.get('script', 'a script')}")
     except (TypeError, ValueError, ZeroDivisionError):  # a plan file that somebody edited
         return None
+
+
+def _reading(device: str, speed: HostSpeed, source: str) -> Reading:
+    return Reading(
+        device_name=device, torch_version=_torch_version(), factor=speed.factor,
+        low=speed.low or speed.factor, high=speed.high or speed.factor, source=source,
+        measured_at=_now(),
+    )  # fmt: skip
+
+
+def _torch_version() -> str:
+    return installed("torch") or "unknown"
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _with_every_gpu(environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ _OF_A_PLUGIN = {
     "offload_optimizer_device": "offload_optimizer",
     "offload_param_device": "offload_param",
 }
-_EXCLUDES = "and DeepSpeed exclude each other: remove it, or run the script as it is with ⟨no_plan⟩"
+WITH_FSDP = "FSDP and DeepSpeed exclude each other: remove it, or run the script as it is with ⟨no_plan⟩"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +139,11 @@ def unlike_plan(
         if calls[one.call] > 1:
             continue
         if one.name == "fsdp" and style == "trainer" and one.value:
-            result.append(f"{one.text}: FSDP {_EXCLUDES}")
+            result.append(f"{one.text}: {WITH_FSDP}")
         if style != "accelerate":
             continue
         if one.call == "Accelerator" and one.name == "fsdp_plugin" and one.makes:
-            result.append(f"{one.text}: FSDP {_EXCLUDES}")
+            result.append(f"{one.text}: {WITH_FSDP}")
         planned = _planned(one, chosen, precision)
         if one.value is not None and one.option is None and planned is not None and one.value != planned:
             result.append(f"{one.text}, but the plan has {one.name} {planned}")

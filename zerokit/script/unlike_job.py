@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.script.arguments import ScriptOptions
+from zerokit.script.code_settings import WITH_FSDP
 from zerokit.script.option_values import truth
 
 _WITH_A_REFERENCE = ("DPOTrainer", "KTOTrainer", "BCOTrainer", "OnlineDPOTrainer", "NashMDTrainer",
@@ -29,10 +30,7 @@ def conflicts(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
     result = []
     sharding = options.given("fsdp")
     if options.style == "trainer" and sharding is not None and truth(sharding[0]) is not False:
-        result.append(
-            f"{sharding[1]}: FSDP and DeepSpeed exclude each other: leave it out, or run the script as it is "
-            "with ⟨no_plan⟩"
-        )
+        result.append(f"{sharding[1]}: {WITH_FSDP}")
     optimizer = options.given("optim")
     planned = config.get("optimizer")
     has_own = optimizer is not None and not str(optimizer[0]).lower().startswith("adam")

@@ -122,8 +122,7 @@ class KernelTimes:
     def _layer(self, stack: Stack, strategy: Strategy) -> tuple[float, float, float]:
         """GPU seconds of one layer: forward, backward, and its attention scores alone (forward)."""
         c, job, tp = self.constants, self.job, strategy.tensor_parallel
-        precision = strategy.settings.precision
-        peak = self.peak("fp16" if precision == "fp16" else precision)
+        peak = self.peak(strategy.settings.precision)
         tokens = self.tokens(stack, strategy)
         products = sum(self._product(gemm, tokens, tp, peak) for gemm in stack.gemms)
         attention, attention_backward = self._attention(stack, strategy, tokens, peak)
