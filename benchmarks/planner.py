@@ -32,8 +32,10 @@ from benchmarks.published_runs import FSDP_FILE, FSDP_FILES, MEGATRON_FILE, Run,
 from benchmarks.stacks import MEGATRON, fsdp_stack
 from zerokit.catalog import gpus
 from zerokit.domain.hardware import Gpu
+from zerokit.domain.strategy import MemoryEstimate
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.closed_form_activations import FUSED_LOSS_BYTES
+from zerokit.search.explain import LAYERS_NEAR_LIMIT, layers_of_room
 from zerokit.timing.calibration import fit_layer_factors, layer_point
 from zerokit.timing.constants import Calibration, Constants
 from zerokit.timing.step_time import TimeModel
@@ -228,7 +230,14 @@ def fsdp(path: Path, gpu: Gpu) -> None:
             [constant * 6 * r.shape.parameters * _tokens(r) for r in runs],
         )
     )
-    print(row("catalogue constants", runs, predict(runs, stack)))
+    predicted = predict(runs, stack)
+    print(row("catalogue constants", runs, predicted))
+    for near, words in ((True, "near the card's limit"), (False, "all others")):
+        part = [pair for pair in zip(runs, predicted, strict=True) if near_limit(pair[0]) is near]
+        worst = min(part, key=lambda pair: pair[1] / pair[0].seconds, default=None)
+        if worst is not None:
+            name = f"  {words}, {len(part)} runs, {worst[1] / worst[0].seconds - 1:+.1%} at worst"
+            print(row(name, *map(list, zip(*part, strict=True))))
 
     def one(training: list[Run], judged: list[Run]) -> list[float]:
         factor = statistics.median(
@@ -289,13 +298,23 @@ def rank_agreement(runs: Sequence[Measured]) -> float:
     )
 
 
-def fits(run: Run) -> bool:
-    """Whether the closed form lets the run fit, with llm-foundry's fused loss and FSDP's
-    gradients, which are reduced block by block rather than in a bucket of 5e8 elements."""
+def memory_of(run: Run) -> MemoryEstimate:
+    """The closed form's, with llm-foundry's fused loss and FSDP's gradients, which are reduced block by
+    block rather than in a bucket of 5e8 elements."""
     zero = replace(run.strategy.settings.zero, reduce_bucket_size=50_000_000)
     strategy = replace(run.strategy, settings=replace(run.strategy.settings, zero=zero))
-    estimate = estimate_analytic(run.shape, run.job, strategy, run.cluster, bytes_per_logit=FUSED_LOSS_BYTES)
-    return estimate.min_vram_bytes <= run.cluster.gpu.driver_vram_bytes
+    return estimate_analytic(run.shape, run.job, strategy, run.cluster, bytes_per_logit=FUSED_LOSS_BYTES)
+
+
+def fits(run: Run) -> bool:
+    """Whether the run is judged to fit."""
+    return memory_of(run).min_vram_bytes <= run.cluster.gpu.driver_vram_bytes
+
+
+def near_limit(run: Run) -> bool:
+    """Whether a plan like the run would say that its time is unsure so near the GPU's limit."""
+    room = layers_of_room(memory_of(run), run.shape, run.cluster)
+    return run.strategy.checkpointing == "full" and 0 <= room <= LAYERS_NEAR_LIMIT
 
 
 def _tokens(run: Run) -> float:

@@ -115,6 +115,7 @@ def estimate(
     from zerokit.planner.memory_source import silent
     from zerokit.planner.one_strategy import errors_in, one_strategy, read_strategy_file
     from zerokit.planner.request import resolve
+    from zerokit.search.explain import unsure_near_limit
     from zerokit.search.host_memory import note_on_estimate
     from zerokit.search.plan import estimate_strategy
     from zerokit.values import replace
@@ -130,6 +131,7 @@ def estimate(
     if unmodelled:
         candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))
     notes = (*notes, *note_on_estimate(candidate, request.cluster))
+    notes = (*notes, *unsure_near_limit(candidate, request.shape, request.job, request.cluster))
     notes = (*notes, *saving_notes(candidate, request.shape, request.job, request.cluster))
     planned = PlannedStrategy(
         candidate=candidate,
