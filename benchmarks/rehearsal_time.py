@@ -54,6 +54,7 @@ def main() -> int:
     parser.add_argument(
         "--measured", type=Path, help="`doctor --measure --json` of the rows' machine: its rates are used"
     )
+    parser.add_argument("--gpu", default="h200", help="predicted for where a row does not name its GPU")
     parser.add_argument("--host", type=float, help="the host's factor, for rows that hold none")
     parser.add_argument("--deepspeed-examples", type=Path, help="a copy of that repository, for its scripts")
     parser.add_argument("--transformers", type=Path, help="a copy of that repository, for its examples")
@@ -81,7 +82,7 @@ class Times:
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.options = options
         self.folder = folder
-        self.gpu = gpus.load("h200")
+        self.gpu = gpus.load(options.gpu)
         self._bench: Bench | None = None
         self._machine: Calibration | None = None
         if options.measured:

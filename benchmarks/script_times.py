@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Started:
         inputs: Inputs,
         folder: Path,
         trace_after: int,
-        transformers: Path | None,
+        copies: Mapping[str, Path | None],
     ) -> None:
         self.row = row
         model = inputs.model(row["model"])
@@ -85,7 +86,7 @@ class Started:
         config.write_text(json.dumps(row["deepspeed_config"]))
         values = {"{data}": str(inputs.folder), "{model}": str(model), "{out}": str(work / "out")}
         arguments = [_filled(arg, values) for arg in row["args"]]
-        script = script_path(row["script"], {"--transformers": transformers})
+        script = script_path(row["script"], copies)
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(row["gpus"]),
             "--master-port", str(29517 + number), str(script), *arguments, row["deepspeed_option"],
@@ -103,7 +104,12 @@ class Started:
         }
         self._log = (work / "log").open("w")
         self.process = subprocess.Popen(
-            command, env=environment, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=environment,
+            cwd=inputs.folder,  # finetune_llama.py reads tatsu-lab/alpaca from there
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
     def ready(self) -> bool:
@@ -177,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus", type=int, choices=(1, 2), help="only the cases with so many")
     parser.add_argument("--list", choices=tuple(LISTS), default="first", help="of cases")
     parser.add_argument("--transformers", type=Path, help="a copy of that repository, for its examples")
+    parser.add_argument("--deepspeed-examples", type=Path, help="a copy of that repository, for its scripts")
     parser.add_argument("--traces", type=Path, help="trace the last steps of traced cases there (.jsonl.gz)")
     parser.add_argument("--only", action="append", default=[], help="a case; in the order in which they run")
     parser.add_argument("--steps", type=int, default=24)
@@ -206,10 +213,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="zerokit-times-") as folder:
         inputs = Inputs(Path(folder) / "inputs")
         after = options.steps - TRACED_STEPS if options.traces else 0
+        copies = {
+            "--transformers": options.transformers and options.transformers.resolve(),
+            "--deepspeed-examples": options.deepspeed_examples and options.deepspeed_examples.resolve(),
+        }
         started = [
-            Started(
-                row, at, inputs, Path(folder), after if row["name"] in TRACED else 0, options.transformers
-            )
+            Started(row, at, inputs, Path(folder), after if row["name"] in TRACED else 0, copies)
             for at, row in enumerate(cases)
         ]
         try:
