@@ -55,18 +55,25 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
 def _rates(measured: Measured | None, reason: str) -> list[str]:
     if measured is None:
         return [f"Rates: {reason}"]
-    lines = [
-        f"Rates of {measured.ranks} × {measured.device_name}, all at once ({reason})",
-        f"  matrix product, {measured.matmul_precision}: {measured.matmul_flops / 1e12:,.4g} TFLOP/s each",
-        f"  memory, read and written: {measured.memory_copy_bytes_per_second / 1e9:,.4g} GB/s each",
-    ]
+    lines = [f"Rates of {measured.ranks} × {measured.device_name}, all at once ({reason})"]
+    if measured.matmul_flops is not None:
+        lines.append(
+            f"  matrix product, {measured.matmul_precision}: {measured.matmul_flops / 1e12:,.4g} TFLOP/s each"
+        )
+    if measured.memory_copy_bytes_per_second is not None:
+        lines.append(
+            f"  memory, read and written: {measured.memory_copy_bytes_per_second / 1e9:,.4g} GB/s each"
+        )
     to_device, to_host = measured.host_to_device_bytes_per_second, measured.device_to_host_bytes_per_second
     if to_device is not None and to_host is not None:
         lines.append(
             f"  pinned copies: {to_device / 1e9:.3g} GB/s to, {to_host / 1e9:.3g} GB/s from each GPU"
         )
-    per_billion = 1e9 / measured.cpu_adam_parameters_per_second
-    lines.append(f"  CPU Adam ({measured.cpu_adam_kind}): {per_billion:.3g} s per 1e9 parameters and step")
+    if measured.cpu_adam_parameters_per_second is not None:
+        per_billion = 1e9 / measured.cpu_adam_parameters_per_second
+        lines.append(
+            f"  CPU Adam ({measured.cpu_adam_kind}): {per_billion:.3g} s per 1e9 parameters and step"
+        )
     if measured.host_memory_bytes_per_second is not None:
         lines.append(
             f"  host memory: {measured.host_memory_bytes_per_second / 1e9:.3g} GB/s, all ranks together"
@@ -85,6 +92,7 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
             if point.operation == operation
         )
         lines.append(f"  {operation}, bus GB/s: {curve}")
+    lines += [f"  not measured: {part}: {why}" for part, why in measured.not_measured.items()]
     return lines
 
 

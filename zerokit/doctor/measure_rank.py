@@ -1,7 +1,8 @@
 """One rank of ``zerokit doctor --measure``: ``python -m zerokit.doctor.measure_rank JSON``.
 
 All ranks measure the same thing at the same time, because GPUs of one host share its links.
-Rank 0 writes the result. This is the only module of the doctor that imports torch.
+Rank 0 writes what is known after each part, so that a part that does not end costs no other.
+This is the only module of the doctor that imports torch.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,8 @@ from zerokit.timing.host_speed import HostSpeed, speed_of
 MIB = 1 << 20
 _SECONDS_PER_RATE = 0.5
 _WARM_UP = 3
-_CHAIN = 200
-_ROUNDS = 15
+_SLOW_SECONDS = 1.0
+"""Work that takes longer is timed once, after a single warm-up."""
 _ADAM_BYTES_PER_PARAMETER = 16
 """fp32 weight, gradient and two moments."""
 
@@ -55,7 +57,10 @@ class Rank:
 
     def seconds(self, work: Callable[[], Any], *, by_itself: bool = False) -> float:
         """Seconds one ``work`` takes: repeated as often on every rank, after a warm-up."""
-        for _ in range(_WARM_UP):
+        first = self._timed(work, 1)
+        if (first if by_itself else self.most(first)) > _SLOW_SECONDS:
+            return self._timed(work, 1)
+        for _ in range(_WARM_UP - 1):
             work()
         if not by_itself:
             self.together()
@@ -78,11 +83,18 @@ class Rank:
 
     def mean(self, value: float) -> float:
         """The mean over all ranks."""
-        total = torch.tensor(
+        return self._reduced(value, dist.ReduceOp.SUM) / self.world
+
+    def most(self, value: float) -> float:
+        """The largest of all ranks'."""
+        return self._reduced(value, dist.ReduceOp.MAX)
+
+    def _reduced(self, value: float, how: dist.ReduceOp.RedOpType) -> float:
+        values = torch.tensor(
             [value], dtype=torch.float64 if not self.on_gpu else torch.float32, device=self.device
         )
-        dist.all_reduce(total)
-        return float(total.item()) / self.world
+        dist.all_reduce(values, op=how)
+        return float(values.item())
 
 
 def matmul(rank: Rank) -> tuple[float, str]:
@@ -120,14 +132,21 @@ def pinned_copies(rank: Rank) -> tuple[float | None, float | None]:
     return size / to_device, size / to_host
 
 
-def collectives(rank: Rank) -> list[dict[str, Any]]:
-    """Bus bandwidth of each collective over message sizes (nccl-tests' definition)."""
+def collectives(rank: Rank, budget_seconds: float) -> tuple[list[dict[str, Any]], str | None]:
+    """Bus bandwidth of each collective over message sizes (nccl-tests' definition), and what is missing.
+
+    Largest messages first, since predictions count with them; none is begun after ``budget_seconds``.
+    """
     if rank.world < 2:
-        return []
-    sizes = (1, 4, 16, 64, 256, 1024) if rank.on_gpu else (1, 4, 16)
+        return [], None
+    began, missing = time.perf_counter(), None
+    sizes = (1024, 256, 64, 16, 4, 1) if rank.on_gpu else (16, 4, 1)
     operations = ("all_reduce", "all_gather", "reduce_scatter") if rank.on_gpu else ("all_reduce",)
-    points = []
+    points: list[dict[str, Any]] = []
     for size in sizes:
+        if points and rank.most(time.perf_counter() - began) > budget_seconds:
+            missing = f"messages of {size} MiB and less were not begun after {budget_seconds:g} s"
+            break
         count = size * MIB // 2 // rank.world * rank.world
         buffer = torch.ones(count, dtype=torch.bfloat16, device=rank.device)
         part = torch.ones(count // rank.world, dtype=torch.bfloat16, device=rank.device)
@@ -146,7 +165,7 @@ def collectives(rank: Rank) -> list[dict[str, Any]]:
                     "bus_bytes_per_second": share * 2 * count / seconds,
                 }
             )
-    return points
+    return sorted(points, key=lambda point: point["message_bytes"]), missing
 
 
 def host_memory(rank: Rank, size: int) -> float:
@@ -209,8 +228,54 @@ def host_speed(rank: Rank) -> HostSpeed | None:
     return speed_of(probe_host(rank.device), "probe") if rank.on_gpu else None
 
 
+def _parts(rank: Rank, order: Mapping[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What each part of ``zerokit.doctor.measure.PARTS`` finds, by the names of ``Measured``."""
+    adam_bytes = _ADAM_BYTES_PER_PARAMETER * order["adam_parameters"]
+
+    def product() -> dict[str, Any]:
+        flops, precision = matmul(rank)
+        return {"matmul_flops": flops, "matmul_precision": precision}
+
+    def pinned() -> dict[str, Any]:
+        to_device, to_host = pinned_copies(rank)
+        return {"host_to_device_bytes_per_second": to_device, "device_to_host_bytes_per_second": to_host}
+
+    def host() -> dict[str, Any]:
+        speed = host_speed(rank)
+        if speed is None:
+            return {}
+        return {"host_factor": speed.factor, "host_factor_low": speed.low, "host_factor_high": speed.high}
+
+    def links() -> dict[str, Any]:
+        points, missing = collectives(rank, order["collective_seconds"])
+        return {"collectives": points, "not_measured": {"collectives": missing} if missing else {}}
+
+    def adam() -> dict[str, Any]:
+        rank.together()
+        dist.destroy_process_group()
+        if rank.rank:
+            return {}
+        if rank.on_gpu:
+            torch.cuda.empty_cache()
+        rate, kind = cpu_adam(order["adam_parameters"])
+        return {"cpu_adam_parameters_per_second": rate, "cpu_adam_kind": kind}
+
+    return {
+        "matrix product": product,
+        "memory": lambda: {"memory_copy_bytes_per_second": memory_copy(rank)},
+        "pinned copies": pinned,
+        "host speed": host,
+        "host memory": lambda: {"host_memory_bytes_per_second": host_memory(rank, adam_bytes)},
+        "casts in host memory": lambda: {"host_cast_bytes_per_second": host_casts(rank, adam_bytes)},
+        "collectives": links,
+        "CPU Adam": adam,
+    }
+
+
 def main() -> None:
     """Measure as the argument says; rank 0 writes the result beside it."""
+    # an operator that is being compiled gives its lock back (torch.utils.cpp_extension's ``finally``)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     order = json.loads(sys.argv[1])
     rank = Rank(order["rank"], order["world"], order["device"])
     dist.init_process_group(
@@ -219,38 +284,25 @@ def main() -> None:
         rank=rank.rank,
         world_size=rank.world,
     )
-    flops, precision = matmul(rank)
-    copied = memory_copy(rank)
-    to_device, to_host = pinned_copies(rank)
-    points = collectives(rank)
-    memory = host_memory(rank, _ADAM_BYTES_PER_PARAMETER * order["adam_parameters"])
-    casts = host_casts(rank, _ADAM_BYTES_PER_PARAMETER * order["adam_parameters"])
-    host = host_speed(rank)
-    rank.together()
-    dist.destroy_process_group()
-    if rank.rank:
-        return
-    if rank.on_gpu:
-        torch.cuda.empty_cache()
-    adam, kind = cpu_adam(order["adam_parameters"])
-    result = {
+    values = {
         "device_name": torch.cuda.get_device_name() if rank.on_gpu else "CPU",
         "torch_version": torch.__version__,
-        "matmul_flops": flops,
-        "matmul_precision": precision,
-        "memory_copy_bytes_per_second": copied,
-        "host_to_device_bytes_per_second": to_device,
-        "device_to_host_bytes_per_second": to_host,
-        "cpu_adam_parameters_per_second": adam,
-        "cpu_adam_kind": kind,
-        "collectives": points,
-        "host_memory_bytes_per_second": memory,
-        "host_cast_bytes_per_second": casts,
-        "host_factor": host.factor if host else None,
-        "host_factor_low": host.low if host else None,
-        "host_factor_high": host.high if host else None,
     }
-    Path(order["result"]).write_text(json.dumps(result), encoding="utf-8")
+    rank.together()  # connections are made here
+    done: list[str] = []
+    parts = _parts(rank, order)
+    _write(order, values, done)
+    for name in order["parts"]:
+        values |= parts[name]()
+        done.append(name)
+        _write(order, values, done)
+
+
+def _write(order: Mapping[str, Any], values: Mapping[str, Any], done: list[str]) -> None:
+    if order["rank"] == 0:
+        path = Path(order["result"])
+        path.with_suffix(".new").write_text(json.dumps({"done": done, "values": values}), encoding="utf-8")
+        path.with_suffix(".new").replace(path)  # a reader sees the old one or the whole new one
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from zerokit.machine import architectures
 
 _OF_OUTER_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """They would be taken for ours."""
+_SECONDS_TO_END = 5.0
 
 
 def run_all(
@@ -26,15 +27,18 @@ def run_all(
     environment: Mapping[str, str],
     folder: Path,
     limit_seconds: float,
+    *,
+    overdue: Callable[[], str | None] = lambda: None,
 ) -> None:
     """Run a module of ours once with each order, all at once, to their end.
 
     Args:
         folder: where their output is kept.
+        overdue: what is wrong where a part of their work has taken too long by now; None: nothing.
 
     Raises:
         RankFailed: one failed; its last words are in the message.
-        RunHung: they did not end within ``limit_seconds``.
+        RunHung: they did not end within ``limit_seconds``, or a part of their work is overdue.
     """
     variables = {name: value for name, value in environment.items() if name not in _OF_OUTER_LAUNCHERS}
     if (listed := variables.get(architectures.VARIABLE)) is not None:
@@ -43,7 +47,7 @@ def run_all(
     try:
         for rank, order in enumerate(orders):
             processes.append(_start(module, order, variables, _log(folder, rank)))
-        _wait(folder, processes, limit_seconds)
+        _wait(folder, processes, limit_seconds, overdue)
     finally:
         _end(processes)
 
@@ -66,7 +70,12 @@ def _start(
         )
 
 
-def _wait(folder: Path, processes: list[subprocess.Popen[bytes]], limit_seconds: float) -> None:
+def _wait(
+    folder: Path,
+    processes: list[subprocess.Popen[bytes]],
+    limit_seconds: float,
+    overdue: Callable[[], str | None],
+) -> None:
     deadline = time.monotonic() + limit_seconds
     while True:
         codes = [process.poll() for process in processes]
@@ -75,9 +84,12 @@ def _wait(folder: Path, processes: list[subprocess.Popen[bytes]], limit_seconds:
                 raise RankFailed(f"measuring: rank {rank} ended with {code}: {_last_words(folder, rank)}")
         if all(code == 0 for code in codes):
             return
+        late = overdue()
         if time.monotonic() > deadline:
+            late = f"measuring did not end within {limit_seconds:g} s"
+        if late is not None:
             slow = next(rank for rank, code in enumerate(codes) if code is None)
-            raise RunHung(f"measuring did not end within {limit_seconds:g} s: {_last_words(folder, slow)}")
+            raise RunHung(f"{late}: {_last_words(folder, slow)}")
         time.sleep(0.05)
 
 
@@ -88,10 +100,19 @@ def _last_words(folder: Path, rank: int) -> str:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+    """End those that still run: asked first, since one that compiles an operator holds a lock on it."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.terminate()
+    _wait_for_all(running, _SECONDS_TO_END)
+    for process in running:  # what it started is in its group, too
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    _wait_for_all(running, _SECONDS_TO_END)
+
+
+def _wait_for_all(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    end = time.monotonic() + seconds
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)
+            process.wait(timeout=max(0.0, end - time.monotonic()))

@@ -11,7 +11,7 @@ import math
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Measured:
             (``zerokit.timing.host_speed``); below 1 is faster.
         host_factor_low, host_factor_high: between them are nine tenths of the probe's rounds.
         cpu_adam_kind: ``deepspeed`` or ``torch`` (fused), whichever could be run.
+        not_measured: parts (``zerokit.doctor.measure.PARTS``) that did not end in their time, and why.
     """
 
     host: str
@@ -63,19 +64,20 @@ class Measured:
     ranks: int
     torch_version: str
     measured_at: str
-    matmul_flops: float
-    matmul_precision: str
-    memory_copy_bytes_per_second: float
-    host_to_device_bytes_per_second: float | None
-    device_to_host_bytes_per_second: float | None
-    cpu_adam_parameters_per_second: float
-    cpu_adam_kind: str
-    collectives: tuple[Collective, ...]
+    matmul_flops: float | None = None
+    matmul_precision: str | None = None
+    memory_copy_bytes_per_second: float | None = None
+    host_to_device_bytes_per_second: float | None = None
+    device_to_host_bytes_per_second: float | None = None
+    cpu_adam_parameters_per_second: float | None = None
+    cpu_adam_kind: str | None = None
+    collectives: tuple[Collective, ...] = ()
     host_memory_bytes_per_second: float | None = None
     host_cast_bytes_per_second: float | None = None
     host_factor: float | None = None
     host_factor_low: float | None = None
     host_factor_high: float | None = None
+    not_measured: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For the file and for ``--json``."""
@@ -130,13 +132,13 @@ def from_dict(values: Any) -> Measured:
     measured = Measured(**values, collectives=points)
     for point in points:
         _positive(point.message_bytes, point.bus_bytes_per_second)
-    _positive(
-        measured.ranks,
+    if not all(isinstance(text, str) for text in dict(measured.not_measured).values()):
+        raise TypeError("not a text")
+    _positive(measured.ranks)
+    for rate in (
         measured.matmul_flops,
         measured.memory_copy_bytes_per_second,
         measured.cpu_adam_parameters_per_second,
-    )
-    for rate in (
         measured.host_to_device_bytes_per_second,
         measured.device_to_host_bytes_per_second,
         measured.host_memory_bytes_per_second,

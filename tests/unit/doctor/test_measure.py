@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerokit.cli.doctor import command
 from zerokit.doctor import measure
 from zerokit.errors import RankFailed, RunHung
 from zerokit.machine import measured
 from zerokit.machine.detect import detect
 from zerokit.machine.measured import Collective, Measured
+from zerokit.planner.calibration import of_measured
 
 EXAMPLE = Measured(
     host="node1", device="cuda", device_name="NVIDIA H200", ranks=8, torch_version="2.13.0",
@@ -45,6 +48,38 @@ def test_ranks_that_hang_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(pids) == measure.CPU_RANKS
     for pid in pids:
         assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_part_that_hangs_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has measured three parts and hangs in the fourth, holding the lock of an operator's build."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lock = tmp_path / "lock"
+    (tmp_path / "torch.py").write_text(
+        "import json, os, signal, sys, time\n"
+        "order = json.loads(sys.argv[-1])\n"
+        "values = dict(device_name='CPU', torch_version='2', matmul_flops=1e12, matmul_precision='fp32')\n"
+        "def end(*_):\n    raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "if order['rank'] == 0:\n"
+        f"    open({str(lock)!r}, 'w').close()\n"
+        "    with open(order['result'] + '.new', 'w') as file:\n"
+        "        json.dump({'done': order['parts'][:3], 'values': values}, file)\n"
+        "    os.replace(order['result'] + '.new', order['result'])\n"
+        "try:\n    time.sleep(600)\n"
+        f"finally:\n    os.path.exists({str(lock)!r}) and os.unlink({str(lock)!r})\n"
+    )
+    found = measure.measure(detect({"PATH": ""}), budgets={measure.PARTS[3]: 0.5})
+    assert found.matmul_flops == 1e12 and found.cpu_adam_parameters_per_second is None
+    assert tuple(found.not_measured) == measure.PARTS[3:]
+    assert found.not_measured[measure.PARTS[3]].startswith("host speed did not end within 0.5 s")
+    assert not lock.exists()
+    assert measured.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    # what is missing is said, and predictions count without it
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured.save(found, measured.path())
+    said = " ".join(CliRunner().invoke(command, []).output.split())
+    assert f"not measured: {measure.PARTS[-1]}: no time was left for it" in said
+    assert of_measured(found, "doctor").cpu_adam_parameters_per_second is None
 
 
 def test_measurements_round_trip(tmp_path: Path) -> None:
