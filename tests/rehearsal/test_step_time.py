@@ -30,6 +30,9 @@ for step in range(6):
     total = sum(number for number in range(1000)) + len([float(number) for number in range(50)])
     batch = torch.randn(BATCH, WIDTH, device="cuda")
     torch.empty(100_000, dtype=torch.bfloat16).copy_(torch.ones(100_000))
+    torch.empty(50_000, dtype=torch.bfloat16, device="cuda").copy_(torch.ones(50_000).pin_memory())
+    pinned = torch.ones(60_000).pin_memory()
+    torch.empty(60_000, dtype=torch.bfloat16, device="cuda").copy_(pinned, non_blocking=True)
     loss = model(batch).square().mean()
     loss.backward()
     optimizer.step()
@@ -64,13 +67,23 @@ def test_one_step_is_recorded_with_its_arithmetic(recorded):
     assert weight.shapes == ((1, 512, 4096, 1024),)
     assert weight.bytes_written == 4 * 512 * 4096
     waits = Counter(event.name for event in events if event.synchronizes)
-    assert waits == {"_local_scalar_dense": 1}
+    assert waits == {"_local_scalar_dense": 1, "copy_": 1}
 
 
 def test_a_copy_on_the_host_reads_its_source_alone(recorded):
     _, _, events = recorded
-    (copied,) = (event for event in events if event.kind == operators.HOST and event.name == "copy_")
+    copied, _ = (event for event in events if event.kind == operators.HOST and event.name == "copy_")
     assert (copied.bytes_read, copied.bytes_written) == (400_000, 200_000)
+
+
+def test_a_copy_to_the_gpu_casts_on_the_host_unless_it_is_asynchronous(recorded):
+    _, _, events = recorded
+    kinds = (operators.HOST, operators.TO_DEVICE, operators.KERNEL)
+    copies = [event for event in events if event.name == "copy_" and event.kind in kinds][1:]
+    assert [(event.kind, event.layout, event.bytes_read) for event in copies] == [
+        (operators.HOST, "", 4 * 50_000), (operators.TO_DEVICE, operators.PAGEABLE, 2 * 50_000),
+        (operators.TO_DEVICE, "", 4 * 60_000), (operators.KERNEL, operators.CAST, 4 * 60_000),
+    ]  # fmt: skip
 
 
 def test_python_between_operators_is_counted(recorded):

@@ -225,28 +225,56 @@ class Recorder:
             )
 
     def _crosses(self, name: str, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
-        """Whether a copy goes between host and GPU; it is an event of its own then."""
+        """Whether a copy goes between host and GPU; it is an event of its own then.
+
+        One that casts, too, casts on the host into pageable memory where it blocks, else on the GPU
+        (``aten/src/ATen/native/cuda/Copy.cu``, ``copy_kernel_cuda``, PyTorch 2.11).
+        """
         source = args[0] if name == "_to_copy" else args[1]
         target = args[0] if name == "copy_" else outputs[0]
         if not isinstance(source, torch.Tensor) or on_gpu(source) == on_gpu(target):
             return False
-        to_gpu = on_gpu(target)
         is_asynchronous = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
-        host_side = source if to_gpu else target
+        host_side = source if on_gpu(target) else target
         pinned = self._machine.is_pinned(host_side) if host_side.device.type == "cpu" else False
+        casts = source.dtype != target.dtype
+        casts_first = casts and on_gpu(source) == bool(is_asynchronous)
+        if casts_first:
+            self._cast(source, target, on_device=bool(is_asynchronous))
+        pinned = pinned and (bool(is_asynchronous) or not casts)
+        self._transfer(name, target if casts_first else source, on_gpu(target), pinned, bool(is_asynchronous))
+        if casts and not casts_first:
+            self._cast(source, target, on_device=bool(is_asynchronous))
+        return True
+
+    def _transfer(
+        self, name: str, moved: torch.Tensor, to_gpu: bool, pinned: bool, is_asynchronous: bool
+    ) -> None:
+        """A copy over the link, of ``moved``'s bytes."""
         self._add(
             kinds.TO_DEVICE if to_gpu else kinds.TO_HOST,
             name,
-            shapes=(tuple(source.shape),),
-            dtype=str(source.dtype).removeprefix("torch."),
+            shapes=(tuple(moved.shape),),
+            dtype=str(moved.dtype).removeprefix("torch."),
             layout="" if pinned else kinds.PAGEABLE,
-            bytes_read=memory_bytes(source),
+            bytes_read=memory_bytes(moved),
             launches=1,
             # CUDA waits for copies to pageable memory whatever was asked for; non_blocking gives the
             # right to read too early only where the memory is pinned
             synchronizes=not (is_asynchronous and (to_gpu or pinned)),
         )
-        return True
+
+    def _cast(self, source: torch.Tensor, target: torch.Tensor, *, on_device: bool) -> None:
+        """The cast of a copy between host and GPU."""
+        read, written = memory_bytes(source), memory_bytes(target)
+        if not on_device:
+            self._add(kinds.HOST, "copy_", bytes_read=read, bytes_written=written)
+            return
+        self._add(
+            kinds.KERNEL, "copy_", shapes=(tuple(source.shape), tuple(target.shape)),
+            dtype=str(source.dtype).removeprefix("torch."), layout=kinds.CAST, bytes_read=read,
+            bytes_written=written, launches=1,
+        )  # fmt: skip
 
     def _collective(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
         arguments = {
