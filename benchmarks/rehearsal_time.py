@@ -107,6 +107,8 @@ class Times:
 
     def compare(self, name: str, measured: float, row: Any) -> None:
         """One line."""
+        if isinstance(row, MeasuredRun) and (title := row.row.get("versions", {}).get("gpu")):
+            self.gpu = gpus.lookup(title)
         try:
             events, ranks = self._events(name, row)
             found = step_time(events, self.gpu, ranks)
@@ -141,7 +143,8 @@ class Times:
             for factor in FACTORS
         }
         with self.options.jsonl.open("a") as file:
-            file.write(json.dumps({"name": name, "seconds_by_host_factor": by_factor}) + "\n")
+            line = {"name": name, "gpu": self.gpu.name, "seconds_by_host_factor": by_factor}
+            file.write(json.dumps(line) + "\n")
 
     def _known(self, events: Any, measured: float, row: Any, ranks: int) -> str:
         """The prediction where the host was probed."""

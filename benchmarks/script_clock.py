@@ -70,6 +70,7 @@ class Clock:
         if self._steps >= _SETTLED_STEPS:
             for name, seconds in took.items():
                 self.rounds[name].append(float(f"{seconds:.4g}"))
+        self.write()  # a run that is ended before its end has these steps
         self._meet()
         _settle()
         if self._trace_after and self._steps == self._trace_after:
@@ -98,7 +99,7 @@ class Clock:
             torch.distributed.barrier()
 
     def write(self) -> None:
-        """At the end of the process."""
+        """What was timed so far."""
         torch = sys.modules.get("torch")
         if torch is None or not self.seconds:
             return
