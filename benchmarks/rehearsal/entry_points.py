@@ -70,6 +70,7 @@ class Runner:
         self.python = python
         self.inputs = EntryPointInputs(folder / "inputs")
         self.checkouts = checkouts
+        self.home = folder / "huggingface"
         here = self.inputs.folder
         (here / "zero2.json").write_text(json.dumps(_ENGINE))
         for stage in (1, 2, 3):
@@ -97,7 +98,8 @@ class Runner:
             *entry.arguments.split(),
         ]
         tree = os.pathsep.join(item for item in (str(ROOT), os.environ.get("PYTHONPATH")) if item)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": tree}
+        # a cache of its own: this user's may hold other data sets under the names of the inputs
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": tree, "HF_HOME": str(self.home)}
         done = subprocess.run(
             command,
             cwd=folder,

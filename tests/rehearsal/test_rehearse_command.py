@@ -134,6 +134,7 @@ def test_barriers_keep_a_block_and_bf16_gradients_have_no_scaler(tmp_path: Path)
     assert (code, said["complete"]) == (14, False)
     assert said["stopped"]["location"].endswith("bf16_scaler.py:36")
     assert "not implemented for 'BFloat16'" in said["stopped"]["reason"]
+    assert "nobody waits" in " ".join(said["warnings"])  # for the hook's all-reduce
 
 
 def test_what_cudnn_chooses_is_said_not_to_be_modelled(tmp_path: Path) -> None:

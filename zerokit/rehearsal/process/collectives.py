@@ -134,6 +134,12 @@ class HeldWork:
         self._machine = machine
         self._number = machine.collectives
 
+    def __del__(self) -> None:
+        """Nobody waited, and nobody can any more."""
+        tensors = self.__dict__.get("_tensors")
+        if tensors is not None:
+            self._machine.unwaited.put(tensors)
+
     def wait(self, *args: Any, **kwargs: Any) -> bool:
         """The collective is done: the current stream waits for it."""
         self._tensors = None
@@ -161,6 +167,7 @@ def _fakes(value: Any, fakes: list[torch.Tensor]) -> None:
 def _holding(machine: Machine, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def collective(*args: Any, **kwargs: Any) -> Any:
+        machine.unwaited.collective_issued()
         work = function(*args, **kwargs)
         if work is None or isinstance(work, HeldWork):
             return work

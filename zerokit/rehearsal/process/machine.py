@@ -17,6 +17,7 @@ from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
 from zerokit.rehearsal.process.guesses import Guesses
 from zerokit.rehearsal.process.kernels import Workspaces
 from zerokit.rehearsal.process.ledger import GpuMemory
+from zerokit.rehearsal.process.unwaited import Unwaited
 
 
 class Observer(Protocol):
@@ -91,6 +92,7 @@ class Machine:
         lock: one operator at a time: FakeTensorMode keeps its state in plain attributes.
         unseen: above 0 while the rehearsal itself uses operators that no GPU would run.
         kept_evaluation_batches: after so many an evaluation moves its outputs to the host; None: never.
+        unwaited: tensors of collectives that nobody waits for.
         under_way: of the collective that goes on now.
         collectives: issued while somebody observed; the last one's number.
     """
@@ -113,6 +115,7 @@ class Machine:
         self.lock = threading.RLock()
         self.observers: list[Observer] = []
         self.unseen = 0
+        self.unwaited = Unwaited(self.ledger)
         self.under_way = UnderWay()
         self.collectives = 0
         self.warnings: dict[str, int] = {}

@@ -117,7 +117,7 @@ class Rehearsed:
             self.machine.warn(f"the allocator's {part} is not modelled")
         self.phases = Phases(self.machine, order.most_steps)
         self.machine.ledger.origin = self.phases.origin
-        self.phases.on_step = self._say_step
+        self.phases.on_step = self._step_done
         if order.operators_path is not None:
             self.phases.recorder = Recorder(self.machine)
         context = Context(self.machine, self.phases)
@@ -150,7 +150,8 @@ class Rehearsed:
         machine.workspaces = Workspaces(machine.ledger, machine.gpu.capability)
         machine.guesses = Guesses()
 
-    def _say_step(self, number: int) -> None:
+    def _step_done(self, number: int) -> None:
+        self.machine.unwaited.step_done()
         peak = self.machine.ledger.peak.allocated_bytes / 2**30
         self._say(f"optimizer step {number}: peak allocated {peak:.2f} GiB")
 
@@ -191,6 +192,8 @@ class Rehearsed:
 
         if stopped is None and not self.phases.steps:
             self.machine.warn("no optimizer step was seen")
+        if (unwaited := self.machine.unwaited.note()) is not None:
+            self.machine.warn(unwaited)
         reserved = self._peak_reserved_bytes()
         return {
             **summary.describe(self.machine, self.phases, stopped),
