@@ -1,6 +1,6 @@
 """Public scripts, rehearsed as they are.
 
-    python -m benchmarks.rehearsal.entry_points --checkouts FOLDER [NAME…] [--jsonl OUT]
+    python -m benchmarks.rehearsal.entry_points --checkouts FOLDER [NAME…] [--jsonl OUT] [--part 1/2]
 
 ``FOLDER/OWNER+NAME`` holds a checkout of each repository; TRL's own scripts are those of the installed
 package. ``entry-points.json`` lists them with their arguments. A line each: name, whether the rehearsal
@@ -159,8 +159,10 @@ def main() -> int:
     parser.add_argument("--checkouts", type=Path, required=True)
     parser.add_argument("--python", default=sys.executable, help="with the scripts' libraries")
     parser.add_argument("--jsonl", type=Path)
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th from the I-th on")
     options = parser.parse_args()
-    chosen = [e for e in ENTRY_POINTS if not options.names or e.name in options.names]
+    first, parts = map(int, options.part.split("/"))
+    chosen = [e for e in ENTRY_POINTS if not options.names or e.name in options.names][first - 1 :: parts]
     ended = 0
     with tempfile.TemporaryDirectory(prefix="zerokit-entry-points-") as folder:
         runner = Runner(Path(folder), options.checkouts.resolve(), options.python)
