@@ -17,9 +17,23 @@ from zerokit.report.html import render_html
 
 SMALLEST_TEXT_PX = 11
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-SMALLEST = """Math.min(...[...document.querySelectorAll('figure *')].filter(e => e.childElementCount === 0 &&
-  e.textContent.trim() && e.getClientRects().length && !e.closest('svg'))
-  .map(e => parseFloat(getComputedStyle(e).fontSize)))"""
+SMALLEST = """Math.min(...[...document.querySelectorAll('figure *')].filter(e => e.tagName !== 'title' &&
+  e.getClientRects().length && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+  .map(e => parseFloat(getComputedStyle(e).fontSize) * (e.ownerSVGElement ? e.getScreenCTM().a : 1)))"""
+# what a drawing shows: its box; texts that leave it or lie upon another one; ids that stand twice
+DRAWN = """[...document.querySelectorAll('.drawing')].map(drawing => {
+  const shown = [...drawing.querySelectorAll('svg')].filter(svg => svg.getClientRects().length);
+  const box = shown[0].getBoundingClientRect();
+  const texts = [...shown[0].querySelectorAll('text')].map(
+    e => [e.firstChild.data, e.getBoundingClientRect()]);
+  const outside = texts.filter(([, r]) => r.left < box.left - 1 || r.right > box.right + 1 ||
+    r.top < box.top - 2 || r.bottom > box.bottom + 2);
+  const upon = texts.filter(([, r], at) => texts.slice(at + 1).some(([, q]) => r.left < q.right - 1 &&
+    q.left < r.right - 1 && r.top < q.bottom - 4 && q.top < r.bottom - 4));
+  return {shown: shown.length, left: box.left, right: box.right, height: box.height,
+    bad: [...outside, ...upon].map(([text]) => text)};
+})"""
+IDS = "[...document.querySelectorAll('[id]')].map(e => e.id)"
 SCROLLED = """[...document.querySelectorAll('.wide, pre')].filter(e => e.scrollWidth > e.clientWidth + 1)
   .map(e => e.getAttribute('aria-label') || e.textContent.slice(0, 40))"""
 
@@ -63,9 +77,12 @@ def test_a_page_is_readable_everywhere(browser: Any, pages: dict[str, Path], nam
         page.goto(pages[name].as_uri())
         assert page.evaluate(OVERFLOW) <= 0, f"{name} is wider than {width} pixels"
         assert page.evaluate(SMALLEST) >= SMALLEST_TEXT_PX
-        for chart in page.query_selector_all(".plot svg"):
-            box = chart.bounding_box()
-            assert box["x"] >= 0 and box["width"] > 150 and box["x"] + box["width"] <= width
+        for chart in page.evaluate(DRAWN):
+            assert chart["shown"] == 1 and chart["bad"] == [], f"{name} at {width}: {chart}"
+            assert chart["left"] >= 0 and chart["right"] <= width and chart["right"] - chart["left"] > 140
+            assert chart["height"] > 20
+        ids = page.evaluate(IDS)
+        assert len(ids) == len(set(ids))
         scrolled = page.evaluate(SCROLLED)
         tables = [text for text in scrolled if not text.startswith("Traceback")]
         assert not tables and (not scrolled or width > 390), f"{name}: {scrolled} must be moved sideways"
@@ -81,17 +98,28 @@ def test_the_odd_ranks_are_marked(browser: Any, pages: dict[str, Path]) -> None:
     odd = [part.inner_text() for part in page.query_selector_all(".odd p")]
     assert odd == ["peak +15% of the median", "1.40 times the median step time"]
     assert page.query_selector("main .answer p").inner_text() == "Every rank finished"
-    spans = {part.text_content() for part in page.query_selector_all("svg rect title")}
-    flags = page.query_selector_all(".flags .flag")
-    assert [(flag.inner_text(), flag.get_attribute("title")) for flag in flags] == [
-        ("S", "save, after 2.4 min"),
-        ("E", "evaluation, after 90.0 s"),
+    over_time = page.query_selector(".drawing svg.w900")
+    titles = [part.text_content() for part in over_time.query_selector_all("path > title")]
+    lines = {"allocated", "reserved by the allocator", "used of the device"}
+    events = {"save, after 2.4 min", "evaluation, after 90.0 s"}
+    assert set(titles) - lines - events == {"load", "init", "training", "eval", "save"}
+    flags = [
+        flag
+        for flag in over_time.query_selector_all("text")
+        if flag.evaluate("e => e.firstChild.data") in ("S", "E")
     ]
-    assert all(flag.bounding_box()["width"] >= 10 for flag in flags)
-    assert page.locator(".small line.event").count() == 1  # rank 1's retries
-    predicted = {name for name in spans if name.startswith("predicted: ")}
-    assert spans - predicted == {"load", "init", "training", "eval", "save"}
-    assert "predicted: activations" in predicted and len(predicted) == 4
+    assert {flag.query_selector("title").text_content() for flag in flags} == events
+    assert all(flag.bounding_box()["width"] >= 7 for flag in flags)
+    retries = [part.text_content() for part in page.query_selector_all(".small path > title")]
+    assert [title for title in retries if "retries" in title] == ["3 allocation retries, after 62.0 s"]
+    predicted = {part.text_content() for part in page.query_selector_all("svg.w900 title")}
+    areas = {
+        "predicted: activations",
+        "predicted: parameters",
+        "predicted: loss",
+        "predicted: initialisation",
+    }
+    assert areas <= predicted
     page.close()
 
 

@@ -1,32 +1,44 @@
-"""Charts as static HTML and SVG: lines, stacked bars and points, with text that keeps its size on a phone.
+"""The charts of the pages, as figures of HTML: a caption, drawings in SVG, a legend.
 
-The drawing is an SVG stretched to its place; ticks, names and the legend are HTML beside it, so that no text
-is scaled with it. Every string is escaped; nothing needs a script or a network. Values are bytes, seconds.
+Matplotlib draws each chart once per width of :data:`WIDTHS`, and the page shows the one that fits, so that
+text keeps its size on a phone. Caption and legend are HTML, which wraps. Where Matplotlib is missing, a
+figure says in words what it would show. Every string is escaped; nothing needs a script or a network. Values
+are bytes, seconds.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from zerokit.report import drawing
 from zerokit.units import format_gib, format_seconds, shown_unit
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 Point = tuple[float, float]
-_WIDTH, _HEIGHT = 1000, 400
+Paint = Callable[[int], drawing.Canvas]  # a drawing of a width
+WIDTHS = (360, 560, 900)  # pixels; page.css.j2 chooses by the width that the figure has
+_SMALL_WIDTHS = (160,)
+_WORDS_BESIDE = 600  # pixels: in narrower drawings, the words of a bar are above it
+_LETTER, _LONGEST_NAME = 8.0, 16  # pixels of a letter on the average, at most; letters of a bar's name
 _ROOM = 1.08  # above the highest value
-_FLAG_ROOM = 0.045  # of the width, from one flag to the next: 13 pixels on a phone
-_FLAG_ROWS = 3
+_FLAG_APART = 19  # pixels, from one flag to the next
+_TIME_UNITS = (
+    (1, 1e-3, "ms"),
+    (120, 1, "s"),
+    (7200, 60, "min"),
+    (172800, 3600, "h"),
+    (float("inf"), 86400, "d"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Values over time. ``style``: the CSS class that colours it."""
+    """Values over time. ``style``: the CSS variable that colours it."""
 
     label: str
     points: Sequence[Point]
@@ -61,6 +73,7 @@ class Mark:
     letter: str
     style: str
     title: str
+    strong: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +97,13 @@ class Bar:
     def total(self) -> float:
         """The bar's length."""
         return sum(value for _, value, _ in self.parts)
+
+
+def missing() -> str:
+    """What to do for charts where there are none, as a sentence; empty where they can be drawn."""
+    reason = drawing.why_unavailable()
+    fix = "To draw them, install it (pip install matplotlib) and write the page again."
+    return f"This page has no charts: {reason} {fix}" if reason else ""
 
 
 def markup(text: str) -> Markup:
@@ -114,22 +134,43 @@ def over_time(
     highest = max(highest, scale)
     in_view = [level for level in levels if level.value <= 2.5 * highest]
     top = max([highest, *(level.value for level in in_view)]) * _ROOM or 1.0
-    body = [_span(span, end) for span in spans]
-    y_labels, axis = _sizes(top, 3 if small else 6)
-    body += [_horizontal(at, "grid") for at, _ in y_labels]
-    body += [_horizontal(level.value / top, level.style) for level in in_view]
-    body += [_polyline(line, end, top) for line in lines]
-    body += [_vertical(mark, end) for mark in marks]
+
+    def paint(width: int) -> drawing.Canvas:
+        flagged = () if small else marks
+        rows = drawing.flag_rows([min(1.0, mark.at / end) for mark in flagged], _FLAG_APART / (width - 60))
+        canvas = _axes(width, (end, top), above=drawing.flags_height(rows), small=small)
+        for span in spans:
+            canvas.span(span.start, span.end, style=span.style, title=span.label)
+        for level in in_view:
+            canvas.level(level.value, style=level.style, dashed=level.style == "predicted")
+        for line in lines:
+            canvas.line(
+                thinned(line.points, width), style=line.style, title=line.label, width=1.5 if small else 2
+            )
+        for mark in marks:
+            canvas.event(min(end, mark.at), style=mark.style, title=mark.title, strong=mark.strong)
+        for mark, row in zip(flagged, rows, strict=True):
+            if row is not None:
+                canvas.flag(min(end, mark.at), row, mark.letter, style=mark.style, title=mark.title)
+        return canvas
+
+    kinds = {(mark.style, mark.letter, mark.label): 0 for mark in marks}
+    for mark in marks:
+        kinds[mark.style, mark.letter, mark.label] += 1
     legend = [(line.style, line.label) for line in lines] if not small else []
     legend += [(level.style, f"{level.label}, {format_gib(level.value, 1)}" + ("" if level in in_view else
                ": beyond this chart")) for level in levels]  # fmt: skip
     legend += list(dict.fromkeys((span.style, span.label) for span in spans))
-    x_labels = [
-        (tick / end, format_seconds(tick) if tick else "0") for tick in _ticks(end, 2 if small else 6)
+    summary = [
+        f"{line.label} up to {format_gib(max(value for _, value in line.points), 1)}"
+        for line in lines
+        if line.points
     ]
+    summary += [f"{level.label} {format_gib(level.value, 1)}" for level in levels]
+    summary += [f"{label}, {number} marked" for (_, _, label), number in kinds.items()]
     return _figure(
-        caption, "".join(body), x_labels, y_labels, legend, small=small, axes=("", axis), end=end,
-        marks=() if small else marks,
+        caption, paint, summary, axis="" if small else shown_unit(top)[1], small=small,
+        legend=_legend(legend, () if small else list(kinds)),
     )  # fmt: skip
 
 
@@ -137,24 +178,22 @@ def areas(caption: str, stacks: Sequence[StackedArea], *, end: float, level: Lev
     """Stacked areas of bytes over ``end`` seconds, and the parts in a legend."""
     heights = [sum(value for _, value, _ in stack.parts) for stack in stacks]
     top = max([*heights, level.value if level else 0.0]) * _ROOM or 1.0
-    y_labels, axis = _sizes(top, 6)
-    body = [_horizontal(at, "grid") for at, _ in y_labels]
-    legend: dict[tuple[str, str], None] = {}
-    for stack in stacks:
-        x, width, below = _WIDTH * stack.start / end, _WIDTH * (stack.end - stack.start) / end, 0.0
-        for label, value, style in stack.parts:
-            legend[style, label] = None
-            below += value
-            y, height = _HEIGHT * (1 - below / top), _HEIGHT * value / top
-            body.append(
-                f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}">'
-                f"<title>{escape(label)}</title></rect>"
-            )
-    if level:
-        body.append(_horizontal(level.value / top, level.style))
-    keys = [*legend, *([(level.style, f"{level.label}, {format_gib(level.value, 1)}")] if level else [])]
-    x_labels = [(tick / end, format_seconds(tick) if tick else "0") for tick in _ticks(end, 6)]
-    return _figure(caption, "".join(body), x_labels, y_labels, keys, axes=("", axis))
+
+    def paint(width: int) -> drawing.Canvas:
+        canvas = _axes(width, (end, top))
+        for stack in stacks:
+            below = 0.0
+            for label, value, style in stack.parts:
+                canvas.area(stack.start, stack.end, below, below + value, style=style, title=label)
+                below += value
+        if level:
+            canvas.level(level.value, style=level.style, dashed=True)
+        return canvas
+
+    legend = list(dict.fromkeys((style, label) for stack in stacks for label, _, style in stack.parts))
+    legend += [(level.style, f"{level.label}, {format_gib(level.value, 1)}")] if level else []
+    summary = [f"up to {format_gib(max(heights, default=0.0), 1)}", *(label for _, label in legend)]
+    return _figure(caption, paint, summary, axis=shown_unit(top)[1], legend=_legend(legend))
 
 
 def bars(
@@ -170,28 +209,37 @@ def bars(
         shown_as: how a value is written: bytes, unless it says otherwise.
     """
     top = max([row.total for row in rows] + [limit.value if limit else 0.0]) or 1.0
-    html_rows = []
-    for row in rows:
-        parts = "".join(
-            f'<span class="part {style}" style="width:{100 * value / top:.2f}%"></span>'
-            for _, value, style in row.parts
-        )
-        mark = f'<span class="mark" style="left:{100 * limit.value / top:.2f}%"></span>' if limit else ""
-        note = f' <span class="soft">{escape(row.note)}</span>' if row.note else ""
-        html_rows.append(
-            f'<div class="row"><div class="name">{escape(row.label)}</div>'
-            f'<div class="bar">{parts}{mark}</div>'
-            f'<div class="value">{shown_as(row.total)}{note}</div></div>'
-        )
-    legend: dict[tuple[str, str], None] = {}
-    for row in rows:
-        legend.update(dict.fromkeys((style, label) for label, value, style in row.parts if value))
-    keys = [*legend, *([(limit.style, f"{limit.label}, {shown_as(limit.value)}")] if limit else [])]
-    summary = "; ".join(f"{row.label} {shown_as(row.total)}" for row in rows)
-    return markup(
-        f'<figure class="bars" role="group" aria-label="{escape(f"{caption}: {summary}")}">'
-        f"<figcaption>{escape(caption)}</figcaption>{''.join(html_rows)}{_legend(keys)}</figure>"
-    )
+    words = [shown_as(row.total) + (f", {row.note}" if row.note else "") for row in rows]
+
+    paired = any(not row.label for row in rows)
+
+    def paint(width: int) -> drawing.Canvas:
+        form = _bar_form(width, [row.label for row in rows], words)
+        starts = [
+            sum(bool(row.label) for row in rows[: at + 1]) - 1 if paired else 0 for at in range(len(rows))
+        ]
+        height = form.pitch * len(rows) + form.apart * starts[-1]
+        margins = drawing.Margins(left=form.left, right=form.right, top=4, bottom=4)
+        canvas = drawing.Canvas(width, height + 8, margins, (top, height), form.font_size)
+        for number, row in enumerate(rows):
+            bottom = height - form.pitch * (number + 1) - form.apart * starts[number] + form.below
+            above = bottom + form.thickness
+            canvas.area(0, top, bottom, above, style="shade", layer=0.5)
+            start = 0.0
+            for label, size, style in row.parts:
+                title = f"{label}: {shown_as(size)}"
+                canvas.area(start, start + size, bottom, above, style=style, title=title)
+                start += size
+            if limit:
+                left = limit.value - 3 * top / canvas.plot_width
+                canvas.area(left, limit.value, bottom - 2, above + 2, style=limit.style, layer=2)
+            form.write(canvas, height + 4 - bottom, row.label, words[number])
+        return canvas
+
+    legend = list(dict.fromkeys((style, label) for row in rows for label, value, style in row.parts if value))
+    legend += [(limit.style, f"{limit.label}, {shown_as(limit.value)}")] if limit else []
+    summary = [f"{row.label} {value}".strip() for row, value in zip(rows, words, strict=True)]
+    return _figure(caption, paint, summary, legend=_legend(legend))
 
 
 def points(
@@ -204,14 +252,22 @@ def points(
     """Seconds (across, named so) against bytes (up), a dot each: ``(seconds, bytes, style)``."""
     right = max((x for x, _, _ in dots), default=0.0) * _ROOM or 1.0
     top = max((y for _, y, _ in dots), default=0.0) * _ROOM or 1.0
-    y_labels, axis = _sizes(top, 6)
-    body = [_horizontal(at, "grid") for at, _ in y_labels]
-    for x, y, style in dots:
-        at, up = _WIDTH * x / right, _HEIGHT * (1 - y / top)
-        # a line of no length with round caps is a round dot, however the picture is stretched
-        body.append(f'<line class="dot {style}" x1="{at:.1f}" x2="{at:.1f}" y1="{up:.1f}" y2="{up:.1f}"/>')
-    x_labels = [(tick / right, format_seconds(tick) if tick else "0") for tick in _ticks(right, 6)]
-    return _figure(caption, "".join(body), x_labels, y_labels, legend, axes=(across, axis))
+
+    def paint(width: int) -> drawing.Canvas:
+        canvas = _axes(width, (right, top), named=across)
+        for x, y, style in dots:
+            radius = 8 if style == "chosen" else 4
+            canvas.dot(x, y, style=style, title=f"{format_gib(y)}, {format_seconds(x)}", radius=radius)
+        return canvas
+
+    summary = [
+        f"{label}: {len(found)}"
+        if len(found) > 1
+        else f"{label}: {format_gib(found[0][1])}, {format_seconds(found[0][0])}"
+        for style, label in legend
+        if (found := [dot for dot in dots if dot[2] == style])
+    ]
+    return _figure(caption, paint, summary, axis=shown_unit(top)[1], legend=_legend(legend))
 
 
 def thinned(values: Sequence[Point], most: int) -> list[Point]:
@@ -220,98 +276,109 @@ def thinned(values: Sequence[Point], most: int) -> list[Point]:
     return [max(values[at : at + size], key=lambda point: point[1]) for at in range(0, len(values), size)]
 
 
-def _figure(
-    caption: str,
-    body: str,
-    x_labels: Sequence[tuple[float, str]],
-    y_labels: Sequence[tuple[float, str]],
-    legend: Sequence[tuple[str, str]],
-    *,
-    small: bool = False,
-    axes: tuple[str, str],
-    marks: Sequence[Mark] = (),
-    end: float = 1.0,
-) -> Markup:
-    across = "".join(f'<span style="left:{100 * at:.2f}%">{escape(text)}</span>' for at, text in x_labels)
-    up = "".join(f'<span style="bottom:{100 * at:.2f}%">{escape(text)}</span>' for at, text in y_labels)
-    named = f'<div class="axis">{escape(axes[0])}</div>' if axes[0] else ""
-    kinds = {(mark.style, mark.letter, mark.label): 0 for mark in marks}
-    for mark in marks:
-        kinds[mark.style, mark.letter, mark.label] += 1
-    legend_text = "".join(f"; {label}, {number} marked" for (_, _, label), number in kinds.items())
-    return markup(
-        f'<figure class="chart{" small" if small else ""}"><figcaption>{escape(caption)} '
-        f'<span class="soft">{escape(axes[1])}</span></figcaption>'
-        f'<div class="plot"><div class="up">{up}</div>'
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(caption + legend_text)}">{body}</svg>{_flags(marks, end)}'
-        f'<div class="across">{across}</div></div>{named}{_legend(legend, list(kinds))}</figure>'
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BarForm:
+    """Where the words of bars are, and how much room there is: pixels.
+
+    Attributes:
+        pitch: from one bar to the next.
+        apart: from one pair of bars to the next, in addition.
+        below: under each bar.
+        above: the words are above the bar, else beside it.
+    """
+
+    left: float
+    right: float
+    pitch: float
+    apart: float
+    thickness: float
+    below: float
+    font_size: float
+    above: bool
+
+    def write(self, canvas: drawing.Canvas, bottom: float, name: str, value: str) -> None:
+        """The words of the bar whose lower edge is so many pixels from the top."""
+        if self.above:
+            baseline = bottom - self.thickness - 5
+            canvas.text(0, baseline, name, most=24)
+            canvas.text(canvas.width, baseline, value, align="right")
+        else:
+            baseline = bottom - 5.5
+            canvas.text(0, baseline, name, most=_LONGEST_NAME)
+            canvas.text(canvas.width - self.right + 12, baseline, value)
+
+
+def _bar_form(width: int, names: Sequence[str], values: Sequence[str]) -> _BarForm:
+    if width < _WORDS_BESIDE:
+        return _BarForm(
+            left=0, right=2, pitch=42, apart=8, thickness=18, below=0, font_size=_font_size(width), above=True
+        )
+    left = _LETTER * min(_LONGEST_NAME, max(map(len, names), default=0)) + 16
+    right = _LETTER * max(map(len, values), default=0) + 16
+    return _BarForm(
+        left=left,
+        right=right,
+        pitch=27,
+        apart=8,
+        thickness=20,
+        below=3.5,
+        font_size=_font_size(width),
+        above=False,
     )
 
 
-def _flags(marks: Sequence[Mark], end: float) -> str:
-    """A letter on the line of each mark, below another one where they are close, while there is room."""
-    rows: list[list[float]] = [[] for _ in range(_FLAG_ROWS)]
-    flags = []
-    for mark in marks:
-        at = min(1.0, mark.at / end)
-        for number, row in enumerate(rows):
-            if all(abs(at - other) >= _FLAG_ROOM for other in row):
-                row.append(at)
-                place = f"left:{100 * at:.2f}%;top:{1.3 * number:.1f}rem"
-                flags.append(
-                    f'<span class="flag {mark.style}" style="{place}" title="{escape(mark.title)}">'
-                    f"{escape(mark.letter)}</span>"
-                )
-                break
-    return f'<div class="flags" aria-hidden="true">{"".join(flags)}</div>' if flags else ""
+def _font_size(width: int) -> float:
+    """So that text has at least 11 pixels in the narrowest figure that shows a drawing of this width."""
+    return 12.5 if width < _WORDS_BESIDE else 13.5
+
+
+def _axes(
+    width: int, limits: tuple[float, float], *, above: float = 0, named: str = "", small: bool = False
+) -> drawing.Canvas:
+    """Axes of seconds across and bytes up, with their ticks."""
+    margins = drawing.Margins(
+        left=26 if small else 38,
+        right=20 if small else 28,
+        top=7 + above,
+        bottom=20 if small else 42 if named else 24,
+    )
+    height = 84 if small else round(0.2 * width + 150) + above
+    canvas = drawing.Canvas(width, height, margins, limits, 12 if small else _font_size(width))
+    end, unit = limits[0], shown_unit(limits[1])[0]
+    seconds, name = next((divisor, name) for limit, divisor, name in _TIME_UNITS if end < limit)
+    canvas.ticks(
+        drawing.Ticks(unit=seconds, most=2 if small else max(4, width // 110), suffix=f" {name}"),
+        drawing.Ticks(unit=unit, most=3 if small else 6),
+    )
+    if named:
+        canvas.name_across(named)
+    return canvas
+
+
+def _figure(
+    caption: str, paint: Paint, summary: Sequence[str], *, legend: str, axis: str = "", small: bool = False
+) -> Markup:
+    title = f'<figcaption>{escape(caption)} <span class="soft">{escape(axis)}</span></figcaption>'
+    if drawing.why_unavailable():
+        words = "" if small else f"<p>{escape('; '.join(summary))}</p>"
+        return markup(f'<figure class="chart undrawn">{title}{words}</figure>')
+    with drawing.matplotlib_settings():
+        drawings = "".join(paint(width).svg(f"w{width}") for width in (_SMALL_WIDTHS if small else WIDTHS))
+    label = escape("; ".join([caption, *summary]))
+    return markup(
+        f'<figure class="chart{" small" if small else ""}">{title}'
+        f'<div class="drawing" role="img" aria-label="{label}">{drawings}</div>{legend}</figure>'
+    )
 
 
 def _legend(keys: Sequence[tuple[str, str]], flags: Sequence[tuple[str, str, str]] = ()) -> str:
-    items = "".join(f'<li><span class="key {style}"></span>{escape(label)}</li>' for style, label in keys)
+    items = "".join(
+        f'<li><span class="key {style}" style="--key:var(--{style})"></span>{escape(label)}</li>'
+        for style, label in keys
+    )
     items += "".join(
-        f'<li><span class="flag {style}" aria-hidden="true">{escape(letter)}</span>{escape(label)}</li>'
+        f'<li><span class="flag" style="--key:var(--{style})" aria-hidden="true">{escape(letter)}</span>'
+        f"{escape(label)}</li>"
         for style, letter, label in flags
     )
     return f'<ul class="legend">{items}</ul>' if items else ""
-
-
-def _horizontal(share: float, style: str) -> str:
-    y = _HEIGHT * (1 - min(1.0, share))
-    return f'<line class="{style}" x1="0" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
-
-
-def _vertical(mark: Mark, end: float) -> str:
-    x = _WIDTH * min(1.0, mark.at / end)
-    return (
-        f'<line class="event {mark.style}" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}">'
-        f"<title>{escape(mark.title)}</title></line>"
-    )
-
-
-def _span(span: Span, end: float) -> str:
-    x, width = _WIDTH * span.start / end, _WIDTH * (span.end - span.start) / end
-    return (
-        f'<rect class="{span.style}" x="{x:.1f}" y="0" width="{width:.1f}" height="{_HEIGHT}">'
-        f"<title>{escape(span.label)}</title></rect>"
-    )
-
-
-def _polyline(line: Line, end: float, top: float) -> str:
-    path = " ".join(f"{_WIDTH * at / end:.0f},{_HEIGHT * (1 - used / top):.0f}" for at, used in line.points)
-    title = f"<title>{escape(line.label)}</title>"
-    return f'<polyline class="series {line.style}" points="{path}">{title}</polyline>'
-
-
-def _sizes(top: float, about: int) -> tuple[list[tuple[float, str]], str]:
-    """Round sizes from zero up to ``top`` bytes, each with its share of it, and their unit."""
-    unit, name = shown_unit(top)
-    return [(tick * unit / top, f"{tick:g}") for tick in _ticks(top / unit, about)], name
-
-
-def _ticks(limit: float, about: int) -> list[float]:
-    """Some round values from zero up to ``limit``."""
-    raw = limit / about
-    power = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
-    return [step * number for number in range(int(limit / step) + 1)]

@@ -169,7 +169,7 @@ def _comparison_answer(figures: Mapping[str, Any], names: tuple[str, str]) -> li
 
 def fill(name: str, **values: Any) -> str:
     """A page out of one of the package's templates; everything put into it is escaped."""
-    return str(_template(name).render(**values))
+    return str(_template(name).render(no_charts=charts.missing(), **values))
 
 
 @functools.cache

@@ -64,7 +64,7 @@ def _mark(event: Event, text: str, label: str) -> charts.Mark:
     kind = KINDS.get(label, _OTHER)
     return charts.Mark(
         at=event.at, label=kind.one or label, letter=kind.letter, style=kind.style,
-        title=f"{text}, after {figure_text.seconds(event.at)}",
+        title=f"{text}, after {figure_text.seconds(event.at)}", strong=kind.style in OF_MEMORY,
     )  # fmt: skip
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from tests.support.run_reports import GIB
-from zerokit.report import run_charts, run_events
+from zerokit.report import charts, run_charts, run_events
 from zerokit.report.schema import RunReport
 
 
@@ -27,14 +29,18 @@ def test_events_are_drawn_with_a_flag_a_line_and_a_legend() -> None:
     events = [{"at": 30.0, "what": "evaluation"}, {"at": 50.0, "what": "save", "times": 2},
               {"at": 51.0, "what": "retry", "times": 3}]  # fmt: skip
     chart = str(run_charts.memory_over_time(run(rank(0, events=events))))
-    lines = re.findall(r'<line class="event (\S+)" x1="([\d.]+)".*?<title>(.*?)</title>', chart)
-    assert sorted(lines) == [
-        ("e-evaluation", "300.0", "evaluation, after 30.0 s"),
-        ("e-retry", "510.0", "3 allocation retries, after 51.0 s"),
-        ("e-save", "500.0", "2 saves, after 50.0 s"),
-    ]
-    flags = re.findall(r'<span class="flag (\S+)" style="left:[\d.]+%;top:([\d.]+)rem', chart)
-    assert flags == [("e-retry", "0.0"), ("e-save", "1.3"), ("e-evaluation", "0.0")]  # the save's is lower
+    titles = ["evaluation, after 30.0 s", "2 saves, after 50.0 s", "3 allocation retries, after 51.0 s"]
+    for width in charts.WIDTHS:
+        (svg,) = re.findall(rf'<svg class="w{width}".*?</svg>', chart)
+        lines = dict(re.findall(r'<path d="M ([\d.]+) [\d.]+ L \1 [\d.]+"[^>]*><title>(.*?)</title>', svg))
+        assert sorted(lines.values()) == sorted(titles), "a line for each"
+        at = {title: float(x) for x, title in lines.items()}
+        evaluation, save, retry = (at[title] for title in titles)
+        assert (save - evaluation) / (retry - save) == pytest.approx(20, rel=0.2)
+        flags = re.findall(r'<text[^>]* y="([\d.]+)"[^>]*>(\w)<title>(.*?)</title>', svg)
+        assert {(letter, title) for _, letter, title in flags} == set(zip("ESR", titles, strict=True))
+        heights = {letter: float(y) for y, letter, _ in flags}
+        assert heights["S"] < heights["R"] - 11, "close to the retry's, so above it"
     assert {"allocation retry", "save", "evaluation"} <= set(re.findall(r"</span>([a-z ]+)</li>", chart))
     assert "evaluation, 1 marked" in chart
 
@@ -74,5 +80,6 @@ def test_a_table_ends_with_what_it_leaves_out_and_unknown_kinds_are_shown() -> N
     rows = run_events.table(found, found.ranks[0])
     assert len(rows) == 101 and rows[-1] == ("…", "", "22 more are in report.json")
     chart = str(run_charts.memory_over_time(found))
-    assert chart.count('<span class="flag e-skipped" style') == 3 * 20  # as many as have room
+    flags = [len(re.findall(r">•<title>", svg)) for svg in re.findall(r"<svg.*?</svg>", chart)]
+    assert 20 < flags[0] < flags[1] < flags[2] <= 120  # as many as have room
     assert "<b>" not in chart and "&lt;b&gt;new" in chart
