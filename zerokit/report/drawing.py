@@ -141,7 +141,8 @@ class Canvas:
             (start, low), end - start, high - low, facecolor=self.colour(style), linewidth=0, zorder=layer,
             clip_on=False,
         )  # fmt: skip
-        self._axes.add_patch(self._titled(patch, title))
+        self._axes.add_patch(patch)
+        self._titled(patch, title)
 
     def span(self, start: float, end: float, *, style: str, title: str) -> None:
         """A stretch from left to right, shaded over the whole height, behind everything."""
@@ -189,7 +190,8 @@ class Canvas:
         dot = Ellipse(
             (across, up), width, height, facecolor=self.colour(style), linewidth=0, zorder=3, clip_on=False
         )
-        self._axes.add_patch(self._titled(dot, title))
+        self._axes.add_patch(dot)
+        self._titled(dot, title)
 
     def text(
         self, left: float, top: float, text: str, *, style: str = "ink", align: str = "left", most: int = 0
@@ -203,12 +205,11 @@ class Canvas:
             color=self.colour(style), parse_math=False,
         )  # fmt: skip
 
-    def _titled(self, artist: Artist, title: str) -> Artist:
-        """The artist, with what a browser shows when the pointer is on it."""
+    def _titled(self, artist: Artist, title: str) -> None:
+        """Give the artist what a browser shows when the pointer is on it."""
         if title:
             artist.set_gid(f"title-{len(self._titles)}")
             self._titles.append(_readable(title))
-        return artist
 
     def svg(self, name: str) -> str:
         """The drawing as an ``<svg>`` element of the class ``name``, without ids, styles or links."""
