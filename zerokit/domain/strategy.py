@@ -119,6 +119,8 @@ class Saving:
         weights_bytes: on disk, of the model that ``save_model`` writes (of adapters: theirs alone); 0 where
             it writes none that load.
         checkpoint_bytes: on disk, of one DeepSpeed checkpoint, all ranks' files together.
+        frozen_bytes: of ``checkpoint_bytes``, the frozen weights; a Trainer that trains adapters leaves them
+            out.
         host_bytes: on the node of rank 0, beside what training holds there: the gathered weights.
         seconds: to gather the weights and copy them to the host; 0 where nothing is gathered.
     """
@@ -127,6 +129,7 @@ class Saving:
     checkpoint_bytes: int
     host_bytes: int
     seconds: float
+    frozen_bytes: int = 0
 
 
 @frozen_dataclass

@@ -8,6 +8,7 @@ Read from DeepSpeed 0.19.8 and compared with real checkpoints of two CPU ranks (
   one module's weights are whole at a time, no more than its forward pass gathered.
 * ``save_checkpoint`` writes for every rank its part of the fp32 master weights and of the optimizer's states
   (``_save_zero_checkpoint``, engine.py:5549), and below ZeRO-3 the weights once more (``_save_checkpoint``).
+  A Trainer leaves the frozen weights under adapters out (Transformers 5.23, trainer.py:3550).
 """
 
 from __future__ import annotations
@@ -38,12 +39,23 @@ def saving(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) ->
     model_bytes = total * element_bytes
     gathers = stage == 3 and settings.zero.gather_16bit_weights_on_model_save
     weights_bytes = trainable * (4 if stage == 3 else element_bytes) if adapters else model_bytes
+    frozen = _frozen_bytes(shape, job, element_bytes)
     return Saving(
         weights_bytes=0 if stage == 3 and not gathers else weights_bytes,
-        checkpoint_bytes=checkpoint_bytes(total, trainable, settings),
+        checkpoint_bytes=checkpoint_bytes(trainable, trainable, settings) + frozen,
+        frozen_bytes=frozen,
         host_bytes=model_bytes if gathers else 0,
         seconds=_gather_seconds(model_bytes, cluster) if gathers else 0.0,
     )
+
+
+def _frozen_bytes(shape: ModelShape, job: Job, element_bytes: int) -> int:
+    """The base weights under adapters as they are stored: linear layers of the blocks packed, or not."""
+    if job.method == "full":
+        return 0
+    packed = job.packed_base_bytes if job.packed_base_bytes is not None else element_bytes
+    tables = shape.parameters - shape.block_parameters
+    return round(packed * shape.block_parameters + element_bytes * tables)
 
 
 def checkpoint_bytes(parameters: int, trainable: int, settings: DeepSpeedSettings) -> int:

@@ -202,8 +202,9 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
     warnings = [f"warning: {line}" for line in (*deepspeed_note(), *_pipeline(options.facts, chosen))]
     if writes_here:
         warnings += disk_space.warnings(
-            chosen, options.user_arguments, options.file.values if options.file else None
-        )
+            chosen, options.user_arguments, options.file.values if options.file else None,
+            is_trainer=options.style == "trainer",
+        )  # fmt: skip
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
         warnings.append(
             "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "

@@ -16,7 +16,11 @@ _OUTPUT_OPTIONS = (
 
 
 def warnings(
-    chosen: Mapping[str, Any], arguments: Sequence[str], values: Mapping[str, object] | None = None
+    chosen: Mapping[str, Any],
+    arguments: Sequence[str],
+    values: Mapping[str, object] | None = None,
+    *,
+    is_trainer: bool = False,
 ) -> list[str]:
     """What must be said where the free space is less than weights and one checkpoint take.
 
@@ -24,6 +28,8 @@ def warnings(
         chosen: the strategy of a ``plan.yaml``; one written before plans knew what saves take says nothing.
         arguments: the script's own, of which an output folder is taken; without one, the working directory.
         values: of the file that the arguments name, where they name none themselves.
+        is_trainer: the script trains with a Trainer, which leaves the frozen weights under adapters out of
+            its checkpoints.
     """
     estimate = chosen.get("estimate")
     saving = estimate.get("saving") if isinstance(estimate, Mapping) else None
@@ -32,6 +38,9 @@ def warnings(
     weights, checkpoint = (saving.get(f"{kind}_bytes") for kind in ("weights", "checkpoint"))
     if not isinstance(weights, int) or not isinstance(checkpoint, int):
         return []
+    frozen = saving.get("frozen_bytes")
+    if is_trainer and isinstance(frozen, int):
+        checkpoint -= frozen
     folder = output_folder(arguments, values or {})
     try:
         existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -40,11 +49,10 @@ def warnings(
         return []
     if free >= weights + checkpoint:
         return []
-    folder_name = "the working directory" if folder == Path() else str(folder)
-    shortage = "the weights alone do not" if free < weights else "the weights and a checkpoint do not"
     return [
-        f"warning: {shortage} fit {folder_name}: {format_gib(free, 1)} are free there; a DeepSpeed "
-        f"checkpoint takes {format_gib(checkpoint, 1)}, the weights {format_gib(weights, 1)}"
+        f"warning: {folder.absolute()} has {format_gib(free, 1)} free: if the script saves the planned model "
+        f"there, its weights take {format_gib(weights, 1)} and each DeepSpeed checkpoint "
+        f"{format_gib(checkpoint, 1)}"
     ]
 
 

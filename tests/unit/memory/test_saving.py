@@ -115,14 +115,31 @@ def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(shutil, "disk_usage", usage)
     chosen = {"estimate": {"saving": {"weights_bytes": 15 * GIB, "checkpoint_bytes": 90 * GIB}}}
     (said,) = disk_space.warnings(chosen, ["--lr", "1", "--output_dir", str(tmp_path / "not" / "yet")])
-    assert "weights and a checkpoint do not fit" in said and "20.0 GiB are free" in said
+    assert f"{tmp_path / 'not' / 'yet'} has 20.0 GiB free: if the script saves the planned model" in said
+    assert "its weights take 15.0 GiB and each DeepSpeed checkpoint 90.0 GiB" in said
     assert asked == [tmp_path]
     chosen["estimate"]["saving"]["checkpoint_bytes"] = 4 * GIB
     assert disk_space.warnings(chosen, []) == []
     chosen["estimate"]["saving"]["weights_bytes"] = 21 * GIB
-    assert "the weights alone do not fit" in disk_space.warnings(chosen, ["--output_dir=x"])[0]
+    assert "x has 20.0 GiB free: " in disk_space.warnings(chosen, ["--output_dir=x"])[0]
     assert disk_space.warnings({"estimate": {"saving": None}}, []) == []
     assert disk_space.warnings({}, []) == []
+
+
+def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("plan", "--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "rtx-4090", "--seq-len", "2048")
+    body = answer(capsys, *asked, "--method", "qlora")
+    takes = body["chosen"]["estimate"]["saving"]
+    # QLoRA's paper: NF4 holds 4.5 bits a weight without its second quantisation; the two tables stay in 16
+    tables = 2 * 128_256 * 4_096
+    assert takes["frozen_bytes"] == pytest.approx((WEIGHTS - tables) * 4.5 / 8 + tables * 2, rel=1e-3)
+    adapters = 41_943_040  # rank 16 on the seven linear layers of 32 blocks, each weight + 3 of Adam
+    assert takes["checkpoint_bytes"] - takes["frozen_bytes"] == pytest.approx(adapters * 14, rel=0.2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(GIB, 0, GIB))
+    assert disk_space.warnings(body["chosen"], [], is_trainer=True) == []
+    assert "each DeepSpeed checkpoint 6." in disk_space.warnings(body["chosen"], [])[0]
 
 
 def test_a_folder_that_the_scripts_file_names_counts(
@@ -138,5 +155,5 @@ def test_a_folder_that_the_scripts_file_names_counts(
     Path("x.yaml").write_text(f"output_dir: {tmp_path / 'far'}\n")
     for words in (["--config", "x.yaml"], ["--config", "x.yaml", "--output_dir", "near"], []):
         run(["launch", "--dry-run", "--device", "cpu", "--accept-mismatch", "train.py", *words])
-        named = {0: "the working directory", 2: str(tmp_path / "far"), 4: "near"}[len(words)]
-        assert f"a checkpoint do not fit {named}: " in capsys.readouterr().err
+        named = {0: tmp_path, 2: tmp_path / "far", 4: tmp_path / "near"}[len(words)]
+        assert f"warning: {named} has " in capsys.readouterr().err.replace("\n  ", " ")
