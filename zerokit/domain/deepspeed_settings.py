@@ -102,6 +102,8 @@ class DeepSpeedSettings:
         return 4 if self.precision == "fp32" or self.torch_autocast else 2
 
 
+AUTO = "auto"
+"""What a file says where a Trainer or Accelerate is to put the value."""
 _ZERO_KEYS = {
     "contiguous_gradients": "contiguous_gradients",
     "reduce_scatter": "reduce_scatter",
@@ -166,11 +168,20 @@ def _bf16(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return _block(config, "bfloat16" if config.get("bf16") is None else "bf16")
 
 
+def _enabled(config: Mapping[str, Any]) -> dict[str, object]:
+    return {"bf16": _bf16(config).get("enabled"), "fp16": _block(config, "fp16").get("enabled")}
+
+
 def _precision(config: Mapping[str, Any]) -> str:
-    for name, block in (("bf16", _bf16(config)), ("fp16", _block(config, "fp16"))):
-        if block.get("enabled") is True:
-            return name
-    return "fp32"
+    return next((name for name, enabled in _enabled(config).items() if enabled is True), "fp32")
+
+
+def open_precisions(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """``bf16``, ``fp16``: which of them a Trainer's arguments decide, since the file says ``"auto"``."""
+    enabled = _enabled(config)
+    if True in enabled.values():
+        return ()
+    return tuple(name for name, value in enabled.items() if value == AUTO)
 
 
 def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
@@ -181,8 +192,8 @@ def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
     Raises:
         InputError: a value of the wrong kind.
     """
-    config = {key: value for key, value in config.items() if value != "auto"}
-    zero_block = {k: v for k, v in _block(config, "zero_optimization").items() if v != "auto"}
+    config = {key: value for key, value in config.items() if value != AUTO}
+    zero_block = {k: v for k, v in _block(config, "zero_optimization").items() if v != AUTO}
     zero_values: dict[str, Any] = {}
     for name, key in _ZERO_KEYS.items():
         value = zero_block.get(key, zero_block.get(name))  # DeepSpeed takes the name without "stage3_" too

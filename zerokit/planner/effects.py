@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zerokit.domain.strategy import Strategy
+from zerokit.domain.deepspeed_settings import AUTO, open_precisions
 from zerokit.errors import InputError
 
 Options = Mapping[str, Any]
@@ -86,6 +87,11 @@ def refuse_beside_file(options: Options, config: Mapping[str, Any]) -> None:
     Raises:
         InputError: names the option, and the key of the file.
     """
+    left_open = {
+        "precision": bool(open_precisions(config)),
+        "gradient_accumulation": config.get("gradient_accumulation_steps") == AUTO,
+    }
+    decided = (name for name in IN_FILE if not left_open.get(name))
     unread = {
         "micro_batch": config.get("train_micro_batch_size_per_gpu"),
         "global_batch": config.get("train_batch_size"),
@@ -93,7 +99,7 @@ def refuse_beside_file(options: Options, config: Mapping[str, Any]) -> None:
         if isinstance(config.get("optimizer"), dict)
         else None,
     }
-    for name in (*IN_FILE, *(name for name, value in unread.items() if value not in (None, "auto"))):
+    for name in (*decided, *(name for name, value in unread.items() if value not in (None, AUTO))):
         if is_given(options, name):
             raise InputError(f"⟨{name}⟩: the file of ⟨deepspeed⟩ decides it; leave it out")
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.client_optimizers import with_optimizer
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings, from_config
+from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
+from zerokit.planner import auto_values
 from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.losses import refuse_strategy
 from zerokit.planner.request import resolve_optimizer
@@ -101,7 +102,9 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
         raise InputError(f"{refused.message}; {refused.fix}")
     checkpointing = pins.checkpointing or "none"
     if file is not None:
-        settings, notes = _with_batch(file, layout.data, pins, request.job)
+        settings, notes = auto_values.filled(file.config, file.settings, request)
+        completed = StrategyFile(path=file.path, config=file.config, settings=settings)
+        settings, batch_notes = _with_batch(completed, layout.data, pins, request.job)
         if settings.client_optimizer is not None:
             refuse_placement(request.job, settings.zero.stage, settings.zero.offload_optimizer.device)
         if tensor != settings.autotp_size:
@@ -115,7 +118,7 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
             checkpointing=checkpointing,
         )
         refuse_strategy(request.job, strategy)
-        return strategy, notes
+        return strategy, (*notes, *batch_notes)
     return _default_strategy(request, layout, checkpointing)
 
 
@@ -168,7 +171,8 @@ def _with_batch(
         value = file.config.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
-    train, steps = number("train_batch_size"), number("gradient_accumulation_steps")
+    train = number("train_batch_size")
+    steps = number("gradient_accumulation_steps") or pins.gradient_accumulation
     micro = number("train_micro_batch_size_per_gpu") or pins.micro_batch
     train = train or (job.global_batch if micro is None or steps is None else None)
     notes = []
@@ -179,4 +183,6 @@ def _with_batch(
         notes.append("micro-batch 1: the file does not say; give ⟨micro_batch⟩")
     if steps is None:
         steps = max(1, train // micro // ranks) if train is not None else 1
+        if train is None and file.config.get("gradient_accumulation_steps") == AUTO:
+            notes.append('accumulation 1: the file says "auto"; give ⟨gradient_accumulation⟩')
     return replace(file.settings, micro_batch=micro, gradient_accumulation=steps), tuple(notes)
