@@ -28,6 +28,10 @@ from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, sta
 from zerokit.units import GIB
 from zerokit.values import frozen_dataclass
 
+CLOSED_FORM = "analytic"
+"""``basis`` of these estimates."""
+ACTIVATIONS_WITHIN = 0.25
+"""Of the activations, how far the closed form may be from a trace."""
 ASSUMPTION = "memory in closed form, not traced: activations within about 10-25 %"
 _FP32 = 4.0
 _16_BIT = 2.0
@@ -357,7 +361,7 @@ def _finish(
         host_components=on_host,
         nvme_bytes_per_node=on_nvme(host, per_node),
         assumptions=(ASSUMPTION,),
-        basis="analytic",
+        basis=CLOSED_FORM,
     )
 
 

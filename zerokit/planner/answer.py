@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
-from zerokit.memory.components import label
+from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
+from zerokit.memory.components import Component, label
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.timing.ranges import SURE
@@ -31,9 +32,21 @@ def fits(planned: PlannedStrategy) -> str:
     room = available - required
     amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {device}"
     if planned.fits:
+        unsure = _unsure_bytes(planned)
+        if room < unsure:
+            headroom = f"{format_gib(room, 1).removesuffix(' GiB')} ± {format_gib(unsure, 1)} headroom"
+            return f"May fit: {amounts}, {headroom}"
         return f"Fits: {amounts}, {format_gib(room, 1)} headroom"
     short = f", {format_gib(-room, 1)} too much" if room < 0 else "; the host's memory does not suffice"
     return f"Does NOT fit: {amounts}{short}"
+
+
+def _unsure_bytes(planned: PlannedStrategy) -> float:
+    """How far an estimate that was not traced may be off."""
+    memory = planned.candidate.memory
+    if memory.basis != CLOSED_FORM:
+        return 0.0
+    return ACTIVATIONS_WITHIN * memory.worst.components.get(Component.ACTIVATIONS.value, 0)
 
 
 def pace(planned: PlannedStrategy) -> str:

@@ -112,7 +112,7 @@ class Source:
             self.profile = (
                 cached_profile if self.profile is None else store.merged([self.profile, cached_profile])
             )
-        self.notes["estimate"] = "for traced memory, run `zerokit estimate` with these options once"
+        self.notes["estimate"] = "to trace the model: `zerokit estimate` with these options; then plan again"
 
     def _knows(self, profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         """Whether a trace is at hand: for a user's own model exactly the one that is needed."""
@@ -190,7 +190,7 @@ class Model:
             )
         estimate = estimate_analytic(self.source.shape, job, strategy, cluster)
         notes = tuple(dict.fromkeys(self.source.notes.values()))
-        return replace(estimate, assumptions=(*notes, *estimate.assumptions)) if notes else estimate
+        return replace(estimate, assumptions=(*estimate.assumptions, *notes)) if notes else estimate
 
     def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:
         """A bound from below on the estimate's ``min_vram_bytes``; 0 where none is known."""
