@@ -154,7 +154,7 @@ def _on_gpus(
             kind="cuda",
             ranks=ranks,
             gpu_indexes=tuple(range(ranks)),
-            why=f"{ranks} GPU{plural}, which {'are' if plural else 'is'} not here",
+            why=f"{ranks} GPU{plural} of another machine",
             warning=f"{missing}; this is what a machine with {ranks} GPU{plural} would run; here the launch "
             "would stop with exit code 13",
         )

@@ -88,7 +88,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         configured = _from_plan(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
-    notes += [*configured.notes, *_warnings(plan, target)]
+    notes += [*configured.notes, *_several_nodes(plan, placement), *_warnings(plan, target)]
     threads, threads_note = host_threads.threads_of_rank(configured.config, placement, os.environ)
     notes += [threads_note] if threads_note is not None else []
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
@@ -226,6 +226,16 @@ def _predicted(plan: PlanFile | None, kind: str) -> int | None:
         return None
     value = _mapping(plan.chosen.get("estimate")).get("peak_allocated_bytes")
     return value if isinstance(value, int) else None
+
+
+def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
+    """Said of a plan for several machines where the launch is on this one alone."""
+    if plan is None or plan.nodes == 1 or placement.hosts is not None or placement.slurm is not None:
+        return []
+    return [
+        f"warning: the plan is for {plan.nodes} nodes, and this launch is on one machine: inside a Slurm job "
+        f"of {plan.nodes} nodes it runs `srun torchrun` on each, and ⟨hostfile⟩ FILE names other machines"
+    ]
 
 
 def _warnings(plan: PlanFile | None, target: Target) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.emit import plan_file
 from zerokit.emit.files import DEEPSPEED_NAMES
@@ -246,3 +247,14 @@ def test_what_plan_writes_is_linted_first() -> None:
     yaml_text = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  zero_stag: 1\n"
     with pytest.raises(RuntimeError, match="accelerate-ignored-key"):
         verify({"accelerate.yaml": yaml_text}, ranks=8)
+
+
+def test_a_dry_run_on_one_machine_says_that_the_plan_is_for_several(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    needs("deepspeed")
+    make_plan(capsys)
+    Path("train.py").write_text("import deepspeed\ndeepspeed.initialize()\n")
+    assert run(["launch", "--dry-run", "--device", "cuda", "train.py"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "warning: the plan is for 4 nodes, and this launch is on one machine" in said
