@@ -43,6 +43,7 @@ OPTIMIZER_PARAMS: Mapping[str, Mapping[str, Any]] = {
 neither memory nor step time depends on their values (``momentum`` of SGD excepted)."""
 
 # stage -> ((field of ZeroSettings, key in the JSON, why), ...), in the order written
+_TRAINERS_CLIPPING = 1.0  # TrainingArguments.max_grad_norm (Transformers 5.23, training_args.py)
 _BUCKETS = "sized for this model: larger buckets send fewer messages and take more memory"
 _COMMON = (
     ("contiguous_gradients", "contiguous_gradients", "one gradient buffer; avoids fragmentation in backward"),
@@ -186,8 +187,9 @@ def trainer_arguments(strategy: Strategy) -> list[str]:
     arguments = [
         "--per_device_train_batch_size", str(settings.micro_batch),
         "--gradient_accumulation_steps", str(settings.gradient_accumulation),
-        "--max_grad_norm", str(settings.gradient_clipping),
     ]  # fmt: skip
+    if settings.gradient_clipping != _TRAINERS_CLIPPING:
+        arguments += ["--max_grad_norm", str(settings.gradient_clipping)]
     if settings.precision != "fp32":
         arguments += [f"--{settings.precision}", "True"]
     if settings.client_optimizer is not None:

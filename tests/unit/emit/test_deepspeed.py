@@ -93,6 +93,13 @@ def test_trainer_arguments_name_what_the_trainer_must_be_told() -> None:
     assert pairs["--bf16"] == "True" and pairs["--gradient_checkpointing"] == "True"
 
 
+@pytest.mark.parametrize(("clipping", "arguments"), [(1.0, []), (0.5, ["--max_grad_norm", "0.5"])])
+def test_a_trainer_is_told_of_clipping_that_is_not_its_default(clipping: float, arguments: list[str]) -> None:
+    settings = DeepSpeedSettings(precision="fp32", gradient_clipping=clipping)
+    told = trainer_arguments(Strategy(settings=settings, data_parallel=2))
+    assert told[4:] == arguments
+
+
 def _leaves(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for key, value in config.items():
