@@ -66,6 +66,7 @@ def parts(
 def _tables(run: RunReport, width: int) -> list[RenderableType]:
     """Peaks and steps of the ranks, and predicted beside measured or each phase's peak."""
     tables: list[RenderableType] = [_rank_table(run)] if width >= _WIDE else _narrow_rank_tables(run)
+    tables += _predicted_alone(run)
     predicted = run.predicted_vs_measured
     if predicted:
         tables.append(_predicted_table(predicted))
@@ -116,7 +117,7 @@ def _rank_table(run: RunReport) -> RenderableType:
     table.add_column("state")
     for name in _memory_columns(run):
         table.add_column(name, justify="right")
-    table.add_column("peak in")
+    table.add_column(_peak_column(run))
     table.add_column("steps", justify="right")
     table.add_column("step time", justify="right")
     expected = run.expected_bytes
@@ -145,9 +146,9 @@ def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
         if name != "retries":
             column = name.replace("device used", "device").replace(" memory", "")
             memory.add_column(column, justify="right", no_wrap=True)
-    names = ["rank", *([] if on else ["host"]), "peak in", "steps", "step time"]
+    names = ["rank", *([] if on else ["host"]), _peak_column(run), "steps", "step time"]
     for name in (*names, *(["retries"] if run.on_gpu else [])):
-        steps.add_column(name, justify="left" if name in ("host", "peak in") else "right", no_wrap=True)
+        steps.add_column(name, justify="left" if name.startswith(("host", "peak")) else "right", no_wrap=True)
     expected = run.expected_bytes
     for rank in ranks:
         state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
@@ -163,6 +164,22 @@ def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
     if any(rank.not_measured for rank in ranks):
         tables.insert(1, Text(f"{_NOT_MEASURED_SHORT}: not measured", style="dim"))
     return tables
+
+
+def _peak_column(run: RunReport) -> str:
+    """A process keeps what its tensors free: its memory stays near its peak from some phase on."""
+    return "peak in" if run.on_gpu else "peak from"
+
+
+def _predicted_alone(run: RunReport) -> list[RenderableType]:
+    """Which ranks were predicted, where others were not."""
+    predicted, expected = run.predicted_vs_measured, run.expected_bytes
+    alone = [rank for rank, value in expected.items() if value is not None]
+    if predicted is None or not alone or len(alone) == len(run.ranks):
+        return []
+    why = ": a rehearsal runs one of several alike" if predicted.predicted_by == "rehearsal" else ""
+    names = ", ".join(map(str, alone))
+    return [Text(f"predicted for rank{'s' if len(alone) > 1 else ''} {names} alone{why}", style="dim")]
 
 
 def _memory_columns(run: RunReport) -> list[str]:
@@ -273,7 +290,7 @@ def warnings(run: RunReport) -> list[str]:
             lines.append(f"rank {rank.rank} was restarted {rank.restarts} times; the last life is shown")
     told = run.predicted_vs_measured.differences if run.predicted_vs_measured else []
     texts = {difference.text for difference in told}  # which stand below the table
-    return lines[:20] + [problem for problem in run.problems if problem not in texts][:20]
+    return lines[:20] + [f"problem: {text}" for text in run.problems if text not in texts][:20]
 
 
 def _leak_text(rank: RankReport, leak: Leak) -> str:

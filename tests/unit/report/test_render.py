@@ -69,7 +69,14 @@ def test_on_cpu_ranks_host_memory_is_compared(tmp_path):
     compared = report_of(tmp_path, 2, {"chosen": offloading})["predicted_vs_measured"]
     assert compared["peak_bytes"]["predicted"] == 5 * GIB  # and a half of what the node holds
     text = shown(report)
-    assert "allocated" not in text.splitlines()[2] and "host memory" in text.splitlines()[2]
+    header = text.splitlines()[2]
+    assert "allocated" not in header and "host memory" in header and "peak from" in header
+    assert "predicted for" not in text
+    plan["chosen"]["estimate"]["per_rank"][0]["ranks"] = [1]
+    alone = report_of(tmp_path, 2, plan)
+    assert "predicted for rank 1 alone\n" in shown(alone)
+    alone["predicted_vs_measured"]["predicted_by"] = "rehearsal"
+    assert "predicted for rank 1 alone: a rehearsal runs one of several alike" in shown(alone)
 
 
 def test_a_cpu_rank_that_never_began_deepspeed_is_compared_with_nothing(tmp_path):
