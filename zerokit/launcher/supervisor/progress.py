@@ -307,7 +307,8 @@ class Progress:
             return f"starting {len(self.ranks)} ranks ({format_seconds(time.monotonic() - self.started_at)})"
         parts = [f"{len(reporting)} of {len(self.ranks)} ranks"] if len(reporting) < len(self.ranks) else []
         phases = {str(state.last.get("phase")) for state in reporting if state.last.get("phase")}
-        parts.append(f"step {self.steps}" + (f" ({', '.join(sorted(phases)[:3])})" if phases else ""))
+        named = ("ranks in " if len(phases) > 1 else "") + ", ".join(sorted(phases)[:3])
+        parts.append(f"step {self.steps}" + (f" ({named})" if phases else ""))
         parts.extend(_activities(reporting)[:_MOST_ACTIVITIES])
         pace = self.seconds_per_step()
         if pace is not None:
@@ -323,7 +324,8 @@ class Progress:
         if not states:
             return []
         worst = max(states, key=lambda state: int(state.last[name]))
-        text = f"rank {worst.rank}: {format_gib(worst.last[name])} {'GPU peak' if on_gpu else 'host memory'}"
+        subject = f"most memory: rank {worst.rank}," if len(states) > 1 else f"rank {worst.rank}:"
+        text = f"{subject} {format_gib(worst.last[name])} {'GPU peak' if on_gpu else 'host memory'}"
         if on_gpu and predicted_peak_bytes:
             text += f" of {format_gib(predicted_peak_bytes)} predicted"
         return [text]

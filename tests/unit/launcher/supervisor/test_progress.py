@@ -122,11 +122,12 @@ def test_a_hang_on_one_of_several_hosts_names_it(tmp_path: Path, monkeypatch: py
 def test_the_status_line_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(tmp_path, monkeypatch)
     gib = 1 << 30
-    ranks.write(0, steps=3, phase="forward", peak_allocated_bytes=10 * gib, alloc_retries=0)
+    ranks.write(0, steps=3, phase="backward", peak_allocated_bytes=10 * gib, alloc_retries=0)
     ranks.write(1, steps=3, phase="forward", peak_allocated_bytes=11 * gib, alloc_retries=0)
     ranks.progress.poll()
     line = ranks.progress.line(12 * gib)
-    assert "step 3 (forward)" in line and "rank 1: 11.00 GiB GPU peak of 12.00 GiB predicted" in line
+    assert "step 3 (ranks in backward, forward)" in line
+    assert "most memory: rank 1, 11.00 GiB GPU peak of 12.00 GiB predicted" in line
     assert "!" not in line and "/step" not in line
     assert "! rank 1 is 10% above the prediction" in ranks.progress.line(10 * gib)
     leak = {"memory": "gpu", "bytes_per_step": gib / 1000, "growth_bytes": gib, "first_step": 1,
