@@ -253,8 +253,11 @@ def _listed(title: str, notes: Sequence[str], listed: Sequence[str], *, cut: boo
     if not listed:
         return []
     hidden = len(notes) - sum(note in notes for note in listed)
-    more = f" ({hidden} more: --explain)" if hidden else " (in full: --explain)" if cut else ""
     lines = [bullets([note]) for note in listed]
+    cut = cut and any(rest for _, *rest in lines)
+    missing = [f"{hidden} more"] if hidden else []
+    missing += ["all in full" if hidden else "in full"] if cut else []
+    more = f" ({', '.join(missing)}: --explain)" if missing else ""
     if cut:
         lines = [[_ended(first) if rest else first] for first, *rest in lines]
     return [heading(title + more), *(line for part in lines for line in part)]

@@ -120,8 +120,8 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
     total = sequences * cluster.gpus
     return total, (
         f"global batch {total} sequences, {total * job.seq_len:,} tokens a step: ⟨global_batch⟩ not given; "
-        f"{sequences} sequence{'s' if sequences > 1 else ''} per GPU come nearest to {_TARGET_TOKENS:,} "
-        f"tokens with 1 to {_MOST_SEQUENCES_PER_GPU} sequences per GPU"
+        f"{sequences} per GPU is as near to {_TARGET_TOKENS:,} tokens a step as powers of two up to "
+        f"{_MOST_SEQUENCES_PER_GPU} come"
     )
 
 
