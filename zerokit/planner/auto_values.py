@@ -47,7 +47,8 @@ def _precision(
         precision = "fp32"
     arguments = " or ".join(f"--{name}" for name in names)
     return precision, (
-        f'precision {precision}: the file says "auto", so the Trainer\'s {arguments} decides; give ⟨precision⟩',
+        f'precision {precision}: the file says "auto", so the Trainer\'s {arguments} decides; give '
+        "⟨precision⟩",
     )
 
 

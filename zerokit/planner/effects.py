@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from zerokit.domain.strategy import Strategy
 from zerokit.domain.deepspeed_settings import AUTO, open_precisions
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 
 Options = Mapping[str, Any]
