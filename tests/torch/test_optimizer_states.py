@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_iter  # noqa: E402
 
+from zerokit.catalog import models, profiles  # noqa: E402
 from zerokit.domain.client_optimizers import CLIENT_OPTIMIZERS  # noqa: E402
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings  # noqa: E402
+from zerokit.domain.profile import Variant  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
+from zerokit.memory.rank_model import rank_model  # noqa: E402
+from zerokit.memory.replay.model_states import second_state_bytes  # noqa: E402
 from zerokit.memory.replay.optimizers import optimizer_temporaries, optimizer_values  # noqa: E402
 from zerokit.planner.request import resolve  # noqa: E402
 from zerokit.rules.trainer_optimizers import NOT_MODELLED, TAKEN_AS  # noqa: E402
@@ -107,3 +112,26 @@ def test_transformers_adafactor_keeps_of_a_flat_partition_what_torchs_does() -> 
     optimizer.step()
     kept = sum(tensor.numel() for tensor in state_tensors(optimizer, parameter)) / ELEMENTS
     assert kept == pytest.approx(optimizer_values(DeepSpeedSettings(optimizer="Adafactor")), abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["pythia-70m", "gpt2", "smollm2-135m"])
+def test_what_muon_steps_with_adam_is_what_deepspeed_flags(name: str) -> None:
+    """Vectors, embeddings and heads by their names: GPT-2's wte is a matrix to it."""
+    deepspeed = pytest.importorskip("deepspeed")
+    transformers = pytest.importorskip("transformers")
+    config = dict(models.load(name).hf_config)
+    with torch.device("meta"):
+        real = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+        )
+    deepspeed.set_optimizer_flags(SimpleNamespace(optimizer_name="muon", optimizer_params={}), real)
+    by_adam = sum(p.numel() for p in real.parameters() if not p.use_muon)
+    profile = profiles.load(name)
+    assert profile is not None
+    trace = profile.trace(Variant(), 512)
+    assert trace is not None
+    held = rank_model(profile, Variant(), trace)
+    assert held.numel_beside_matrices == by_adam
+    muon, adam = (DeepSpeedSettings(optimizer=kind) for kind in ("Muon", "AdamW"))
+    assert second_state_bytes(held, muon, held.trainable_numel) == 4 * by_adam
+    assert second_state_bytes(held, adam, held.trainable_numel) == 0

@@ -10,7 +10,13 @@ from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import HostComponent
 from zerokit.memory.rank_model import ElementBytes, RankModel
-from zerokit.memory.replay.model_states import on_device, share_bytes, shares, stepped_tensors
+from zerokit.memory.replay.model_states import (
+    on_device,
+    second_state_bytes,
+    share_bytes,
+    shares,
+    stepped_tensors,
+)
 from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, optimizer_values
 from zerokit.memory.replay.partition import Partition
 from zerokit.units import MIB
@@ -70,7 +76,8 @@ def _stage12(
         HostComponent.GRADIENTS: pinned(part.size * element_bytes.master, pin),
         HostComponent.STAGING: pinned(part.size * element_bytes.parameter, pin),
         HostComponent.OFFLOAD_BUFFER: pinned(largest * element_bytes.parameter, pin),
-        HostComponent.OPTIMIZER_STATES: part.size * optimizer_bytes(settings),
+        HostComponent.OPTIMIZER_STATES: part.size * optimizer_bytes(settings)
+        + second_state_bytes(model, settings, part.size),
     }
     # async_accumulate_grad_in_cpu_via_gpu: whole parameters, unless the master's gradients are as narrow;
     # stage 1 accumulates on the GPU, and so does stage 2 in fp32 (_use_compact_grad_partition_buffer)
@@ -114,7 +121,8 @@ def _stage3(
         components[HostComponent.GRADIENT_PARTITION] = pinned(
             trainable * element_bytes.accumulation, optimizer.pin_memory
         )
-        components[HostComponent.OPTIMIZER_STATES] = on_host * optimizer_bytes(settings)
+        states = on_host * optimizer_bytes(settings) + second_state_bytes(model, settings, on_host)
+        components[HostComponent.OPTIMIZER_STATES] = states
     elif optimizer.device == "nvme":
         states = 1 + optimizer_values(settings)
         components[HostComponent.NVME_OPTIMIZER] = trainable * 4 * (states + 1)

@@ -76,6 +76,15 @@ class RankModel:
         return tuple(p.numel for p in self.trainable)
 
     @cached_property
+    def numel_beside_matrices(self) -> int:
+        """Trainable elements of vectors, embeddings and the head."""
+        return sum(
+            p.numel
+            for p in self.trainable
+            if len(p.shape) < 2 or any(word in p.name.lower() for word in ("embed", "lm_head"))
+        )
+
+    @cached_property
     def largest(self) -> int:
         """Elements of the largest trainable parameter."""
         return max(self.trainable_sizes, default=0)

@@ -16,7 +16,7 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.planner import auto_values
 from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.losses import refuse_strategy
-from zerokit.planner.request import resolve_optimizer
+from zerokit.planner.request import note_on_optimizer, resolve_optimizer
 from zerokit.search.plan import choose_precision, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, layout_violation, refuse_placement
@@ -105,6 +105,7 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
         settings, notes = auto_values.filled(file.config, file.settings, request)
         completed = StrategyFile(path=file.path, config=file.config, settings=settings)
         settings, batch_notes = _with_batch(completed, layout.data, pins, request.job)
+        notes = (*notes, *note_on_optimizer(settings.optimizer))
         if settings.client_optimizer is not None:
             refuse_placement(request.job, settings.zero.stage, settings.zero.offload_optimizer.device)
         if tensor != settings.autotp_size:

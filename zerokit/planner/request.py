@@ -241,7 +241,17 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
         right = str(details["instead"])
         fix = right if right.startswith("write") else "use Adam, AdamW, Adagrad, Lamb, Lion or Muon"
         raise InputError(f"⟨optimizer⟩ {name}: it is neither a DeepSpeed optimizer nor in torch.optim; {fix}")
-    return name, []
+    return name, note_on_optimizer(name)
+
+
+def note_on_optimizer(name: str | None) -> list[str]:
+    """What is not modelled of one that DeepSpeed makes (runtime/zero/stage_1_and_2.py:410, 0.19.8)."""
+    if (name or "").lower() != "muon":
+        return []
+    return [
+        "Muon's step is timed as AdamW's, without the products that make its updates orthogonal; the buffers "
+        "through which it gathers whole matrices, up to 256 MiB, are not counted"
+    ]
 
 
 def _of_client_optimizer(name: str, client: ClientOptimizer) -> list[str]:

@@ -10,7 +10,13 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.memory.components import Component
 from zerokit.memory.rank_model import ElementBytes, RankModel
 from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
-from zerokit.memory.replay.optimizers import client, optimizer_name, optimizer_temporaries, state_bytes
+from zerokit.memory.replay.optimizers import (
+    client,
+    optimizer_bytes,
+    optimizer_name,
+    optimizer_temporaries,
+    state_bytes,
+)
 from zerokit.memory.replay.partition import Partition
 from zerokit.values import frozen_dataclass
 
@@ -35,6 +41,17 @@ class Persistent:
     def total(self) -> int:
         """All of them."""
         return sum(self.components.values())
+
+
+def second_state_bytes(model: RankModel, settings: DeepSpeedSettings, owned: int) -> int:
+    """Of ``owned`` trainable elements: what DeepSpeed's Muon keeps beyond one momentum, 0 of all others.
+
+    What is no matrix, and embeddings and the head, it steps with Adam, which keeps two values
+    (deepspeed/__init__.py:369, ``set_optimizer_flags``).
+    """
+    if optimizer_name(settings) != "muon" or client(settings) is not None or not model.trainable_numel:
+        return 0
+    return optimizer_bytes(settings) * model.numel_beside_matrices * owned // model.trainable_numel
 
 
 def _first_adagrad_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
@@ -114,11 +131,13 @@ def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, r
             components[Component.MASTER_WEIGHTS] = trainable * element_bytes.master
             components[Component.OPTIMIZER_STATES] = state_bytes(
                 settings, stepped_tensors(model, settings, part, ranks)
-            )
+            ) + second_state_bytes(model, settings, trainable)
             components[Component.GRADIENT_PARTITION] = trainable * element_bytes.accumulation
         elif on_gpu:
             components[Component.MASTER_WEIGHTS] = on_gpu * element_bytes.master
-            components[Component.OPTIMIZER_STATES] = state_bytes(settings, [on_gpu])
+            components[Component.OPTIMIZER_STATES] = state_bytes(settings, [on_gpu]) + second_state_bytes(
+                model, settings, on_gpu
+            )
             components[Component.FP32_GRADIENT] = on_gpu * element_bytes.master
         if zero.contiguous_gradients:
             components[Component.GRADIENT_BUCKET] = zero.reduce_bucket_size * sum(
@@ -135,11 +154,12 @@ def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, r
             components[Component.MASTER_WEIGHTS] = 4 * model.trainable_numel
         components[Component.OPTIMIZER_STATES] = state_bytes(
             settings, stepped_tensors(model, settings, part, ranks)
-        )
+        ) + second_state_bytes(model, settings, model.trainable_numel)
         return Persistent(components=components)
     if zero.offload_optimizer.device == "none":
         components[Component.MASTER_WEIGHTS] = part.size * element_bytes.master
-        components[Component.OPTIMIZER_STATES] = state_bytes(settings, [part.size])
+        states = state_bytes(settings, [part.size]) + second_state_bytes(model, settings, part.size)
+        components[Component.OPTIMIZER_STATES] = states
         if runs_bf16_optimizer(settings):
             components[Component.FP32_GRADIENT] = part.size * part.count * 4
     else:
