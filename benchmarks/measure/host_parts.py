@@ -184,6 +184,7 @@ def memory_rates(device: torch.device) -> dict[str, float]:
     found = {
         "fp32 in place": _rate(lambda: wide.mul_(1.0), 8 * _ELEMENTS),
         "fp32 to bf16": _rate(lambda: half.copy_(wide), 6 * _ELEMENTS),
+        "fp32 to fresh bf16": _rate(lambda: wide.to(torch.bfloat16), 6 * _ELEMENTS),
         "bf16 to fp32": _rate(lambda: wide.copy_(half), 6 * _ELEMENTS),
         "norm": _rate(lambda: wide.norm(2), 4 * _ELEMENTS),
     }

@@ -34,6 +34,8 @@ class Prices:
         collective, copy: over the link.
         cpu_adam: of an optimizer step on the host.
         kernel_kind: what a reader calls it.
+        slowed: how many times as long its kernels take beside a collective, whose kernels hold
+            multiprocessors; no seconds.
     """
 
     host: Callable[[IssuedOperator], float]
@@ -42,6 +44,7 @@ class Prices:
     copy: Callable[[IssuedOperator], float]
     cpu_adam: Callable[[IssuedOperator], float]
     kernel_kind: Callable[[IssuedOperator], str] = field(default=lambda event: event.kind)
+    slowed: Callable[[IssuedOperator], float] = field(default=lambda event: 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,7 @@ class Lanes:
         self._streams: dict[int, float] = defaultdict(float)
         self._kernels: dict[int, float] = defaultdict(float)
         self._links = {"collective": 0.0, operators.TO_DEVICE: 0.0, operators.TO_HOST: 0.0}
+        self._collectives_began = 0.0
         self._marks: dict[tuple[str, int], float] = {}
         self._queue: deque[tuple[float, int]] = deque()
         self._queued = 0
@@ -163,6 +167,7 @@ class Lanes:
         took = self._prices.kernel(event)
         stream = event.stream
         begin = max(self._streams[stream], self.host + ARRIVAL_SECONDS)
+        took = self._beside_collectives(event, begin, took)
         for lane, busy_until in self._kernels.items():
             if lane != stream and busy_until > begin:
                 self._kernels[lane] += took
@@ -170,6 +175,15 @@ class Lanes:
         self._streams[stream] = self._kernels[stream] = begin + took
         self._parts[self._prices.kernel_kind(event)] += took
         self._enqueue(begin + took, event.launches)
+
+    def _beside_collectives(self, event: IssuedOperator, begin: float, took: float) -> float:
+        """Seconds of a kernel of ``took`` seconds, of which those beside collectives do less."""
+        alone = max(0.0, self._collectives_began - begin)
+        together = self._links["collective"] - begin - alone
+        if together <= 0 or alone >= took:
+            return took
+        slowed = self._prices.slowed(event)
+        return alone + min((took - alone) * slowed, took - alone + together * (1 - 1 / slowed))
 
     def _enqueue(self, done: float, launches: int) -> None:
         self._queue.append((done, launches))
@@ -182,6 +196,8 @@ class Lanes:
     def _reduce(self, event: IssuedOperator) -> None:
         took = self._prices.collective(event)
         begin = max(self._links["collective"], self._streams[event.stream], self.host + ARRIVAL_SECONDS)
+        if begin > self._links["collective"]:
+            self._collectives_began = begin
         done = self._links["collective"] = begin + took
         self._parts["collective"] += took
         if event.handle:

@@ -19,6 +19,8 @@ readings on two hosts of H200s, 8.4 to 13.1 GB/s whatever the threads (``host-pa
 _TWO_PASSES = ("allreduce",)
 _ADAM_RATES = {"fast": 6.5e9, "slow": 2.1e9}
 """Weights that CPU Adam steps a second, of a node; fast: 32 cores of an H200's host (``host-parts.json``)."""
+_LARGE_TEMPORARY_BYTES = 1 << 25
+"""From where on glibc gives memory back when it is freed, so that it is new each time (``mallopt(3)``)."""
 _MEMORY = {"fast": 460e9, "": 240e9, "slow": 120e9}
 """Bytes a second, read and written, that elementwise operators on the host reach, of a node. What eight busy
 ranks reached together (``Constants.cast_seconds``: 6 bytes a weight in 0.2 ns for each); fast: 32 cores of an
@@ -106,6 +108,8 @@ def step_time(
             note += f"; of {ranks} ranks the slowest sets the pace: {slowest:.2f}"
     if offloaded:
         note += "; CPU Adam steps with an equal share of the node's cores for each rank (OMP_NUM_THREADS)"
+    if any(_from_fresh_memory(event) for event in events):
+        note += "; first touches of temporary memory on the host are not counted"
     if guessed:
         note += "; how fast the host steps and copies offloaded states is not known either"
     return StepTime(
@@ -118,6 +122,13 @@ def step_time(
         note=note,
         by_host_factor=() if guessed else _rising(ends, slowest, played),
     )
+
+
+def _from_fresh_memory(event: IssuedOperator) -> bool:
+    """Whether it moves a large temporary to the GPU: a page of new memory takes the kernel longer than the
+    copy, by how much was measured on no GPU machine."""
+    large = event.bytes_read >= _LARGE_TEMPORARY_BYTES
+    return event.kind == operators.TO_DEVICE and event.layout == operators.PAGEABLE and large
 
 
 def _rising(
@@ -201,6 +212,7 @@ def prices(
         copy=links.copy,
         cpu_adam=links.cpu_adam,
         kernel_kind=kernel_prices.kind,
+        slowed=lambda event: kernel_prices.slowed(event, ranks),
     )
 
 

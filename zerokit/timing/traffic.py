@@ -101,8 +101,9 @@ class Traffic:
         offload = self._offload(strategy)
         busy = work.seconds
         # what crosses per micro-batch runs beside compute where DeepSpeed overlaps
-        exposed = _overlap(busy, flow.per_micro, flow.overlapped, self.constants.overlap_loss)
-        loss = self.constants.overlap_loss
+        slowing = self.constants.overlap_loss * self._gpu_paced(work)
+        exposed = _overlap(busy, flow.per_micro, flow.overlapped, slowing)
+        loss = self.constants.copy_overlap_loss
         extra_pcie = offload["gradients_per_micro"]
         extra_pcie += _overlap(busy + exposed, offload["weights_per_micro"], True, loss)
         extra_nvme = _overlap(busy + exposed + extra_pcie, offload["nvme_per_micro"], True, loss)
@@ -273,6 +274,13 @@ class Traffic:
         send = 2 * way.seconds(size * 2 / strategy.sequence_parallel)
         parts[way.kind] = parts.get(way.kind, 0.0) + settings.gradient_accumulation * send
         parts["bubble"] = (p - 1) * (max(0.0, per_micro - work.head_seconds) + send)
+
+    def _gpu_paced(self, work: Work) -> float:
+        """What a micro-batch grows by for each second that the GPU takes longer: the slope of the smooth
+        maximum of GPU and host."""
+        power = 1.0 if self.cluster.gpu.name == "cpu" else self.constants.launch_join
+        share = min(1.0, work.gpu_seconds / work.seconds) if work.seconds else 1.0
+        return math.pow(share, power - 1)
 
     # ---------------------------------------------------------------- the step itself
 

@@ -11,13 +11,14 @@ ISSUE, KERNEL, MESSAGE, COPY, ADAM = 1.0, 10.0, 100.0, 50.0, 200.0
 ARRIVAL = lanes.ARRIVAL_SECONDS
 
 
-def prices(issue: float = ISSUE, kernel: float = KERNEL) -> lanes.Prices:
+def prices(issue: float = ISSUE, kernel: float = KERNEL, slowed: float = 1.0) -> lanes.Prices:
     return lanes.Prices(
         host=lambda event: issue,
         kernel=lambda event: kernel,
         collective=lambda event: MESSAGE,
         copy=lambda event: COPY,
         cpu_adam=lambda event: ADAM,
+        slowed=lambda event: slowed,
     )
 
 
@@ -65,6 +66,27 @@ def test_a_collective_runs_beside_kernels_until_somebody_waits_for_it():
     # 100 s of message beside 50 s of kernels, or before them
     assert lanes.play(overlapped, prices()).seconds == pytest.approx(MESSAGE + ISSUE + ARRIVAL)
     assert lanes.play(at_once, prices()).seconds == pytest.approx(MESSAGE + 5 * KERNEL + ISSUE + ARRIVAL)
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(20, 250.0), (21, 260.0), (4, 100.0), (6, 110.0)])
+def test_kernels_beside_a_collective_take_longer(count, seconds):
+    events = [collective(1), *kernels(count), IssuedOperator(operators.JOIN, "wait", handle=1), SYNCHRONIZE]
+    # beside the 100 s of message, at half their speed, 50 s of kernels are done
+    played = lanes.play(events, prices(issue=0.0, slowed=2.0))
+    assert played.seconds == pytest.approx(seconds + ARRIVAL)
+
+
+def test_a_kernel_is_slowed_only_while_the_collective_runs():
+    record = IssuedOperator(operators.RECORD, "event", handle=7)
+    wait = IssuedOperator(operators.WAIT_EVENT, "event", stream=1, handle=7)
+    message = collective(1)._replace(stream=1)
+    join = IssuedOperator(operators.JOIN, "wait", handle=1)
+    before, beside, after = (kernels(1) for _ in range(3))
+    played = lanes.play(
+        [*before, record, wait, message, *beside, join, *after, SYNCHRONIZE], prices(issue=0.0, slowed=2.0)
+    )
+    assert played.gpu_seconds == pytest.approx(KERNEL + 2 * KERNEL + KERNEL)
+    assert played.seconds == pytest.approx(KERNEL + MESSAGE + KERNEL + ARRIVAL)
 
 
 def test_kernels_of_two_streams_share_the_gpu():

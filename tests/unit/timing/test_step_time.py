@@ -214,6 +214,29 @@ def test_below_stage_3_gradients_are_all_reduced(stage: int, micros: int) -> Non
     assert seconds == pytest.approx(passes * 7 / 8 * 2 * shape.parameters / 1e9, rel=0.02)
 
 
+def test_a_collective_slows_the_kernels_beside_it_where_they_set_the_pace() -> None:
+    """Seconds of link that a hidden gather costs, over those it takes alone."""
+    shape, rate = shape_of("llama-3.1-8b"), Calibration(allreduce_bytes_per_second=200e9)
+
+    def share(micro: int) -> float:
+        hidden, alone = (
+            step(
+                shape,
+                stage=3,
+                micro=micro,
+                calibration=rate,
+                zero=ZeroSettings(stage=3, overlap_comm=overlap),
+            )
+            for overlap in (True, False)
+        )
+        return hidden.parts["link"] / alone.parts["link"]
+
+    assert share(16) == pytest.approx(HUGGING_FACE.overlap_loss, rel=0.02)
+    # of short kernels the host sets the pace
+    tiny = share(1)
+    assert 0 < tiny < 0.9 * HUGGING_FACE.overlap_loss
+
+
 @pytest.mark.parametrize(
     ("stage", "accumulation", "down", "up"),
     [(1, 1, 4, 0), (2, 1, 4, 0), (3, 1, 6, 2), (1, 4, 4, 0), (2, 4, 12, 8), (3, 4, 12, 8)],
