@@ -97,8 +97,10 @@ class Evaluated:
             monkeypatch.setattr(
                 dataloader._BaseDataLoaderIter, name, getattr(dataloader._BaseDataLoaderIter, name)
             )
-        phases = SimpleNamespace(phase="eval", enough=False, inside=lambda *phases: nullcontext())
-        self.context: Any = SimpleNamespace(machine=machine, phases=phases)
+        self.phases = SimpleNamespace(
+            phase="eval", enough=False, evaluates=False, steps=0, inside=lambda *phases: nullcontext()
+        )
+        self.context: Any = SimpleNamespace(machine=machine, phases=self.phases)
         self.ledger.enter("eval")
         data_loaders.ending(self.context)
 
@@ -122,6 +124,25 @@ def test_an_evaluation_that_breaks_off_leaves_nothing_behind(monkeypatch: pytest
     assert evaluated.run(loader, 100) == 8  # cut, and told whole
     assert evaluated.ledger.allocated_bytes == 0
     assert evaluated.ledger.peaks["eval"].allocated_bytes >= 100 << 20
+
+
+def test_an_evaluation_of_the_scripts_own_goes_on_after_enough_was_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between its batches no phase says so; one that keeps the last outputs needs more than one."""
+    evaluated = Evaluated(monkeypatch)
+    evaluated.ledger.enter("other")
+    evaluated.phases.__dict__.update(phase="other", enough=True, evaluates=True)
+    loader = dataloader.DataLoader(list(range(100)))
+    assert evaluated.run(loader, 100) == 8
+    evaluated.phases.evaluates = False
+    assert evaluated.run(loader, 100) == 1
+    evaluated.phases.evaluates = True  # a model that trains in this mode: each batch is a step
+    batches = iter(loader)
+    next(batches)
+    evaluated.phases.steps += 1
+    with pytest.raises(StopIteration):
+        next(batches)
 
 
 def test_a_second_evaluation_with_persistent_workers_sees_batches_too(

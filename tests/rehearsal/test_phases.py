@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
 from zerokit.rehearsal.process.adapters import deepspeed as adapter  # noqa: E402
+from zerokit.rehearsal.process.adapters import training  # noqa: E402
 from zerokit.rehearsal.process.allocator import AllocatorSettings  # noqa: E402
+from zerokit.rehearsal.process.context import Context  # noqa: E402
 from zerokit.rehearsal.process.ledger import GpuMemory  # noqa: E402
 from zerokit.rehearsal.process.phases import Phases  # noqa: E402
 
@@ -57,3 +59,25 @@ def test_what_follows_a_reference_pass_is_of_the_training_forward(monkeypatch: p
     ledger.hold(MIB, "kept")
     assert ledger.peaks["forward"].allocated_bytes == 8 * MIB
     assert ledger.peaks["other"].allocated_bytes == MIB
+
+
+def test_local_sgd_is_seen_until_the_step_after_the_weights_were_averaged() -> None:
+    warned: list[str] = []
+    machine: Any = SimpleNamespace(ledger=GpuMemory(AllocatorSettings()), warn=warned.append)
+    phases = Phases(machine, 3)
+
+    class LocalSGD:
+        """Accelerate's, of two processes."""
+
+        def __init__(self, steps: int) -> None:
+            self.local_sgd_steps = steps
+
+    training.local_sgd(Context(machine, phases), SimpleNamespace(LocalSGD=LocalSGD))  # type: ignore[arg-type]
+    LocalSGD(4)
+    done = []
+    while not phases.enough:
+        phases.step_done()
+        done.append(phases.repeats)
+    assert done == [False] * 5 + [True] and not warned
+    LocalSGD(500)
+    assert "every 500 steps" in warned[0]

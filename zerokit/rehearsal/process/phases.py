@@ -61,6 +61,7 @@ class Phases:
         self._machine = machine
         self._ledger = machine.ledger
         self.most_steps = most_steps
+        self._fewest_steps = FEWEST_STEPS
         self.steps = 0
         self.enough = False
         self.repeats = False
@@ -73,6 +74,7 @@ class Phases:
         self.on_step: Callable[[int], None] | None = None
         self.recorder: Recorder | None = None
         self._enough_at = 0
+        self._last_called: Callable[[], torch.nn.Module | None] = lambda: None
         self._in_backward = 0
         self._before_eval = ""
         self._whole: list[str] = []
@@ -103,7 +105,18 @@ class Phases:
             self._whole.pop()
             self._ledger.enter(self._whole[-1] if self._whole else after or before)
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether the script has put the model that it called last into evaluation mode."""
+        model = self._last_called()
+        return model is not None and not model.training
+
     # ---------------------------------------------------------------- steps
+
+    def see_at_least(self, steps: int) -> None:
+        """Something in the script comes every so many steps only."""
+        self._fewest_steps = max(self._fewest_steps, steps)
+        self.most_steps = max(self.most_steps, steps)
 
     def step_done(self) -> None:
         """An optimizer step was applied.
@@ -117,7 +130,7 @@ class Phases:
             self.on_step(self.steps)
         if not self.enough:
             alike = len({"generate" in peaks for peaks in (*self._step_peaks, step)}) == 1
-            self.repeats = self.steps >= FEWEST_STEPS and alike and _of_step(self._step_peaks[-1], step)
+            self.repeats = self.steps >= self._fewest_steps and alike and _of_step(self._step_peaks[-1], step)
             if (self.repeats and self.repeats_end) or self.steps >= self.most_steps:
                 self.enough, self._enough_at = True, self.steps
         if self.recorder is not None:
@@ -169,7 +182,7 @@ class Phases:
                 return call(self, *args, **kwargs)
             stack = phases.modules.stack
             if not stack:
-                phases._outermost_call()
+                phases._outermost_call(self)
             stack.append(self)
             try:
                 return call(self, *args, **kwargs)
@@ -180,7 +193,9 @@ class Phases:
 
         torch.nn.Module.__call__ = called
 
-    def _outermost_call(self) -> None:
+    def _outermost_call(self, module: torch.nn.Module) -> None:
+        if next(module.parameters(), None) is not None:
+            self._last_called = weakref.ref(module)
         if self.has_engine or self._whole or self._in_backward:
             return
         if torch.is_grad_enabled():

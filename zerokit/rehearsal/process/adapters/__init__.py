@@ -26,6 +26,7 @@ Adapter = Callable[[Context, ModuleType], None]
 
 ADAPTERS: dict[str, Adapter] = {
     "accelerate.accelerator": training.accelerator,
+    "accelerate.local_sgd": training.local_sgd,
     "bitsandbytes.cextension": bitsandbytes.native_library,
     "datasets.arrow_dataset": datasets.preparation,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,

@@ -44,7 +44,8 @@ class _Evaluation:
         ledger = self._machine.ledger
         self.given += 1
         self._levels.append(ledger.allocated_bytes)
-        self._peaks.append(ledger.peaks["eval"].allocated_bytes)
+        peak = ledger.peaks.get("eval")
+        self._peaks.append(peak.allocated_bytes if peak is not None else 0)
         if self._held is not None:
             self.release()
         elif self.given == EVALUATION_BATCHES:
@@ -86,7 +87,7 @@ def _growth(sizes: list[int]) -> int | None:
 
 
 def ending(context: Context, *, whole_evaluations: bool = False) -> None:
-    """An iterator gives one batch more at most when enough was seen, and inside of an evaluation
+    """An iterator gives one batch more at most when enough was seen, and in an evaluation
     :data:`EVALUATION_BATCHES`, unless evaluations are to be whole."""
     cls = dataloader._BaseDataLoaderIter
     original = cls.__next__
@@ -109,8 +110,12 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
             if not whole_evaluations:
                 in_evaluation(self)
         elif phases.enough:
+            # a script's own evaluation: its model is called after the batch came, and no step is taken
+            steps = self.__dict__.setdefault("_zerokit_steps_then", phases.steps)
             late = self.__dict__["_zerokit_late"] = self.__dict__.get("_zerokit_late", 0) + 1
-            if late > 1:
+            if phases.evaluates and phases.steps == steps:
+                in_evaluation(self)
+            elif late > 1:
                 raise StopIteration
         return original(self)
 
@@ -122,6 +127,7 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
         """With persistent workers one iterator serves every evaluation."""
         self.__dict__.pop("_zerokit_evaluation", None)
         self.__dict__.pop("_zerokit_late", None)
+        self.__dict__.pop("_zerokit_steps_then", None)
         return reset(self, *args, **kwargs)
 
     cls._reset = again

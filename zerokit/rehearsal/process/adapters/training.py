@@ -15,6 +15,9 @@ from zerokit.rehearsal.process.context import Context
 _MOST_REPEATED_BYTES = 256 << 20
 """Larger outputs of an evaluation stay as they are: a copy for each row of the data set may not fit."""
 
+_MOST_LOCAL_STEPS = 16
+"""Of local SGD between two averages of the weights, which are then rehearsed."""
+
 
 def _inside(context: Context, cls: Any, name: str, phase: str, after: str | None = None) -> None:
     original = getattr(cls, name, None)
@@ -44,6 +47,25 @@ def accelerator(context: Context, module: ModuleType) -> None:
     cls.prepare = prepared
     for name in ("save_state", "save_model", "get_state_dict"):
         _inside(context, cls, name, "save")
+
+
+def local_sgd(context: Context, module: ModuleType) -> None:
+    """Weights are averaged every so many steps, into new tensors: the step after that is seen too."""
+    cls = module.LocalSGD
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def initialised(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        steps = getattr(self, "local_sgd_steps", 0)  # of one process it has none
+        if steps <= _MOST_LOCAL_STEPS:
+            context.phases.see_at_least(steps + 2)
+        else:
+            context.machine.warn(
+                f"weights are averaged every {steps} steps: not rehearsed, and reserved memory grows with it"
+            )
+
+    cls.__init__ = initialised
 
 
 def trainer(context: Context, module: ModuleType) -> None:
