@@ -147,7 +147,7 @@ def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     block = config.get(key) or {}
     if not isinstance(block, Mapping):
         raise InputError(f"{key}: expected an object, got {block!r}")
-    return block
+    return {name: value for name, value in block.items() if value != AUTO}
 
 
 def _offload(zero: Mapping[str, Any], key: str, default: Offload) -> Offload:
@@ -168,32 +168,23 @@ def _bf16(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return _block(config, "bfloat16" if config.get("bf16") is None else "bf16")
 
 
-def _enabled(config: Mapping[str, Any]) -> dict[str, object]:
-    return {"bf16": _bf16(config).get("enabled"), "fp16": _block(config, "fp16").get("enabled")}
-
-
 def _precision(config: Mapping[str, Any]) -> str:
-    return next((name for name, enabled in _enabled(config).items() if enabled is True), "fp32")
-
-
-def open_precisions(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """``bf16``, ``fp16``: which of them a Trainer's arguments decide, since the file says ``"auto"``."""
-    enabled = _enabled(config)
-    if True in enabled.values():
-        return ()
-    return tuple(name for name, value in enabled.items() if value == AUTO)
+    for name, block in (("bf16", _bf16(config)), ("fp16", _block(config, "fp16"))):
+        if block.get("enabled") is True:
+            return name
+    return "fp32"
 
 
 def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
     """Read the settings from a DeepSpeed JSON (already parsed).
 
-    Values DeepSpeed would take from a command line (``"auto"``) count as absent.
+    A value that is left to the script (``"auto"``) counts as absent.
 
     Raises:
         InputError: a value of the wrong kind.
     """
     config = {key: value for key, value in config.items() if value != AUTO}
-    zero_block = {k: v for k, v in _block(config, "zero_optimization").items() if v != AUTO}
+    zero_block = _block(config, "zero_optimization")
     zero_values: dict[str, Any] = {}
     for name, key in _ZERO_KEYS.items():
         value = zero_block.get(key, zero_block.get(name))  # DeepSpeed takes the name without "stage3_" too

@@ -14,7 +14,7 @@ from zerokit.report.predicted import PredictedAgain
 from zerokit.report.what_ran import Difference
 from zerokit.temporary import temporary_folder
 
-_FROM_THE_FILE = frozenset((*IN_FILE, "micro_batch", "global_batch", "optimizer", "tp"))
+_FROM_THE_FILE = frozenset((*IN_FILE, "tp"))
 """Options that the plan's DeepSpeed configuration decides, which the estimate is made of."""
 _ADAPTERS = ("lora_rank", "lora_targets")
 

@@ -1,71 +1,198 @@
-"""What a Trainer or Accelerate puts where a DeepSpeed file says ``"auto"``.
+"""What a DeepSpeed file leaves to the script that reads it: keys that say ``"auto"``, or that it lacks.
 
-Sizes as Transformers 5.23 fills them (integrations/deepspeed.py:202); precision follows the Trainer's
-arguments, which a file does not tell.
+A Trainer fills them from TrainingArguments and Accelerate from its plugin, so an estimate of the file alone
+takes an option, else what is likely, and names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings, open_precisions
+from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings
 from zerokit.errors import InputError
 from zerokit.search.plan import choose_precision
 from zerokit.search.request import Request
 from zerokit.values import replace
 
+LEFT_OPEN = ": the file "
+"""In every note about a value that the file leaves open, behind the value."""
 
-def filled(
-    config: Mapping[str, Any], settings: DeepSpeedSettings, request: Request
+
+_STAGE = 2
+"""Of a file whose stage is ``"auto"`` (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin)."""
+_SAYS_AUTO = f'{LEFT_OPEN}says "auto"'
+_BUCKETS = {
+    "reduce_bucket": "reduce_bucket_size",
+    "prefetch_bucket": "stage3_prefetch_bucket_size",
+    "persistence": "stage3_param_persistence_threshold",
+}
+"""Option -> key that a Trainer and Accelerate fill from the hidden size."""
+_NO_MEMORY = ("optimizer.params.", "scheduler.", "gradient_clipping", "steps_per_print", "autotuning.")
+"""Keys whose value moves neither memory nor time."""
+
+
+def open_options(config: Mapping[str, Any]) -> frozenset[str]:
+    """The options that a DeepSpeed JSON leaves to whoever reads it."""
+    zero = _block(config, "zero_optimization")
+    found = {option for option, key in _BUCKETS.items() if zero.get(key) == AUTO}
+    if _open_precisions(config):
+        found.add("precision")
+    if zero.get("stage") == AUTO:
+        found.add("zero")
+    for name in ("offload_optimizer", "offload_param"):
+        if _block(zero, name).get("device") == AUTO:
+            found |= {name, "nvme"}
+    if config.get("gradient_accumulation_steps") == AUTO:
+        found.add("gradient_accumulation")
+    for option, key in (
+        ("micro_batch", "train_micro_batch_size_per_gpu"),
+        ("global_batch", "train_batch_size"),
+    ):
+        if config.get(key) in (None, AUTO):
+            found.add(option)
+    if _block(config, "optimizer").get("type") in (None, AUTO):
+        found.add("optimizer")
+    return frozenset(found)
+
+
+def with_open_values(
+    settings: DeepSpeedSettings, config: Mapping[str, Any], request: Request
 ) -> tuple[DeepSpeedSettings, tuple[str, ...]]:
-    """The settings of a file with its ``"auto"`` values filled, and what was assumed of them.
+    """The settings with what the file leaves open, batch sizes apart, and a note for each.
 
     Raises:
-        InputError: a precision that the file does not leave open.
+        InputError: a precision that the GPU lacks, or that the file turns off.
     """
-    precision, notes = _precision(config, settings, request)
-    zero, more = _sizes(config, settings.zero, request.shape.hidden)
-    return replace(settings, precision=precision, zero=zero), (*notes, *more)
+    notes: list[str] = []
+    precision, note = _precision(settings.precision, config, request)
+    notes += note
+    zero = _zero(settings.zero, config, request, notes)
+    zero = _with_buckets(zero, config, request, notes)
+    if settings.optimizer is None and settings.client_optimizer is None:
+        notes.append(f"optimizer AdamW{LEFT_OPEN}names none, so the script makes it; ⟨optimizer⟩ to change")
+    notes += (f"{key}{_SAYS_AUTO}, which nobody fills; DeepSpeed's default" for key in _unfilled(config))
+    return replace(settings, precision=precision, zero=zero), tuple(notes)
 
 
-def _precision(
-    config: Mapping[str, Any], settings: DeepSpeedSettings, request: Request
-) -> tuple[str, tuple[str, ...]]:
-    names = open_precisions(config)
-    if not names:
-        return settings.precision, ()
-    asked = request.precision  # "auto" where it is not given
-    if asked not in ("auto", "fp32", *names):
-        raise InputError(
-            f"⟨precision⟩ {asked}: the file of ⟨deepspeed⟩ leaves only {' and '.join(names)} open"
+def batch_note(config: Mapping[str, Any], key: str, value: int) -> tuple[str, ...]:
+    """What to say of a batch size per GPU or an accumulation that no option and no batch decides."""
+    says = config.get(key) == AUTO
+    if key == "gradient_accumulation_steps":
+        if not says:
+            return ()
+        what, option, argument = "gradient accumulation", "gradient_accumulation", f"--{key}, 1"
+    else:
+        what, option, argument = "micro-batch", "micro_batch", "--per_device_train_batch_size, 8"
+    why = f'says "auto" (a Trainer\'s {argument} unless given)' if says else "does not say"
+    return (f"{what} {value}{LEFT_OPEN}{why}; give ⟨{option}⟩",)
+
+
+def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    block = config.get(key)
+    return block if isinstance(block, Mapping) else {}
+
+
+def _open_precisions(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Precision -> whether its block says ``"auto"``, rather than that the file has none, which Accelerate
+    adds; empty where the file decides."""
+    bf16 = "bfloat16" if config.get("bf16") is None else "bf16"
+    values = {
+        name: AUTO if config.get(key) == AUTO else _block(config, key).get("enabled")
+        for name, key in (("bf16", bf16), ("fp16", "fp16"))
+        if config.get(key) is not None
+    }
+    if True in values.values() or _block(config, "torch_autocast").get("enabled") is True:
+        return {}
+    return {name: name in values for name in ("bf16", "fp16") if values.get(name, AUTO) == AUTO}
+
+
+def _precision(decided: str, config: Mapping[str, Any], request: Request) -> tuple[str, tuple[str, ...]]:
+    precisions = _open_precisions(config)
+    if not precisions:
+        return decided, ()
+    given = request.precision
+    if given != AUTO:
+        if given not in precisions and given != "fp32":
+            raise InputError(f"⟨precision⟩ {given}: the file of ⟨deepspeed⟩ turns it off; leave it out")
+        return choose_precision(given, request.cluster, request.on_cpu)[0], ()
+    autos = [name for name, says in precisions.items() if says]
+    if not autos:
+        return decided, (
+            f"precision fp32{LEFT_OPEN}names none (Accelerate's mixed_precision, or a Trainer's --bf16, "
+            "would set it); ⟨precision⟩ to change",
         )
-    precision, why = choose_precision(asked, request.cluster, request.on_cpu)
-    if asked != "auto":
-        return precision, (why,)
-    if precision not in names:
-        precision = "fp32"
-    arguments = " or ".join(f"--{name}" for name in names)
-    return precision, (
-        f'precision {precision}: the file says "auto", so the Trainer\'s {arguments} decides; give '
-        "⟨precision⟩",
+    best = choose_precision(AUTO, request.cluster, request.on_cpu)[0]
+    if best not in autos and ("fp16" not in autos or request.on_cpu):
+        lacks = "these CPUs lack" if request.on_cpu else f"{request.cluster.gpu.name} lacks"
+        return "fp32", (f"precision fp32{_SAYS_AUTO} for {autos[0]}, which {lacks} in hardware",)
+    chosen = best if best in autos else "fp16"
+    return chosen, (
+        f"precision {chosen}{_SAYS_AUTO}, which a Trainer's --{chosen} or Accelerate's mixed_precision "
+        "turns on; a run without them is in fp32: ⟨precision⟩ fp32",
     )
 
 
-def _sizes(
-    config: Mapping[str, Any], zero: ZeroSettings, hidden: int
-) -> tuple[ZeroSettings, tuple[str, ...]]:
-    block = config.get("zero_optimization")
-    if not isinstance(block, Mapping):
-        return zero, ()
-    values: dict[str, tuple[str, int]] = {
-        "reduce_bucket_size": ("reduce_bucket_size", hidden * hidden),
+def _zero(zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes: list[str]) -> ZeroSettings:
+    """Stage and offload; what to say is added to ``notes``."""
+    block, pins = _block(config, "zero_optimization"), request.pins
+    if block.get("stage") == AUTO:
+        zero = replace(zero, stage=_STAGE if pins.zero_stage is None else pins.zero_stage)
+        if pins.zero_stage is None:
+            notes.append(
+                f"ZeRO-{_STAGE}{_SAYS_AUTO} for the stage (Accelerate's zero_stage, {_STAGE} unless given; "
+                "deepspeed.initialize alone runs stage 0); ⟨zero⟩ to change"
+            )
+    for name in ("offload_optimizer", "offload_param"):
+        if _block(block, name).get("device") != AUTO:
+            continue
+        device = getattr(pins, name)
+        offload = replace(getattr(zero, name), device=device or "none")
+        zero = replace(zero, **{name: offload})
+        if device is None:
+            notes.append(f"{name} none{_SAYS_AUTO} (Accelerate's {name}_device); ⟨{name}⟩ to change")
+    return zero
+
+
+def _with_buckets(
+    zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes: list[str]
+) -> ZeroSettings:
+    """What a Trainer and Accelerate fill from the hidden size; what to say is added to ``notes``.
+
+    transformers 5.23, integrations/deepspeed.py, ``trainer_config_finalize``; accelerate 1.15,
+    accelerator.py, ``_prepare_deepspeed``. ``deepspeed.initialize`` takes its defaults.
+    """
+    block = _block(config, "zero_optimization")
+    hidden, fixed = request.shape.hidden, request.pins.sizes()
+    values = {
+        "reduce_bucket": ("reduce_bucket_size", "reduce_bucket_size", hidden * hidden),
+        "prefetch_bucket": ("prefetch_bucket_size", "prefetch_bucket_size", int(0.9 * hidden * hidden)),
+        "persistence": ("param_persistence_threshold", "persistence_threshold", 10 * hidden),
     }
-    if zero.stage == 3:
-        values["stage3_prefetch_bucket_size"] = ("prefetch_bucket_size", int(0.9 * hidden * hidden))
-        values["stage3_param_persistence_threshold"] = ("param_persistence_threshold", 10 * hidden)
-    found = {key: value for key, value in values.items() if block.get(key) == AUTO}
-    if not found:
-        return zero, ()
-    note = f'"auto" for {", ".join(found)}: filled as a Trainer does, from the hidden size {hidden:,}'
-    return replace(zero, **dict(found.values())), (note,)
+    filled: list[tuple[str, str]] = []
+    for option, (name, pin, value) in values.items():
+        key = _BUCKETS[option]
+        if block.get(key) != AUTO or zero.stage < (1 if option == "reduce_bucket" else 3):
+            continue
+        zero = replace(zero, **{name: fixed.get(pin, value)})
+        if pin not in fixed:
+            filled.append((f"{key} {value:,}", f"⟨{option}⟩"))
+    if filled:
+        notes.append(
+            f"{', '.join(text for text, _ in filled)}{_SAYS_AUTO}, which a Trainer and Accelerate fill from "
+            f"the hidden size {hidden:,} (deepspeed.initialize takes its defaults); "
+            f"{', '.join(option for _, option in filled)} to change"
+        )
+    return zero
+
+
+def _unfilled(config: Mapping[str, Any]) -> Iterator[str]:
+    """Keys with ``"auto"`` that neither a Trainer nor Accelerate fills, for which DeepSpeed has a default."""
+    from zerokit.linter.deepspeed.autos import autos, fills
+
+    for path in autos(config):
+        key = ".".join(path)
+        if not key.startswith(_NO_MEMORY) and not any(
+            fills(reader, key) for reader in ("trainer", "accelerate")
+        ):
+            yield key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +10,11 @@ from typing import Any, Literal
 from zerokit import planner
 from zerokit.errors import InputError, NothingFits
 from zerokit.fields import as_options
+from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.memory_source import Say
 from zerokit.planner.options import OPTIONS
 from zerokit.units import format_gib
+from zerokit.values import replace
 
 _OF_THE_JOB = ("method", "lora-rank", "lora-targets", "seq-len", "attention")
 """Of a plan's request: what its DeepSpeed file does not say."""
@@ -68,13 +70,17 @@ def whether_accelerate_fits(
         strategy["offload_optimizer"] = block.get("offload_optimizer_device", "none")
     if stage == 3:
         strategy["offload_param"] = block.get("offload_param_device", "none")
+    # DeepSpeed runs in fp32 where it is no or absent, and beside fp8 in bf16 (accelerate 1.15,
+    # utils/dataclasses.py, set_mixed_precision)
     precision = value.get("mixed_precision")
-    if precision in ("bf16", "fp16"):
-        strategy["precision"] = precision
+    strategy["precision"] = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}.get(str(precision), "fp32")
     ranks = world_size or value.get("num_processes")
     job = _given(options, ranks)
     stated = {name: str(value) for name, value in strategy.items() if value not in (None, "auto")}
-    return _fit(job | stated, None, say)
+    fit = _fit(job | stated, None, say)
+    if precision is not None:
+        return fit
+    return replace(fit, message=f"{fit.message}; mixed_precision is not given, so fp32 is taken")
 
 
 def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say) -> Fit:
@@ -98,14 +104,28 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     except NothingFits as error:
         return True, as_options(error.marked)
     peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
+    left_open = _left_open(answer.planned.notes, path)
     if answer.fits is False:
-        return True, f"does not fit: the worst GPU needs {format_gib(answer.min_vram_bytes)} ({peak})"
+        worst = f"the worst GPU needs {format_gib(answer.min_vram_bytes)} ({peak})"
+        return True, f"does not fit: {worst}{left_open}"
     required = f"{format_gib(answer.min_vram_bytes)} required"
-    batch = f"batch size per GPU {answer.planned.candidate.strategy.settings.micro_batch}"
+    settings = answer.planned.strategy.settings
+    job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}"
     if answer.fits is None:
-        return False, f"{required} per GPU ({peak}; {batch}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits"
+        return False, f"{required} per GPU ({job}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits{left_open}"
     available = format_gib(answer.planned.cluster.gpu.driver_vram_bytes)
-    return False, f"fits: {required} of {available} per GPU ({peak}; {batch})"
+    return False, f"fits: {required} of {available} per GPU ({job}){left_open}"
+
+
+def _left_open(notes: Iterable[str], path: str | None) -> str:
+    """What was taken for the keys that the file leaves to the script."""
+    taken = [note.split(LEFT_OPEN)[0] for note in notes if LEFT_OPEN in note]
+    if not taken or path is None:
+        return ""
+    return (
+        f"; left to the script, and taken as: {', '.join(taken)} (`zerokit estimate --deepspeed {path}` "
+        "takes other values)"
+    )
 
 
 def _estimate_options(path: str, options: Mapping[str, Any], world_size: int | str | None) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from zerokit.domain.deepspeed_settings import AUTO, open_precisions
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
+from zerokit.planner.auto_values import open_options
 
 Options = Mapping[str, Any]
 
@@ -19,9 +19,9 @@ _OF_TRAINING = (
 )  # fmt: skip
 IN_FILE = (
     "zero", "offload_optimizer", "offload_param", "precision", "gradient_accumulation", "nvme",
-    *_STAGE_3_SIZES, *_BUCKETS,
+    *_STAGE_3_SIZES, *_BUCKETS, "micro_batch", "global_batch", "optimizer",
 )  # fmt: skip
-"""What a DeepSpeed file decides, and is refused beside one."""
+"""What a DeepSpeed file decides, where it does not leave it to the script."""
 
 
 def is_given(options: Options, name: str) -> bool:
@@ -87,20 +87,9 @@ def refuse_beside_file(options: Options, config: Mapping[str, Any]) -> None:
     Raises:
         InputError: names the option, and the key of the file.
     """
-    left_open = {
-        "precision": bool(open_precisions(config)),
-        "gradient_accumulation": config.get("gradient_accumulation_steps") == AUTO,
-    }
-    decided = (name for name in IN_FILE if not left_open.get(name))
-    unread = {
-        "micro_batch": config.get("train_micro_batch_size_per_gpu"),
-        "global_batch": config.get("train_batch_size"),
-        "optimizer": (config.get("optimizer") or {}).get("type")
-        if isinstance(config.get("optimizer"), dict)
-        else None,
-    }
-    for name in (*decided, *(name for name, value in unread.items() if value not in (None, AUTO))):
-        if is_given(options, name):
+    left_open = open_options(config)
+    for name in IN_FILE:
+        if is_given(options, name) and name not in left_open:
             raise InputError(f"⟨{name}⟩: the file of ⟨deepspeed⟩ decides it; leave it out")
 
 

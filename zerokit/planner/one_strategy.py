@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.client_optimizers import with_optimizer
-from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, from_config
+from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings, from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
-from zerokit.planner import auto_values
+from zerokit.planner.auto_values import batch_note, with_open_values
 from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.losses import refuse_strategy
 from zerokit.planner.request import note_on_optimizer, resolve_optimizer
@@ -102,10 +102,10 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
         raise InputError(f"{refused.message}; {refused.fix}")
     checkpointing = pins.checkpointing or "none"
     if file is not None:
-        settings, notes = auto_values.filled(file.config, file.settings, request)
-        completed = StrategyFile(path=file.path, config=file.config, settings=settings)
-        settings, batch_notes = _with_batch(completed, layout.data, pins, request.job)
-        notes = (*notes, *note_on_optimizer(settings.optimizer))
+        settings, open_notes = with_open_values(file.settings, file.config, request)
+        settings, notes = _with_batch(replace(file, settings=settings), layout.data, pins, request.job)
+        notes = (*open_notes, *notes, *note_on_optimizer(settings.optimizer))
+        _refuse_offload(settings.zero, pins)
         if settings.client_optimizer is not None:
             refuse_placement(request.job, settings.zero.stage, settings.zero.offload_optimizer.device)
         if tensor != settings.autotp_size:
@@ -119,7 +119,7 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
             checkpointing=checkpointing,
         )
         refuse_strategy(request.job, strategy)
-        return strategy, (*notes, *batch_notes)
+        return strategy, notes
     return _default_strategy(request, layout, checkpointing)
 
 
@@ -172,18 +172,35 @@ def _with_batch(
         value = file.config.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
-    train = number("train_batch_size")
+    train = number("train_batch_size") or job.global_batch
     steps = number("gradient_accumulation_steps") or pins.gradient_accumulation
     micro = number("train_micro_batch_size_per_gpu") or pins.micro_batch
-    train = train or (job.global_batch if micro is None or steps is None else None)
-    notes = []
-    if micro is None and train is not None:
-        micro = max(1, train // ranks // (steps or 1))
+    notes = list[str]()
     if micro is None:
-        micro = 1
-        notes.append("micro-batch 1: the file does not say; give ⟨micro_batch⟩")
+        micro = 1 if train is None else max(1, train // ranks // (steps or 1))
+        if train is None or file.config.get("train_micro_batch_size_per_gpu") == AUTO:
+            notes += batch_note(file.config, "train_micro_batch_size_per_gpu", micro)
     if steps is None:
-        steps = max(1, train // micro // ranks) if train is not None else 1
-        if train is None and file.config.get("gradient_accumulation_steps") == AUTO:
-            notes.append('accumulation 1: the file says "auto"; give ⟨gradient_accumulation⟩')
+        steps = 1 if train is None else max(1, train // micro // ranks)
+        if train is None:
+            notes += batch_note(file.config, "gradient_accumulation_steps", steps)
+    if job.global_batch is not None and micro * steps * ranks != job.global_batch:
+        raise InputError(
+            f"⟨global_batch⟩ {job.global_batch} is not {micro} per GPU × {steps} accumulation × {ranks} "
+            f"data-parallel ranks, with {file.path}; leave it out or change the others"
+        )
     return replace(file.settings, micro_batch=micro, gradient_accumulation=steps), tuple(notes)
+
+
+def _refuse_offload(zero: ZeroSettings, pins: Pins) -> None:
+    """Refuse an offload that was given where the file's stage ignores it.
+
+    Raises:
+        InputError: names the option and the stage.
+    """
+    for name, given, least in (
+        ("offload_optimizer", pins.offload_optimizer, 1),
+        ("offload_param", pins.offload_param, 3),
+    ):
+        if given not in (None, "none") and zero.stage < least:
+            raise InputError(f"⟨{name}⟩ {given}: stage {zero.stage} ignores it; use ⟨zero⟩ {least}, or none")

@@ -1,4 +1,4 @@
-"""What an estimate makes of a DeepSpeed file that leaves values to the Trainer."""
+"""What a DeepSpeed file leaves to its script: said with the value that was taken, and an option sets it."""
 
 from __future__ import annotations
 
@@ -9,76 +9,172 @@ from typing import Any
 
 import pytest
 
-from zerokit.errors import InputError
-from zerokit.planner import estimate
-from zerokit.planner.documents import Estimate
+from zerokit.cli import run
 
-OPEN = {
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "bf16": {"enabled": "auto"},
-    "fp16": {"enabled": "auto"},
+JOB = ("--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "h100-sxm-80gb", "--checkpointing", "full")
+HIDDEN = 4096  # of Llama 3.1 8B's config.json
+TRAINERS: dict[str, Any] = {
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+    "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}},
     "zero_optimization": {
-        "stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage": 3, "offload_optimizer": {"device": "auto"}, "offload_param": {"device": "none"},
+        "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
         "stage3_param_persistence_threshold": "auto",
+    },
+}  # fmt: skip
+"""As the documentation of transformers writes its own, the offload apart."""
+LITERAL: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
+    "fp16": {"enabled": False}, "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.999]}},
+    "zero_optimization": {
+        "stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "none"},
+        # transformers 5.23, integrations/deepspeed.py, trainer_config_finalize
+        "reduce_bucket_size": HIDDEN**2, "stage3_prefetch_bucket_size": int(0.9 * HIDDEN**2),
+        "stage3_param_persistence_threshold": 10 * HIDDEN,
     },
 }  # fmt: skip
 
 
-def estimated(folder: Path, config: Mapping[str, Any], gpu: str = "a100-80gb", **options: Any) -> Estimate:
+def _estimate(
+    capsys: pytest.CaptureFixture[str], folder: Path, config: Mapping[str, Any], *options: str
+) -> dict[str, Any]:
     path = folder / "ds.json"
     path.write_text(json.dumps(config))
-    asked = {"model": "llama-3.1-8b", "gpus": 8, "gpu": gpu, "seq_len": 2048, **options}
-    return estimate(asked, deepspeed=path)
+    assert run(["estimate", *JOB, "--deepspeed", str(path), *options, "--json"]) in (0, 3)
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def _said(answer: Mapping[str, Any]) -> list[str]:
+    return [note.split(": the file ")[0] for note in answer["assumptions"] if ": the file " in note]
+
+
+def test_each_auto_is_said_and_its_option_sets_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    taken = _said(_estimate(capsys, tmp_path, TRAINERS))
+    assert taken == [
+        "precision bf16", "offload_optimizer none",
+        f"reduce_bucket_size {HIDDEN**2:,}, stage3_prefetch_bucket_size {int(0.9 * HIDDEN**2):,}, "
+        f"stage3_param_persistence_threshold {10 * HIDDEN:,}",
+        "micro-batch 1", "gradient accumulation 1",
+    ]  # fmt: skip
+    options = ("--precision", "bf16", "--micro-batch", "2", "--gradient-accumulation", "4",
+               "--offload-optimizer", "cpu")  # fmt: skip
+    given, literal = _estimate(capsys, tmp_path, TRAINERS, *options), _estimate(capsys, tmp_path, LITERAL)
+    assert len(_said(given)) == 1 and not _said(literal)
+    assert given["per_rank"] == literal["per_rank"] and given["step_seconds"] == literal["step_seconds"]
+    smaller = _estimate(capsys, tmp_path, TRAINERS, *options, "--reduce-bucket", "1m", "--persistence", "1")
+    assert _said(smaller)[0].startswith("stage3_prefetch_bucket_size")
 
 
 @pytest.mark.parametrize(
-    ("config", "gpu", "precision", "argument"),
+    ("config", "option", "value", "literal"),
     [
-        (OPEN, "a100-80gb", "bf16", "--bf16 or --fp16"),
-        (OPEN, "v100-32gb", "fp16", "--bf16 or --fp16"),
-        ({**OPEN, "fp16": {"enabled": False}}, "v100-32gb", "fp32", "--bf16"),
-        ({**OPEN, "bf16": {"enabled": False}}, "a100-80gb", "fp32", "--fp16"),
-        ({**OPEN, "fp16": {"enabled": True}}, "a100-80gb", "fp16", None),
-        ({"zero_optimization": {"stage": 3}}, "a100-80gb", "fp32", None),  # DeepSpeed's default
+        ({"bf16": {"enabled": "auto"}}, "--precision", "fp32", {"bf16": {"enabled": False}}),
+        ({"fp16": {"enabled": "auto"}}, "--precision", "fp16", {"fp16": {"enabled": True}}),
+        ({"zero_optimization": {"stage": "auto"}}, "--zero", "1", {"zero_optimization": {"stage": 1}}),
     ],
 )
-def test_an_open_precision_is_what_the_gpu_runs_best_and_is_said(
-    config: dict[str, Any], gpu: str, precision: str, argument: str | None, tmp_path: Path
+def test_an_option_says_what_the_file_does_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: dict[str, Any], option: str, value: str,
+    literal: dict[str, Any],
+) -> None:  # fmt: skip
+    rest = {"train_micro_batch_size_per_gpu": 1}
+    given = _estimate(capsys, tmp_path, rest | config, option, value)
+    expected = _estimate(capsys, tmp_path, rest | literal)
+    unlike = _estimate(capsys, tmp_path, rest | config)
+    assert given["per_rank"] == expected["per_rank"]
+    if value != "fp16":  # which is what is taken, too
+        assert unlike["peak_allocated_bytes"] != given["peak_allocated_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "blocks", "taken"),
+    [
+        ("v100-32gb", ("bf16", "fp16"), "fp16"), ("v100-32gb", ("bf16",), "fp32"),
+        ("h200", ("bf16", "fp16"), "bf16"), ("h200", ("fp16",), "fp16"), ("h200", (), "fp32"),
+    ],
+)  # fmt: skip
+def test_the_precision_that_is_taken_is_one_that_the_gpu_has(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, gpu: str, blocks: tuple[str, ...], taken: str
 ) -> None:
-    found = estimated(tmp_path, config, gpu)
-    assert found.planned.strategy.settings.precision == precision
-    said = [note for note in found.assumptions if note.startswith("precision")]
-    if argument is None:
-        assert said == []
-    else:
-        assert said == [
-            f'precision {precision}: the file says "auto", so the Trainer\'s {argument} decides; '
-            "give precision"
-        ]
+    config = {"train_micro_batch_size_per_gpu": 1, **{name: {"enabled": "auto"} for name in blocks}}
+    answer = _estimate(capsys, tmp_path, config, "--gpu", gpu)
+    assert f"precision {taken}" in _said(answer)
 
 
-def test_options_settle_what_the_file_leaves_open(tmp_path: Path) -> None:
-    found = estimated(tmp_path, OPEN, precision="fp16", gradient_accumulation=4, micro_batch=2)
-    settings = found.planned.strategy.settings
-    assert (settings.precision, settings.micro_batch, settings.gradient_accumulation) == ("fp16", 2, 4)
-    assert not any('"auto", so' in note or "; give " in note for note in found.assumptions)
-    with pytest.raises(InputError, match="the file of deepspeed decides it"):
-        estimated(tmp_path, {**OPEN, "bf16": {"enabled": True}}, precision="fp16")
-    with pytest.raises(InputError, match="leaves only bf16 open"):
-        estimated(tmp_path, {**OPEN, "fp16": {}}, precision="fp16")
-    with pytest.raises(InputError, match="the file of deepspeed decides it"):
-        estimated(tmp_path, {**OPEN, "gradient_accumulation_steps": 2}, gradient_accumulation=4)
+@pytest.mark.parametrize(
+    ("config", "options", "named"),
+    [
+        ({"bf16": {"enabled": False}, "fp16": {"enabled": "auto"}}, ("--precision", "bf16"),
+         "--precision bf16: the file of --deepspeed turns it off"),
+        ({"bf16": {"enabled": True}}, ("--precision", "fp32"), "--precision: the file of --deepspeed"),
+        (TRAINERS, ("--zero", "2"), "--zero: the file of --deepspeed decides it"),
+        ({"zero_optimization": {"stage": 2, "offload_param": {"device": "auto"}}}, ("--offload-param", "cpu"),
+         "--offload-param cpu: stage 2 ignores it"),
+        (TRAINERS, ("--global-batch", "6"), "--global-batch 6 is not 1 per GPU × 1 accumulation × 4"),
+        ({"bf16": {"enabled": "auto"}, "fp16": {}}, ("--precision", "fp16"),
+         "--precision fp16: the file of --deepspeed turns it off"),
+        (LITERAL, ("--gradient-accumulation", "8"), "--gradient-accumulation: the file"),
+        (LITERAL, ("--global-batch", "64"), "--global-batch 64 is not 2 per GPU × 4 accumulation × 4"),
+    ],
+)  # fmt: skip
+def test_an_option_that_the_file_contradicts_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: dict[str, Any], options: tuple[str, str],
+    named: str,
+) -> None:  # fmt: skip
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    assert run(["estimate", *JOB, "--deepspeed", str(path), *options]) == 2
+    assert named in capsys.readouterr().err
 
 
-def test_open_sizes_are_filled_from_the_hidden_size(tmp_path: Path) -> None:
-    """With the numbers that Transformers 5.23 gives a hidden size of 4,096."""
-    zero = estimated(tmp_path, OPEN).planned.strategy.settings.zero
-    assert zero.reduce_bucket_size == 16_777_216
-    assert zero.prefetch_bucket_size == 15_099_494
-    assert zero.param_persistence_threshold == 40_960
-    below = {**OPEN, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}
-    found = estimated(tmp_path, below)
-    assert found.planned.strategy.settings.zero.reduce_bucket_size == 16_777_216
-    assert any('"auto" for reduce_bucket_size: ' in note for note in found.assumptions)
+def test_a_precision_that_is_on_leaves_none_open(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    answer = _estimate(capsys, tmp_path, {**TRAINERS, "fp16": {"enabled": True}})
+    assert not any(note.startswith("precision") for note in _said(answer))
+
+
+def test_below_stage_3_only_the_bucket_is_filled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {**LITERAL, "zero_optimization": {**TRAINERS["zero_optimization"], "stage": 2}}
+    assert f"reduce_bucket_size {HIDDEN**2:,}" in _said(_estimate(capsys, tmp_path, config))
+
+
+def test_an_auto_that_nobody_fills_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {
+        **LITERAL,
+        "zero_optimization": {"stage": 2, "overlap_comm": "auto", "round_robin_gradients": "auto"},
+    }
+    assert _said(_estimate(capsys, tmp_path, config)) == [
+        "zero_optimization.overlap_comm", "zero_optimization.round_robin_gradients",
+    ]  # fmt: skip
+
+
+def test_check_says_what_it_took(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text(json.dumps(TRAINERS))
+    run(["check", "ds.json", *JOB])
+    said = capsys.readouterr().err
+    assert "bf16, batch size per GPU 1" in said
+    assert "left to the script, and taken as: precision bf16, offload_optimizer none" in said
+    assert "`zerokit estimate --deepspeed ds.json`" in said
+
+
+@pytest.mark.parametrize(("line", "taken"), [("mixed_precision: 'no'\n", "fp32"), ("", "fp32"),
+                                             ("mixed_precision: bf16\n", "bf16")])  # fmt: skip
+def test_check_takes_the_precision_of_an_accelerate_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, taken: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 4\n"
+        "deepspeed_config:\n  zero_stage: 3\n  gradient_accumulation_steps: 1\n  zero3_init_flag: false\n"
+        + line
+    )
+    run(["check", str(path), "--model", "llama-3.2-1b", "--gpu", "h200", "--gpus", "4"])
+    said = capsys.readouterr().err
+    assert f"{taken}, batch size per GPU 1" in said
+    assert ("mixed_precision is not given, so fp32 is taken" in said) == (not line)
