@@ -176,12 +176,27 @@ def test_a_failed_installation_says_so_and_is_done_anew(tmp_path: Path) -> None:
     failed = checkout.run("gpus", FAKE_PIP_FAILS="1")
     assert failed.returncode == 2
     assert "no route to the index" in failed.stderr
-    assert re.search(r"does not have them either: click .*\btorch deepspeed", failed.stderr)
+    missing = re.findall(r"does not have them either: (click .*\btorch deepspeed.*)", failed.stderr)
+    assert missing and "matplotlib" not in missing[0]
     assert "run the same command to try again" in failed.stderr
     half = checkout.root / ".venv" / "half-installed"
     half.touch()
     assert checkout.run("gpus").returncode == 0
     assert not half.exists()
+
+
+def test_without_an_index_charts_can_be_done_without(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    checkout = Checkout(tmp_path, str(bare / "bin" / "python"))
+    (names,) = re.findall(r"have them either: (.*)", checkout.run("gpus", FAKE_PIP_FAILS="1").stderr)
+    (site,) = bare.glob("lib/python*/site-packages")
+    for name in names.split():
+        (site / f"{name}-1.dist-info").mkdir()
+        (site / f"{name}-1.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1\n")
+    said = checkout.run("gpus", FAKE_PIP_FAILS="1").stderr
+    assert "without matplotlib, pages have no charts" in said
+    assert "going on with the packages that" in said
 
 
 def test_without_an_index_the_packages_of_this_python_are_taken(checkout: Checkout) -> None:

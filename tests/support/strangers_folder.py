@@ -18,7 +18,7 @@ _NAMES = (
     "typing", "torch", "yaml", "click", "json", "dataclasses", "deepspeed", "accelerate", "rich", "pydantic",
     "transformers", "trl", "numpy", "jinja2", "psutil", "sitecustomize", "usercustomize", "subprocess",
     "socket", "runpy", "re", "logging", "tempfile", "evil", "conftest", "setup", "regex", "packaging", "tqdm",
-    "triton",
+    "triton", "matplotlib", "PIL",
 )  # fmt: skip
 
 

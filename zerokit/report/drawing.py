@@ -41,7 +41,7 @@ def why_unavailable() -> str:
         name = (error.name or "").partition(".")[0]
         return f"{'Matplotlib' if name == 'matplotlib' else name} is not installed."
     except Exception as error:  # one that was built for another NumPy fails in ways of its own
-        return f"Matplotlib cannot be imported: {error}".partition("\n")[0]
+        return f"Matplotlib cannot be imported: {error}".partition("\n")[0].rstrip(".") + "."
     return ""
 
 

@@ -47,10 +47,10 @@ def line_of(svg: ElementTree.Element, style: str) -> list[tuple[float, float]]:
 
 
 @pytest.fixture
-def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Matplotlib is imported anew, and back as it was afterwards."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     drawing.why_unavailable.cache_clear()
     yield
     drawing.why_unavailable.cache_clear()
@@ -167,10 +167,11 @@ def test_labels_of_any_kind_are_drawn_as_they_are(capfd: pytest.CaptureFixture[s
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.usefixtures("no_matplotlib")
+@pytest.mark.usefixtures("not_imported")
 def test_without_matplotlib_the_page_says_so_and_keeps_the_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.chdir(tmp_path)
     assert run(["plan", "--params", "7b", "--gpus", "8", "--gpu", "a100-80gb", "-q", "--html", "p.html"]) == 0
     plan, page = Path("p.html").read_text(), render_html(report(4), CONTEXT)
@@ -180,6 +181,18 @@ def test_without_matplotlib_the_page_says_so_and_keeps_the_figures(
     assert "allocated up to 46.0 GiB" in page and "rank 2: peak 40.00 GiB" in page
     assert "in backward" in plan
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("not_imported")
+def test_a_matplotlib_for_another_numpy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "matplotlib").mkdir()
+    broken = "raise RuntimeError('module compiled against ABI version 0x1000009\\nmore')\n"
+    (tmp_path / "matplotlib" / "__init__.py").write_text(broken)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert (
+        "no charts: Matplotlib cannot be imported: module compiled against ABI version 0x1000009. To draw"
+        in render_html(report(2), CONTEXT)
+    )
 
 
 def test_flags_never_hide_each_other() -> None:
