@@ -248,7 +248,7 @@ LAYERS_NEAR_LIMIT = 10.2
 """Layers' gathered weights for which a plan leaves room, up to which its time is unsure.
 
 Of llm-foundry's FSDP runs with full checkpointing (``python -m benchmarks.planner``) the nine with room for
-so few took 21 to 53 % longer than predicted, the other 69 at most 16 %. Likely why: an allocator gives what
+so few took 19 to 49 % longer than predicted, the other 69 at most 15 %. Likely why: an allocator gives what
 one stream freed to no other before it gives all back, and gathered weights are the largest of its blocks.
 """
 _16_BIT = 2
@@ -281,8 +281,8 @@ def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster
     room = format_gib(cluster.gpu.driver_vram_bytes - candidate.memory.min_vram_bytes, 1)
     return [
         f"the time is unsure so near the GPU's limit: {room} of headroom hold the gathered weights of "
-        f"{layers:.1f} layers, and published FSDP runs with room for about ten or fewer took 21 to "
-        "53 % longer than predicted; `zerokit tune` compares with a smaller batch"
+        f"{layers:.1f} layers, and published FSDP runs with room for about ten or fewer took 19 to "
+        "49 % longer than predicted; `zerokit tune` compares with a smaller batch"
     ]
 
 
