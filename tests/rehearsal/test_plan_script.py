@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,12 @@ import pytest
 import zerokit
 from tests.support.rehearsals import SCRIPTS, rehearse
 from zerokit.cli import run
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
+from zerokit.rehearsal.result import Stop
+from zerokit.script.entry_points import Target
+from zerokit.script_planner import plan_script
+from zerokit.script_planner.rehearsals import RehearsedScript
 
 MIB = 1 << 20
 PARAMETERS = 2 * 1000 * 256 + 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256) + 256
@@ -82,3 +88,26 @@ def test_bad_input_names_it(
 ) -> None:
     assert run(["plan", "--out", str(tmp_path), *words]) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("phases", "rehearsals"), [({"load": 1}, 2), ({"load": 1, "forward": 2}, 4)])
+def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
+    phases: dict[str, int], rehearsals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(
+        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float
+    ) -> RehearsedScript:
+        ranks = (SimpleNamespace(phases=phases),)
+        stop = Stop(location="", operator="", reason="ConnectionError: no such data set")
+        done: Any = SimpleNamespace(ranks=ranks, stopped=stop)
+        return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
+
+    monkeypatch.setattr("zerokit.script_planner.planning.rehearse_strategy", stopped)
+    script = tmp_path / "train.py"
+    script.write_text("from accelerate import Accelerator\nAccelerator()\n")
+    said: list[str] = []
+    with pytest.raises(InputError, match=r"no such data set; name the model"):
+        plan_script(
+            Target(script=str(script), module=None, arguments=()), {"gpus": 2, "gpu": "h200"}, say=said.append
+        )
+    assert sum(line.startswith("rehearsal ") for line in said) == rehearsals

@@ -296,7 +296,10 @@ def _rehearsed(result: PlanResult) -> list[str]:
         if rehearsal.min_vram_bytes is not None:
             result_text = f"{format_gib(rehearsal.min_vram_bytes, 1)} required"
         if rehearsal.step_seconds is not None:
-            result_text += f", {format_seconds(rehearsal.step_seconds)} a step"
+            sequences = rehearsal.strategy.global_batch
+            plural = "s" if sequences > 1 else ""
+            seconds = format_seconds(rehearsal.step_seconds)
+            result_text += f", {seconds} a step of {sequences} sequence{plural}"
         lines += bullets([f"{strategy_words(rehearsal.strategy)}: {result_text}"])
     return lines
 

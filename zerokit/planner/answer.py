@@ -129,7 +129,8 @@ def memory(planned: PlannedStrategy) -> str:
     largest += [("others", rest)] if rest else []
     unit, unit_name = shown_unit(worst.peak_allocated_bytes / 10)  # the parts are smaller
     words = ", ".join(f"{name} {size / unit:.1f}" for name, size in largest if size >= unit / 20)
-    return f"peak {format_gib(worst.peak_allocated_bytes, 1)} in {worst.peak_phase}: {words} {unit_name}"
+    peak = f"{worst.peak_allocated_bytes / unit:,.1f} {unit_name}"
+    return f"peak {peak} in {worst.peak_phase}: {words} {unit_name}"
 
 
 _REASSURING = (

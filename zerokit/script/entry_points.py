@@ -87,7 +87,7 @@ def resolve(word: str, arguments: tuple[str, ...]) -> Resolved:
     """
     path = Path(word)
     exists = (path / "__main__.py").is_file() if path.is_dir() else path.exists()
-    if exists or "/" in word or word.endswith((".py", ".zip", ".pyz")):
+    if exists or word in (".", "..") or "/" in word or word.endswith((".py", ".zip", ".pyz")):
         return Resolved(target=Target(script=word, module=None, arguments=arguments))
     if word in _LAUNCHERS:
         raise InputError(_without_launcher(word, arguments))
@@ -199,7 +199,7 @@ def _refuse_options(command: str, arguments: tuple[str, ...], options: tuple[str
 
 def _console(word: str, arguments: tuple[str, ...]) -> Resolved:
     """The program that pip made for an entry point: a Python file, run as it is."""
-    sibling = Path(sys.executable).with_name(word)
+    sibling = Path(sys.executable).parent / word
     program = sibling if sibling.is_file() else Path(shutil.which(word) or sibling)
     entries = importlib.metadata.entry_points(group="console_scripts")
     entry = next((candidate for candidate in entries if candidate.name == word), None)

@@ -173,7 +173,9 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
     """
     path = script if script is not None else _find_module(module or "")
     if path.is_dir():
-        path = path / "__main__.py"
+        folder, path = path, path / "__main__.py"
+        if not path.is_file():
+            raise InputError(f"script {folder}: a folder without __main__.py; name the script in it")
     if not path.is_file():
         raise InputError(f"script {path}: there is no such file")
     facts = ScriptFacts(path=path)

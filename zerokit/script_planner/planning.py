@@ -137,9 +137,9 @@ class ScriptPlanning:
         for batch in batches:
             done = self.search.rehearse(read.request, self._probe(read.request, batch, modes[0]))
             if done.rehearsed is None:
-                why = why or done.why_not
-                if worked:
+                if worked or (why == done.why_not and not done.came_up):
                     break
+                why = why or done.why_not
                 continue
             worked.append(batch)
             if first is None:

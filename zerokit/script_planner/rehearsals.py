@@ -28,6 +28,11 @@ class RehearsedScript:
     rehearsed: RehearsedStrategy | None
 
     @property
+    def came_up(self) -> bool:
+        """Whether an engine came up: what stops a script before that is seldom its batch size."""
+        return any(phase != "load" for phase in self.done.ranks[0].phases)
+
+    @property
     def why_not(self) -> str:
         """Why it is of no use, in a sentence."""
         stop = self.done.stopped

@@ -91,6 +91,18 @@ def test_what_is_no_script(words: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_a_folder_is_a_script_only_with_a_main_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    for word in (".", "..", str(tmp_path)):
+        script = Path(resolve(word, ()).target.script or "none")
+        with pytest.raises(InputError, match="a folder without __main__"):
+            read_script(script, None)
+        (Path(word) / "__main__.py").write_text("from accelerate import Accelerator\nAccelerator()\n")
+        assert read_script(script, None).style == "accelerate"
+        (Path(word) / "__main__.py").unlink()
+
+
 def test_any_other_console_command_is_run_as_its_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
