@@ -302,3 +302,16 @@ def test_an_interrupt_while_it_starts_is_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "zerokit", "gpus"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(("words", "code"), [(["gpus"], 0), (["plan", "--model", "nosuch"], 2)])
+def test_a_reader_that_goes_away_changes_no_exit_code(words: list[str], code: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "zerokit", *words], stdout=writer, stderr=writer, timeout=100, check=False
+        )
+    finally:
+        os.close(writer)
+    assert ended.returncode == code

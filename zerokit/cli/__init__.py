@@ -53,6 +53,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)  # pathlib's exists() raises the first two
 
 
+class _ReaderGone(Exception):
+    """Nobody reads standard output any more."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are run or asked for help."""
 
@@ -83,6 +87,13 @@ class LazyGroup(click.Group):
 
             raise unknown_command(args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; click would make a closed pipe an exit code of 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGone from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -160,7 +171,7 @@ def run(argv: list[str] | None = None) -> int:
         text = redact(as_options(error.marked), arguments=sys.argv if argv is None else argv)
         tell(text)
         return error.exit_code
-    except BrokenPipeError:
+    except _ReaderGone:
         # the reader (head, less) went away: not an error of ours
         _discard_output()
         return 0

@@ -39,4 +39,5 @@ def tell(text: str) -> None:
 
 def echo(text: str) -> None:
     """Text on standard error that says itself whose it is, as wide as the terminal."""
-    click.echo(wrapped(as_options(text), width_of()), err=True)
+    with suppress(BrokenPipeError):  # a reader that went away changes no exit code
+        click.echo(wrapped(as_options(text), width_of()), err=True)
