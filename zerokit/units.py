@@ -66,6 +66,8 @@ def parse_bytes(text: object, what: str = "size") -> int:
     Raises:
         InputError: not a size, no unit, or not positive.
     """
+    if isinstance(text, str) and text.rstrip()[-2:] in ("Kb", "Mb", "Gb", "Tb"):
+        raise InputError(f"{what}: {text!r} is in bits; use GiB (2**30 bytes) or GB (10**9 bytes)")
     value, suffix = _split(text, what, "80GiB or 81559MiB")
     if suffix not in _BYTE_SUFFIXES:
         unit = "a unit is missing" if suffix == "" else f"unknown unit {suffix!r}"

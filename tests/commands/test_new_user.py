@@ -60,6 +60,12 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan --model gpt2 --gpus 2x4090", "write --gpus 2 --gpu rtx-4090"),
         ("plan --model gpt2 --gpu 2x4090", "write --gpus 2 --gpu rtx-4090"),
         ("plan --model llama3 --gpus 1", "llama-3.1-8b"),
+        ("plan llama-3.1-8b --gpus 8", "a model is named with --model llama-3.1-8b"),
+        ("plan train.py --gpus 8", "zerokit plan … -- train.py ARGS"),
+        ("plan --model gpt2 --gpus 1 --vram 24Gb", "is in bits; use GiB"),
+        ("emit slurm train.py", "did you mean `zerokit emit sbatch`?"),
+        ("emit nosuch", "there is no command 'nosuch'; `zerokit emit --help` lists them"),
+        ("plan --model gpt2 --gpus 1 --global-batch 2 x=3", "x=3: only with --recipe"),
     ],
 )
 def test_what_was_meant_is_said(typed: str, answered: str, capsys: pytest.CaptureFixture[str]) -> None:

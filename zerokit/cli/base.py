@@ -118,10 +118,21 @@ def misused(error: click.ClickException, command: str | None) -> str:
     """
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context is not None else " ".join(filter(None, ("zerokit", command)))
+    if isinstance(error, click.UsageError) and (typed := _NO_COMMAND.match(error.message)):
+        known = context.command.commands if context and isinstance(context.command, click.Group) else {}
+        meant = _OTHER_NAMES.get(typed[1], typed[1])
+        hint = f"did you mean `{path} {meant}`?" if meant in known else f"`{path} --help` lists them"
+        return f"{path}: there is no command {typed[1]!r}; {hint}"
     text = _BETWEEN.sub(r"\1 to \2", error.format_message().rstrip("."))
     return f"{path}: {text[:1].lower()}{text[1:]}; see `{path} --help`"
 
 
+_NO_COMMAND = re.compile(r"No such command '([^']*)'")
+_OTHER_NAMES = {
+    "slurm": "sbatch", "k8s": "kubernetes", "kubectl": "kubernetes", "ds": "deepspeed", "json": "deepspeed",
+    "yaml": "accelerate", "hosts": "hostfile", "ls": "list", "cat": "show",
+}  # fmt: skip
+"""What the subcommands of ``emit`` and ``recipes`` are called elsewhere."""
 _OTHER_COMMANDS = {
     "version": "use `zerokit --version`",
     "run": "use `zerokit launch SCRIPT`",

@@ -98,7 +98,7 @@ def command(
     from zerokit.cli import plan_text
 
     if overrides and recipe is None:
-        raise InputError(f"{overrides[0]}: only with --recipe; write options as --name VALUE")
+        raise InputError(_misplaced(overrides[0]))
     folder = out or DEFAULT_FOLDER
     count = parse_positive_int(top, "⟨top⟩", 100)
     plotted = count if html is None else _MOST_PLOTTED
@@ -141,6 +141,15 @@ def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate
         program=program(), written_at=time.time(),
     )  # fmt: skip
     write_page(path, plan_page(result, page, alternatives=alternatives))
+
+
+def _misplaced(word: str) -> str:
+    """What to say of a word that is no option's and stands before any script."""
+    if word.endswith(".py"):
+        return f"{word}: a script stands after --: zerokit plan … -- {word} ARGS"
+    if "=" in word:
+        return f"{word}: only with --recipe; write options as --name VALUE"
+    return f"{word}: no option's value; a model is named with --model {word}, a script after --"
 
 
 def _target(words: tuple[str, ...]) -> Target:

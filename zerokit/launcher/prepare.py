@@ -51,6 +51,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     """
     from zerokit.strictload import load_json
 
+    if path.suffix in (".yaml", ".yml"):
+        is_plan = path.name == plan_file.FILE_NAME
+        use = f"it is a plan: ⟨plan⟩ {path.parent}" if is_plan else "Accelerate's YAML names it"
+        raise InputError(f"{path}: ⟨deepspeed⟩ takes DeepSpeed's JSON; {use}")
     document = load_json(path)
     if not isinstance(document.value, dict):
         raise InputError(f"{path}: expected an object")

@@ -344,7 +344,8 @@ def outcome_line(run: RunReport) -> Text:
     """The last line: how it ended, in words."""
     good = run.outcome in ("ok", "stopped", "running")
     took = f", {format_seconds(run.elapsed_seconds)}" if run.elapsed_seconds else ""
-    text = f"Outcome: {run.outcome} ({run.outcome.text}{took}; exit code {run.exit_code})"
+    code = "" if run.outcome == "running" else f"; exit code {run.exit_code}"
+    text = f"Outcome: {run.outcome} ({run.outcome.text}{took}{code})"
     if run.problems:
         count = len(run.problems)
         text += f", with {count} problem{'s' if count > 1 else ''} named above"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import needs
+from zerokit.cli import run
 from zerokit.errors import InputError
 from zerokit.launcher.own_file import check_own_file
 
@@ -41,3 +43,19 @@ def test_a_file_without_faults_or_without_a_reader_is_not_spoken_of(tmp_path: Pa
 def test_a_key_that_nobody_reads_is_a_warning(tmp_path: Path) -> None:
     (warned,) = checked(tmp_path, {"zero_optimisation": {"stage": 3}})
     assert warned.startswith("warning: ") and "ignores 'zero_optimisation'" in warned
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("plan.yaml", "it is a plan: --plan "), ("a.yml", "Accelerate's YAML names it")]
+)
+def test_yaml_is_told_apart_from_deepspeeds_json(
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("deepspeed")
+    script = tmp_path / "train.py"
+    script.write_text("from accelerate import Accelerator\nAccelerator()\n")
+    (tmp_path / name).write_text("compute_environment: LOCAL_MACHINE\n")
+    words = ["launch", "--dry-run", "--device", "cpu", "--deepspeed", str(tmp_path / name), str(script)]
+    assert run(words) == 2
+    said_in_all = " ".join(capsys.readouterr().err.split())
+    assert "--deepspeed takes DeepSpeed's JSON; " in said_in_all and said in said_in_all

@@ -72,7 +72,7 @@ def test_on_cpu_ranks_host_memory_is_compared(tmp_path):
     header = text.splitlines()[2]
     assert "allocated" not in header and "host memory" in header and "peak from" in header
     assert "predicted for" not in text
-    plan["chosen"]["estimate"]["per_rank"][0]["ranks"] = [1]
+    plan["chosen"]["estimate"]["per_rank"][0]["ranks"] = [1, 1]
     alone = report_of(tmp_path, 2, plan)
     assert "predicted for rank 1 alone\n" in shown(alone)
     alone["predicted_vs_measured"]["predicted_by"] = "rehearsal"
