@@ -26,6 +26,7 @@ from zerokit.catalog.reader import Field, read
 from zerokit.domain.hf_classes import HEADS
 from zerokit.errors import InputError
 from zerokit.strictload import Document
+from zerokit.units import parse_count
 from zerokit.values import frozen_dataclass
 
 FOLDER = Path(__file__).parent / "models"
@@ -48,6 +49,7 @@ _FIELDS = {
 INDEX = FOLDER / "index.json"
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PREFERRED_WITHIN = 0.15  # how far off in size a Llama, or a model built like one, may be and stand in
+_MOST_ALIKE = 6  # of the models that are named for a size
 _SAME_SHAPE = {"instruct", "chat", "it", "hf", "pt", "base"}  # endings of repositories of one shape
 
 
@@ -160,7 +162,7 @@ def resolve(text: str) -> tuple[CatalogModel, tuple[str, ...]]:
                 f"⟨model⟩ {text}: taken as {candidates.name}; -{ending} changes no shape",
             )
     if not any(len(word) > 1 and word.isalpha() for word in unmatched):
-        raise InputError(_unknown(text))  # a bare size names no model
+        raise InputError(_size(text) or _unknown(text))
     could_be = dict.fromkeys(label.name for words, label in _by_words().items() if contains(words, unmatched))
     raise InputError(f"⟨model⟩ {text!r} {incomplete(tuple(could_be))}" if could_be else _unknown(text))
 
@@ -270,6 +272,17 @@ def _by_words() -> dict[Words, _Label]:
                 if owner:
                     labels.setdefault(split(f"{owner}/{name}"), _Label(name=model.name, own=is_own))
     return labels
+
+
+def _size(text: str) -> str | None:
+    """What to say of a bare size, which names no model; None where it is none."""
+    try:
+        parse_count(text)
+    except InputError:
+        return None
+    alike = dict.fromkeys(label.name for words, label in _by_words().items() if contains(words, split(text)))
+    of_size = f"one of this size: {', '.join(list(alike)[:_MOST_ALIKE])}; " if alike else ""
+    return f"⟨model⟩ {text!r} is a size, not a name: ⟨params⟩ {text}, or {of_size}`zerokit models` lists all"
 
 
 def _unknown(text: str) -> str:

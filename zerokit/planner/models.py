@@ -355,6 +355,7 @@ def _sized(params: str, single: bool, say: Say) -> Chosen:
             trace="always" if single else "never", say=say,
         )  # fmt: skip
     shape = scaled(from_config(entry.hf_config, name=entry.name, parameters=entry.parameters), count)
+    shape = replace(shape, name=f"{format_count(count)} parameters, built like {entry.name}")
     note = (
         f"⟨params⟩ {params}: a model built like {entry.name} ({format_count(entry.parameters)}), scaled to "
         f"{shape.layers} layers of width {shape.hidden}; ⟨model⟩ names a real one"
