@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from zerokit.fields import as_options
-from zerokit.planner.options import OPTIONS
+from zerokit.planner.options import BY_NAME, OPTIONS, folded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,6 +50,10 @@ _ELSEWHERE: Mapping[str, Mapping[str, str | None]] = {
 _DEGREES = ("tp", "sp")
 
 
+def _fold(ctx: click.Context, param: click.Parameter, value: object) -> object:
+    return folded(BY_NAME[param.name or ""], value) if isinstance(value, str) else value
+
+
 def shared(name: str) -> Callable[[F], F]:
     """Adds every argument of a plan to the command of this name, in the order of the table.
 
@@ -65,6 +69,7 @@ def shared(name: str) -> Callable[[F], F]:
                 option.option,
                 is_flag=option.is_flag,
                 metavar=None if option.is_flag else "N" if one else option.metavar,
+                callback=_fold,
                 default="auto" if option.name == "device" else None,
                 help=as_options(text or option.help),
                 hidden=text is None,
@@ -78,7 +83,9 @@ def of_check(command: F) -> F:
     """Adds the arguments that say whether a file fits."""
     for option in reversed(OPTIONS):
         if option.in_check is not None:
-            command = click.option(option.option, metavar=option.metavar, help=option.in_check)(command)
+            command = click.option(
+                option.option, metavar=option.metavar, help=option.in_check, callback=_fold
+            )(command)
     return command
 
 

@@ -287,6 +287,12 @@ def as_text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
+def folded(option: Option, value: str) -> str:
+    """The value in the case of the choice that it names (``LoRA``: ``lora``)."""
+    lower = value.lower()
+    return lower if lower in option.metavar.split("|") else value
+
+
 def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as a program gives them (numbers, lists, paths), as the command line gives them: text.
 
@@ -303,7 +309,7 @@ def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
         if option.is_flag:
             result[name] = option.valid(value, f"⟨{name}⟩")
         else:
-            result[name] = as_text(value)
+            result[name] = folded(option, as_text(value))
     return result
 
 
