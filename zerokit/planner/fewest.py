@@ -203,10 +203,24 @@ class SizeResult:
 
 
 def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:
-    """The fewest GPUs, of the kind with the least memory; and all kinds of which as few are enough."""
+    """The fewest GPUs, of the kind with the least memory, of those with room for an error of the prediction
+    where there are some; and all kinds of which as few are enough."""
     number = min(size.gpus or 0 for size in sizes)
     by_gpu = {size.gpu: size for size in reversed(sizes) if size.gpus == number}
-    return min(by_gpu.values(), key=lambda size: size.size.gpu.driver_vram_bytes), by_gpu
+    roomy = [size for size in by_gpu.values() if _headroom(size) >= GIB]
+    return min(roomy or by_gpu.values(), key=lambda size: size.size.gpu.driver_vram_bytes), by_gpu
+
+
+def _headroom(size: FewestGpus) -> int:
+    """Bytes per GPU that the strategy leaves."""
+    required = size.size.candidate.memory.min_vram_bytes if size.size.candidate else 0
+    return size.size.gpu.driver_vram_bytes - required
+
+
+def _barely(size: FewestGpus) -> str:
+    """``barely: 0.1 GiB headroom``; empty where more than a GiB is left."""
+    room = _headroom(size)
+    return f"barely: {format_gib(room, 1)} headroom" if room < GIB else ""
 
 
 def _alternatives(names: Sequence[str]) -> str:
@@ -223,9 +237,10 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     fewest_gpus = smallest.gpus
     others = [name for name in dict.fromkeys(size.gpu for size in sizes) if name in by_gpu]
     others.remove(smallest.gpu)
+    others = [f"{name} ({barely})" if (barely := _barely(by_gpu[name])) else name for name in others]
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     available = smallest.size.gpu.driver_vram_bytes
-    barely = f", barely: {format_gib(available - memory, 1)} headroom" if available - memory < GIB else ""
+    barely = f", {_barely(smallest)}" if _barely(smallest) else ""
     offload = " and offload to host memory" if smallest.offload_allowed else ""
     as_well = f"; {fewest_gpus} × {_alternatives(others)} would do as well" if others else ""
     sentences = [
@@ -242,7 +257,7 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
     if len(priced) > 1:
         least = min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0)
-        cost = f"{least.cost_per_1e9_tokens:,.0f} per 1e9 tokens"
+        cost = f"{least.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {least.price_per_gpu_hour:g} per GPU-hour"
         sentences.append(f"{subject}lowest cost: {least.gpus} × {least.gpu}, {cost}")
     return sentences
 

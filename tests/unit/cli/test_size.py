@@ -37,6 +37,7 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     first, _, rest = out.partition("Assumed")
     assert "fewest GPUs: 1 × l40s (" in first and "1 × h200 would do as well" in " ".join(first.split())
     assert "fewest GPU-hours: 1 × h200" in first and "lowest cost: 1 × l40s" in first
+    assert "at 1 per GPU-hour" in " ".join(first.split())
     assert rest.count("  l40s") == 1 and rest.count("  l4 ") == 2  # offload changes the answer for l4 alone
     command = next(line.strip() for line in out.splitlines() if line.startswith("  zerokit plan"))
     assert command == "zerokit plan --model qwen2.5-14b --method lora --gpus 1 --gpu l40s"
@@ -45,6 +46,26 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     assert body["next"] == command and len(body["sizes"]) == 6
     three = as_json(capsys, "size", "--model", "qwen2.5-14b", "--gpu", "h200")
     assert three["next"] is None and [line.split(":")[0] for line in three["answer"]][::2][:1] == ["full"]
+
+
+def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("size", "--model", "qwen2.5-14b", "--method", "LoRA", "--gpu")  # in any case
+    both = as_json(capsys, *words, "a100-40gb,l40s")
+    assert (
+        "fewest GPUs: 1 × l40s (" in both["answer"][0] and "a100-40gb (barely: 0.1 GiB" in both["answer"][0]
+    )
+    assert both["next"].endswith("--method lora --gpus 1 --gpu l40s")
+    assert "per GPU, barely: 0.1 GiB headroom)" in as_json(capsys, *words, "a100-40gb")["answer"][0]
+
+
+def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "size", "--model", "14b", "--method", "lora")
+    assert code == 2 and "--params 14b, or one of this size: qwen2.5-14b, qwen3-14b;" in err
+    assert as_json(capsys, "size", "--params", "14b", "--gpu", "h200", "--method", "lora")["model"] == (
+        "14.0B parameters, built like llama-2-13b"
+    )
 
 
 def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
