@@ -48,6 +48,14 @@ def examples() -> Mapping[str, Mapping[str, Any]]:
     return loaded
 
 
+def _meant(rule: str) -> str:
+    words = set(rule.split("-"))
+    close = alike(rule, examples()) or [name for name in sorted(examples()) if words & {*name.split("-")}]
+    if not close:
+        return "`zerokit check FILE` names the rule of each finding in [ ]"
+    return f"did you mean {' or '.join(close[:3])}?"
+
+
 @functools.cache
 def explain(rule: str) -> Explanation:
     """Everything about a rule.
@@ -57,9 +65,7 @@ def explain(rule: str) -> Explanation:
     """
     example = examples().get(rule)
     if example is None:
-        close = alike(rule, examples())
-        listed = f"did you mean {close[0]}?" if close else f"they are: {', '.join(sorted(examples()))}"
-        raise InputError(f"--explain {rule}: there is no such rule; {listed}")
+        raise InputError(f"--explain {rule}: there is no such rule; {_meant(rule)}")
     files = {name: text for name, text in example.items() if "." in name or name == "hostfile"}
     numbers = {name: example[name] for name in _SETTINGS if name in example}
     with temporary_folder("explain") as folder, _where_it_holds(rule):

@@ -33,6 +33,8 @@ def test_the_command_shows_a_written_report_and_a_folder_without_one(tmp_path, c
     (tmp_path / "link").symlink_to("x.html")
     assert run_cli(["report", str(tmp_path), "--html", str(tmp_path / "link")]) == 0
     assert (tmp_path / "link").is_symlink() and not list(tmp_path.glob(".*"))
+    assert run_cli(["report", str(tmp_path.parent)]) == 2
+    assert f"of the runs in it, the newest: {tmp_path}" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

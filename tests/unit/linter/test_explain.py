@@ -47,3 +47,7 @@ def test_explain_prints_and_suggests(capsys: pytest.CaptureFixture[str]) -> None
     assert "both enabled" in capsys.readouterr().out
     assert run(["check", "--explain", "fp16-and-bf"]) == 2
     assert "did you mean fp16-and-bf16?" in capsys.readouterr().err
+    assert run(["check", "--explain", "nosuchrule"]) == 2
+    assert len(said := capsys.readouterr().err) < 200 and "in [ ]" in said
+    assert run(["check", "--explain", "offload-anything-whatever-it-is"]) == 2
+    assert "did you mean " in capsys.readouterr().err

@@ -20,6 +20,9 @@ _PATIENCE_SECONDS = 15.0
 """From the ranks' last words to the launcher's report."""
 
 
+_MOST_NAMED = 3  # runs of a folder
+
+
 def load_run(path: Path) -> RunReport:
     """The report of a run folder or of a report.json; of the ranks' own files while the run lives.
 
@@ -34,7 +37,10 @@ def load_run(path: Path) -> RunReport:
     if report_path.exists():
         return load_report(report_path)
     if not find_rank_files(path):
-        raise InputError(f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl")
+        found = [folder for folder in path.iterdir() if folder.is_dir() and find_rank_files(folder)]
+        newest = sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)[:_MOST_NAMED]
+        names = f"; of the runs in it, the newest: {', '.join(map(str, newest))}" if newest else ""
+        raise InputError(f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl{names}")
     plan, problems = read_of_run(path)
     return report_of_folder(path, plan, problems)
 
