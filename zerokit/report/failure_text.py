@@ -27,7 +27,7 @@ def failure_place(failure: Failure) -> str:
         return location
     location += f", in {failure.phase}"
     if failure.phase in TRAINING_PHASES:
-        return f"{location} of step {failure.step}"
+        return location if failure.step is None else f"{location} of step {failure.step}"
     return f"{location} after step {failure.step}" if failure.step else location
 
 

@@ -6,6 +6,7 @@ import html.parser
 import json
 
 from tests.support.run_reports import ERROR, report_of, shown, write_rank
+from tests.unit.report.test_run_events import rank, run
 from zerokit.launcher.rank_file import rank_file
 from zerokit.report.html import render_html
 
@@ -63,8 +64,9 @@ def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
 
 
 def test_many_ranks_stay_readable(tmp_path):
-    for rank in range(100):
-        write_rank(tmp_path, rank, state="failed" if rank == 77 else "finished", exit_code=int(rank == 77))
+    for number in range(100):
+        bad = number == 77
+        write_rank(tmp_path, number, state="failed" if bad else "finished", exit_code=int(bad))
     report = report_of(tmp_path, 100, plan=None)
     text = shown(report)
     assert len(text.splitlines()) < 100
@@ -72,3 +74,9 @@ def test_many_ranks_stay_readable(tmp_path):
     assert "failed" in text
     assert len(render_html(report)) < 200_000
     assert len(json.dumps(report)) < 1_000_000
+
+
+def test_a_failure_of_which_little_is_known_says_no_more():
+    failure = {"rank": 0, "host": "a", "kind": "oom", "phase": "backward"}
+    page = render_html(run(rank(0), first_failure=failure, outcome="oom", exit_code=10))
+    assert "First failure: rank 0 on a, in backward<" in page and "<pre" not in page
