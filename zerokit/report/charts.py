@@ -336,20 +336,20 @@ def _axes(
     width: int, limits: tuple[float, float], *, above: float = 0, named: str = "", small: bool = False
 ) -> drawing.Canvas:
     """Axes of seconds across and bytes up, with their ticks."""
+    (end, top), unit = limits, shown_unit(limits[1])[0]
+    seconds, name = next((divisor, name) for limit, divisor, name in _TIME_UNITS if end < limit)
+    most = (2, 3) if small else (max(4, width // 110), 6)
+    across = drawing.round_values(end, unit=seconds, most=most[0], suffix=f" {name}")
+    up = drawing.round_values(top, unit=unit, most=most[1])
     margins = drawing.Margins(
-        left=26 if small else 38,
+        left=max(26 if small else 38, _LETTER * max(len(text) for _, text in up) + 7),
         right=20 if small else 28,
         top=7 + above,
         bottom=20 if small else 42 if named else 24,
     )
     height = 84 if small else round(0.2 * width + 150) + above
     canvas = drawing.Canvas(width, height, margins, limits, 12 if small else _font_size(width))
-    end, unit = limits[0], shown_unit(limits[1])[0]
-    seconds, name = next((divisor, name) for limit, divisor, name in _TIME_UNITS if end < limit)
-    canvas.ticks(
-        drawing.Ticks(unit=seconds, most=2 if small else max(4, width // 110), suffix=f" {name}"),
-        drawing.Ticks(unit=unit, most=3 if small else 6),
-    )
+    canvas.ticks(across, up)
     if named:
         canvas.name_across(named)
     return canvas

@@ -55,13 +55,17 @@ class Margins:
     bottom: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticks:
-    """Round values of an axis: at most so many, as multiples of ``unit``; zero has no ``suffix``."""
+Ticks = Sequence[tuple[float, str]]  # values of an axis and their labels
 
-    unit: float
-    most: int
-    suffix: str = ""
+
+def round_values(limit: float, *, unit: float, most: int, suffix: str = "") -> Ticks:
+    """At most so many round multiples of ``unit`` from zero to ``limit``; zero has no ``suffix``."""
+    from matplotlib.ticker import MaxNLocator
+
+    highest = limit / unit
+    found = MaxNLocator(nbins=most, steps=[1, 2, 5, 10]).tick_values(0, highest)
+    values = [float(value) for value in found if 0 <= value <= highest]
+    return [(value * unit, f"{value:g}{suffix if value else ''}") for value in values]
 
 
 class Canvas:
@@ -98,9 +102,7 @@ class Canvas:
         return f"#fe{self._styles.index(style):04x}"
 
     def ticks(self, across: Ticks, up: Ticks) -> None:
-        """Round values along both axes, with a line across the plot for each of those that go up."""
-        from matplotlib.ticker import MaxNLocator
-
+        """Label both axes, with a line across the plot for each value that goes up."""
         self._axes.set_axis_on()
         self._axes.set_axisbelow(True)
         for spine in self._axes.spines.values():
@@ -109,15 +111,8 @@ class Canvas:
             left=False, bottom=False, labelsize=self.font_size, labelcolor=self.colour("soft"), pad=5
         )
         self._axes.grid(axis="y", color=self.colour("rule"), linewidth=1, clip_on=False)
-        for axis, limit, wanted in (
-            (self._axes.xaxis, self._axes.get_xlim()[1], across),
-            (self._axes.yaxis, self._axes.get_ylim()[1], up),
-        ):
-            highest = limit / wanted.unit
-            found = MaxNLocator(nbins=wanted.most, steps=[1, 2, 5, 10]).tick_values(0, highest)
-            values = [float(value) for value in found if 0 <= value <= highest]
-            texts = [f"{value:g}{wanted.suffix if value else ''}" for value in values]
-            axis.set_ticks([value * wanted.unit for value in values], labels=texts)
+        for axis, ticks in ((self._axes.xaxis, across), (self._axes.yaxis, up)):
+            axis.set_ticks([value for value, _ in ticks], labels=[text for _, text in ticks])
 
     def name_across(self, text: str) -> None:
         """What the values across are, below them."""
