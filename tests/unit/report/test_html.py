@@ -6,7 +6,6 @@ import html.parser
 import json
 
 from tests.support.run_reports import ERROR, report_of, shown, write_rank
-from tests.unit.report.test_run_events import rank, run
 from zerokit.launcher.rank_file import rank_file
 from zerokit.report.html import render_html
 
@@ -74,9 +73,3 @@ def test_many_ranks_stay_readable(tmp_path):
     assert "failed" in text
     assert len(render_html(report)) < 200_000
     assert len(json.dumps(report)) < 1_000_000
-
-
-def test_a_failure_of_which_little_is_known_says_no_more():
-    failure = {"rank": 0, "host": "a", "kind": "oom", "phase": "backward"}
-    page = render_html(run(rank(0), first_failure=failure, outcome="oom", exit_code=10))
-    assert "First failure: rank 0 on a, in backward<" in page and "<pre" not in page

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.run_reports import GIB
 from zerokit.report import charts, run_charts, run_events
+from zerokit.report.html import render_html
 from zerokit.report.schema import RunReport
 
 
@@ -83,3 +84,9 @@ def test_a_table_ends_with_what_it_leaves_out_and_unknown_kinds_are_shown() -> N
     flags = [len(re.findall(r">•<title>", svg)) for svg in re.findall(r"<svg.*?</svg>", chart)]
     assert 20 < flags[0] < flags[1] < flags[2] <= 120  # as many as have room
     assert "<b>" not in chart and "&lt;b&gt;new" in chart
+
+
+def test_a_failure_of_which_little_is_known_says_no_more() -> None:
+    failure = {"rank": 0, "host": "a", "kind": "oom", "phase": "backward"}
+    page = render_html(run(rank(0), first_failure=failure, outcome="oom", exit_code=10))
+    assert "First failure: rank 0 on a, in backward<" in page and "<pre" not in page
