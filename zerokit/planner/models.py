@@ -12,6 +12,7 @@ from zerokit.domain.hf_classes import check_modelled, has_other_layers, is_named
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
+from zerokit.domain.position_limits import longest_sequence, named_positions
 from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
 from zerokit.planner import hub_cache
@@ -31,7 +32,6 @@ _ROUGH = {
     "more than a rough guide; memory is that of Transformers' own PyTorch code, and the kernels of "
     "mamba-ssm, causal-conv1d or flash-linear-attention take less",
 }
-_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 @frozen_dataclass
@@ -41,11 +41,13 @@ class Chosen:
     Attributes:
         memory: gives the memory model for a job.
         max_seq_len: positions of the configuration, where it limits them.
+        longest_sequence: tokens beyond which the model named fails.
     """
 
     shape: ModelShape
     memory: Callable[[Job], Model]
     max_seq_len: int | None
+    longest_sequence: int | None = None
     assumptions: tuple[str, ...] = ()
     images: SequenceImages | None = None
 
@@ -105,9 +107,14 @@ def _chosen(
         source.profile = profiles.load(name, installed("transformers"))
         source.catalogued = True
         notes += _of_other_version(source)
-    parts = [config, *(part for part in (config.get("text_config"),) if isinstance(part, Mapping))]
-    limit = next((part[key] for part in parts for key in _LIMITS if isinstance(part.get(key), int)), None)
-    return Chosen(shape=shape, memory=_memory(source), max_seq_len=limit, assumptions=notes)
+    longest = longest_sequence(config)
+    return Chosen(
+        shape=shape,
+        memory=_memory(source),
+        max_seq_len=longest or named_positions(config),
+        longest_sequence=longest,
+        assumptions=notes,
+    )
 
 
 def _of_other_version(source: Source) -> tuple[str, ...]:
@@ -350,10 +357,11 @@ def _sized(params: str, single: bool, say: Say) -> Chosen:
     reach = _SAME_SIZE[digits] if digits < len(_SAME_SIZE) else 0.0
     if abs(entry.parameters / count - 1) <= reach:
         note = f"⟨params⟩ {params}: taken as {entry.name}, {entry.parameters:,} parameters"
-        return _chosen(
+        chosen = _chosen(
             entry.hf_config, entry.name, entry.parameters, (note,), head=entry.head, catalogued=True,
             trace="always" if single else "never", say=say,
         )  # fmt: skip
+        return replace(chosen, longest_sequence=None)  # a size was named, not this model
     shape = scaled(from_config(entry.hf_config, name=entry.name, parameters=entry.parameters), count)
     shape = replace(shape, name=f"{format_count(count)} parameters, built like {entry.name}")
     note = (

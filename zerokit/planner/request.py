@@ -139,6 +139,11 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         length = min(2048, max_seq_len or 2048)
         limit = ", the model's limit" if length == max_seq_len else ""
         notes.append(f"sequences of {length} tokens{limit}: ⟨seq_len⟩ not given")
+    elif chosen.longest_sequence is not None and length > chosen.longest_sequence:
+        raise InputError(
+            f"⟨seq_len⟩ {length}: {chosen.shape.name} has positions for {chosen.longest_sequence} tokens and "
+            f"fails beyond them; use ⟨seq_len⟩ {chosen.longest_sequence} or less"
+        )
     elif max_seq_len is not None and length > max_seq_len:
         notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} positions of the model's configuration")
     method = choice(options, "method", METHODS) or "full"
