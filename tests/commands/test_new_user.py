@@ -57,6 +57,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("run train.py", "use `zerokit launch SCRIPT`"),
         ("help plam", "did you mean `zerokit plan`?"),
         ("plan --model gpt2 --seq-len 8k", "--seq-len: '8k' may mean 8192 or 8000; write one of them"),
+        ("plan --model gpt2 --seq-len 1025", "gpt2 has positions for 1024 tokens and fails beyond them"),
+        ("plan --model roberta-base --seq-len 513", "use --seq-len 512 or less"),
         ("plan --model gpt2 --gpus 2x4090", "write --gpus 2 --gpu rtx-4090"),
         ("plan --model gpt2 --gpu 2x4090", "write --gpus 2 --gpu rtx-4090"),
         ("plan --model llama3 --gpus 1", "llama-3.1-8b"),
