@@ -23,7 +23,8 @@ def compare_reports(
     """The figures of two runs and their differences.
 
     Sizes are of the fullest rank of each run, in bytes; step time is the median over ranks, in seconds.
-    ``change_fraction`` is relative to the first run.
+    ``sequences_per_second`` is what each rank takes: batch size per GPU times gradient accumulation, over the
+    step time. ``change_fraction`` is relative to the first run.
     """
     runs = [RunReport.model_validate(report) for report in (first, second)]
     phases = render.ordered_phases(
@@ -33,14 +34,22 @@ def compare_reports(
     mixed = len({_has_load(run) for run in runs}) > 1
     if mixed:
         phases = render.ordered_phases(dict.fromkeys(_OLDER.get(name, name) for name in phases))
-    rows = {name: (_most(runs[0], name), _most(runs[1], name)) for name in FIGURES if name != "step_seconds"}
-    times = (_step_seconds(runs[0]), _step_seconds(runs[1]))
+    rows: dict[str, tuple[float | None, float | None]] = {
+        name: (_most(runs[0], name), _most(runs[1], name)) for name in FIGURES if name.endswith("_bytes")
+    }
+    rows["step_seconds"] = (_step_seconds(runs[0]), _step_seconds(runs[1]))
+    rows["sequences_per_second"] = (_sequences_per_second(runs[0]), _sequences_per_second(runs[1]))
     return {
         "schema": SCHEMA,
         "outcomes": [str(run.outcome) for run in runs],
         "ranks": [len(run.ranks) for run in runs],
         "steps": [max((rank.steps for rank in run.ranks), default=0) for run in runs],
-        "figures": {**{name: _change(*pair) for name, pair in rows.items()}, "step_seconds": _change(*times)},
+        "batch": {
+            "batch_size_per_gpu": [_batch_size(run) for run in runs],
+            "gradient_accumulation": [_engine_fact(run, "gradient_accumulation") for run in runs],
+            "batch_columns": [_engine_fact(run, "batch_columns") for run in runs],
+        },
+        "figures": {name: _change(*pair) for name, pair in rows.items()},
         "phases": {
             name: _change(*(_phase(run, name, mixed) for run in runs)) for name in (phases if alike else ())
         },
@@ -67,6 +76,23 @@ def _step_seconds(run: RunReport) -> float | None:
     return statistics.median(times) if times else None
 
 
+def _engine_fact(run: RunReport, name: str) -> int | None:
+    values = [rank.engine.get(name) for rank in run.ranks if rank.engine]
+    return max((value for value in values if isinstance(value, int)), default=None)
+
+
+def _batch_size(run: RunReport) -> int | None:
+    """Sequences of a rank's largest micro-batch: as loaded, as fed, or as the engine was told."""
+    names = ("loader_rows", "batch_rows", "micro_batch")
+    return next((value for name in names if (value := _engine_fact(run, name))), None)
+
+
+def _sequences_per_second(run: RunReport) -> float | None:
+    seconds = _step_seconds(run)
+    rows, passes = _batch_size(run), _engine_fact(run, "gradient_accumulation")
+    return rows * passes / seconds if rows and passes and seconds else None
+
+
 def _change(before: float | None, after: float | None) -> dict[str, Any]:
     has_both = before is not None and after is not None
     return {
@@ -77,13 +103,43 @@ def _change(before: float | None, after: float | None) -> dict[str, Any]:
     }
 
 
+BATCH = {
+    "batch_size_per_gpu": "batch size per GPU",
+    "gradient_accumulation": "gradient accumulation",
+    "batch_columns": "tokens per sequence (largest batch)",
+}
 FIGURES = {
     "peak_allocated_bytes": "allocated",
     "peak_reserved_bytes": "reserved",
     "peak_device_used_bytes": "device used",
     "peak_host_rss_bytes": "host memory",
     "step_seconds": "step time",
+    "sequences_per_second": "sequences/s per GPU",
 }
+
+
+def table_rows(comparison: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """What both runs were and did, without the phases: name, first, second, change."""
+    rows: list[tuple[str, ...]] = [
+        (key.removesuffix("s") if key == "outcomes" else key, *map(str, comparison[key]), "")
+        for key in ("outcomes", "ranks", "steps")
+    ]
+    for key, name in BATCH.items():
+        values = comparison["batch"][key]
+        if any(value is not None for value in values):
+            rows.append((name, *("–" if value is None else f"{value:,}" for value in values), ""))
+    for key, pair in comparison["figures"].items():
+        values = [pair["first"], pair["second"]]
+        if any(value is not None for value in values):
+            change = figure_text.percent(pair["change_fraction"])
+            rows.append((FIGURES[key], *(_shown(key, value) for value in values), change))
+    return rows
+
+
+def _shown(key: str, value: float | None) -> str:
+    if key == "sequences_per_second":
+        return "–" if value is None else f"{value:,.3g}"
+    return figure_text.seconds(value) if key == "step_seconds" else figure_text.size(value)
 
 
 def print_comparison(
@@ -94,13 +150,8 @@ def print_comparison(
     table.add_column("fullest rank")
     for name in (*names, "change"):
         table.add_column(escape(name), justify="right")
-    for key in ("outcomes", "ranks", "steps"):
-        table.add_row(key.removesuffix("s") if key == "outcomes" else key, *map(str, comparison[key]), "")
-    for key, pair in comparison["figures"].items():
-        formatted = figure_text.seconds if key == "step_seconds" else figure_text.size
-        if pair["first"] is not None or pair["second"] is not None:
-            table.add_row(FIGURES[key], formatted(pair["first"]), formatted(pair["second"]),
-                          figure_text.percent(pair["change_fraction"]))  # fmt: skip
+    for row in table_rows(comparison):
+        table.add_row(*map(escape, row))
     for key, pair in comparison["phases"].items():
         table.add_row(f"  {escape(key)}", figure_text.size(pair["first"]), figure_text.size(pair["second"]),
                       figure_text.percent(pair["change_fraction"]))  # fmt: skip

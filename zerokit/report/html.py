@@ -10,7 +10,7 @@ from typing import Any
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.report import charts, failure_text, figure_text, render, run_charts, run_events
-from zerokit.report.compare import FIGURES, compare_reports
+from zerokit.report.compare import compare_reports, table_rows
 from zerokit.report.context import RunContext, facts, read_context
 from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import RankReport, RunReport
@@ -114,17 +114,6 @@ def render_comparison(
 ) -> str:
     """The page of two runs side by side."""
     compared = compare_reports(*runs)
-    figures = compared["figures"]
-    rows: list[tuple[str, ...]] = [
-        ("outcome", *compared["outcomes"], ""),
-        ("ranks", *map(str, compared["ranks"]), ""),
-        ("steps", *map(str, compared["steps"]), ""),
-    ]
-    for key, pair in figures.items():
-        formatted = figure_text.seconds if key == "step_seconds" else figure_text.size
-        if pair["first"] is not None or pair["second"] is not None:
-            change = figure_text.percent(pair["change_fraction"])
-            rows.append((FIGURES[key], formatted(pair["first"]), formatted(pair["second"]), change))
     bars = [
         charts.Bar(label=phase if first else "", parts=[(name, pair[run_name], style)])
         for phase, pair in compared["phases"].items()
@@ -145,8 +134,8 @@ def render_comparison(
     return fill(
         "comparison.html.j2",
         names=names,
-        answer=_comparison_answer(figures, names),
-        rows=rows,
+        answer=_comparison_answer(compared["figures"], names),
+        rows=table_rows(compared),
         bars=charts.bars("Peak memory by phase", bars) if bars else None,
         charts=[(name, chart) for name, chart in memory_charts if chart is not None],
         differing=[
@@ -159,12 +148,13 @@ def render_comparison(
 
 def _comparison_answer(figures: Mapping[str, Any], names: tuple[str, str]) -> list[str]:
     lines = []
-    for key, words in (("step_seconds", "step time"), ("peak_allocated_bytes", "peak allocated"),
+    for key, words in (("step_seconds", "step time"), ("sequences_per_second", "sequences/s per GPU"),
+                       ("peak_allocated_bytes", "peak allocated"),
                        ("peak_host_rss_bytes", "host memory")):  # fmt: skip
         change = figures[key]["change_fraction"]
         if change is not None:
             lines.append(f"{names[1]} against {names[0]}: {words} {figure_text.percent(change)}")
-    return lines[:2] or ["The runs have no figure in common"]
+    return lines[:3] or ["The runs have no figure in common"]
 
 
 def fill(name: str, **values: Any) -> str:
