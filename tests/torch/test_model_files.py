@@ -243,6 +243,7 @@ def test_layers_that_run_token_by_token_are_refused_for_long_sequences(
     assert run(["estimate", "--model", path, "--gpus", "1", "--gpu", "h200", "--seq-len", "100000"]) == 2
     err = capsys.readouterr().err
     assert "one operator after the other over 100,000 tokens" in err and path in err
+    assert "in closed form, not traced" not in err and "`zerokit rehearse` runs the script" in err
 
 
 def test_a_file_or_its_folder_is_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from zerokit.memory.replay.model_states import (
 from zerokit.values import frozen_dataclass, replace
 
 _MOST_TRACED_IN_A_SEARCH = 4
+_NOT_TRACED = "memory in closed form, not traced: "
 
 Say = Callable[[str], None]
 """Hears, line by line, of what takes long."""
@@ -135,8 +136,7 @@ class Source:
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
             self.given_up.add(key)
             self.notes["torch"] = (
-                "memory in closed form, not traced: torch and transformers are not installed here "
-                f"({INSTALL_TRAINING})"
+                f"{_NOT_TRACED}torch and transformers are not installed here ({INSTALL_TRAINING})"
             )
             return False
         return True
@@ -157,7 +157,7 @@ class Source:
             )
         except ZerokitError as error:
             self.given_up.add(key)
-            self.notes[key] = f"memory in closed form, not traced: {error.marked}"
+            self.notes[key] = f"{_NOT_TRACED}{error.marked}"
         if self.profile is None or not covers(self.profile, job, strategy):
             self.given_up.add(key)
 
@@ -184,9 +184,10 @@ class Model:
             )
         if not self.source.closed_form:
             why = next(iter(self.source.notes.values()), "it could not be traced for these options")
+            why = why.removeprefix(_NOT_TRACED)
             raise InputError(
-                f"⟨model⟩ {self.source.name}: {why}; and no closed form is known for model_type "
-                f"{self.source.shape.family!r}"
+                f"⟨model⟩ {self.source.name}: {why}, and no closed form is known for "
+                f"model_type {self.source.shape.family!r}; `zerokit rehearse` runs the script"
             )
         estimate = estimate_analytic(self.source.shape, job, strategy, cluster)
         notes = tuple(dict.fromkeys(self.source.notes.values()))
