@@ -66,6 +66,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan train.py --gpus 8", "zerokit plan … -- train.py ARGS"),
         ("plan --model gpt2 --gpus 1 --vram 24Gb", "is in bits; use GiB"),
         ("emit slurm train.py", "did you mean `zerokit emit sbatch`?"),
+        ("launch --deepspeed train.py", "--deepspeed took train.py as its value; name a script"),
         ("emit nosuch", "there is no command 'nosuch'; `zerokit emit --help` lists them"),
         ("plan --model gpt2 --gpus 1 --global-batch 2 x=3", "x=3: only with --recipe"),
     ],

@@ -164,7 +164,10 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if options["recipe"] and module is None:
         overrides, arguments = _overrides(arguments)
     if module is None and not arguments:
-        raise InputError("launch: name a script, for example: zerokit launch --plan DIR train.py")
+        taken = next((name for name in ("plan", "deepspeed", "recipe", "hostfile")
+                      if str(options[name] or "").endswith(".py")), None)  # fmt: skip
+        why = f"⟨{taken}⟩ took {options[taken]} as its value; " if taken else ""
+        raise InputError(f"launch: {why}name a script, for example: zerokit launch --plan DIR train.py")
     resolved = entry_points.target_of(module, arguments)
     if resolved.note is not None:
         say(resolved.note)
