@@ -20,6 +20,7 @@ OLDEST_COMPARED = {
     "deepseek_v3": "5.17",
     "distilbert": "5.17",
     "gpt_oss": "5.0",
+    "ministral3": "5.17",
     "mixtral": "5.0",
     "opt": "5.17",
     "qwen3_moe": "5.0",
@@ -27,7 +28,7 @@ OLDEST_COMPARED = {
     "xlm-roberta": "5.17",
 }
 """Model type -> the oldest release that was compared, where the code of 4.56 could not be traced: it reads
-values of its inputs, or runs as many operators as experts are chosen."""
+values of its inputs, runs as many operators as experts are chosen, or does not know the type."""
 CHANGED = {"gemma2": ("5.21",), "t5": ("5.0", "5.15", "5.20")}
 """Model type -> the releases whose code keeps more or less for backward than the one before."""
 
